@@ -9,9 +9,9 @@ not depend on the order inside. Periods with equal contents are one observation,
 All periods are of one rank: where ranks form groups, others send over other links meanwhile.
 
 The four numbers of a transport are fitted to all observations at once, in logarithms. Prior
-knowledge enters as two observations of its own, each with its uncertainty. One is the share of the
-line rate that headers leave. The other is the processor time that the ranks' communication threads
-have used. So even a run on a slow line, which never loads its processors fully, tells their speed,
+knowledge enters as observations of its own, each with its uncertainty. It includes the share of the
+line rate that headers leave, and the processor time that the ranks' communication threads have
+used. So even a run on a slow line, which never loads its processors fully, tells their speed,
 less surely.
 
 Two uncertainties make the prediction's interval wider. One is left by the fit. The other is that a

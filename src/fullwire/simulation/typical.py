@@ -386,7 +386,7 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
 
 
 def _in_the_middle(of_steps: Whole) -> list[int]:
-    """Pick the values of the steps that are looked at one by one."""
+    """Pick the values of the steps in the middle, which are examined one by one."""
     middle = len(of_steps) // 2
     looked_at = of_steps[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
     picked: list[int] = looked_at.tolist()
