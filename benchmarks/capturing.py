@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/capturing.py [THOUSANDS] [RUNS]        needs root
 
-Loopback shows each packet twice, going out and coming in, so this is a hard case: a pair of hosts
-that sends at 10 Gbps hands down some 20,000 packets a second.
+This is a hard case, because loopback shows each packet twice, going out and coming in. A pair of
+hosts that sends at 10 Gbps hands down only some 20,000 packets a second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MESSAGE = bytes(1000)
 
 
 def transferred_s(messages: int) -> float:
-    """Send so many messages, each a packet, and return how long that took."""
+    """Send `messages` messages, each a packet, and return how long that took."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
@@ -46,7 +46,7 @@ def receive(peer: socket.socket, size: int) -> None:
 
 
 def captured(messages: int, path: str) -> tuple[float, float]:
-    """Do the same beside a capture; return also the processor time that it took."""
+    """Send them beside a capture; return the capture's processor time as well."""
     ready, tell = os.pipe()
     job = os.getpid()
     child = os.fork()

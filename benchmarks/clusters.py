@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/clusters.py [RUNS]
 
-The cluster is a fat tree of 2,048 nodes with 8 devices and 8 NICs each, 32 nodes below a leaf, its
-spine oversubscribed 2:1; once more with one slow host, which leaves little alike.
+The cluster is a fat tree of 2,048 nodes with 8 devices and 8 NICs each. It has 32 nodes below a
+leaf, and its spine is oversubscribed 2:1. A second series has one slow host, which leaves few equal
+transfers that the simulation could play once.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ CASES = {
 
 
 class Sample(NamedTuple):
-    """One process: time on the wall, on processors, memory, and what it printed last."""
+    """One process: wall time, processor time, memory, and its last line of output."""
 
     wall_s: float
     cpu_s: float
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 def measured(command: list[str]) -> Sample:
-    """Run a process to its end and ask the kernel what it took."""
+    """Run a process to its end and read its times and memory from the kernel."""
     began_s = os.times().elapsed
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -44,7 +44,7 @@ def long_run() -> Run:
 
 
 def _places(each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rank, step and number in the step of each row."""
+    """Return the rank, the step and the number in the step of each row."""
     grid = np.indices((RANKS, STEPS, each)).reshape(3, -1)
     return grid[0], grid[1], grid[2]
 

@@ -1,9 +1,9 @@
-"""Measure the transport over a long way: what one connection moves, and several.
+"""Measure the transport over a long way: the rate of one connection, and of several.
 
-Two namespaces are joined by a line that takes its time, made of two TUN devices and a relay
-that holds back what comes. So many connections, those that the transport chooses itself, and Gloo
-take turns at an all-reduce of 64 MiB; shown are the median of each and its share of the line. Needs
-root, and takes away what it made.
+Two namespaces are joined by a line with a delay, made of two TUN devices and a relay that holds
+packets back. Three kinds take turns at an all-reduce of 64 MiB: given numbers of connections, the
+number that the transport chooses itself, and Gloo. The output is the median time of each and its
+share of the line. The script needs root, and removes its namespaces and devices at the end.
 
     python benchmarks/far.py [--rate 1Gbps] [--way 20ms] [--turns 3]
 """
@@ -43,7 +43,7 @@ def in_namespace(name: str) -> None:
 
 
 def device(name: str, address: str) -> int:
-    """Make a device in a namespace; what is sent there can be read here."""
+    """Make a device in a namespace; this process reads the packets sent there."""
     in_namespace(name)
     opened = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(
@@ -60,7 +60,7 @@ def device(name: str, address: str) -> int:
 
 
 def relay(rate_bps: float, way_s: float) -> None:
-    """Hand on what each device sends to the other one, at the line's rate and a way later."""
+    """Pass the packets of each device to the other one, at the line's rate and after its delay."""
     ends = [device(*each) for each in zip(NAMES, ADDRESSES, strict=True)]
     on_the_way: list[deque[tuple[float, bytes]]] = [deque(), deque()]
     free_at = [0.0, 0.0]

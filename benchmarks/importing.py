@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/importing.py TRACE.json.gz [TIMES] [RUNS]
 
-The whole command is measured, its start included, on the trace as it is and on one with its events
-TIMES over, each later than the last; compressed and not. Beside it: what gunzip alone takes, and
-the largest resident memory. Figures are the least of RUNS; processor time is user and system.
+The whole command is measured, its start included. It reads the trace, and a longer trace in which
+the events occur TIMES over, each time later. Both are read compressed and uncompressed. The table
+also has the time of gunzip alone and the largest resident memory. Figures are the least of RUNS;
+processor time is user and system.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def times_over(text: bytes, times: int) -> bytes:
 
 
 def later(events: bytes, number: int) -> bytes:
-    """Move events, whose microseconds are whole, and number what they number anew."""
+    """Move events to a later time, in whole microseconds, and give their numbers new values."""
 
     def moved(found: re.Match[bytes]) -> bytes:
         return found[1] + b"%d" % (int(found[2]) + number * _LATER_US)
@@ -65,7 +66,7 @@ def gunzip_s(path: Path) -> float:
 
 
 def make(trace: Path, times: int, path: Path) -> None:
-    """Write a trace with its events so many times over."""
+    """Write a trace in which the events occur `times` times over."""
     text = times_over(gzip.decompress(trace.read_bytes()), times)
     path.write_bytes(text if path.suffix == ".json" else gzip.compress(text, 6))
 
@@ -80,7 +81,7 @@ def main(trace: Path, times: int, runs: int) -> None:
         for number in (1, times):
             for suffix in (".json", ".json.gz"):
                 path = Path(folder) / f"trace{suffix}"
-                # A process that is started counts what its parent held as its own memory.
+                # A new process counts its parent's resident memory as its own.
                 maker = multiprocessing.get_context("spawn").Process(
                     target=make, args=(trace, number, path)
                 )

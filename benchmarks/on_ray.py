@@ -2,10 +2,14 @@
 
     .venv/bin/python benchmarks/on_ray.py [RUNS]
 
-The same sweep and the same search for a target are computed here by one process, on a Ray cluster
-that the command starts and ends, and on one that is there: two nodes of this machine, with one
-processor each. So what is seen is Ray's own cost, not what more machines would give. Ray's
-processes, which else let all others of the machine go first, have the rights of the one here.
+The same sweep and the same search for a target are computed here in three ways:
+
+- by one process;
+- on a Ray cluster that the command starts and ends;
+- on an existing cluster of two nodes, both on this machine, with one processor each.
+
+So the figures show Ray's own cost, and not the gain of more machines. By default Ray's processes
+run at a lower priority than all others; here they have the priority of the single process.
 """
 
 from __future__ import annotations

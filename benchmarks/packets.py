@@ -1,12 +1,13 @@
-"""How many packets a second does `fullwire flows` read, and others beside us? Whole processes.
+"""How many packets a second does `fullwire flows` read, and other tools beside it?
 
     .venv/bin/python benchmarks/packets.py [MILLIONS] [RUNS] [CAPTURE.pcap]
 
-With a capture, its connections are repeated until there are so many packets, each time with later
-times and sequence numbers. Without, it is made up: eight hosts in a ring, data and acknowledgements
-taking turns packet by packet, 96 bytes of each. (tshark looks for what was acknowledged and finds
-nothing in it: of half a million packets it was not done after four minutes.) Of the other tools
-(tshark, tcptrace, nfpcapd, a plain program of C over libpcap) those that are installed take part.
+Each is a whole process. With a capture, its connections are repeated up to MILLIONS of packets,
+each time with later times and sequence numbers. Otherwise the capture is made up: eight hosts in a
+ring, data and acknowledgements taking turns packet by packet, 96 bytes of each. The tools are
+tshark, tcptrace, nfpcapd and a plain program of C over libpcap, if they are installed. For a
+made-up capture tshark takes too long, because it searches for the acknowledged data, which is
+missing there. With half a million packets it had not finished after four minutes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ HERE = Path(__file__).parent
 
 
 def write_capture(path: Path, packets: int) -> None:
-    """Write a made-up capture of so many packets."""
+    """Write a made-up capture with this number of packets."""
     number = np.arange(packets)
     host = number % HOSTS
     payload = np.where(number // HOSTS % 3 < 2, 1448, 0)
@@ -74,7 +75,7 @@ def write_capture(path: Path, packets: int) -> None:
 
 
 def write_repeated(path: Path, packets: int, original: Path) -> None:
-    """Repeat what the connections of a capture sent once they were open."""
+    """Repeat the packets of a capture's connections after they were open."""
     records = list(connected_records(original.read_bytes()))
     begins = np.cumsum([0, *(len(record) for record in records)])[:-1]
     template = np.frombuffer(b"".join(records), np.uint8)
@@ -98,7 +99,7 @@ def write_repeated(path: Path, packets: int, original: Path) -> None:
 
 
 def connected_records(content: bytes) -> Iterator[bytes]:
-    """Go through the records of TCP over IPv4 that open and close nothing."""
+    """Yield the records of TCP over IPv4, except those that open or close a connection."""
     if struct.unpack_from("<I", content)[0] != NANO:
         raise SystemExit("expected a pcap of this byte order with nanoseconds")
     at = 24
@@ -114,7 +115,7 @@ def connected_records(content: bytes) -> Iterator[bytes]:
 def advances(
     template: np.ndarray, begins: np.ndarray, sequence: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each record, how far its direction and the other one come in one turn."""
+    """Return, for each record, how far its direction and the other one advance in one turn."""
     ends = template[begins[:, None] + np.arange(42, 54)].tobytes()  # addresses and ports
     keys = [ends[at : at + 12] for at in range(0, len(ends), 12)]
     other = {key: key[4:8] + key[:4] + key[10:] + key[8:10] for key in set(keys)}
@@ -140,7 +141,7 @@ def put_word(content: np.ndarray, places: np.ndarray, words: np.ndarray, order: 
 
 
 def contestants(capture: Path, folder: Path) -> dict[str, list[str]]:
-    """Return what reads the capture, as commands; of the others, what is here."""
+    """Return the commands that read the capture: Fullwire's, and those of installed tools."""
     commands = {"fullwire flows": [sys.executable, "-m", "fullwire", "flows", str(capture)]}
     if shutil.which("gcc"):
         program = folder / "packet_peer"
@@ -159,7 +160,7 @@ def contestants(capture: Path, folder: Path) -> dict[str, list[str]]:
 
 
 def measured(command: list[str], folder: Path) -> tuple[float, float, int]:
-    """Run a command; return its seconds of wall and of processors, and the memory it took."""
+    """Run a command; return its wall time and processor time in seconds, and its memory."""
     began_s = os.times().elapsed
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder
@@ -179,7 +180,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "x.pcap"
-        # In a process of its own: a child begins with the memory of the one that starts it.
+        # In a process of its own, because a child begins with the memory of its parent.
         writer = f"write_{'repeated' if original else 'capture'}(Path({str(path)!r}), {packets}"
         program = f"from benchmarks.packets import *; {writer}{original})"
         subprocess.run([sys.executable, "-c", program], check=True)

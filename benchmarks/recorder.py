@@ -1,9 +1,10 @@
-"""What `fullwire bench recorder` prints, and each part of it: what costs, and is it seen?
+"""The output of `fullwire bench recorder`, and each part of the recorder by itself.
 
 nice -n -10 .venv/bin/python benchmarks/recorder.py [PAIRS]      needs torch; nice -n -10 needs root
 
-Beside the recorder as a whole and the control, its hooks alone, its sampler alone, and steps that
-are longer by as much as is known: if the method is right, it finds just that.
+It measures the recorder as a whole, the control, the recorder's hooks alone, and its sampler alone.
+It also measures steps that are longer by a known time. If the method is right, it finds exactly
+that time.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
     .venv/bin/python benchmarks/search.py [RUNS]
 
-Settings are algorithms, buckets, workers, rates and compression: once with few buckets and many
-points of each, once with many buckets, where grouping gradients takes its share, once with jitter
-and fewer synchronisations, and once for all rows as CSV and as JSON.
+Settings are algorithms, buckets, workers, rates and compression. There are four cases:
+
+- few buckets and many points of each;
+- many buckets, where grouping gradients takes its share;
+- jitter and fewer synchronisations;
+- all rows as CSV and as JSON.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     nice -n -10 .venv/bin/python benchmarks/training.py WORKLOAD RATE [PAIRS] [BUCKETS] [WORKERS]
 
-Emulated accelerators (WORKLOAD is vgg16@v100 or its like) train under real DDP over a lab's links,
-in turns with Gloo and with ours; who begins changes from pair to pair. A turn is a job of its own,
-and its figure the median of its steps.
+Emulated accelerators (WORKLOAD is vgg16@v100 or a similar name) train under real DDP over a lab's
+links, in turns with Gloo and with our transport. The one that begins changes from pair to pair. A
+turn is a job of its own, and its figure is the median of its steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fullwire.units import seconds, show_time
 
 _BACKENDS = ("gloo", "fullwire")
 _STEPS = "8"
-_TRIES = 3  # a lab is refused where its links do not deliver, as on a machine that is busy
+_TRIES = 3  # a lab is refused if its links are too slow, as on a busy machine
 
 
 def main() -> None:

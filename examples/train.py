@@ -1,8 +1,8 @@
-"""Train a small network on two or more workers: an ordinary script, with nothing of Fullwire in it.
+"""Train a small network on two or more workers: an ordinary script that does not import Fullwire.
 
     torchrun --nproc-per-node=2 examples/train.py [--half] [--steps 20] [--bucket-mb 25]
 
-`--half` sends gradients as float16, with the hook that PyTorch brings along.
+`--half` sends gradients as float16, with PyTorch's own hook.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train on random digits, as many steps as asked for."""
+    """Train on random digits for the given number of steps."""
     digits = TensorDataset(torch.randn(4096, 784), torch.randint(10, (4096,)))
     batches = DataLoader(digits, batch_size=32, sampler=DistributedSampler(digits), drop_last=True)
     network = nn.Sequential(

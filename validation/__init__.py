@@ -1,1 +1,1 @@
-"""Our predictions held against other people's numbers; each script prints the table it makes."""
+"""Our predictions compared with other people's numbers; each script prints the table it makes."""

@@ -1,4 +1,4 @@
-"""What a script of this folder is given; asked for help, it says what stands at its head."""
+"""The arguments of the scripts in this folder; --help prints the docstring of the script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def parser(words: str | None) -> argparse.ArgumentParser:
-    """Return what takes a script's arguments, and answers --help with the script's own words."""
+    """Return a parser for a script's arguments; --help prints the script's docstring."""
     return argparse.ArgumentParser(
         prog=f"python -m validation.{Path(sys.argv[0]).stem}",
         description=words,

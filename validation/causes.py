@@ -1,8 +1,8 @@
-"""Does `explain` name the cause of a slow job? Jobs whose cause is known, recorded in the lab.
+"""Does `explain` name the cause of a slow job? Jobs with a known cause, recorded in the lab.
 
     .venv/bin/python -m validation.causes [REPEATS] [CAUSE...]
 
-Each row is a small real training (jobs/cause.py: PyTorch DDP over Gloo) on so many hosts of a lab.
+Each row is a small real training (jobs/cause.py: PyTorch DDP over Gloo) on some hosts of a lab.
 Layers sleep as long as they would compute, because ranks share the machine's processors.
 """
 
@@ -21,11 +21,11 @@ from validation import arguments, results
 
 JOB = Path(__file__).parent / "jobs" / "cause.py"
 LONGEST_JOB_S = 120.0
-TRIES = 12  # for links as fast as they should be, on a machine that has other work
+TRIES = 12  # until the links reach their rates, on a machine that has other work
 
 
 class Cause(NamedTuple):
-    """A job, the verdict that it must have, and the rank that is to be blamed, if one is."""
+    """A job, the verdict that it must have, and the rank that must be blamed, if there is one."""
 
     verdict: str
     workers: int
@@ -95,7 +95,7 @@ def explained(
                 timeout=LONGEST_JOB_S,
                 check=False,
             )
-            if "the link delivers" not in done.stderr:  # else the lab was refused: no job ran
+            if "the link delivers" not in done.stderr:  # otherwise the lab was refused: no job ran
                 break
         if done.returncode:  # a job that fails when it is over has been recorded all the same
             sys.stderr.write(f"the job ended with {done.returncode}: {done.stderr}\n")
@@ -103,7 +103,7 @@ def explained(
 
 
 def is_right(cause: Cause, found: fw.Explanation) -> bool:
-    """Say whether an explanation has the verdict and blames the rank that it must."""
+    """Say whether an explanation has the verdict and blames the right rank."""
     from fullwire.timeline.account import late_ranks
 
     late = late_ranks(found.detail)

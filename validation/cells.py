@@ -1,9 +1,9 @@
 """Predictions of small trainings from each other: python -m validation.cells DIRECTORY
 
-Each job (jobs/cell.py) is recorded in the lab under several conditions, and each recording predicts
-the others, as `fullwire compare` does: other links, more and fewer workers. Runs stay in DIRECTORY,
-and what is there already is not recorded again. Recordings beside which other work took much of the
-processors are marked, for no two of these are alike. From the root of a checkout.
+Each job (jobs/cell.py) is recorded in the lab under several conditions: other links, more and fewer
+workers. Each recording predicts the others, as `fullwire compare` does. Runs stay in DIRECTORY, and
+an existing run is not recorded again. Recordings during which other work took much of the
+processors are marked, because no two of these are alike. Run it from the root of a checkout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fullwire.units import show_time
 from validation import arguments, results
 
 LONGEST_S = 90.0
-TRIES = 5  # for links as fast as they should be, on a machine that has other work
+TRIES = 5  # until the links reach their rates, on a machine that has other work
 MUCH = 0.15  # of the processors, taken by other work
 CELLS = {
     ("sleeping", "gloo"): ("2x300Mbps", "2x6Gbps", "4x2Gbps"),
@@ -61,7 +61,7 @@ COLUMNS = [
 
 
 def main() -> None:
-    """Record what is missing, and print the table."""
+    """Record the missing runs, and print the table."""
     taken = arguments.parser(__doc__)
     taken.add_argument("directory", type=Path)
     place = taken.parse_args().directory
@@ -100,13 +100,13 @@ def _crossed(kind: str, backend: str, place: Path) -> Iterator[Held]:
 
 
 def recorded(kind: str, backend: str, cell: str, place: Path) -> fw.Run:
-    """Open a recording of a job, after making it if it is not there."""
+    """Open a recording of a job; make the recording first if it is missing."""
     path = place / f"{kind}_{backend}_{cell}.run"
     return in_the_lab(path, cell, ("validation.jobs.cell", kind), backend)
 
 
 def in_the_lab(path: Path, cell: str, job: Sequence[str], backend: str) -> fw.Run:
-    """Open a recording, after making it in the lab if it is not there."""
+    """Open a recording; make the recording in the lab first if it is missing."""
     workers, rate = cell.split("x")
     for _ in range(TRIES):
         if path.exists():

@@ -1,10 +1,10 @@
 """A fix predicted and then made: python -m validation.closed_loop DIRECTORY [ROUNDS]
 
-Each job is recorded in the lab with Gloo. From that recording alone it is predicted how long its
-step takes with our backend, and beside it on a line that is full (`whatif --transport full:0.956`);
-then it is recorded with the backend changed, and nothing else. A round is one recording of both;
-steps are medians over rounds. Accelerators are emulated, the transport is real. What is in
-DIRECTORY already is not recorded again.
+Each job is recorded in the lab with Gloo. From that recording alone, two steps are predicted: with
+our backend, and on a line that is full (`whatif --transport full:0.956`). Then the job is recorded
+again with our backend as the only change. A round is one recording of both. Steps are medians over
+rounds. Accelerators are emulated, and the transport is real. An existing run in DIRECTORY is not
+recorded again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOBS = (
 
 
 def main() -> None:
-    """Record what is missing and print the table."""
+    """Record the missing runs and print the table."""
     taken = arguments.parser(__doc__)
     taken.add_argument("directory", type=Path)
     taken.add_argument("rounds", type=int, nargs="?", default=1)

@@ -1,11 +1,15 @@
-"""Collectives in events, held against another simulator and against our own closed forms.
+"""Collectives in events, compared with another simulator and with our own closed forms.
 
     .venv/bin/python -m validation.collectives ../shared/data/astra
 
-First the serial ring beside ASTRA-sim's analytical backend, plainly and with the two costs that it
-adds: 10 ns per send, and 3 x bytes / 1600 GB/s per reduction. Then events beside the closed form
-where one is exact, and how far the double tree is above full utilization. At last every algorithm
-on a fat tree: what is alike played once against all of it, and the closed form against events.
+There are four tables:
+
+- The serial ring beside ASTRA-sim's analytical backend, plainly and with the two costs that it
+  adds: 10 ns per send, and 3 x bytes / 1600 GB/s per reduction.
+- Events beside the closed form, where the form is exact.
+- How far the double tree is above full utilization.
+- Every algorithm on a fat tree. Equal transfers are played once, and the result is compared with a
+  play of all transfers. The closed form is compared with the events.
 """
 
 from __future__ import annotations
@@ -139,7 +143,7 @@ def on_a_fat_tree(nodes: int, algorithm: str, size: int) -> tuple[float, float, 
 
 
 def main() -> None:
-    """Print the four tables, and write what they amount to."""
+    """Print the four tables, and write their figures as results."""
     taken = arguments.parser(__doc__)
     taken.add_argument("astra", type=Path)
     astra = astra_errors(taken.parse_args().astra)
@@ -208,7 +212,7 @@ def tree_table() -> Table:
 
 
 def fabric_table(found: list[tuple[str, int, float, float, float, float]]) -> Table:
-    """Show plays of what differs beside plays of all, and the closed form beside them."""
+    """Compare plays of the different transfers with plays of all, and with the closed form."""
     return Table(
         title="All-reduce on a fat tree, 8 devices a node, 4 nodes a leaf, 2:1",
         columns=[

@@ -1,11 +1,11 @@
 """The scaling factor without a run of one worker: python -m validation.contention DIRECTORY
 
-Each cell is a small training in the lab (jobs/crowded.py), recorded with probe steps, and the same
-with one worker right after it. The scaling factor that the first run tells by itself is held
-against the one that both tell together. Runs stay in DIRECTORY, and what is there already is not
-recorded again; with --seconds, recording stops after so long, and a later call goes on. Every other
-cell counts as fitted: who chooses the width of intervals (`answers/explain.py`) may look at these,
-and the others judge. From the root of a checkout.
+Each cell is a small training in the lab (jobs/crowded.py), recorded with probe steps. The same
+training with one worker follows right after it. The first run alone gives one scaling factor, and
+both runs together give the reference. Runs stay in DIRECTORY, and an existing run is not recorded
+again. With --seconds, recording stops after that time, and a later call continues. Every other cell
+counts as fitted: the width of intervals (`answers/explain.py`) may be chosen by these cells, and
+the remaining cells judge it. Run it from the root of a checkout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fullwire.units import show_time
 from validation import arguments, results
 
 LONGEST_S = 150.0
-# What a host may compute on: all processors, or one that it shares with every second host.
+# The processors of a host: all of them, or one that it shares with every second host.
 ON_ALL, ON_ONE = "all", "one"
 LINKS = (("1Gbps", ON_ALL), ("4Gbps", ON_ONE), ("10Gbps", ON_ALL))
 
@@ -54,7 +54,7 @@ CELLS = [
 
 
 class Held(NamedTuple):
-    """An estimate, and what was measured."""
+    """An estimate and its measurement."""
 
     cell: Cell
     is_fitted: bool
@@ -80,7 +80,7 @@ COLUMNS = [
 
 
 def main() -> None:
-    """Record what is missing, and print the table."""
+    """Record the missing runs, and print the table."""
     taken = arguments.parser(__doc__)
     taken.add_argument("directory", type=Path)
     taken.add_argument("--seconds", type=float, default=1e9, help="begin no cell after so long")
@@ -139,7 +139,7 @@ def _held(place: Path, until_s: float) -> Iterator[Held]:
 
 
 def _record(cell: Cell, workers: int, path: Path) -> None:
-    """Record a cell in the lab, if it is not there."""
+    """Record a cell in the lab, if it is missing."""
     if path.exists():
         return
     pinned = [f"{host}:{host % (os.cpu_count() or 1)}" for host in range(workers)]

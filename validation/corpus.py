@@ -2,10 +2,10 @@
 
     python -m validation.corpus FOLDER [--truth FILE.csv]
 
-Each file is read by itself, without --format. The truth has a line for each thing that is known of
-a file: `path,fact,value`. A fact is one of a run's (`workers`), the rows of a table (`rows.spans`),
-the operations of the collectives (`ops`), or `format`. The script fetches nothing. It exits with 1
-if a file of the truth is refused, or read as something else.
+Each file is read by itself, without --format. The truth has a line for each known fact of a file:
+`path,fact,value`. A fact is one of a run's (`workers`), the rows of a table (`rows.spans`), the
+operations of the collectives (`ops`), or `format`. The script fetches nothing. It exits with 1 if a
+file of the truth is refused, or read differently.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def judged(folder: Path, truth: Truth) -> Iterator[tuple[str, str, str]]:
-    """Go through the files with whether each is read, refused or wrong, and why."""
+    """Yield the files, each with its result (read, refused or wrong) and the reason."""
     for path in files_in(folder):
         name = str(path.relative_to(folder))
         known = truth.get(name, {})
@@ -63,7 +63,7 @@ def judged(folder: Path, truth: Truth) -> Iterator[tuple[str, str, str]]:
 
 
 def facts_of(kind: str, run: Run) -> dict[str, str]:
-    """Return what a truth may know of a run, as text."""
+    """Return the facts of a run that a truth may contain, as text."""
     return {
         **{name: str(value) for name, value in run.facts.known().items()},
         **{f"rows.{name}": str(len(table)) for name, table in run.tables()},
@@ -73,7 +73,7 @@ def facts_of(kind: str, run: Run) -> dict[str, str]:
 
 
 def truth_of(path: Path | None) -> Truth:
-    """Read what is known of the files."""
+    """Read the known facts of the files."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     if path is not None:
         with path.open(newline="") as file:

@@ -2,9 +2,9 @@
 
 python -m validation.damaged_captures [COUNT] [plain]
 
-A small program of C++ (damaged_captures.cpp) links the very reader, damages captures of every
-format, reads each in pieces of random size, some also as a file by two threads, and checks what
-comes out. With `plain` it is built without sanitizers. It needs g++.
+A small program of C++ (damaged_captures.cpp) links the reader itself. It damages captures of every
+format and reads each in pieces of random size. Two threads read some of them also as a file. The
+program checks the results. With `plain` it is built without sanitizers. It needs g++.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SANITIZED = ["-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of so many damaged captures, how many were read whole, and how many in part."""
+    """The number of damaged captures, and how many were read whole and how many in part."""
 
     captures: int
     whole: int
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def seeds() -> list[bytes]:
-    """Return sound captures of every format and of whatever they may hold."""
+    """Return sound captures of every format, with all kinds of content."""
     stamps = b"\x01\x01\x08\x0a" + bytes(8)
     mss = b"\x02\x04\x05\xb4"
     segment = p.ip(p.tcp(1, 100))
@@ -104,8 +104,8 @@ def build(folder: Path, flags: Sequence[str] = SANITIZED) -> Path:
 
 
 def read_damaged(program: Path, count: int, first: int = 0) -> Outcome:
-    """Read so many damaged captures, from the first number on; a failure raises."""
-    environment = os.environ | {"ASAN_OPTIONS": "quarantine_size_mb=16"}  # else it keeps 256
+    """Read `count` damaged captures, from the first number on; raise an error if one fails."""
+    environment = os.environ | {"ASAN_OPTIONS": "quarantine_size_mb=16"}  # otherwise it keeps 256
     with tempfile.NamedTemporaryFile() as file:
         for seed in seeds():
             file.write(struct.pack("<I", len(seed)) + seed)
@@ -118,7 +118,7 @@ def read_damaged(program: Path, count: int, first: int = 0) -> Outcome:
 
 
 def main() -> None:
-    """Read damaged captures on all processors, and print what became of them."""
+    """Read damaged captures on all processors, and print the results."""
     taken = arguments.parser(__doc__)
     taken.add_argument("count", type=int, nargs="?", default=1_000_000)
     taken.add_argument("how", nargs="?", choices=["plain"])

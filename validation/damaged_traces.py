@@ -2,9 +2,9 @@
 
 python -m validation.damaged_traces [COUNT] [SEED]
 
-The traces are those of `fuzz.py`. A small program of C++ (damaged_traces.cpp) links the very
-scanner, reads each as a whole and in pieces of random size, and holds the one against the other.
-It needs g++.
+The traces are those of `fuzz.py`. A small program of C++ (damaged_traces.cpp) links the scanner
+itself. It reads each trace as a whole and in pieces of random size, and compares the two. It needs
+g++.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def build(folder: Path, flags: Sequence[str] = SANITIZED) -> Path:
 
 
 def scan_damaged(program: Path, count: int, seed: int = 0) -> tuple[int, int]:
-    """Scan so many damaged traces; return how many were read and how many of them whole."""
+    """Scan `count` damaged traces; return how many were read, and how many of them whole."""
     source, seeds = random.Random(seed), fuzz.kineto_seeds()
     with tempfile.NamedTemporaryFile() as file:
         for _ in range(count):
@@ -50,7 +50,7 @@ def scan_damaged(program: Path, count: int, seed: int = 0) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Scan damaged traces, and print what became of them."""
+    """Scan damaged traces, and print the results."""
     taken = arguments.parser(__doc__)
     taken.add_argument("count", type=int, nargs="?", default=100_000)
     taken.add_argument("seed", type=int, nargs="?", default=0)

@@ -12,7 +12,7 @@ import fullwire as fw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A model on so many workers, how fast their links are, and how many steps say enough."""
+    """A model, its number of workers, the rate of their links, and a sufficient number of steps."""
 
     model: str = "resnet50@v100"
     workers: int = 2
@@ -26,14 +26,14 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return what its run is called."""
+        """Return the name of its run."""
         backend = () if self.backend == "gloo" else (self.backend,)
         words = (self.model.replace("@", "-"), f"{self.workers}x{self.rate}", self.buckets)
         return "_".join((*words, *backend)).replace(":", "-")
 
 
 def recorded(job: Job, place: Path) -> fw.Run:
-    """Open a job's run, after recording it in the lab if it is not there."""
+    """Open a job's run; record the job in the lab first if the run is missing."""
     path = place / f"{job.name}.run"
     if not path.exists():
         command = [

@@ -1,11 +1,12 @@
-"""What becomes of groups when a call of the transport fails: memory, threads, descriptors.
+"""The effect on groups when a call of the transport fails: memory, threads, descriptors.
 
     python -m validation.exhaustion [--rounds 1000]
 
-Builds the native transport with calls that fail by number (tests/native/transport_faults.cpp) and
-runs rounds of start, collectives, a second connection and end. In the n-th round the n-th call
-fails, once or for good, in clear or encrypted. Prints hangs, aborts, wrong results, and how many
-ranks were told that a rank is gone without the resource that it lacked.
+The script builds the native transport with calls that fail by number
+(tests/native/transport_faults.cpp). It runs rounds of start, collectives, a second connection and
+end. In the n-th round the n-th call fails, once or for good, in clear or encrypted. It prints
+hangs, aborts, wrong results, and the number of ranks that were told of a lost rank but not of the
+resource that it lacked.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MANNERS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of some rounds."""
+    """The results of some rounds."""
 
     rounds: int = 0
     told: int = 0  # rounds in which a rank was told the rank and the resource
@@ -50,7 +51,7 @@ class Counts:
     said: str = ""
 
     def __add__(self, other: Counts) -> Counts:
-        """Count the rounds of both."""
+        """Add the counts of both."""
         return Counts(
             self.rounds + other.rounds,
             self.told + other.told,
@@ -75,7 +76,7 @@ def build(directory: Path, *flags: str) -> Path:
 
 
 def rounds(program: Path, kind: str, first: int, count: int, manner: Sequence[str]) -> Counts:
-    """Let the first call and those after it fail, one a round, as long as there are any."""
+    """Make one call fail in each round, from the first number on, until there are no more calls."""
     command = [str(program), kind, str(first), str(count), *manner]
     try:
         done = subprocess.run(
@@ -95,12 +96,12 @@ def rounds(program: Path, kind: str, first: int, count: int, manner: Sequence[st
 
 
 def all_kinds(wanted: int) -> Counts:
-    """Share the rounds among all kinds of calls and manners of failing."""
+    """Divide the rounds among all kinds of calls and manners of failing."""
     total, began = Counts(), time.monotonic()
     with TemporaryDirectory() as place:
         program = build(Path(place), "-O2")
         each = -(-wanted // (3 * len(_MANNERS)))
-        # Memory is asked for most often, and the kernel's sends, receives and polls are next.
+        # Memory is requested most often; the kernel's sends, receives and polls are next.
         for kind, manner in product(KINDS, _MANNERS):
             found = rounds(program, kind, 1, each, manner)
             print(f"{kind:<10} {' '.join(manner) or 'once':<20} {found}", flush=True)
@@ -115,7 +116,7 @@ def all_kinds(wanted: int) -> Counts:
 
 
 def main() -> None:
-    """Play the rounds, and fail where a rank hung, aborted or had a wrong result."""
+    """Play the rounds; exit with an error if a rank hung, aborted or had a wrong result."""
     taken = parser(__doc__)
     taken.add_argument("--rounds", type=int, default=1000)
     result = all_kinds(taken.parse_args().rounds)

@@ -1,9 +1,10 @@
-"""Is a line that transfers leave idle not what limits them? Runs, held against their own fit.
+"""Is a line with room left ever the limit? Runs, each compared with its own fit.
 
     .venv/bin/python -m validation.filled_lines RUN...
 
-`used` is the share of the line rate that exposed transfers used, which the verdict goes by; `limit`
-the rate up to which the line limits the transport that is fitted to the run, which it does not see.
+`used` is the share of the line rate that exposed transfers used; the verdict depends on it. `limit`
+is the rate up to which the line limits the transport, by the transport that is fitted to the run.
+The verdict does not use `limit`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Seen(NamedTuple):
 
 
 def seen(run: str) -> Seen | None:
-    """Explain a run; None where it exposes nothing or shows no transport."""
+    """Explain a run; return None if its exposed transfers or its transport are missing."""
     found = fw.explain(run)
     exposed_s = exposed_transfer_s(found.detail)
     if found.break_even is None or found.predictor is None or not exposed_s:

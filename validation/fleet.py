@@ -2,11 +2,11 @@
 
     .venv/bin/python -m validation.fleet TRACE.json.gz DIRECTORY [RANKS...]
 
-Each rank is a copy with another number, a clock that is up to 40 ms ahead, and
-kernels that take up to 3 % less. One rank in the middle comes late to every collective: there it
-takes a tenth of the time. Each job is imported, explained and asked the other questions by the
-command line; printed are the time and the memory of the largest process of each command, and what
-`explain` found. Exit status 1 if it is not the late rank that the others wait for.
+Each rank is a copy with another number, a clock that is up to 40 ms ahead, and kernels that take up
+to 3 % less. One rank in the middle is late at every collective, in which it then spends a tenth of
+the time. Each job is imported, explained and asked the other questions by the command line. The
+script prints the time and the memory of the largest process of each command, and the finding of
+`explain`. Exit status 1 if the others wait for another rank than the late one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from validation import arguments, results
 
 RANKS = (16, 64, 256)
-LATE_SHARE = 0.1  # of a collective's time: what the late rank takes for it
+LATE_SHARE = 0.1  # of a collective's time, which the late rank spends in it
 CLOCK_NS = 40_000_000
 SHORTER = 0.03
 _KERNEL = re.compile(
@@ -40,7 +40,7 @@ _RANK = re.compile(r'("distributedInfo": {[^}]*?"rank": )\d+')
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a command took, with all processes that it started."""
+    """The cost of a command, with all processes that it started."""
 
     wall_s: float
     processor_s: float
@@ -48,7 +48,7 @@ class Cost:
 
 
 class Original:
-    """A real trace, cut where copies differ."""
+    """A real trace, divided where copies differ."""
 
     def __init__(self, path: Path) -> None:
         text = gzip.decompress(path.read_bytes()).decode()
@@ -57,7 +57,7 @@ class Original:
         self._pieces = _KERNEL.split(text)
 
     def copy(self, rank: int, world: int, late: int) -> Iterator[str]:
-        """Give the text of one rank."""
+        """Yield the text of one rank."""
         source = random.Random(rank)
         head = _RANK.sub(rf"\g<1>{rank}", self._pieces[0])
         head = _WORLD.sub(f'"world_size": {world}', head)
@@ -73,7 +73,7 @@ class Original:
             yield f"{opening}{start_us:.3f}{between}{length_us:.3f}{rest}"
 
     def write_job(self, folder: Path, world: int) -> None:
-        """Write the traces of a job, of which the rank in the middle is late."""
+        """Write the traces of a job; the rank in the middle is late."""
         folder.mkdir(parents=True)
         for rank in range(world):
             with gzip.open(folder / f"rank-{rank}.json.gz", "wt", compresslevel=1) as file:
@@ -81,7 +81,7 @@ class Original:
 
 
 def measured(*arguments: str | Path) -> tuple[Cost, str]:
-    """Run the command line; return what it took and what it printed."""
+    """Run the command line; return its cost and its output."""
     command = [sys.executable, "-m", "fullwire", *map(str, arguments)]
     begin_s = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -101,7 +101,7 @@ def least_waiting(told: Any) -> int:
 
 
 def asked(run: Path) -> Iterator[Cost]:
-    """Ask of a run what there is to ask besides `explain`, and return what each takes."""
+    """Ask a run all questions besides `explain`, and yield the cost of each."""
     for command in (
         ("whatif", run, "--bandwidth", "100Gbps"),
         ("compare", run, run),
@@ -126,7 +126,7 @@ def row(world: int, original: Original, late: int, costs: Sequence[Cost]) -> str
 
 
 def main() -> int:
-    """Print the table; of each command the time, the processors' time and the memory."""
+    """Print the table: the wall time, the processor time and the memory of each command."""
     taken = arguments.parser(__doc__)
     taken.add_argument("trace", type=Path)
     taken.add_argument("directory", type=Path)

@@ -2,11 +2,11 @@
 
     .venv/bin/python -m validation.fuzz kineto|horovod [CASES] [SEED]
 
-A case is a small valid trace in which some of the following was done: cut, a piece taken out,
-doubled or moved, bytes changed, a number replaced by one that cannot be, a value replaced by a
-hostile one, keys taken away or repeated, nesting; and a part of them is compressed, whole or
-damaged once more. Each is read and, if it is a run, explained. The first case that ends in anything
-else ends all, and is left as `fuzz-SEED-NUMBER`.
+A case is a small valid trace with some damage. It is cut, or a piece is removed, doubled or moved.
+Bytes change. An impossible value replaces a number, or a hostile one replaces any value. Keys are
+removed or repeated, and values are nested deeply. Some cases are compressed, whole or with further
+damage. Each case is read and, if it is a run, explained. The script stops at the first case with
+any other end, and leaves it as `fuzz-SEED-NUMBER`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def damaged(content: bytes, source: random.Random, *, is_ever_compressed: bool) 
 
 
 def outcome(content: bytes, reader: str, path: Path) -> str:
-    """Read a trace and explain it; say how that ended, or raise what should never be."""
+    """Read a trace and explain it; return how that ended, or raise an unexpected error."""
     path.write_bytes(content)
     said: list[str] = []
     ending = _read_and_explained(path, reader, said)
@@ -182,7 +182,7 @@ def _read_and_explained(path: Path, reader: str, said: list[str]) -> str:
 
 
 def kineto_seeds() -> list[bytes]:
-    """Make small traces: of a GPU with arguments, marks and loading; of a CPU job with Gloo."""
+    """Make small traces: a GPU's with arguments, marks and loading, a CPU job's with Gloo."""
     told = {
         "Collective name": "allreduce",
         "In msg nelems": 250,
@@ -283,7 +283,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {"kineto": kineto_seeds, "horovod"
 
 
 def outcomes(reader: str, cases: int, seed: int) -> Counter[str]:
-    """Try so many cases and count how they ended."""
+    """Try `cases` cases and count their outcomes."""
     source, seeds = random.Random(seed), SEEDS[reader]()
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -299,7 +299,7 @@ def outcomes(reader: str, cases: int, seed: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Print how the cases ended."""
+    """Print the counts of outcomes."""
     taken = arguments.parser(__doc__)
     taken.add_argument("reader", choices=["kineto", "horovod"])
     taken.add_argument("cases", type=int, nargs="?", default=CASES)

@@ -1,10 +1,10 @@
-"""Damage what other tools write, a hundred thousand times a reader: a run, or one line of refusal.
+"""Damage other tools' output, 100,000 cases a reader: each gives a run, or one line of refusal.
 
     python -m validation.fuzz_formats [--cases 100000] [--reader chakra] [--seed 1]
 
 Each case changes a small whole input: bytes are flipped, cut, doubled, or replaced by words that
-mean something to the format. Whatever is neither a run nor a FullwireError is printed with the
-command that repeats it, and ends the script with status 1.
+mean something to the format. A case must end as a run or as a FullwireError. Any other case is
+printed with the command that repeats it, and ends the script with status 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from validation import arguments, results
 
 _NUMBERS = (b"0", b"-1", b"9" * 20, b"9" * 400, b"1e999", b"NaN", b"2147483648", b"null")
 TIMELINES = (of_gpus(), of_a_tpu())
-_EXPLAINED = 0.05  # of the cases that are read are explained, too
+_EXPLAINED = 0.05  # share of the readable cases that are explained, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Reader:
 
 
 def readers() -> Mapping[str, Reader]:
-    """Return what is damaged, by name."""
+    """Return the readers and their inputs, by name."""
     log = (
         b"NCCL version 2.27.7+cuda13.0\n"
         b"a:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.3<0>\n"
@@ -173,7 +173,7 @@ def damaged(reader: Reader, chance: random.Random) -> bytes:
 
 
 def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> list[results.Cell]:
-    """Try so many cases; return reader, cases, and how many were read, refused and neither."""
+    """Try `cases` cases; return reader, cases, and how many were read, refused and neither."""
     began, read_, bad = time.monotonic(), 0, 0
     path = where / "rank_0.json"
     for case in range(cases):
@@ -201,7 +201,7 @@ def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> lis
 
 
 def main() -> int:
-    """Fuzz the readers that are asked for."""
+    """Fuzz the requested readers."""
     known = readers()
     taken = arguments.parser(__doc__)
     taken.add_argument("--cases", type=int, default=100_000)
@@ -215,7 +215,7 @@ def main() -> int:
             fuzzed(name, known[name], asked.cases, asked.seed, Path(where))
             for name in asked.reader or sorted(known)
         ]
-    # Readers that were not asked for keep what was found of them before.
+    # The results of other readers stay as they were.
     columns = ["reader", "cases", "read", "refused", "neither"]
     tried = {row[0] for row in rows}
     before = [row[: len(columns)] for row in results.read("fuzz-formats").tables[0].rows]

@@ -2,9 +2,9 @@
 
     .venv/bin/python -m validation.generated [ROUNDS] [--times N] [-- PYTEST ARGUMENTS]
 
-`make test` makes the same cases in every run, so that a change fails for its own reasons. Here
-they are random. --times asks the tests of readers and files for so many times more of them.
-A round that fails prints the case, and the next round does not begin.
+`make test` makes the same cases in every run, so that a failure comes from the change and not from
+chance. Here the cases are random. --times N makes the tests of readers and files use N times as
+many cases. A round that fails prints the case, and the script stops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from validation import arguments
 
 
 def main() -> None:
-    """Run them round by round."""
+    """Run the tests round by round."""
     taken = arguments.parser(__doc__)
     taken.add_argument("rounds", type=int, nargs="?", default=3)
     taken.add_argument("--times", type=int, default=1)

@@ -1,12 +1,16 @@
-"""Do collectives on nodes of several devices and NICs take what is predicted? Played in the lab.
+"""Do collectives on nodes of several devices and NICs take as long as predicted? Played in the lab.
 
     .venv/bin/python -m validation.hierarchies [TIMES]
 
-Four nodes of two devices and two NICs of 100 Mbps, two nodes below each leaf, rails, 2:1: a
-described cluster, which the lab makes and the predictor is asked about, with what headers leave of
-its lines and what memory gave for the links inside nodes. All-reduces of 8 MB, so many of each
-after a first one: a ring over all ranks in order, a ring over nodes that alternate between leaves,
-and the hierarchy by which every device sends its half over its own NIC.
+The cluster has four nodes of two devices and two NICs of 100 Mbps. It has two nodes below each
+leaf, rails, and a spine of 2:1. It is a described cluster: the lab makes it, and the predictor uses
+the same description. The predictor takes the headers off the line rates, and uses a measurement of
+memory for the links inside nodes. There are TIMES all-reduces of 8 MB after a first one, for each
+of three algorithms:
+
+- a ring over all ranks in order;
+- a ring over nodes that alternate between leaves;
+- the hierarchy in which every device sends its half over its own NIC.
 """
 
 from __future__ import annotations
@@ -85,7 +89,7 @@ dist.destroy_process_group()
 
 
 def predicted_s(lab: Lab) -> dict[str, float]:
-    """Ask the predictor about the cluster as the lab has it."""
+    """Predict the times on the cluster as the lab has it."""
     described = lab.description.cluster
     assert described.inside is not None
     assert lab.in_host_bps is not None
@@ -106,7 +110,7 @@ def predicted_s(lab: Lab) -> dict[str, float]:
 
 
 def measured_s(lab: Lab, backend: str, times: int) -> dict[str, list[float]]:
-    """Let the ranks of a lab do it, until the last one has its sums."""
+    """Let the ranks of a lab reduce, and measure until the last rank has its sums."""
     order = ",".join(map(str, ALTERNATING))
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as place:

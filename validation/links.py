@@ -2,10 +2,10 @@
 
     .venv/bin/python -m validation.links [LABS]
 
-For each rate so many labs of two hosts are made, in turns. `link` is what the lab itself measures
-before a job, host and switch, the worse direction; `job` is host 0 sending to host 1 for about
-half a second with plain send and recv, as a job would. Each lab waits, for up to 20 s, until nobody
-else uses the processors: above 1 Gbps a shared one is what would be measured.
+For each rate, LABS labs of two hosts are made, in turns. `link` is the lab's own measurement before
+a job: host and switch, the worse direction. For `job`, host 0 sends to host 1 for about half a
+second with plain send and recv, as a job would. Each lab waits, for up to 20 s, until the
+processors are idle. Above 1 Gbps, other work on them would change the result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ else:
 
 
 class Delivered(NamedTuple):
-    """Payload delivered, as a share of what the line rate allows."""
+    """Payload delivered, as a share of the most that the line rate allows."""
 
     link_share: float
     job_share: float
@@ -78,7 +78,7 @@ def delivered(rate: str) -> Delivered:
 
 
 def wait_for_quiet() -> None:
-    """Wait until the processors are idle, or our patience ends."""
+    """Wait until the processors are idle, or for the longest time that a lab waits."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
         before_s = idle_s()

@@ -4,8 +4,9 @@
 
 An argument is a file that `fullwire cluster fit` reads, or a folder of them: one machine. A file
 `cluster.toml` beside its tables describes it. The CSV files of ../shared/data/llm hold several
-machines. Described: every size from 16 MiB, and the share that is in its interval. Fitted: to each
-two device counts of an operation in turn, judged from 64 KiB on the other device counts.
+machines. There are two kinds of results. Described: every size from 16 MiB, and the share that is
+in its interval. Fitted: fits to two device counts of an operation, for all pairs of them. Each fit
+is judged from 64 KiB on the other device counts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from validation import arguments, results
 KIB, MIB = 2**10, 2**20
 DESCRIBED_FROM, FITTED_FROM = 16 * MIB, 64 * KIB
 MULTI_NODE, IN_NODE = "nccl_multi_node_a100.csv", "nccl_in_node.csv"
-# Of data sheets: what a device sends over the links of its node, each way.
+# Of data sheets: the rate at which a device sends over the links of its node, each way.
 INSIDE_GB_S = {"a100": 300, "h100": 450, "h200": 450, "b200": 900, "b300": 900, "gb200": 900}
 INSIDE_GB_S["gb300"] = 900
 OPS = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reducescatter"}
@@ -39,7 +40,7 @@ OPS["alltoall"] = "alltoall"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Tables of one machine; described where its specification is known."""
+    """Tables of one machine; described if its specification is known."""
 
     name: str
     described: Cluster | None
@@ -54,7 +55,7 @@ class Judged:
     holds: list[bool] = field(default_factory=list)
 
     def add(self, where: Cluster, table: Table, least: int) -> None:
-        """Predict the sizes of a table from this one on."""
+        """Predict the sizes of a table, from `least` on."""
         for size, time_s in table.points:
             if size >= least:
                 said = library_time(table.op, where, size, table.workers)
@@ -62,7 +63,7 @@ class Judged:
                 self.holds.append(said.low_s <= time_s <= said.high_s)
 
     def cells(self) -> list[results.Cell]:
-        """Return sizes, median, p90 and coverage as they are shown."""
+        """Return sizes, median, p90 and coverage as cells of the table."""
         if not self.errors:
             return [0, "", "", ""]
         off = np.abs(self.errors)
@@ -162,7 +163,7 @@ def judged(machine: Machine) -> tuple[Judged, Judged]:
 
 
 def made(tables: Sequence[Table]) -> Cluster:
-    """Make a cluster of tables without a description: their files say how many share a node."""
+    """Make a cluster of tables without a description; the files give the devices of a node."""
     return fit_cluster(list(dict.fromkeys(table.source for table in tables))).cluster
 
 

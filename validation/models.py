@@ -2,9 +2,14 @@
 
     python -m validation.models [MODEL...]
 
-Of each model: whether names and sizes are the same, whether layers' gradients become ready in the
-same order, and how many bytes one sample leaves for the backward pass in fp32, counted by torch's
-hooks on saved tensors, beside ours. Language models are made of two layers, since all are alike.
+Three things are compared for each model:
+
+- the names and sizes;
+- the order in which layers' gradients become ready;
+- the bytes that one sample leaves for the backward pass in fp32, which torch's hooks on saved
+  tensors count.
+
+Language models are made of two layers, since all layers are alike.
 """
 
 from __future__ import annotations
@@ -63,7 +68,7 @@ def main() -> None:
 
 
 def _compared(layers: list[Layer], model: Any, loss: _Loss) -> tuple[list[results.Cell], float]:
-    """Return the cells of a model's row, and how far our bytes are off."""
+    """Return the cells of a model's row, and the relative error of our bytes."""
     ours = [parameter for layer in reversed(layers) for parameter in layer.parameters]
     theirs = {key: value.numel() for key, value in model.named_parameters()}
     same = {each.name: each.size for each in ours} == theirs
@@ -77,7 +82,7 @@ def _compared(layers: list[Layer], model: Any, loss: _Loss) -> tuple[list[result
 
 
 def _layers_of(tensors: list[str]) -> list[str]:
-    """Return layers in order; which of its own tensors a layer has first is PyTorch's to change."""
+    """Return layers in order; PyTorch may change which tensor of a layer comes first."""
     return list(dict.fromkeys(each.rpartition(".")[0] for each in tensors))
 
 
@@ -95,7 +100,7 @@ def _order(model: Any, loss: _Loss) -> list[str]:
 
 
 def _kept_bytes(model: Any, loss: _Loss, samples: int) -> int:
-    """Return the bytes that a forward pass keeps, each storage once, parameters aside."""
+    """Return the bytes that a forward pass keeps, each storage once, without the parameters."""
     own = {each.untyped_storage().data_ptr() for each in model.parameters()}
     kept: dict[int, int] = {}
     held = []
@@ -183,7 +188,7 @@ def _gpt2(width: int, heads: int) -> tuple[Iterator[Layer], Any, int, int]:
 
 
 def _llama() -> tuple[Iterator[Layer], Any, int, int]:
-    # a quarter as wide as the real one, which two layers of need 8 GB to train
+    # a quarter as wide as the real one, of which two layers need 8 GB to train
     config = transformers.LlamaConfig(
         vocab_size=128256,
         hidden_size=1024,

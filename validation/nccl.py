@@ -2,9 +2,10 @@
 
     .venv/bin/python -m validation.nccl ../shared/data/nccl
 
-Every size above 16 MiB, a ring around the devices of one dgx-a100, in events. The description
-rests on data sheets, on NCCL's own cap of 235 GB/s, and on a start-up: what the sizes from 4 to
-16 MiB, which are not predicted, took beyond that. It is worked out again here.
+The script plays every size above 16 MiB, as a ring around the devices of one dgx-a100, in events.
+The description rests on three things: data sheets, NCCL's own cap of 235 GB/s, and a start-up time.
+The start-up is the time of sizes from 4 to 16 MiB beyond those two. The script derives it again,
+and does not predict these sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TOLERANCE = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One size of a table, and what was predicted for it."""
+    """One size of a table, and its prediction."""
 
     op: str
     bytes: int
@@ -39,7 +40,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Return how far the prediction is off the time out of place."""
+        """Return the relative error of the prediction against the time out of place."""
         return self.predicted_s / self.measured_s - 1
 
 
@@ -61,7 +62,7 @@ def compared(data: Path) -> list[Compared]:
 
 
 def startup_s(data: Path) -> float:
-    """Return what sizes from 4 to 16 MiB take beyond their bytes and latencies: the median."""
+    """Return the median time of sizes from 4 to 16 MiB beyond their bytes and latencies."""
     fabric = cluster(CLUSTER)
     return median(
         row.time_us * 1e-6 - (predicted_s(fabric, op, row.bytes) - fabric.startup_s)

@@ -1,4 +1,4 @@
-"""The paper's model, held against its 240 rows computed exactly, through the command line.
+"""The paper's model, compared with its 240 rows computed exactly, through the command line.
 
     .venv/bin/python -m validation.netx ../shared/data/netx
 
@@ -23,7 +23,7 @@ STEP_TIME_S = {"vgg16": "0.19452352295080985s", "resnet50": "0.12808580219559176
 
 
 def fullwire(*arguments: str | Path) -> str:
-    """Run the command line and return what it prints."""
+    """Run the command line and return its output."""
     command = [sys.executable, "-m", "fullwire", *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

@@ -1,10 +1,10 @@
-"""Predictions held against jobs that were never shown: python -m validation.predictions DIRECTORY
+"""Predictions compared with unseen jobs: python -m validation.predictions DIRECTORY
 
 One run is recorded in the lab, of two workers at 1 Gbps. From it alone, steps are predicted on
-other links, with more workers, other buckets and other models; then each of these jobs is recorded
-too. The accelerators are emulated (they wait as long as a V100 would compute), so that workers on
-one machine do not take each other's computation; the transport is real. Runs stay in DIRECTORY, and
-what is there already is not recorded again.
+other links, with more workers, other buckets and other models. Then each of these jobs is recorded
+too. The accelerators are emulated: they wait as long as a V100 would compute. So workers on one
+machine do not slow each other's computation down. The transport is real. Runs stay in DIRECTORY,
+and an existing run is not recorded again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JOBS = (
     Job(model="vgg16@v100", rate="10Gbps", steps=20),
     Job(model="vgg16@v100", workers=3, rate="5Gbps", steps=10),
     Job(model="bert-large@v100", rate="10Gbps", steps=8),
-    # Not looked at before the model's constants were chosen:
+    # These were not used when the model's constants were chosen:
     Job(rate="700Mbps", steps=15),
     Job(rate="3Gbps"),
     Job(rate="8Gbps", buckets="ddp:10MiB", steps=40),
@@ -59,7 +59,7 @@ JOBS = (
 
 
 def main() -> None:
-    """Record what is missing, predict, and print the table."""
+    """Record the missing runs, predict, and print the table."""
     taken = arguments.parser(__doc__)
     taken.add_argument("directory", type=Path)
     place = taken.parse_args().directory
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def held(job: Job, shown: Run, truth: Run) -> tuple[float, bool, str]:
-    """Print a prediction beside the truth; return error, whether the interval holds it, and row."""
+    """Print a prediction and its measurement; return error, whether the interval holds, and row."""
     subject = shown if job.model == SHOWN.model else job.model
     found = fw.whatif(
         subject,

@@ -2,9 +2,10 @@
 
     .venv/bin/python -m validation.programs [PROGRAMS]
 
-Four ranks on this machine carry out 10,000 programs of up to twelve operations, as `make test` does
-with fewer: all kinds, dtypes, reductions, odd sizes, sub-groups, many in flight, strided tensors.
-The first program that differs is made as small as it goes, and shown.
+Four ranks on this machine carry out 10,000 programs of up to twelve operations; `make test` uses
+fewer. The programs have all kinds of operations, dtypes and reductions, odd sizes, sub-groups, many
+operations in flight, and strided tensors. The first program whose results differ is reduced as far
+as possible, and printed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ USUAL = 10_000
 
 
 def main() -> None:
-    """Carry them out and say how many there were."""
+    """Carry the programs out and print their number."""
     taken = arguments.parser(__doc__)
     taken.add_argument("programs", type=int, nargs="?", default=USUAL)
     asked = taken.parse_args().programs

@@ -1,17 +1,17 @@
-"""What becomes of a job and of its run when calls of the recorder, sampler or store fail.
+"""The effect on a job and its run when calls of the recorder, sampler or store fail.
 
     python -m validation.recorder_exhaustion [--rounds 1000]
 
 Three kinds of rounds:
 
 - recorder: a training on one rank, in a fork of a process that has loaded torch. In the n-th round
-  the n-th call of the recorder fails, once or for good: a full disk, an error of the disk, a
-  file system that became read-only, no descriptor, no memory.
-- store: the recording of a good round becomes a run, where files may grow to so many bytes.
+  the n-th call of the recorder fails, once or for good. The errors are a full disk, an error of the
+  disk, a file system that became read-only, and too few descriptors or too little memory.
+- store: the recording of a good round becomes a run, while the size of files is limited.
 - sampler: a command with a sampler beside it, under the same limit, or with few descriptors.
 
-The job has to end as it would have, with the same weights. What is left has to open as a run that
-says what is missing, or be refused in one line.
+The job has to end as it would have, with the same weights. The files that remain have to open as a
+run that names its gaps, or be refused in one line.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ from validation.arguments import parser
 _INSIDE = f"{os.sep}recorder{os.sep}inside{os.sep}"
 _LONGEST_S = 60.0
 _JOB_STATUS = 7
-_STEPS = 60  # each of which the journal is written after
+_STEPS = 60  # the journal is written after each of them
 _CALLS = ("open", "write", "pwrite", "fstat", "lseek", "close", "listdir")
-_MEMORY = ("dumps", "compressobj")  # of json and zlib: where the recorder asks for most at once
-# What fails, and with what; a short write is what the last block of a disk gives.
+# Of json and zlib: where the recorder requests most memory at once.
+_MEMORY = ("dumps", "compressobj")
+# The calls that fail, and their errors. The last block of a disk gives a short write.
 KINDS: dict[str, tuple[Sequence[str], int | None]] = {
     "full disk": (("write", "pwrite"), errno.ENOSPC),
     "short write": (("write",), 0),
@@ -63,7 +64,7 @@ KINDS: dict[str, tuple[Sequence[str], int | None]] = {
 
 
 def rounds_of(kind: str, wanted: int, place: Path, *, for_good: bool) -> Counter[str]:
-    """Let the first call of a kind fail, then the second, and so on, and count what came of it."""
+    """Make the first call of a kind fail, then the second, and so on, and count the outcomes."""
     counted: Counter[str] = Counter()
     expected = _played(place / "unharmed", kind, 0, for_good)[0]
     for number in itertools.count(1):
@@ -71,7 +72,7 @@ def rounds_of(kind: str, wanted: int, place: Path, *, for_good: bool) -> Counter
             break
         directory = place / f"{number}"
         ended, has_failed = _played(directory, kind, number, for_good)
-        if not has_failed:  # there is no such call any more
+        if not has_failed:  # there are no more calls
             break
         counted["rounds"] += 1
         if ended != expected:
@@ -91,7 +92,7 @@ def _played(directory: Path, kind: str, number: int, for_good: bool) -> tuple[st
         status = 1
         try:
             os.close(hear)
-            atexit._clear()  # what the parent has left for its own end
+            atexit._clear()  # the parent's functions for its own end
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as this process lives
             failed = _made_to_fail(kind, number, for_good)
             from fullwire.recorder.inside import after_import, journal
@@ -130,7 +131,7 @@ _TRUE: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _CAL
 
 
 def _made_to_fail(kind: str, number: int, for_good: bool) -> list[int]:
-    """Make the recorder's n-th call of a kind fail; return the list of those that did."""
+    """Make the recorder's n-th call of a kind fail; return the list of failed calls."""
     import zlib
 
     names, problem = KINDS[kind]
@@ -190,7 +191,7 @@ def _trained() -> str:
 
 
 def _what_is_left(directory: Path, path: Path) -> str:
-    """Make a run of a recording, and say what came of it."""
+    """Make a run of a recording, and return the outcome."""
     shutil.rmtree(path, ignore_errors=True)
     try:
         join([directory], path)
@@ -204,7 +205,7 @@ def _what_is_left(directory: Path, path: Path) -> str:
 
 
 def store_rounds(recording: Path, place: Path, wanted: int) -> Counter[str]:
-    """Make a run where files may grow to so many bytes, from none to more than enough."""
+    """Make a run under each limit of file sizes, from 0 to more than enough."""
     counted: Counter[str] = Counter()
     path = place / "stored.run"
     join([recording], path)
@@ -223,12 +224,12 @@ def store_rounds(recording: Path, place: Path, wanted: int) -> Counter[str]:
         if status == 1 and (path.exists() or list(place.glob(".stored.run.*"))):
             counted["left half a run"] += 1
         if not path.exists():
-            join([recording], path)  # what was recorded is there still
+            join([recording], path)  # the recording is still there
     return counted
 
 
 def sampler_rounds(place: Path, wanted: int) -> Counter[str]:
-    """Run a command with a sampler beside it, where the sampler lacks something."""
+    """Run a command with a sampler beside it, and with too little of a resource."""
     counted: Counter[str] = Counter()
     job = ["sh", "-c", f"sleep 0.05; echo done; exit {_JOB_STATUS}"]
     for number in range(wanted):
@@ -246,7 +247,7 @@ def sampler_rounds(place: Path, wanted: int) -> Counter[str]:
             timeout=_LONGEST_S,
         )
         counted["rounds"] += 1
-        # With too few descriptors not even Python starts, nor a shell: then nothing was begun.
+        # Python and the shell need more descriptors than this, so the round did not begin.
         is_started = which == resource.RLIMIT_FSIZE or "done" in done.stdout
         if is_started and (done.returncode, done.stdout) != (_JOB_STATUS, "done\n"):
             counted["harmed"] += 1
@@ -276,7 +277,7 @@ def all_rounds(wanted: int) -> dict[str, Counter[str]]:
 
 
 def load_once() -> None:
-    """Load what forks would each load anew; this process starts no thread with it."""
+    """Load modules once that each fork would load anew; this starts no thread in this process."""
     import torch
     import torch.distributed
     from torch.nn.parallel import DistributedDataParallel  # noqa: F401
@@ -296,13 +297,13 @@ def _recorder_rounds(place: Path, share: int) -> Iterator[tuple[str, Counter[str
 
 
 def is_bad(counted: Counter[str]) -> bool:
-    """Say whether a round harmed the job, or left what is neither a run nor refused."""
+    """Say whether a round harmed the job, or left files that fail in another way than a refusal."""
     good = {"rounds", "refused", "partial", "whole"}
     return any(count for name, count in counted.items() if name not in good)
 
 
 def main() -> None:
-    """Play the rounds, and fail where a job was harmed."""
+    """Play the rounds; exit with an error if a job was harmed."""
     taken = parser(__doc__)
     taken.add_argument("--rounds", type=int, default=1000)
     found = all_rounds(taken.parse_args().rounds)

@@ -1,7 +1,8 @@
 """How often `compare` calls two recordings of a job different: python -m validation.repeats ONE TWO
 
 Runs of the same name in two directories are of the same job, recorded twice. Each pair is compared
-as it is, and with every time of the second made shorter by a known share, which is to be found.
+as it is. Then it is compared with every time of the second run made shorter by a known share, which
+`compare` should find.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fullwire.run.emulation import undilated
 from fullwire.run.run import Run
 from validation import arguments, results
 
-FAST_BPS = 3.5e9  # from here on two processors are what limits these jobs, and not the line
+FAST_BPS = 3.5e9  # from here on two processors limit these jobs, and not the line
 SHORTER = (0.03, 0.05, 0.10)
 Calls = list[bool]  # of a pair: called different as it is, and found with each known change
 

@@ -1,4 +1,4 @@
-"""What a script of this folder found, as data: one file `results/NAME.json` for each claim.
+"""The findings of the scripts in this folder, as data: one file `results/NAME.json` for each claim.
 
 The site's tables, the README's figures and the tests read these files. A script ends with
 
@@ -29,7 +29,7 @@ Cell: TypeAlias = str | int | float | bool | None
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rows as they are shown."""
+    """Rows of a table, as printed."""
 
     columns: list[str]
     rows: list[list[Cell]]
@@ -42,22 +42,22 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One claim, what was found, and what it was held against."""
+    """One claim, its finding, and the reference that it was compared with."""
 
-    claim: str  # what is promised, as one sentence
-    anchor: str  # what it was held against: somebody else's numbers, or a measurement
-    summary: str  # the finding in a few words, for the first table of the site
-    measure: str  # what median, p90 and worst are of; "" where there are none
+    claim: str  # The claim in one sentence.
+    anchor: str  # The reference: somebody else's numbers, or a measurement.
+    summary: str  # The finding in a few words, for the first table of the site.
+    measure: str  # The quantity of median, p90 and worst; "" if there are none.
     cases: int
     median: float | None
     p90: float | None
     worst: float | None
-    coverage: float | None  # share of the truths that lie in their predicted interval
+    coverage: float | None  # share of the true values that lie in their predicted interval
     machine: str
     date: str  # year-month-day
     command: str
-    commit: str  # "not recorded" where nobody noted it
-    source: str  # HERE, or where the figures were published or printed before this file was
+    commit: str  # "not recorded" if it was not noted
+    source: str  # HERE, or where the figures were published or printed before this file existed
     tables: list[Table] = []
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def spread(errors: Sequence[float]) -> dict[str, float]:
-    """Return the median, the 90th percentile and the largest of errors, whatever their sign."""
+    """Return the median, the 90th percentile and the largest of the errors' absolute values."""
     sizes = np.abs(errors)
     return {
         "median": float(np.median(sizes)),
@@ -81,7 +81,7 @@ def spread(errors: Sequence[float]) -> dict[str, float]:
 
 
 def write(name: str, *, tables: Sequence[Table] = (), **found: Any) -> Path:
-    """Write what a script found; machine, date, command and commit are added."""
+    """Write a script's findings, and add machine, date, command and commit."""
     unknown: dict[str, Any] = dict.fromkeys(("median", "p90", "worst", "coverage"))
     result = Result(
         **{"measure": "", **unknown, **found},
@@ -98,7 +98,7 @@ def write(name: str, *, tables: Sequence[Table] = (), **found: Any) -> Path:
 
 
 def renew(name: str, **found: Any) -> Path:
-    """Write what a script found anew; claim, anchor and measure stay those of the file."""
+    """Replace a script's findings; claim, anchor and measure stay those of the file."""
     before = read(name)
     kept = {field: getattr(before, field) for field in ("claim", "anchor", "measure")}
     return write(name, **{**kept, **found})
@@ -143,13 +143,13 @@ def machine() -> str:
 
 
 def command() -> str:
-    """Return the command that is running, as it is typed in a checkout."""
+    """Return the running command, as it is typed in a checkout."""
     script = Path(sys.argv[0]).stem
     return shlex.join([".venv/bin/python", "-m", f"validation.{script}", *sys.argv[1:]])
 
 
 def commit() -> str:
-    """Return the commit of the checkout, marked where other files than results differ from it."""
+    """Return the checkout's commit, with a mark if files other than results differ from it."""
     head = _git("rev-parse", "--short=7", "HEAD") or "unknown"
     changed = _git(
         "status", "--porcelain", "--untracked-files=no", "--", ":/", f":(exclude){FOLDER}"

@@ -1,11 +1,12 @@
-"""Does a group that works for long keep what it was given? Memory, descriptors and threads.
+"""Does a group that works for long give its resources back? Memory, descriptors and threads.
 
     .venv/bin/python -m validation.soak [MINUTES]
 
-Three hosts of a lab at 1 Gbps reduce small and large for 30 minutes, in turns with our backend and
-with Gloo; each minute says what the process of every rank holds. Pages that the allocator keeps of
-what it was given back are told apart: it is made to let go of them before it is looked at. Only
-ours has to hold no more at the end.
+Three hosts of a lab at 1 Gbps reduce small and large tensors for 30 minutes, in turns with our
+backend and with Gloo. Each minute the script prints the memory, descriptors and threads of every
+rank's process. The allocator keeps pages of freed memory. It is made to release them before the
+memory is measured, so that these pages are told apart. Only our backend must hold no more at the
+end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ USUAL_MINUTES = 30
 
 
 def main() -> None:
-    """Print two lines for each minute, and end with status 1 if anything of ours grew."""
+    """Print two lines for each minute; exit with status 1 if our backend holds more at the end."""
     taken = arguments.parser(__doc__)
     taken.add_argument("minutes", type=int, nargs="?", default=USUAL_MINUTES)
     minutes = taken.parse_args().minutes
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def shown(now: Sequence[dict[str, int]]) -> str:
-    """Say what each rank holds."""
+    """Return the memory, descriptors and threads of each rank, as text."""
     return "  ".join(
         f"{rank}: {each['memory_bytes'] / 1e6:.1f} + {each['kept_bytes'] / 1e6:.1f}, "
         f"{each['allocated_bytes'] / 1e6:.3f}, {each['descriptors']}, {each['threads']}"

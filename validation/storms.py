@@ -1,8 +1,9 @@
-"""Many small sums, and what helps against them, tried: python -m validation.storms DIRECTORY
+"""Many small sums, and the changes that help, tried: python -m validation.storms DIRECTORY
 
-Each job (jobs/storm.py) is recorded in the lab with its sums apart, joined into one, and apart on
-our backend; what the first recording says that each change gives stands beside the other two. Runs
-stay in DIRECTORY, and what is there already is not recorded again. From the root of a checkout.
+Each job (jobs/storm.py) is recorded in the lab in three ways: with its sums apart, joined into one,
+and apart on our backend. The first recording predicts the gain of each change, and the other two
+measure it. Runs stay in DIRECTORY, and an existing run is not recorded again. Run it from the root
+of a checkout.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CELLS = {
 
 
 class Change(NamedTuple):
-    """How a job sums and over what, and the kind of the fix that says what that gives."""
+    """A job's change: how it sums, its backend, and the kind of the fix that predicts the gain."""
 
     way: str
     backend: str
@@ -38,7 +39,7 @@ CHANGES = {
 
 
 def main() -> None:
-    """Record what is missing, and print the table."""
+    """Record the missing runs, and print the table."""
     taken = arguments.parser(__doc__)
     taken.add_argument("directory", type=Path)
     place = taken.parse_args().directory
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def _tried(name: str, change: Change, what: str, cell: str, place: Path) -> tuple[float, bool, str]:
-    """Print what a change was predicted to give and what it gave; return error, hold and row."""
+    """Print the predicted and the measured gain of a change; return error, hold and row."""
     before = _recorded(what, cell, AS_IT_WAS, place)
     measured_s = _step_s(_recorded(what, cell, change, place))
     fix = next(fix for fix in fw.explain(before).fixes if fix.kind == change.fix)

@@ -3,10 +3,10 @@
     python -m validation.torch_tests 4                  all of them, on four ranks
     python -m validation.torch_tests 8 all_gather DDP   those whose names hold one of these words
 
-Some tests want exactly four ranks, others eight; each rank is forked off here. Which are for a
-processor's backend torch itself knows of Gloo: so they are chosen as Gloo's, and believe that they
-run on it. What fails on either is named, with what it said. Needs expecttest, as torch's tests do:
-pip install expecttest.
+Some tests need exactly four ranks, others eight. The script forks each rank. torch itself knows
+only of Gloo which tests are for a processor's backend. So the tests are chosen as Gloo's, and they
+believe that they run on Gloo. The script names each failing test, with its error. It needs
+expecttest, as torch's tests do: pip install expecttest.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MOST_SAID = 160
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one test on one backend."""
+    """The outcome of one test on one backend."""
 
     kind: str  # passed, skipped, failed
     said: str = ""
 
 
 def main() -> None:
-    """Run what is asked for and tell the differences."""
+    """Run the requested tests and print the differences."""
     taken = arguments.parser(__doc__)
     taken.add_argument("ranks", type=int)
     taken.add_argument("words", nargs="*", default=[""], metavar="word")
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _cases(ranks: int) -> type[unittest.TestCase]:
-    """Take torch's tests as those that torch runs on Gloo."""
+    """Return torch's tests as those that torch runs on Gloo."""
     place = tempfile.mkdtemp(prefix="fullwire-")
     os.environ |= {
         "BACKEND": "gloo",
@@ -88,7 +88,8 @@ def _cases(ranks: int) -> type[unittest.TestCase]:
     from torch.testing._internal.distributed import distributed_test
 
     for profiled in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
-        getattr(distributed_test, profiled).clear()  # where events are named after Gloo
+        # lists of tests whose events are named after Gloo
+        getattr(distributed_test, profiled).clear()
 
     class Cases(
         distributed_test.TestDistBackend,  # type: ignore[misc]  # torch may be absent when we check
@@ -102,7 +103,7 @@ def _cases(ranks: int) -> type[unittest.TestCase]:
 
 
 def _outcome(cases: type[unittest.TestCase], name: str, backend: str) -> Outcome:
-    """Run one test; what its ranks print is nobody's concern."""
+    """Run one test, and discard the output of its ranks."""
     result = unittest.TestResult()
     with _instead_of_gloo(backend), _quiet():
         cases(name).run(result)
@@ -113,7 +114,7 @@ def _outcome(cases: type[unittest.TestCase], name: str, backend: str) -> Outcome
 
 
 def _last_line(traceback: str) -> str:
-    """Return what was raised, of the first rank that failed."""
+    """Return the error of the first rank that failed."""
     lines = [line.strip() for line in traceback.splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line.split(":")[0] or "Exception" in line]
     return (told[-1] if told else lines[-1])[:_MOST_SAID]
@@ -121,7 +122,7 @@ def _last_line(traceback: str) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Send what this process and those forked off it print to nowhere."""
+    """Discard the output of this process and of its forks."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         kept = [(number, os.dup(number)) for number in (1, 2)]
         for number, _ in kept:
@@ -136,7 +137,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _instead_of_gloo(backend: str) -> Iterator[None]:
-    """Let whoever asks for Gloo get this backend under Gloo's name."""
+    """Provide this backend under Gloo's name to code that requests Gloo."""
     import torch.distributed as dist
 
     def asking(original: Callable[..., Any]) -> Callable[..., Any]:

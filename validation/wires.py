@@ -1,9 +1,9 @@
-"""What `fullwire flows` says of captures whose answers are known, case by case.
+"""Check the answers of `fullwire flows` on captures with known answers, case by case.
 
 python -m validation.wires [GROUP | WORDS OF A NAME]
 
 Each case is a training played on a network, packet by packet (tests/wires.py), and captured
-somewhere. What is said of it is right, or left open, or wrong, which it must never be.
+somewhere. Each statement of the answer is right, left open, or wrong. It must never be wrong.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests import wires as w
 from validation import arguments, results
 
 MB = 10**6
-NONE = "nothing"  # that could be said, so nothing should be
+NONE = "nothing"  # a fact that cannot be known, so the answer should leave it out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What is known of a training; `None` where nothing should be said."""
+    """The known facts of a training; `None` where the answer should be silent."""
 
     kind: str | None = "ring"
     order: Sequence[int] = ()
@@ -37,7 +37,7 @@ class Truth:
     gradient: float | None = 2 * MB
     slow: int | None = None
     slow_may_be_missed: bool = False
-    may_be_sharded: bool = False  # and both gradients be said
+    may_be_sharded: bool = False  # and both gradients be named
 
 
 NOTHING = Truth(kind=None, iterations=None, gradient=None)
@@ -45,7 +45,7 @@ NOTHING = Truth(kind=None, iterations=None, gradient=None)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Captures, and what is true of them."""
+    """Captures, and the truth about them."""
 
     name: str
     captures: Callable[[], list[bytes]]
@@ -61,12 +61,12 @@ def played(
 
 
 def everywhere(seen: w.Packets, how: w.Capturing | None = None) -> list[bytes]:
-    """Capture where everything passes, as in a switch."""
+    """Capture at a place that all packets pass, as in a switch."""
     return [w.capture(seen, how)]
 
 
 def at_each(seen: w.Packets, hosts: Sequence[int], apart_ns: int = 0) -> list[bytes]:
-    """Capture at each of these hosts, whose clocks are so far apart."""
+    """Capture at each of these hosts; their clocks differ by `apart_ns`."""
     return [
         w.capture(w.seen_at(seen, host), w.Capturing(ahead_ns=host * apart_ns)) for host in hosts
     ]
@@ -81,7 +81,7 @@ def of(
     slow: dict[int, float] | None = None,
     connections: int = 1,
 ) -> Case:
-    """Return the case of a training that is seen everywhere."""
+    """Return the case of a training whose packets are all captured."""
 
     def captures() -> list[bytes]:
         return everywhere(played(training, hosts, slow=slow, connections=connections))
@@ -124,7 +124,7 @@ def rings() -> Iterator[Case]:
     )
     told = w.Training(collective=w.ring(ring_of(4), 16), broadcast=w.spread(4))
     yield of("ring of 4 hosts with 16 ranks, broadcast", told, 4, Truth(order=ring_of(4)))
-    # The sentence says "at N=4", the audit what it would be with more ranks.
+    # The sentence says "at N=4", the audit how it would be with more ranks.
     yield of(
         "ring of 4 hosts with 16 ranks",
         replace(told, broadcast=None),
@@ -135,7 +135,7 @@ def rings() -> Iterator[Case]:
 
 
 def shapes() -> Iterator[Case]:
-    """What is no ring, or several."""
+    """Patterns other than a ring, or several rings."""
 
     def shape(name: str, kind: str, collective: w.Collective, hosts: int) -> Case:
         gradient = None if kind == "all-to-all" else 2 * MB
@@ -166,27 +166,27 @@ def shapes() -> Iterator[Case]:
 
 
 def evaluation(network: w.Network) -> None:
-    """Compute long, and broadcast something else."""
+    """Compute for long, and broadcast other data."""
     network.compute(400)
     network.play(w.spread(network.hosts)(300_000))
     network.compute(200)
 
 
 def metric(network: w.Network) -> None:
-    """Compute long, and reduce next to nothing."""
+    """Compute for long, and reduce a few bytes."""
     network.compute(300)
     network.play(w.ring(ring_of(network.hosts))(4_000))
     network.compute(20)
 
 
 def checkpoint(network: w.Network) -> None:
-    """Let rank 0 write what it has to the last host, which trains nothing."""
+    """Let rank 0 write its data to the last host, which does not train."""
     network.upload(0, network.hosts - 1, 6 * MB)
     network.compute(150)
 
 
 def jobs() -> Iterator[Case]:
-    """Trainings that do not do the same all the time."""
+    """Trainings whose work changes over time."""
     training = plain()
     yield of(
         "evaluation every 5",
@@ -296,7 +296,7 @@ def sharded() -> Iterator[Case]:
 
 
 def slow_links() -> Iterator[Case]:
-    """One link that is slower than the others, and what is no slow link."""
+    """One link that is slower than the others, and cases that only look like one."""
     for hosts in (2, 3, 4, 8):
         for times in (2, 3, 5, 10):
             training = replace(plain(hosts), compute_ms=30.0, gradient=MB)
@@ -404,7 +404,7 @@ def begun_late(seen: w.Packets) -> list[bytes]:
 
 
 def mixtures() -> Iterator[Case]:
-    """More than one thing on the wire, or something else."""
+    """Several kinds of traffic on the wire, or another kind."""
     yield Case(name="two jobs of their own", captures=two_jobs, truth=NOTHING)
     yield Case(
         name="input from a store all the while", captures=with_input, truth=Truth(iterations=14)
@@ -420,7 +420,7 @@ def mixtures() -> Iterator[Case]:
 
 
 def two_jobs() -> list[bytes]:
-    """Capture a ring of four hosts, and another one of four others."""
+    """Capture two rings of four hosts each."""
     one, other = w.Network(hosts=8), w.Network(hosts=8, seed=1)
     plain().on(one)
     training = w.Training(collective=w.ring([4, 5, 6, 7]), gradient=5 * MB, iterations=7)
@@ -429,7 +429,7 @@ def two_jobs() -> list[bytes]:
 
 
 def with_input() -> list[bytes]:
-    """Capture a training that reads from a store, at any time and as much as may be."""
+    """Capture a training that reads from a store, at random times and in random amounts."""
     network = replace(plain(), iterations=14).on(w.Network(hosts=5))
     ends_ns, random = network.ends_ns(), np.random.default_rng(1)
     for host in range(4):
@@ -442,7 +442,7 @@ def with_input() -> list[bytes]:
 
 
 def with_heartbeats() -> list[bytes]:
-    """Capture a training whose hosts tell another every 3 ms that they live."""
+    """Capture a training whose hosts send another host a heartbeat every 3 ms."""
     network = replace(plain(), iterations=14).on(w.Network(hosts=6))
     for at_ns in np.arange(0, network.ends_ns(), 3 * w.MS).tolist():
         for host in range(4):
@@ -458,7 +458,7 @@ def download() -> list[bytes]:
 
 
 def noise() -> list[bytes]:
-    """Capture what repeats nothing."""
+    """Capture traffic without any repetition."""
     network, random = w.Network(hosts=5), np.random.default_rng(2)
     for _ in range(300):
         a, b = random.choice(5, 2, replace=False).tolist()
@@ -468,7 +468,7 @@ def noise() -> list[bytes]:
 
 
 def polling() -> list[bytes]:
-    """Capture hosts that report to one, which repeats and is no all-reduce."""
+    """Capture hosts that report to one host, which repeats and is no all-reduce."""
     network = w.Network(hosts=5)
     for n in range(60):
         for host in range(1, 5):
@@ -480,11 +480,11 @@ GROUPS = (rings, shapes, jobs, sharded, slow_links, places, mixtures)
 
 
 # ---------------------------------------------------------------------------------------------
-# What is said against the truth.
+# The answers against the truth.
 
 
 def judged(result: AuditedTraffic, truth: Truth) -> tuple[list[str], list[str]]:
-    """Return what is wrong, and what was left open though it could be known."""
+    """Return the wrong statements, and those left open that could be known."""
     wrong: list[str] = []
     left: list[str] = []
 
@@ -523,7 +523,7 @@ def said_of(captures: Sequence[bytes], folder: Path) -> AuditedTraffic:
 
 
 def main() -> None:
-    """Print what is not right, or all that is said of the cases that are named."""
+    """Print the cases with mistakes, or the whole answer to the cases that are named."""
     taken = arguments.parser(__doc__)
     taken.add_argument("words", nargs="*", metavar="word")
     words = [each.lower() for each in taken.parse_args().words]

@@ -88,14 +88,14 @@ def _of_block(block: str, page: Path) -> Iterator[Shown]:
 
 
 def words(text: str, *, measured: bool) -> list[str]:
-    """Split output into words; of measured output numbers and drawings are all alike."""
+    """Split output into words; in measured output, make all numbers and drawings alike."""
     if measured:
         text = _DRAWN.sub(" ", _NUMBER.sub(" # ", text))
     return text.split()
 
 
 def differences(shown: Shown, printed: str) -> list[str]:
-    """Return the stretches of a page's output that the command did not print in this order."""
+    """Return the stretches of a page's output that are missing from the command's output."""
     actual, reached, missing = words(printed, measured=shown.measures), 0, []
     for piece in shown.pieces(measured=shown.measures):
         place = _find(piece, actual, reached)
@@ -114,12 +114,12 @@ def _find(piece: Sequence[str], actual: Sequence[str], start: int) -> int | None
 
 
 def workplace(folder: Path) -> None:
-    """Lay out the folder in which a session runs."""
+    """Prepare the folder in which a session runs."""
     shutil.copytree(ROOT / "examples", folder / "examples")
 
 
 def printed_by(command: str, folder: Path) -> str:
-    """Run one command as a shell does; both streams, as a terminal shows them."""
+    """Run one command in a shell and return both streams, as a terminal shows them."""
     environment = os.environ | {"COLUMNS": WIDTH}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
@@ -137,7 +137,7 @@ def printed_by(command: str, folder: Path) -> str:
 
 
 def rewritten(page: Path) -> str:
-    """Return a page with what its commands print now; what was left out stays left out."""
+    """Return a page with its commands' output of today, and with its omissions."""
     text = page.read_text()
     with tempfile.TemporaryDirectory() as name:
         workplace(Path(name))
@@ -149,7 +149,7 @@ def rewritten(page: Path) -> str:
 
 
 def _with_gaps(before: str, printed: str) -> str:
-    """Leave out what the page left out: lines are found again by their first two words."""
+    """Repeat the page's omissions: a line is found again by its first two words."""
     if ELIDED not in [line.strip() for line in before.splitlines()]:
         return printed
     lines, kept, reached = printed.splitlines(), [], 0

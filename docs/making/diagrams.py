@@ -82,7 +82,7 @@ def _svg(title: str, width: float, height: float, parts: Sequence[str]) -> str:
 
 
 def _around(title: str, width: float, height: float, parts: Sequence[str]) -> Iterator[str]:
-    # One line, because Markdown ends a block of HTML at an empty one.
+    # On one line, because an empty line ends a block of HTML in Markdown.
     yield (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="100%" role="img" '
         f'xmlns="http://www.w3.org/2000/svg"><title>{html.escape(title)}</title>'

@@ -35,7 +35,7 @@ def _lines() -> Iterator[str]:
 
     group = typer.main.get_command(app)
     yield f'.TH FULLWIRE 1 "" "fullwire {fullwire.__version__}" "Fullwire"'
-    yield from (".nh", ".ad l")  # whole words, lines as they come
+    yield from (".nh", ".ad l")  # whole words, and lines without justification
     yield from (".SH NAME", "fullwire \\- where the time of a distributed training job goes")
     yield from (".SH SYNOPSIS", ".B fullwire", "COMMAND [OPTIONS] [ARGUMENTS]")
     yield from (".SH DESCRIPTION", _plain(group.help or ""), ".PP", _plain(group.epilog or ""))
@@ -64,7 +64,7 @@ def _lines() -> Iterator[str]:
 
 
 def _plain(text: Any) -> str:
-    """Escape what roff would read as its own."""
+    """Escape characters that mean something to roff."""
     escaped = str(text).replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return re.sub(r"^(?=[.'])", r"\\&", escaped, flags=re.MULTILINE)
 

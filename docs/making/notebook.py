@@ -1,4 +1,4 @@
-"""The notebook: its cells run without Jupyter, its outputs are kept, and a page is made of it.
+"""The notebook: run its cells without Jupyter, keep its outputs, and make a page of it.
 
 .venv/bin/python -m docs.making.notebook        # writes the outputs anew into docs/notebook.ipynb
 """
@@ -17,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 PLACE = Path(__file__).resolve().parents[1] / "notebook.ipynb"
-OF_OTHERS = "to_pandas"  # in a cell whose output another package draws, as its version likes
+# in a cell whose output comes from another package and changes with its version
+OF_OTHERS = "to_pandas"
 
 
 def cells() -> list[dict[str, Any]]:
-    """Return the cells as they are kept."""
+    """Return the cells of the stored notebook."""
     kept: list[dict[str, Any]] = json.loads(PLACE.read_text())["cells"]
     return kept
 
 
 def outputs() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Run the code cells in turn in an empty folder; go through their code and what each shows."""
+    """Run the code cells in turn in an empty folder; yield the code and the outputs of each."""
     names: dict[str, Any] = {}
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as place:
@@ -42,7 +43,7 @@ def outputs() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def _shown(code: str, names: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run a cell as Jupyter does: what it prints, and the value of an expression at its end."""
+    """Run a cell as Jupyter does: yield its printed text, and the value of a last expression."""
     body = ast.parse(code).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     printed = io.StringIO()
@@ -86,7 +87,7 @@ def page() -> str:
 
 
 def main() -> None:
-    """Run all cells and keep what they show."""
+    """Run all cells and store their outputs."""
     notebook = json.loads(PLACE.read_text())
     of_code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for cell, (_, shown) in zip(of_code, list(outputs()), strict=True):

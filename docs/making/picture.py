@@ -1,4 +1,4 @@
-"""The picture at the head of the README: what `fullwire explain` prints, as SVG.
+"""The picture at the head of the README: the output of `fullwire explain`, as SVG.
 
 .venv/bin/python -m docs.making.picture before.run docs/pictures/answer.svg
 """
@@ -23,7 +23,7 @@ def picture(run: Path) -> str:
     """Draw the first screen of the answer."""
     command = f"fullwire explain {run.name}"
     printed = printed_by(command, run.parent)
-    # The rules below headings stay out: text alone is drawn, and bars.
+    # The rules below headings stay out: only text and bars are drawn.
     screen = [line for line in printed.splitlines() if not line.startswith("─")]
     lines = [f"$ {command}", "", *screen]
     height = _TOP + _HIGH * len(lines) + 8

@@ -24,7 +24,7 @@ PACKAGE = Path(fullwire.__file__).parent
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
-# What a variable of the environment does; the page is refused where the code reads another one.
+# The effect of each variable of the environment. The page is refused if the code reads others.
 VARIABLES: Mapping[str, str] = {
     "FULLWIRE_INTERFACE": "Transport: the interface or address at which a rank listens. Without "
     "it, the one that reaches the job's store.",
@@ -92,7 +92,7 @@ def commands() -> str:
 
 
 def walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Go through all commands, with the words that name each."""
+    """Yield all commands, with the words that name each."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield path, command
@@ -265,7 +265,7 @@ def _write_capture(path: Path) -> None:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Go through keys with their types; of a list all elements are looked at as one."""
+    """Yield keys with their types; all elements of a list count as one."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}" if path else key)

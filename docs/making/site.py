@@ -27,7 +27,7 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let the design records of the folder be the pages of their part of the site."""
+    """Show the design records in the folder as pages of their part of the site."""
     for entry in config.nav or []:
         if isinstance(entry, dict) and "Design" in entry:
             entry["Design"] = [
@@ -38,7 +38,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the pages that are made here."""
+    """Add the generated pages."""
     made = {
         **reference.pages(),
         "notebook.md": notebook.page(),
@@ -52,7 +52,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put results and pictures where a page asks for them."""
+    """Put results and pictures into the places that a page marks."""
     markdown = validation.with_results(markdown)
     for mark, picture in PICTURES.items():
         if mark in markdown:
@@ -61,7 +61,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def rooms() -> str:
-    """Draw the rooms as the test of the structure knows them."""
+    """Draw the rooms of the package by the table of the structure test."""
     from tests.unit.test_structure import LEVELS
 
     return diagrams.rooms(LEVELS)
@@ -78,7 +78,7 @@ PICTURES = {"<!-- picture of rooms -->": rooms, "<!-- picture of the account -->
 
 
 def moved(source: str, name: str) -> str:
-    """Return a page of the root with links as they are from its place on the site."""
+    """Return a page of the root, its links changed to its place on the site."""
     up = "../" * name.count("/")
 
     def relink(match: re.Match[str]) -> str:
@@ -89,7 +89,7 @@ def moved(source: str, name: str) -> str:
             placed = path.removeprefix("docs/")
         if placed is None and path == "validation/README.md":
             placed = "validation/index.md"
-        if placed is None:  # a file of the repository, which the site does not hold
+        if placed is None:  # a file of the repository that is not on the site
             return words
         return f"{mark}[{words}]({up}{placed}{hash_}{anchor})"
 

@@ -56,13 +56,13 @@ PAGES = {
 
 
 def with_results(markdown: str) -> str:
-    """Put tables where a page asks for them."""
+    """Put tables into the places that a page marks."""
     markdown = _FIRST.sub(lambda _: first_table(), markdown)
     return _PLACE.sub(lambda place: section(results.read(place[1])), markdown)
 
 
 def first_table() -> str:
-    """Return one line for each result: the claim, what was measured, against what, and when."""
+    """Return one line for each result: the claim, the figure, the reference, and the date."""
     rows = [
         [
             f"[{result.claim}]({page}.md)",
@@ -104,7 +104,7 @@ def _figures(result: Result) -> str:
 
 
 def percent(share: float) -> str:
-    """Print a share with as many digits as say something."""
+    """Print a share with only its meaningful digits."""
     return f"{share:.1%}" if share >= 0.001 or share == 0 else f"{share:.0e}"
 
 

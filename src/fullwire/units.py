@@ -126,22 +126,22 @@ def share(value: str | float, what: str = "share") -> float:
 
 
 def show_rate(rate_bps: float) -> str:
-    """Print a rate as people say it: 2.5e10 is "25 Gbps"."""
+    """Return a rate as people write it: 2.5e10 is "25 Gbps"."""
     return _scaled(rate_bps, [(1e12, "Tbps"), (1e9, "Gbps"), (1e6, "Mbps"), (1e3, "kbps")], "bps")
 
 
 def show_bytes(size: float) -> str:
-    """Print a size with a decimal prefix, as network people count: 25e6 is "25 MB"."""
+    """Return a size with a decimal prefix, as network people count: 25e6 is "25 MB"."""
     return _scaled(size, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")], "B")
 
 
 def show_time(time_s: float) -> str:
-    """Print a time with the prefix that leaves one to three digits before the point."""
+    """Return a time with the prefix that leaves one to three digits before the point."""
     return _scaled(time_s, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")], "s")
 
 
 def show_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, as in "rank 3", "ranks 1 and 6", "ranks 4 to 7, 12 and 13"."""
+    """Return the names of ranks: "rank 3", "ranks 1 and 6", "ranks 4 to 7, 12 and 13"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -160,7 +160,7 @@ def show_ranks(ranks: Sequence[int]) -> str:
 
 
 def shown(value: object) -> str:
-    """Print a value that someone gave, in a length that fits a message."""
+    """Return the text of a value that someone gave, in a length that fits a message."""
     try:
         text = repr(value).replace("\n", " ")
     except ValueError:  # Python prints no whole number of more than 4,300 digits
@@ -169,7 +169,7 @@ def shown(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """Print text from files and arguments so that no terminal obeys it."""
+    """Return text from files and arguments in a form that no terminal obeys."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,13 +107,13 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 def test_the_completion_of_a_shell_is_shown_and_installed(tmp_path: Path, cli: Cli) -> None:
     home = os.environ | {"HOME": str(tmp_path)}
-    command = "fullwire() { :; }; python -m fullwire --show-completion"
+    command = f"fullwire() {{ :; }}; {sys.executable} -m fullwire --show-completion"
     shown = subprocess.run(
         ["bash", "-c", command], env=home, capture_output=True, text=True, check=False
     )
     assert "complete -o default -F _fullwire_completion fullwire" in shown.stdout
     subprocess.run(
-        ["bash", "-c", "python -m fullwire --install-completion; true"],
+        ["bash", "-c", f"{sys.executable} -m fullwire --install-completion; true"],
         env=home,
         check=True,
         capture_output=True,

@@ -41,7 +41,7 @@ def said(run: Run) -> dict[str, str]:
 def test_a_script_that_reads_its_own_batches_is_told_where_its_time_goes() -> None:
     run = a_job(reading(60), reading(60))
     assert fw.explain(run).verdict.kind == "host"
-    assert f"60 ms of that is before anything is computed, {READS_ITS_OWN}." in (
+    assert f"60 ms of that is before the first computation, {READS_ITS_OWN}." in (
         fw.explain(run).verdict.sentence
     )
     assert said(run)["host_ahead"].startswith("60 ms of a step is the host's before")

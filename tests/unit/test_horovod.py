@@ -256,7 +256,7 @@ def test_any_damage_gives_a_run_or_one_line(
 def test_the_command_takes_a_timeline(tmp_path: Path, cli: Cli) -> None:
     path = a_job().write(tmp_path / "timeline.json")
     assert cli("import", path, "-o", tmp_path / "job.run").returncode == 0
-    assert "came last most" in cli("explain", tmp_path / "job.run").stdout
+    assert "came last most" in cli("explain", tmp_path / "job.run", "-v").stdout
 
 
 def test_the_largest_collective_is_told_without_its_waiting(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A small training job that is slow for a reason that its options name.
 
-Real PyTorch with DistributedDataParallel over Gloo. Layers sleep as long as a device would compute,
-so that ranks that share a machine do not take each other's processors, and give real gradients.
+It is real PyTorch with DistributedDataParallel over Gloo. Layers sleep as long as a device would
+compute, and give real gradients. So ranks that share a machine do not compete for its processors.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 LATE_RANK = 1
 
 
-class Sleeping(torch.autograd.Function):  # type: ignore[misc]  # torch is not looked into
-    """A layer's work, which is to take its time both ways."""
+class Sleeping(torch.autograd.Function):  # type: ignore[misc]  # torch is not checked
+    """A layer's work: a given time in each direction."""
 
     @staticmethod
     def forward(context: Any, x: Any, weight: Any, forward_s: float, backward_s: float) -> Any:
-        """Sleep as the layer would compute."""
+        """Sleep as long as the layer would compute."""
         context.save_for_backward(weight)
         context.backward_s = backward_s
         time.sleep(forward_s)
@@ -38,7 +38,7 @@ class Sleeping(torch.autograd.Function):  # type: ignore[misc]  # torch is not l
 
 
 class Layer(nn.Module):  # type: ignore[misc]
-    """So many bytes; a third of the time goes to the forward pass."""
+    """A layer of a given size; a third of its time goes to the forward pass."""
 
     def __init__(self, size_bytes: int, compute_s: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Layer(nn.Module):  # type: ignore[misc]
 
 
 class Batches(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Batches that take a while to load."""
+    """Batches that take some time to load."""
 
     def __init__(self, count: int, load_s: float) -> None:
         self.count, self.load_s = count, load_s
@@ -65,7 +65,7 @@ class Batches(torch.utils.data.Dataset):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Train as the options say."""
+    """Train by the options."""
     given = argparse.ArgumentParser()
     given.add_argument("--steps", type=int, default=12)
     given.add_argument("--layers", type=int, default=8)
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def train(options: argparse.Namespace, late: str | None) -> None:
-    """Take the steps; in each of them this rank sleeps where it is late."""
+    """Train the steps; in each step this rank sleeps at the point where it is late."""
     layers = [
         Layer(options.layer_bytes, options.compute_s / options.layers)
         for _ in range(options.layers)

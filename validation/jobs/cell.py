@@ -7,7 +7,7 @@
     by-hand      no DDP: each gradient is summed by a call after the backward pass
     sharded      FSDP2
 
-BACKEND in the environment is the backend, Gloo where there is none.
+BACKEND in the environment is the backend; the default is Gloo.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from validation.jobs.cause import Layer
 
-PASSES = 4  # that are added up, where they are
+PASSES = 4  # passes between two synchronisations, for `adding`
 BATCH, WIDTH = 48, 1152
 
 

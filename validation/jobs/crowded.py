@@ -1,7 +1,7 @@
 """DDP whose computing and communication meet on processors: python -m validation.jobs.crowded WORK
 
-WORK is heavy or light: how much there is to compute for each gradient. BACKEND in the environment
-is the backend, STEPS how many steps there are.
+WORK is heavy or light: the amount of computation for each gradient. BACKEND in the environment is
+the backend, and STEPS the number of steps.
 """
 
 from __future__ import annotations

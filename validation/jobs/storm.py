@@ -1,7 +1,7 @@
 """A small training whose ranks sum many small tensors in every step, apart or joined into one.
 
 python -m validation.jobs.storm gradients|metrics apart|joined: 120 gradients of 60 layers, by hand,
-or 80 metrics beside DDP. An accelerator is played by a sleep of 10 ms.
+or 80 metrics beside DDP. A sleep of 10 ms stands for an accelerator.
 """
 
 from __future__ import annotations

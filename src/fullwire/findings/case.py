@@ -15,7 +15,7 @@ from fullwire.timeline.account import Account, Part
 from fullwire.timeline.breakdown import UNTOLD
 from fullwire.timeline.transfers import world
 
-THRESHOLD = 0.10  # Of the step: a part reaches this to be the verdict.
+THRESHOLD = 0.10  # Of the step: a part must reach this to be the verdict.
 FEWEST_STEPS = 3  # Of a measured job after its warm-up: fewer do not show the usual step.
 NEAR = 0.02  # Of the step: in a repeat, a part may be larger or smaller by this.
 MUCH_IN_ALL = 0.20  # Of the step, lost in parts that are each below the threshold.
@@ -74,7 +74,7 @@ class Case:
         return time_s > 0 and time_s >= THRESHOLD * self.step_s * (1 - 1e-9)
 
     def of_step(self, time_s: float) -> Amount:
-        """Return a time as sentences print it: as a share of every step."""
+        """Return a time as sentences print it: as a part of every step."""
         return Amount(time_s=time_s, whole=self.whole)
 
     @property
@@ -139,7 +139,7 @@ def is_alone(case: Case) -> bool:
 
 
 def unhidden_compute_s(account: Account) -> float:
-    """Return the time of a step in which computation ran without communication."""
+    """Return the time of a step's computation that ran without communication beside it."""
     compute_ns = (account.parts_ns[:, :, Part.COMPUTE] + account.excess_ns[:, :, 0])[
         :, account.is_typical
     ]

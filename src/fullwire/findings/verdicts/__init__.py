@@ -56,7 +56,7 @@ class VerdictKind(ABC):
     key: ClassVar[str]
     part: ClassVar[str]  # Its part of the account, or "" for the whole step.
     label: ClassVar[str] = ""  # The label of its part in a drawing.
-    heading: ClassVar[str] = ""  # The label among one rank's parts, if it differs.
+    heading: ClassVar[str] = ""  # Its label among one rank's parts, where `label` would mislead.
     colour: ClassVar[Colour | None] = None  # The colours of its part.
     lost_to: ClassVar[str] = ""  # The loss in words, for the verdicts of other kinds.
     within: ClassVar[str] = ""  # Its part within a sentence, if not the key.
