@@ -14,7 +14,7 @@ The emulation avoids processor time that a job with an accelerator would not nee
 - DDP would divide each bucket by the number of workers, on the accelerator, before it sends it. Our
   hook sends the bucket undivided. So sums grow from step to step. Now and then a forward pass
   brings them back, long before they exceed float32.
-- Parameters are never read and take no memory. The optimizer leaves them unchanged.
+- Layers ignore their parameters, which take no memory. The optimizer leaves them unchanged.
 """
 
 # Annotations stay values here, not text: DDP reads those of a communication hook.
