@@ -1,4 +1,4 @@
-"""How packet captures begin. Reading them is in pcap.py, which loads more."""
+"""Recognise packet captures by their beginning; pcap.py reads them and imports more modules."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Traffic between hosts: which addresses are whose, which ranks are where, who sent when to whom.
+"""Traffic between hosts: the addresses and ranks of each host, and the bytes between two hosts.
 
-Addresses are one host's where the run says so: a hosts file, a capture that knows its own host, or
-the sockets of a recorded job. Ranks are counted where the run knows its hosts. Of each edge the
-facts tell how it carries its part: connections, round trips, bursts, what was sent again.
+Several addresses belong to one host if the run says so. It may know them from a hosts file, from a
+capture that shows its own host, or from the sockets of a recorded job. Ranks are counted if the run
+knows their hosts. The facts of each edge describe its traffic: connections, round trips, bursts and
+retransmissions.
 
-A hosts file says which addresses are one host's, and which ranks run there:
+A hosts file gives the addresses of each host, and the ranks that run there:
 
     # name  addresses                 ranks (optional)
     node0   10.0.0.1 10.0.1.1         ranks=0-7
@@ -28,11 +29,11 @@ from fullwire.run.facts import Facts
 from fullwire.run.run import Real, Run, Text, Whole
 from fullwire.units import shown
 
-_LEAST_HOST = 1e-3  # of all payload: a host with less has no part in the training
-_LEAST_EDGE = 0.01  # of the largest edge: what sends less breaks no silence
-_LEAST_DESCRIBED = 0.01  # of the largest edge's payload
-_MOST_DESCRIBED = 64  # edges
-_SILENCE_S = 1e-3  # parts bursts: longer than what TCP waits for, shorter than a step
+_LEAST_HOST = 1e-3  # Share of all payload: a host with less takes no part in the training.
+_LEAST_EDGE = 0.01  # Share of the largest edge's payload: an edge with less breaks no silence.
+_LEAST_DESCRIBED = 0.01  # Share of the largest edge's payload.
+_MOST_DESCRIBED = 64  # Number of edges.
+_SILENCE_S = 1e-3  # A silence between bursts: longer than TCP's own waits, shorter than a step.
 _MOST_HOSTS_BYTES = 2**26
 _MOST_RANKS = 1_000_000
 
@@ -51,10 +52,10 @@ class Edges:
     packets: Whole
     retransmits: Whole
     width_ns: int
-    strangers_bytes: int  # of payload that other hosts had a part in
+    strangers_bytes: int  # payload from or to other hosts
 
     def matrix(self, values: Whole | Real) -> Whole:
-        """Add values up by who sends to whom."""
+        """Add values up by source and target host."""
         count = len(self.hosts)
         cells = np.bincount(self.source * count + self.target, values, count * count)
         return cells.reshape(count, count).astype(np.int64)
@@ -65,14 +66,14 @@ class Edges:
         return self.source * len(self.hosts) + self.target
 
     def main(self) -> NDArray[np.bool_]:
-        """Choose the rows with payload of the edges that carry most."""
+        """Choose the rows with payload on the edges that carry most."""
         payload = self.matrix(self.payload_bytes)
         main = np.flatnonzero(payload >= _LEAST_EDGE * payload.max(initial=1))
         return np.isin(self.edge, main) & (self.payload_bytes > 0)
 
 
 def edges_of(run: Run) -> Edges:
-    """Number the hosts in order of address, and leave out those that have no part."""
+    """Number the hosts in order of address, and leave out hosts with too little payload."""
     flows, names = run.flows, host_names(run)
     sources, source = _numbered(flows.source, names)
     targets, target = _numbered(flows.destination, names)
@@ -108,9 +109,9 @@ def edges_of(run: Run) -> Edges:
 
 
 def host_names(run: Run) -> dict[str, str]:
-    """Return the host of each address that is known to be of one with other addresses, or a name.
+    """Return the host of each address whose host has other known addresses, or a known name.
 
-    Sockets belong to hosts by name; addresses to hosts by a fact, which knows better.
+    Sockets give the host's name for an address. The fact `addresses` wins if it differs.
     """
     names: dict[str, str] = {}
     if len(run.sockets):
@@ -126,7 +127,7 @@ def host_names(run: Run) -> dict[str, str]:
 
 
 def ranks_by_host(run: Run, hosts: tuple[str, ...]) -> Mapping[str, list[int]] | None:
-    """Return the ranks on each of these hosts, where the run says it for every one of them."""
+    """Return the ranks on each of these hosts, if the run has them for every host."""
     names = host_names(run)
     ranks: dict[str, list[int]] = {}
     for rank, host in enumerate(filter(None, (run.facts.hosts or "").split(","))):
@@ -142,7 +143,7 @@ def hosts_of(ends: Text, hosts: tuple[str, ...], names: Mapping[str, str]) -> Wh
 
 
 def _numbered(ends: Text, names: Mapping[str, str]) -> tuple[list[str], Whole]:
-    """Return the hosts of a column, and for each row which one it is."""
+    """Return the hosts of a column, and for each row the number of its host."""
     hosts: dict[str, int] = {}
     known: dict[str, int] = {}
     for end in dict.fromkeys(ends.tolist()):
@@ -152,7 +153,7 @@ def _numbered(ends: Text, names: Mapping[str, str]) -> tuple[list[str], Whole]:
 
 
 def numbered_pairs(sources: Text, targets: Text) -> Whole:
-    """Number the pairs of endpoints, each direction for itself, in the order in which they come."""
+    """Number the pairs of endpoints by first appearance; each direction has its own number."""
     known: dict[tuple[str, str], int] = {}
     pairs = zip(sources.tolist(), targets.tolist(), strict=True)
     return np.array([known.setdefault(pair, len(known)) for pair in pairs], np.int64)
@@ -164,7 +165,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return a host as an address; a host with a name has none."""
+    """Return a host as an address, or None for a host with a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -173,7 +174,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeFacts:
-    """One edge; round trips are from where it was captured, and `None` where none was timed."""
+    """One edge; round trips begin at the point of capture, and are `None` if none was timed."""
 
     source: str
     target: str
@@ -182,14 +183,14 @@ class EdgeFacts:
     rtt_least_s: float | None
     rtt_median_s: float | None
     rtt_long_s: float | None
-    sent_again: float  # of the packets
+    sent_again: float  # share of the packets
     bursts: int
-    burst_bytes: float  # of the median burst
+    burst_bytes: float  # bytes of the median burst
     burst_s: float
 
 
 def edge_facts(run: Run, edges: Edges) -> tuple[EdgeFacts, ...]:
-    """Describe the edges that carry something, the largest first."""
+    """Describe the edges that carry payload, the largest first."""
     table = run.connections
     payload = edges.matrix(edges.payload_bytes)
     packets, again = edges.matrix(edges.packets), edges.matrix(edges.retransmits)
@@ -205,7 +206,7 @@ def edge_facts(run: Run, edges: Edges) -> tuple[EdgeFacts, ...]:
             break
         rows = np.flatnonzero((ends[0] == source) & (ends[1] == target))
         timed = rows[table.rtt_samples[rows] > 0]
-        # Of several connections, the one with most samples tells a usual round trip.
+        # The connection with most samples shows a usual round trip.
         usual = timed[int(np.argmax(table.rtt_samples[timed]))] if len(timed) else None
         slots, place = np.unique(edges.slot[carries & (edges.edge == edge)], return_inverse=True)
         in_slot = np.bincount(place, edges.payload_bytes[carries & (edges.edge == edge)])
@@ -238,7 +239,7 @@ def read_hosts(path: Path) -> Facts:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
-    owner: dict[str, str] = {}  # of each address
+    owner: dict[str, str] = {}  # the host of each address
     addresses: dict[str, list[str]] = {}
     host_of_rank: dict[int, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -271,7 +272,7 @@ def read_hosts(path: Path) -> Facts:
 
 
 def _of_host(words: list[str], place: str) -> tuple[list[str], list[int]]:
-    """Read the addresses and the ranks that a line gives its host."""
+    """Read the addresses and the ranks of the host on one line."""
     addresses: list[str] = []
     ranks: list[int] = []
     for word in words:

@@ -1,8 +1,8 @@
-"""What the bytes of an iteration amount to: the gradient, and how many ranks add it up.
+"""Derive the size of the gradient and the number of ranks from the bytes of an iteration.
 
-A ring of N ranks moves 2(N-1)/N of the gradient over each edge, and so it does between hosts,
-however many of the ranks a host has: so bytes tell ranks, where the model's size is known. It is
-known if somebody says it, or from the broadcast with which training starts.
+A ring of N ranks moves 2(N-1)/N of the gradient over each edge. The same holds between hosts, for
+any number of ranks on a host. So the bytes give the number of ranks if the model's size is known.
+The user may give that size, or the broadcast at the start of training shows it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from fullwire.packets.messages import SeenCollectives, broadcast_bytes, bytes_of
 from fullwire.packets.pattern import Pattern
 from fullwire.run.run import Whole
 
-_MOST_RANKS = 64  # on one host
-AGREES = 0.005  # bytes that are that close are the same, but for headers of messages
-LARGE = 0.1  # of a gradient: what start-up broadcasts
+_MOST_RANKS = 64  # Ranks on one host.
+AGREES = 0.005  # Sizes that differ by less are the same, except for headers of messages.
+LARGE = 0.1  # Share of a gradient: start-up broadcasts at least so much.
 RINGS = ("ring", "two-way ring")
-_SHARDED = 1.5  # times the bytes of an all-reduce: parameters are gathered twice, gradients once
-_AT_ONCE = 0.3  # of the time that the less busy way is used: so much is chance
-_FAINT = 0.05  # of a slot's bytes: acknowledgements by a library
+_SHARDED = 1.5  # Times an all-reduce's bytes: two gatherings of parameters, one reduce-scatter.
+_AT_ONCE = 0.3  # Share of the less busy way's time: the ways overlap so much by chance.
+_FAINT = 0.05  # Share of a slot's bytes: acknowledgements by a library.
 _ABOUT = 0.02
 _REDUCES = ("allreduce", "reducescatter")
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Expected:
-    """What an iteration's bytes amount to; `None` where they do not say it."""
+    """The sizes that an iteration's bytes imply; `None` where they leave a value open."""
 
     edge_bytes: float | None = None
     gradient_bytes: float | None = None
     ranks: int | None = None
-    gathered_bytes: float = 0.0  # of parameters, in an iteration
-    before: Whole | None = None  # who sent what before the first iteration
+    gathered_bytes: float = 0.0  # bytes of parameters gathered in an iteration
+    before: Whole | None = None  # bytes by source and target before the first iteration
     model_bytes: float | None = None
-    model_is_told: bool = False  # by a person, not by a broadcast
-    if_sharded_bytes: float | None = None  # the gradient, where it may be that instead
+    model_is_told: bool = False  # the size is the user's, not a broadcast's
+    if_sharded_bytes: float | None = None  # the gradient, if the job may be sharded instead
 
 
 def expected_bytes(
@@ -51,7 +51,7 @@ def expected_bytes(
     known_ranks: int | None,
     model_bytes: float | None,
 ) -> Expected:
-    """Say what the gradient is, and how many ranks add it up."""
+    """Return the size of the gradient, the number of ranks, and how both were found."""
     if iterations is None or not pattern.edge_bytes:
         return Expected(ranks=known_ranks)
     edge_bytes = iterations.usual_bytes
@@ -96,11 +96,11 @@ def expected_bytes(
 
 
 def _in_turns(edges: Edges, pattern: Pattern, iterations: Iterations) -> tuple[float, float] | None:
-    """Return what is reduced and what is gathered, where a two-way ring goes one way at a time.
+    """Return the reduced and the gathered bytes, if a two-way ring goes one way at a time.
 
-    An all-reduce over both ways uses them at once. Libraries that gather one way and reduce the
-    other do it for sharded parameters, gathered forwards and backwards; what is reduced goes around
-    once, or twice where a reduce-scatter is an all-reduce.
+    An all-reduce over both ways uses them at once. Some libraries gather one way and reduce the
+    other for sharded parameters. They gather the parameters forwards and backwards. The gradients
+    go around once, or twice if an all-reduce stands in for the reduce-scatter.
     """
     if pattern.kind != "two-way ring":
         return None
@@ -125,7 +125,7 @@ def _in_turns(edges: Edges, pattern: Pattern, iterations: Iterations) -> tuple[f
 
 
 def _taking_part(iterations: Iterations, hosts: int) -> NDArray[np.bool_]:
-    """Say between which hosts, source by target, what is sent may belong to the training."""
+    """Say for each source and target whether their traffic may belong to the training."""
     member = np.zeros(hosts, bool)
     member[iterations.edges // hosts] = member[iterations.edges % hosts] = True
     return np.logical_and.outer(member, member)
@@ -134,9 +134,9 @@ def _taking_part(iterations: Iterations, hosts: int) -> NDArray[np.bool_]:
 def _broadcast(
     edges: Edges, iterations: Iterations, before: Whole, gradient: float, hosts: int
 ) -> float | None:
-    """Return what start-up broadcast over each edge that it used, or over each connection.
+    """Return the bytes that start-up broadcast over each edge that it used, or each connection.
 
-    Over one edge it goes several times, if there are several ranks on a host.
+    If a host has several ranks, the broadcast goes over one edge several times.
     """
     members = _taking_part(iterations, len(edges.hosts))
     early = (edges.slot < iterations.first_slot) & members[edges.source, edges.target]
@@ -151,7 +151,7 @@ def _broadcast(
 
 
 def _ranks(hosts: int, edge_bytes: float, model_bytes: float | None) -> int | None:
-    """Count ranks rather than hosts, where the model's size says which number it must be."""
+    """Return the number of ranks, if the model's size fits only one number."""
     if model_bytes is None:
         return None
     counts = np.arange(hosts, _MOST_RANKS * hosts + 1, hosts)

@@ -1,14 +1,14 @@
-"""What several captures saw of each flow becomes the flows of one run.
+"""Join the flows that several captures saw as the flows of one run.
 
-What several of them saw of one flow is reconciled: of a connection captured at both ends, the end
-that saw more counts, and where both saw the same, the sender's. Captures that follow each other in
-time, as `tcpdump -C` writes them, are one. Where captures of several hosts have clocks that differ
-for certain, times are told by the first one's.
+Several captures may show the same flow. If both ends of a connection were captured, the end that
+saw more counts. If both saw the same, the sender's end counts. Captures that follow each other in
+time, as `tcpdump -C` writes them, are one capture. If the clocks of several hosts certainly differ,
+the run's times are those of the first capture's clock.
 
-By how much clocks differ is told by connections that were captured at both ends. A packet cannot
-arrive before it was sent. So what one end's clock shows less the other's is at most the offset on
-the way there and at least the offset on the way back; the packets that waited least set the bounds.
-Both are certain; the offset is taken in the middle, and is that uncertain.
+Connections that were captured at both ends show how much clocks differ. A packet cannot arrive
+before it was sent. So each packet bounds the offset between the two clocks: in one direction from
+above, in the other from below. The packets that waited least set the bounds. Both bounds are
+certain. The offset is their middle, and its uncertainty is half of their distance.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from fullwire.run.run import (
     Whole,
 )
 
-_ROCE = 256  # as native/packets/packet_headers.hpp numbers it
-_MAIN_FLOW = 0.02  # of the largest flow's payload
-_ALL = 0.05  # of the payload: what is missing of all of it
-_SAME = 0.2  # of the sequence numbers that either passed once: by chance it is none
+_ROCE = 256  # The number in native/packets/packet_headers.hpp.
+_MAIN_FLOW = 0.02  # Share of the largest flow's payload.
+_ALL = 0.05  # Share of the payload that may be missing from a full copy.
+_SAME = 0.2  # Share of common sequence numbers: by chance captures have none in common.
 Columns: TypeAlias = Mapping[str, Whole]
-Scanned: TypeAlias = tuple[Path, PacketScan, str]  # and why it was not read to its end, if so
+Scanned: TypeAlias = tuple[Path, PacketScan, str]  # path, scan, and the reason of an early end
 
 
-# As gloo/types.h numbers them; whoever sends by hand uses tags of their own.
+# The numbers of gloo/types.h. Programs that send by hand use tags of their own.
 _GLOO_OPS = np.array(
     [
         "send",
@@ -83,7 +83,7 @@ _LACKS = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Capture:
-    """What one file says, flow by flow."""
+    """The content of one file, flow by flow."""
 
     name: str
     file_name: str
@@ -100,7 +100,7 @@ class _Capture:
 
     @classmethod
     def of(cls, path: Path, scan: PacketScan, problem: str) -> _Capture:
-        """Take over what was scanned, each packet once."""
+        """Return the capture of a scan, with each packet counted once."""
         ends, protocols = [], []
         for addresses, source_port, target_port, protocol, queue_pair, _ in scan.endpoints():
             source, target = address_of(addresses[:16]), address_of(addresses[16:])
@@ -129,16 +129,16 @@ class _Capture:
 
     @cached_property
     def local(self) -> str | None:
-        """The host that takes part in every flow, if there is one: here the capture was made."""
+        """The host in every flow, if there is one: the capture was made there."""
         hosts = [{host_of(source), host_of(target)} for source, target in self.ends]
         common = set.intersection(*hosts) if hosts else set()
         return common.pop() if len(common) == 1 else None
 
     @property
     def own_addresses(self) -> list[str]:
-        """The addresses of the host that captured, where its packets say which way they went.
+        """The addresses of the host that captured, if its packets have a direction.
 
-        Where both ends of a flow would be its own, packets do not say that.
+        The result is empty if both ends of a flow would be the host's own: then directions mislead.
         """
         sides = zip(self.ends, self.totals["direction"].tolist(), strict=True)
         own = {host_of(ends[direction - 1]) for ends, direction in sides if direction}
@@ -148,7 +148,7 @@ class _Capture:
 
     @property
     def unread_endings(self) -> Columns:
-        """Where messages end in the main flows whose headers nobody reads."""
+        """The ends of messages in the main flows whose headers have no reader."""
         payload = self.totals["payload_bytes"]
         is_main = payload > _MAIN_FLOW * payload.max(initial=1)
         is_main[self.gloo_traffic["flow"]] = False
@@ -156,7 +156,7 @@ class _Capture:
         return {name: column[rows] for name, column in self.endings.items()}
 
     def lacks(self) -> Iterator[str]:
-        """Say what the capture lacks of what was on the wire."""
+        """Yield a sentence for each kind of packets or bytes that the capture lacks."""
         if self.problem:
             yield f"{self.name}: {self.problem}"
         for key, sentence in _LACKS.items():
@@ -167,9 +167,9 @@ class _Capture:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Passed:
-    """When flows passed certain sequence numbers, in one capture.
+    """The moments when flows passed certain sequence numbers, in one capture.
 
-    `local` is the host that it was made on, if that shows.
+    `local` is the host of the capture, if its packets show it.
     """
 
     local: str | None
@@ -179,14 +179,14 @@ class Passed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """What a capture's clock shows more than the first one's, in nanoseconds."""
+    """How far a capture's clock is ahead of the first capture's, in nanoseconds."""
 
     offset_ns: int
     uncertainty_ns: int
 
     @property
     def is_proven(self) -> bool:
-        """Whether the clocks differ at all, as far as anyone can say."""
+        """Whether the clocks certainly differ: the offset exceeds its uncertainty."""
         return abs(self.offset_ns) > self.uncertainty_ns
 
 
@@ -202,7 +202,7 @@ class _Seen(NamedTuple):
 
 
 def run_of(scans: Sequence[Scanned]) -> Run:
-    """Return the run of what was scanned."""
+    """Return the scanned captures as a run."""
     captures = [_Capture.of(*scanned) for scanned in scans]
     passed = [
         Passed(local=capture.local, ends=capture.ends, columns=capture.passages)
@@ -217,7 +217,7 @@ def run_of(scans: Sequence[Scanned]) -> Run:
         for capture, clock in list(zip(captures, clocks, strict=True))[1:]
         if clock is not None
     ]
-    # Which addresses are one host's, where a capture shows that.
+    # The addresses that belong to one host, where a capture shows it.
     several = [own for capture in captures if len(own := capture.own_addresses) > 1]
     addresses = [f"{own[0]}={'+'.join(own)}" for own in several]
     return Run(
@@ -236,9 +236,10 @@ def run_of(scans: Sequence[Scanned]) -> Run:
 
 
 def _once(totals: Columns, bins: Columns) -> tuple[Columns, Columns]:
-    """Count each packet once where a switch mirrors both of its ports, so that all come again.
+    """Count each packet once if a switch mirrors both of its ports, so that each packet repeats.
 
-    Nothing sends each byte again; what carries no payload comes as often as what does.
+    Real senders never retransmit every byte, so full repetition means mirroring. Packets without
+    payload repeat as often as those with payload.
     """
     payload, again = totals["payload_bytes"].sum(), totals["retransmitted_bytes"].sum()
     copies = 1 + round(int(again) / max(int(payload), 1))
@@ -255,7 +256,7 @@ def _once(totals: Columns, bins: Columns) -> tuple[Columns, Columns]:
 
 
 def _reconciled(captures: Sequence[_Capture], passed: Sequence[Passed]) -> list[_Seen]:
-    """Choose, for every flow, the place that saw most of it."""
+    """Choose for every flow the place of capture that saw most of it."""
 
     @cache
     def are_apart(one: int, other: int) -> bool:
@@ -272,8 +273,8 @@ def _reconciled(captures: Sequence[_Capture], passed: Sequence[Passed]) -> list[
             )
     chosen: list[_Seen] = []
     for observations in seen.values():
-        # Observations that follow each other in time are one place's. What two captures both saw
-        # follows in time as well, where their clocks differ by more than they lasted.
+        # Observations that follow each other in time come from one place. Two captures of the same
+        # packets also seem to follow, if their clocks differ by more than their length.
         places: list[list[_Seen]] = []
         for later in sorted(observations, key=lambda each: (each.first_ns, not each.is_sender)):
             for place in places:
@@ -376,7 +377,7 @@ def _joined(
     rows_of: Callable[[_Capture], Columns],
     columns: Callable[[_Capture, Columns, int], dict[str, Any]],
 ) -> AnyTable:
-    """Make a table of the rows of chosen flows, in order of time by the first capture's clock."""
+    """Make a table of the chosen flows' rows, ordered by the first capture's clock."""
     taken: dict[int, list[int]] = defaultdict(list)
     for seen in chosen:
         taken[seen.capture].append(seen.flow)
@@ -419,12 +420,12 @@ def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> Facts:
 
 
 def clock_offsets(captures: Sequence[Passed]) -> list[ClockOffset | None]:
-    """Return each capture's offset from the first, where connections lead from one to the other."""
+    """Return each capture's offset from the first, if connections link the two."""
     offsets: list[ClockOffset | None] = [None] * len(captures)
     if not captures or captures[0].local is None:
         return offsets
     offsets[0] = ClockOffset(offset_ns=0, uncertainty_ns=0)
-    # Captures of two hosts tell each other's offset if they show packets both ways between them.
+    # Captures of two hosts give their offset if they show packets in both directions between them.
     number: dict[tuple[str, str], int] = {}
     marks = [_marks(capture, number) for capture in captures]
     senders = np.array([host_of(source) for source, _ in number], object)
@@ -442,7 +443,7 @@ def clock_offsets(captures: Sequence[Passed]) -> list[ClockOffset | None]:
         if not len(there) or not len(back):
             continue
         most, least = int(there.min()), int(back.max())
-        # Clocks that drift against each other make the bounds cross; the middle is no worse then.
+        # If clocks drift against each other, the bounds cross. The middle is as good as before.
         offset_ns, uncertainty_ns = (most + least) // 2, -(-abs(most - least) // 2)
         links[first, second] = ClockOffset(offset_ns=offset_ns, uncertainty_ns=uncertainty_ns)
         links[second, first] = ClockOffset(offset_ns=-offset_ns, uncertainty_ns=uncertainty_ns)
@@ -461,7 +462,7 @@ def clock_offsets(captures: Sequence[Passed]) -> list[ClockOffset | None]:
 
 
 def show_the_same(one: Passed, other: Passed) -> bool:
-    """Whether two captures show the same packets of the flows in both, whatever clocks say."""
+    """Whether two captures show the same packets of their common flows, by sequence numbers."""
     number: dict[tuple[str, str], int] = {ends: at for at, ends in enumerate(one.ends)}
     common = [number[ends] for ends in set(one.ends) & set(other.ends)]
     marks = [_marks(capture, number)[0] for capture in (one, other)]
@@ -470,9 +471,9 @@ def show_the_same(one: Passed, other: Passed) -> bool:
 
 
 def _marks(capture: Passed, number: dict[tuple[str, str], int]) -> tuple[Whole, Whole]:
-    """Return what passed as numbers that are the same in every capture, and when; no duplicates.
+    """Return the passed sequence numbers as keys that all captures share, and their times.
 
-    A sequence number that passed twice was sent again, or has wrapped.
+    Numbers that passed twice are left out: they were sent again, or have wrapped.
     """
     flows = np.array([number.setdefault(ends, len(number)) for ends in capture.ends], np.int64)
     columns = capture.columns

@@ -1,18 +1,17 @@
-"""What the traffic of a training says, with no access to its code.
+"""Describe a training from its traffic, without access to its code.
 
-Who talks with whom in which shape, how often and with how many bytes the same comes again, how
-large the gradient must be for that, and whether one link is slower than the others.
+The result has the shape of the traffic between hosts, the iterations and their bytes. From these it
+derives the size of the gradient. It also says whether one link is slower than the others.
 
-Several trainings in one capture are told apart. Groups of hosts that send each other nothing are
-trainings of their own. Two rings of one job, one for each network card, do not meet either; but
-they repeat equally often. Trainings follow each other between the same hosts with no connection in
-common: a job that was started again counts as another. Connections that come and go with each
-iteration make no job of each: what lies between two gaps has to repeat by itself.
+A capture may hold several trainings. Groups of hosts that send each other nothing are separate
+trainings. Two rings of one job, one for each network card, share no traffic either, but they repeat
+equally often. Trainings that follow each other between the same hosts have no connection in common:
+a job that was started again counts as another. Connections may also come and go with each
+iteration. So a period between two gaps counts as a training only if its traffic repeats by itself.
 
-One link slows the job where its sender is busy while others wait. A sender is busy from packet to
-packet as long as they follow each other as closely as they usually do; on a slow line that distance
-is longer, and it is the line that is busy. Averages of rates are alike around a ring, whichever
-link is slow.
+A slow link slows the job: its sender is busy while others wait. A sender is busy while its packets
+follow each other at their usual distance. On a slow line that distance is longer, and the line is
+busy all the while. Average rates cannot show it: around a ring they are the same on all links.
 """
 
 from __future__ import annotations
@@ -49,40 +48,40 @@ from fullwire.packets.without_silence import (
 )
 from fullwire.run.run import UNREAD, AnyTable, Real, Run, Whole
 
-_OF_HOSTS = ("addresses", "hosts")  # facts
-_SURE = 0.9  # confidence that leaves nothing to look for
-_FAINT = 0.01  # of the largest edge among its hosts: a heartbeat does not make two jobs one
+_OF_HOSTS = ("addresses", "hosts")  # Names of facts.
+_SURE = 0.9  # Confidence at which the search ends.
+_FAINT = 0.01  # Share of the largest edge of its hosts: a heartbeat joins no two jobs.
 _MOST_HOSTS = 256
 _SAME_PERIOD = 0.05
-_LEAST_GAP_NS = 500_000_000  # a job takes longer to start
-_LEAST_SHARE = 0.02  # of the payload: what else hosts sent each other is no job
+_LEAST_GAP_NS = 500_000_000  # A job takes longer to start.
+_LEAST_SHARE = 0.02  # Share of the payload: a job has more.
 _MOST_JOBS = 16
-_LEAST_BUSY = 0.5  # a slow link is busy most of the time...
-_MUCH_BUSIER = 1.6  # ...and so much more than the others...
-_MUCH_SLOWER = 1.4  # ...because it is slower, and not because it has more to send
-_CLOSE = 4  # times the usual distance of packets: a sender that pauses longer waits
+_LEAST_BUSY = 0.5  # A slow link is busy for this share of the time.
+_MUCH_BUSIER = 1.6  # It is busier than the others by this factor.
+_MUCH_SLOWER = 1.4  # It is slower by this factor: else it just has more to send.
+_CLOSE = 4  # Times the usual distance of packets: a sender that pauses longer waits.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
-    """The host whose sending keeps the others waiting, by how long each is busy."""
+    """The host whose slow sending makes the others wait, with the busy time of each."""
 
     host: str
     busy_fraction: float
-    others_busy: tuple[float, float]  # the least and the most of the others
+    others_busy: tuple[float, float]  # the least and the most busy of the others
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Sending:
-    """How each host sends: the share of communication in which it does, and how fast then."""
+    """How each host sends: its busy share of the communication time, and its rate while busy."""
 
     busy: Real
-    rate_bps: Real  # of payload; 0 where it sends nothing
+    rate_bps: Real  # payload only; 0 for a host that is silent
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Detail:
-    """What an audit of the bytes needs besides."""
+    """The other inputs of an audit of the bytes."""
 
     run: Run
     edges: Edges
@@ -91,7 +90,7 @@ class Detail:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Traffic:
-    """What packets say of a training; `None` where they do not say it."""
+    """The description of a training from its packets; `None` for values that they leave open."""
 
     hosts: tuple[str, ...]
     matrix_payload_bytes: Whole  # row sends to column
@@ -101,15 +100,15 @@ class Traffic:
     payload_bytes_per_edge: float | None
     gradient_bytes: float | None
     ranks: int | None
-    gathered_bytes: float  # of parameters in an iteration, where they are sharded
-    if_sharded_bytes: float | None  # the gradient, where bytes leave open that they are
+    gathered_bytes: float  # bytes of sharded parameters in an iteration
+    if_sharded_bytes: float | None  # the gradient if parameters are sharded, where that is open
     edges: tuple[EdgeFacts, ...]  # the largest first
-    collectives: SeenCollectives | None  # where a library's own headers tell them
+    collectives: SeenCollectives | None  # if a library's own headers show them
     busy_fractions: Real
     slow_link: SlowLink | None
     detail: Detail
     warnings: tuple[str, ...]
-    groups: tuple[Traffic, ...] = ()  # of hosts, or of times, that are trainings of their own
+    groups: tuple[Traffic, ...] = ()  # separate trainings, on other hosts or at other times
     during_s: tuple[float, float] | None = None  # since the first packet, if trainings take turns
 
     @property
@@ -119,7 +118,7 @@ class Traffic:
 
 
 def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
-    """Say what the packets of a run say; `model_bytes` is how large its gradients are, if known."""
+    """Describe the training in a run's packets; `model_bytes` is its gradients' size, if known."""
     if not len(run.flows):
         raise UsageError(
             "; ".join(
@@ -147,7 +146,7 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
 
 
 def _at_once(run: Run, model_bytes: float | None) -> Traffic:
-    """Say it of what is between the first packet and the last, of one training or several."""
+    """Describe all packets of one period, which may hold one training or several at once."""
     edges = edges_of(run)
     if not edges.hosts:
         nothing = (
@@ -158,12 +157,12 @@ def _at_once(run: Run, model_bytes: float | None) -> Traffic:
     if len(parts) == 1:
         return _together(run, parts[0], model_bytes)
     hosts_only = run.facts.only(_OF_HOSTS)
-    each = replace(run, facts=hosts_only, gaps=())  # the rest is true of all together
+    each = replace(run, facts=hosts_only, gaps=())  # other facts are true of all together only
     return _apart(run, edges, tuple(_together(each, part, model_bytes) for part in parts))
 
 
 def _together(run: Run, edges: Edges, model_bytes: float | None) -> Traffic:
-    """Say it of hosts that are one training."""
+    """Describe hosts that belong to one training."""
     payload, wire = edges.matrix(edges.payload_bytes), edges.matrix(edges.wire_bytes)
     known_ranks = ranks_by_host(run, edges.hosts)
     world = len(edges.hosts) if known_ranks is None else sum(map(len, known_ranks.values()))
@@ -175,7 +174,7 @@ def _together(run: Run, edges: Edges, model_bytes: float | None) -> Traffic:
         edges, pattern, iterations, seen, None if known_ranks is None else world, model_bytes
     )
     if seen is not None and expected.ranks is not None and expected.ranks != world:
-        seen = _collectives(run, edges, expected.ranks)  # sizes follow from how many they are
+        seen = _collectives(run, edges, expected.ranks)  # sizes depend on the number of ranks
     sending = sending_of(edges, iterations)
     return Traffic(
         hosts=edges.hosts,
@@ -198,7 +197,7 @@ def _together(run: Run, edges: Edges, model_bytes: float | None) -> Traffic:
 
 
 def _apart(run: Run, edges: Edges, groups: tuple[Traffic, ...]) -> Traffic:
-    """Say of all hosts together only what is true of all."""
+    """Describe all hosts together by their totals, and each training by itself."""
     nothing = Pattern(kind="none")
     return Traffic(
         hosts=edges.hosts,
@@ -236,8 +235,9 @@ def _iterations(
 ) -> Iterations | None:
     """Look for iterations among collectives, if these are known, and between silences.
 
-    Collectives know better, unless much less of the bytes repeats among them: headers that were not
-    seen. Where there is neither, messages may repeat by their lengths, or bytes be counted.
+    Collectives win, unless a much smaller share of the bytes repeats among them: then the capture
+    missed headers. If both fail, the lengths of messages may repeat. The last resort is to count
+    bytes.
     """
     told = None
     if seen is not None:
@@ -255,10 +255,10 @@ def _iterations(
 
 
 def _pattern(edges: Edges, payload: Whole, iterations: Iterations | None) -> Pattern:
-    """Find the pattern of a usual iteration, or else of all together.
+    """Find the pattern of a usual iteration, or else of all iterations together.
 
-    A usual iteration knows nothing of start-up; where a slow link makes iterations run into each
-    other, bytes of one edge count for the next, and only the sum over all is sure.
+    A usual iteration excludes start-up. A slow link makes iterations run into each other: bytes of
+    one iteration count for the next on some edges. Then only the sum over all iterations is sure.
     """
     if iterations is None:
         found = find_pattern(payload.astype(float))
@@ -274,13 +274,14 @@ def _pattern(edges: Edges, payload: Whole, iterations: Iterations | None) -> Pat
 
 
 def trainings_of(edges: Edges) -> list[Edges]:
-    """Return what is to be looked at by itself: all, or groups that repeat each in their own time.
+    """Return the traffic of each training: all hosts, or groups that each repeat at their own pace.
 
-    One group that repeats, and has most of the bytes, is the training; others are strangers to it.
+    If only one group repeats and it has most of the bytes, it is the training. The other groups
+    belong to something else.
     """
     if len(edges.hosts) > _MOST_HOSTS:
         return [edges]
-    # Who sends to whom, but for what is faint beside what both ends send others.
+    # Link hosts by their traffic, except where it is faint beside the other traffic of both.
     payload = edges.matrix(edges.payload_bytes)
     most = np.maximum(payload.max(axis=0), payload.max(axis=1))
     links = np.asarray(payload > _FAINT * np.maximum.outer(most, most), bool)
@@ -304,7 +305,7 @@ def trainings_of(edges: Edges) -> list[Edges]:
 
 
 def among(edges: Edges, hosts: Whole) -> Edges:
-    """Return what some of the hosts send each other."""
+    """Return the traffic among some of the hosts."""
     number = np.full(len(edges.hosts), -1)
     number[hosts] = np.arange(len(hosts))
     source, target = number[edges.source], number[edges.target]
@@ -328,7 +329,7 @@ def trainings_in_turn(run: Run) -> list[Run]:
     turns = [_during(run, *times) for times in zip(begins_ns, [*begins_ns[1:], None], strict=True)]
     for turn in turns:
         edges = edges_of(turn)
-        # What one host sends alone is its capture's, by its clock.
+        # Traffic with one sender only comes from that host's capture, by its clock.
         has_senders = len(set(edges.source[edges.main()].tolist())) > 1
         if not has_senders or iterations_of_edges(series_of(edges), len(edges.hosts)) is None:
             return [run]
@@ -336,12 +337,12 @@ def trainings_in_turn(run: Run) -> list[Run]:
 
 
 def _begins_ns(run: Run) -> list[int]:
-    """Return when each group of connections begins that has none in common with those before."""
+    """Return the beginning of each group of connections that shares none with earlier groups."""
     table = run.connections
     if not len(table):
         return []
-    # From when to when each connection lasts, both ways and in all captures, with its payload.
-    # Queue pairs do not say which of them belong together, so there each way is one by itself.
+    # The start, end and payload of each connection, over both directions and all captures. Queue
+    # pairs lack a mark of the pair that belongs to them, so each direction counts by itself.
     known: dict[frozenset[str], int] = {}
     pairs = zip(table.source.tolist(), table.destination.tolist(), strict=True)
     number = np.array([known.setdefault(frozenset(ends), len(known)) for ends in pairs])
@@ -361,11 +362,11 @@ def _begins_ns(run: Run) -> list[int]:
         for part_ns, sent in zip(np.split(first_ns, gaps), np.split(payload, gaps), strict=True)
         if sent.sum() > least
     ]
-    return [int(first_ns[0]), *begins_ns[1:]]  # the first has what came before it, too
+    return [int(first_ns[0]), *begins_ns[1:]]  # the first includes the traffic before it
 
 
 def _during(run: Run, begin_ns: int, end_ns: int | None) -> Run:
-    """Return what began within a period; a bin of time may begin before what is in it."""
+    """Return the rows that began within a period; a time slot may begin before its packets."""
 
     def rows(table: AnyTable, started_ns: Whole, slack_ns: int = 0) -> AnyTable:
         within = started_ns >= begin_ns - slack_ns
@@ -389,7 +390,7 @@ def _width_ns(run: Run) -> int:
 
 
 def sending_of(edges: Edges, iterations: Iterations | None) -> Sending:
-    """Say how each host sends from the first iteration to the last."""
+    """Return how each host sends from the first iteration to the last."""
     within, slots = np.zeros(0, bool), 1
     if len(edges.slot):
         first = iterations.first_slot if iterations else int(edges.slot.min())
@@ -413,7 +414,7 @@ def _busy_slots(edges: Edges, chosen: NDArray[np.bool_]) -> float:
     payload = np.bincount(place, edges.payload_bytes[chosen])
     steps = np.diff(slots)
     order = np.argsort(steps, kind="stable")
-    reached = np.cumsum(payload[1:][order])  # a step ends with the bytes that it took to send
+    reached = np.cumsum(payload[1:][order])  # each distance ends with the bytes that took it
     usual = steps[order][np.searchsorted(reached, reached[-1] / 2)]
     return float(steps[steps <= _CLOSE * usual].sum() + 1)
 

@@ -1,13 +1,13 @@
-"""Iterations of a training as its traffic shows them: bytes that repeat, with silence between.
+"""Find the iterations of a training in its traffic: bytes that repeat, with silence between.
 
-Nothing here knows the training. Traffic is cut wherever it is silent for at least so long, for many
-such lengths; the length is right where what lies between the cuts has the same bytes again and
-again, and where silences just below it are much shorter. Start-up broadcasts and checkpoints have
-other bytes, so they are between iterations and none. Where nothing repeats there is no answer.
+The search uses the traffic alone. It cuts the traffic at each silence of at least some length, and
+tries many lengths. A length is right if the pieces have the same bytes again and again. Also, all
+shorter silences must be much shorter. Start-up broadcasts and checkpoints have other bytes, so they
+fall between iterations. Only traffic that repeats gives a result.
 
-Input that comes from a store, or a checkpoint that goes there, hides silences and makes bytes
-differ. It goes over edges of its own, so each edge is looked at by itself as well: those that
-repeat equally often and in the same time are one training.
+Input from a store, or a checkpoint to it, hides silences and makes bytes differ. It goes over edges
+of its own, so each edge is searched by itself as well. Edges that repeat equally often and at the
+same pace belong to one training.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from numpy.typing import NDArray
 from fullwire.packets.edges import Edges
 from fullwire.run.run import Real, Whole
 
-FEWEST = 3  # fewer than this repeat by chance
-_ALIKE = 0.01  # bytes of two iterations differ by less; preambles and control messages do
-_LEAST_SHARE = 0.7  # of the bytes from the first iteration to the last: must be in iterations
-_LEAST_OF_ALL = 0.3  # of all bytes: what repeats beside a larger thing is not the training
-_FAINT = 0.02  # of a typical time slot: heartbeats and acknowledgements break no silence
+FEWEST = 3  # Fewer iterations may repeat by chance.
+_ALIKE = 0.01  # Bytes of two iterations differ by less, through preambles and control messages.
+_LEAST_SHARE = 0.7  # Share of the bytes from first to last iteration that iterations must hold.
+_LEAST_OF_ALL = 0.3  # Share of all bytes: a repetition with less is not the training.
+_FAINT = 0.02  # Share of a typical time slot: heartbeats and acknowledgements break no silence.
 _MOST_CUTS = 20_000
 _MOST_LENGTHS = 64
-# Silences within an iteration, between equal buckets, are short against it. Two levels of cuts
-# that repeat equally well are told apart by that.
+# Silences between equal buckets of an iteration are short against the iteration. This decides
+# between two levels of cuts that repeat equally well.
 _SHORT_SILENCE = 0.08
 _MOST_PARTS = 8
-_MOST_STALLS = 4  # more pieces would add up to an iteration's bytes by chance
-_NEARLY = 0.95  # of the largest share: as good
-_MOST_FOUND = 12  # ways to cut that are looked at
-_LARGE = 0.1  # of an iteration, on an edge before the first: start-up broadcasts
-_FITS = 0.003  # headers of messages make it a little more
-_OTHER_EDGES = 0.5  # of the bytes on others than usual: it is another thing that repeats
-_LEAST_ALIKE = 0.7  # of the iterations use the same edges
-_MAIN_EDGE = 0.05  # of the largest: an edge with less in an iteration proves none
-_SURE = 0.9  # confidence in all edges together: then nothing hides anything
-_MOST_EDGES = 12  # that are looked at by themselves
+_MOST_STALLS = 4  # More pieces would add up to an iteration's bytes by chance.
+_NEARLY = 0.95  # Share of the largest share: cuts above it are as good.
+_MOST_FOUND = 12  # Ways to cut that are looked at.
+_LARGE = 0.1  # Share of an iteration: an edge with more before the first one had the broadcast.
+_FITS = 0.003  # Headers of messages add a little.
+_OTHER_EDGES = 0.5  # Share of bytes on unusual edges: with more, the repetition is another thing.
+_LEAST_ALIKE = 0.7  # Share of the iterations that must use the same edges.
+_MAIN_EDGE = 0.05  # Share of the largest edge: an edge with less is no evidence.
+_SURE = 0.9  # Confidence in all edges together at which single edges need no search.
+_MOST_EDGES = 12  # Edges that are searched by themselves.
 _SAME_PERIOD = 0.1
-_MUCH = 0.4  # of what the edges that agree carry
-_FEWEST_EDGES = 2  # that agree: one repeats by chance
+_MUCH = 0.4  # Share of the median payload of the edges that agree.
+_FEWEST_EDGES = 2  # Edges that must agree, as one may repeat by chance.
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -68,31 +68,31 @@ class Series:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Iterations:
-    """Iterations that were found, and how sure that is, from 0 to 1."""
+    """The iterations found, and the confidence in them from 0 to 1."""
 
     count: int
     period_s: float
     communicating_s: float
-    edges: Whole  # that carry it
+    edges: Whole  # the edges that carry an iteration
     edge_bytes: Real  # payload of one iteration on each of them
     first_slot: int
     last_slot: int
-    begins_ns: Whole  # of those that can be parted from what was around them
+    begins_ns: Whole  # beginnings of the iterations whose borders are visible
     ends_ns: Whole
-    share: float  # of the bytes from the first to the last, in iterations that can be parted
+    share: float  # share of the bytes from the first to the last iteration that iterations hold
     confidence: float
     basis: Literal["silence", "messages", "lengths", "bytes"]
 
     @property
     def usual_bytes(self) -> float:
-        """Return the payload of one iteration on a usual edge of those that carry it."""
+        """Return the payload of one iteration on a usual edge that carries it."""
         main = self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()
         return float(np.median(self.edge_bytes[main]))
 
     def is_exchange(self, hosts: int) -> bool:
-        """Whether a host both sends and receives, as one does in any sum.
+        """Whether some host both sends and receives, as hosts do in every sum.
 
-        A transfer that its sender paces repeats as well, one way.
+        A one-way transfer may repeat as well, if its sender paces it.
         """
         main = self.edges[self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()]
         return bool(np.isin(main // hosts, main % hosts).any())
@@ -102,24 +102,24 @@ class Iterations:
 class _Cut:
     """Traffic cut at silences of at least one length, and the iterations among its bursts."""
 
-    starts: Whole  # of each burst, its first busy slot
-    ends: Whole  # and its last
-    first: Whole  # of each iteration, its first burst
-    last: Whole  # and its last
-    share: float  # of the bytes from the first iteration to the last, in iterations
-    silence: int  # the shortest, in slots
-    jump: float  # how much longer that is than the longest that is no cut
+    starts: Whole  # The first busy slot of each burst.
+    ends: Whole  # The last busy slot of each burst.
+    first: Whole  # The first burst of each iteration.
+    last: Whole  # The last burst of each iteration.
+    share: float  # Share of the bytes from first to last iteration that iterations hold.
+    silence: int  # The shortest silence of a cut, in slots.
+    jump: float  # Its ratio to the longest silence without a cut.
 
     @classmethod
     def at(
         cls, length: int, busy: Whole, silences: Whole, slots: Whole, payload: Real
     ) -> _Cut | None:
-        """Cut at silences of at least so many slots; nothing where too little of it is alike."""
+        """Cut at silences of at least `length` slots; return None if few of the bytes repeat."""
         is_cut = silences >= length
         starts = np.concatenate([busy[:1], busy[1:][is_cut]])
         ends = np.concatenate([busy[:-1][is_cut], busy[-1:]])
         total = np.add.reduceat(payload, np.searchsorted(slots, starts))
-        # The bursts whose bytes agree, such that they hold most of the bytes.
+        # Of all sets of bursts of similar size, choose the set that holds most of the bytes.
         ordered = np.sort(total)
         reached = np.concatenate([[0], np.cumsum(ordered)])
         upto = np.searchsorted(ordered, ordered * (1 + _ALIKE), "right")
@@ -146,14 +146,14 @@ class _Cut:
 
     @property
     def period(self) -> float:
-        """Return how many slots it is from one iteration to the next."""
+        """Return the number of slots from one iteration to the next."""
         steps = np.diff(self.starts[self.first])
         follows = self.first[1:] == self.last[:-1] + 1
         return float(np.median(steps[follows] if follows.any() else steps))
 
     @property
     def confidence(self) -> float:
-        """Return how much of the bytes repeats; less where that is seldom, or had to be joined."""
+        """Return the share of the bytes that repeats; less for few or for joined iterations."""
         whole = float(np.mean(self.first == self.last))
         return self.share * (1 - 0.5 ** (len(self.first) - 1)) * (1 + whole) / 2
 
@@ -167,7 +167,7 @@ class _Cut:
 
 
 def series_of(edges: Edges) -> Series:
-    """Return what the main edges carry, slot by slot."""
+    """Return the payload of the main edges, slot by slot."""
     kept = edges.main()
     return Series(
         slot=edges.slot[kept],
@@ -195,7 +195,7 @@ def iterations_of_edges(series: Series, hosts: int) -> Iterations | None:
 
 
 def _agreeing(series: Series, hosts: int) -> list[int] | None:
-    """Return the edges that repeat together; of several such groups the one with most bytes."""
+    """Return the edges that repeat together; of several groups, the one with most bytes."""
     sent = np.bincount(series.edge, series.payload_bytes)
     largest = np.argsort(-sent, kind="stable")[:_MOST_EDGES].tolist()
     groups: list[tuple[Iterations, list[int]]] = []
@@ -219,10 +219,10 @@ def _agreeing(series: Series, hosts: int) -> list[int] | None:
 
 
 def _is_closed(members: list[int], sent: Whole, hosts: int) -> bool:
-    """Whether what these edges leave out is beside them: a part of a pattern is none.
+    """Whether these edges are a whole pattern, and other traffic is apart from them.
 
-    Among their hosts they must be all that carries much. Another host may only send, as a store
-    does, or only receive.
+    They must be all the edges among their hosts that carry much. Another host may only send, as a
+    store does, or only receive.
     """
     inside = {end for edge in members for end in divmod(edge, hosts)}
     much = _MUCH * float(np.median(sent[members]))
@@ -236,7 +236,7 @@ def _is_closed(members: list[int], sent: Whole, hosts: int) -> bool:
 
 
 def find_iterations(series: Series, hosts: int) -> Iterations | None:
-    """Find iterations of so many hosts, or none."""
+    """Find the iterations of a series, or return None."""
     if not len(series.slot) or not series.payload_bytes.any():
         return None
     slots, place = np.unique(series.slot, return_inverse=True)
@@ -246,17 +246,18 @@ def find_iterations(series: Series, hosts: int) -> Iterations | None:
     typical = ordered[np.searchsorted(reached, reached[-1] / 2)]  # the median byte lies there
     busy = slots[payload > _FAINT * typical]
     silences = np.diff(busy) - 1
-    # The silences worth trying most exceed the next shorter one.
+    # Try the silences first that exceed the next shorter one most.
     ordered = np.sort(silences)[::-1]
     jumps = (ordered + 1) / (np.append(ordered[1:], 0) + 1)
-    places = np.arange(1, len(ordered) + 1)  # so many cuts
+    places = np.arange(1, len(ordered) + 1)  # the number of cuts for each silence
     usable = (jumps > 1) & (places >= FEWEST - 1) & (places <= _MOST_CUTS)
     clear = ordered[usable][np.argsort(-jumps[usable], kind="stable")[:_MOST_LENGTHS]].tolist()
     tried = (_Cut.at(length, busy, silences, slots, payload) for length in clear)
     cuts = [cut for cut in tried if cut is not None]
     candidates: list[Iterations] = []
     while cuts and len(candidates) < _MOST_FOUND:
-        # The clearest silence; but equal parts of a longer repetition are that repetition.
+        # Take the clearest silence. If its pieces are equal parts of a longer repetition, take the
+        # longer one.
         most = max(cut.share for cut in cuts)
         good = [cut for cut in cuts if cut.share >= _NEARLY * most]
         clearest = max(good, key=lambda cut: cut.jump)
@@ -270,25 +271,25 @@ def find_iterations(series: Series, hosts: int) -> Iterations | None:
 
 
 def _fits_broadcast(series: Series, iterations: Iterations, hosts: int) -> bool:
-    """Whether an iteration is an all-reduce of what start-up broadcast.
+    """Whether an iteration is an all-reduce of the data that start-up broadcast.
 
-    That tells apart what bytes and silence cannot: five equal buckets, and five iterations between
-    evaluations.
+    Five equal buckets, and five iterations between evaluations, have the same bytes and silences.
+    The broadcast decides between them.
     """
     early = series.slot < iterations.first_slot
     before = np.bincount(series.edge[early], series.payload_bytes[early])
     broadcast = before[before > _LARGE * iterations.usual_bytes]
     if not len(broadcast) or hosts < 2:
         return False
-    # With a rank on each host: with several, two iterations may fit what two ranks were sent.
+    # This holds for one rank on each host. With two, two iterations may fit two broadcasts.
     wanted = 2 * (hosts - 1) / hosts * float(np.median(broadcast))
     return abs(iterations.usual_bytes / wanted - 1) < _FITS
 
 
 def _joined(total: Real, unit: float) -> tuple[Whole, Whole]:
-    """Join bursts in a row that together have an iteration's bytes: it stalled, and was cut.
+    """Join bursts in a row that together have an iteration's bytes: the iteration stalled.
 
-    The one that ends first comes first, which leaves room for most.
+    The iteration that ends first is taken first, which leaves room for most others.
     """
     first, last, free = [], [], 0
     for burst in range(len(total)):
@@ -304,7 +305,7 @@ def _joined(total: Real, unit: float) -> tuple[Whole, Whole]:
 
 
 def _iterations(series: Series, cut: _Cut) -> Iterations | None:
-    """Make iterations of a cut, unless they go over other edges each time."""
+    """Make iterations of a cut; return None if they use other edges each time."""
     edges, edge = np.unique(series.edge, return_inverse=True)
     burst = np.clip(np.searchsorted(cut.starts, series.slot, "right") - 1, 0, None)
     cells = np.bincount(
@@ -315,21 +316,21 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
     sent = reached[cut.last + 1] - reached[cut.first]
     usual = np.median(sent, axis=0)
     alike = np.zeros(len(sent), bool)
-    if usual.any():  # a share of each iteration's bytes is on other edges than usual
+    if usual.any():  # for each iteration, the share of bytes on other edges than usual
         alike = np.abs(sent - usual).sum(axis=1) / usual.sum() < _OTHER_EDGES
     if np.mean(alike) < _LEAST_ALIKE:
         return None
     cut = replace(cut, first=cut.first[alike], last=cut.last[alike])
-    # What the iterations' own edges carry between any two alike is part of one: where one host is
-    # late, the others send what they have, and silence parts that from the rest.
+    # If the same bytes come between any two iterations, on their own edges, they belong to one. If
+    # one host is late, the others send their data early, and a silence follows before the rest.
     main = usual > _MAIN_EDGE * usual.max()
     between = reached[cut.first[1:]] - reached[cut.last[:-1] + 1]
     ahead = np.where(main, np.median(between, axis=0), 0.0)
     are_close = np.abs(between.sum(axis=1) - ahead.sum()) <= _ALIKE * usual.sum()
     if ahead.sum() > _ALIKE * usual.sum() and np.mean(are_close) >= _LEAST_ALIKE:
         usual += ahead
-    # A burst with an iteration's bytes on every edge holds one as well, whatever else was sent just
-    # before, without a silence between.
+    # A burst with an iteration's bytes on every edge holds an iteration too. It has more bytes if
+    # other traffic came just before it, with no silence between.
     main = usual > _MAIN_EDGE * usual.max()
     held = np.floor((by_burst[:, main] / usual[main]).min(axis=1) + _ALIKE).astype(np.int64)
     for first, last in zip(cut.first, cut.last, strict=True):

@@ -1,14 +1,14 @@
-"""Collectives that a library's own message headers tell, put together over connections.
+"""Find collectives by a library's own message headers, and the iterations among them.
 
-Each direction of each connection carries a part of a collective; the parts of one have its
-operation and number, and overlap in time. How large its tensor is follows from what
-a connection carries of it.
+Each direction of each connection carries a part of a collective. The parts of one collective have
+its operation and number, and overlap in time. The bytes on a connection give the size of the
+tensor.
 
-Iterations are what repeats in their sequence, and nothing here needs silence. A sequence repeats
-with the shortest period at which nearly everything comes again; where equal parts leave open how
-many make one iteration, what the model weighs or a longer silence before every k-th part decides.
-What lies between repetitions counts as well, if it has the bytes of whole iterations: buckets are
-cut anew after the first.
+Iterations are the repetitions in the sequence of collectives, with or without silences. The period
+is the shortest one at which nearly every collective comes again. If parts are equal, the number of
+parts in an iteration is open. Then the model's size decides, or a longer silence before every k-th
+part. Traffic between repetitions counts as well, if it has the bytes of whole iterations: the first
+iteration has other buckets than the later ones.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from fullwire.packets.edges import numbered_pairs
 from fullwire.packets.iterations import FEWEST, Iterations
 from fullwire.run.run import Messages, Real, Text, Whole
 
-_LEAST_PART = 0.005  # of the largest collective: a smaller one, like a metric's, proves nothing
+_LEAST_PART = 0.005  # share of the largest collective: a smaller one, like a metric's, is ignored
 _SAME_BYTES = 0.002
-_HEADERS = 96  # bytes that Gloo sends with each message: its header, and an offer
-_MAIN_EDGE = 0.05  # of the largest: an edge with less carries control messages
-_TRAINING = ("allreduce", "reducescatter", "allgather", "alltoall")  # others come beside them
-_READ = 0.99  # of the bytes: then it is sure whose they are
-_AT_ONCE_NS = 1_000_000_000  # a tag that comes again later than this is another collective's
-_MOST_TIMED = 200  # iterations, to say how long a usual one communicates
-_SURE = 0.9  # confidence that leaves nothing to look for
-_LEAST_TOLD = 0.7  # of all payload must be in messages that were read, or they are not the story
-_MOST_PERIOD = 2_000  # collectives of one iteration
-_MOST_LOOKED_AT = 20_000  # collectives, to find the period; all of them are counted
+_HEADERS = 96  # Bytes that Gloo sends with each message: its header, and an offer.
+_MAIN_EDGE = 0.05  # Share of the largest edge: an edge with less carries control messages.
+_TRAINING = ("allreduce", "reducescatter", "allgather", "alltoall")  # Others come beside them.
+_READ = 0.99  # Share of the bytes that must be read, to be sure of their collective.
+_AT_ONCE_NS = 1_000_000_000  # A tag that comes again later belongs to another collective.
+_MOST_TIMED = 200  # Iterations that are timed for the usual communication time.
+_SURE = 0.9  # Confidence at which the search ends.
+_LEAST_TOLD = 0.7  # Share of all payload that the messages read must hold.
+_MOST_PERIOD = 2_000  # Collectives of one iteration.
+_MOST_LOOKED_AT = 20_000  # Collectives in the search for the period; the count uses all.
 _MOST_WINDOWS = 4_000
-_LEAST_AGREE = 0.5  # of the sequence, with itself one period later
+_LEAST_AGREE = 0.5  # share of the sequence that is the same one period later
 _AS_GOOD = 0.01
 _ALIKE = 0.01  # bytes of two iterations differ by less
 _MOST_PARTS = 64
-_SHORT_SILENCE = 0.08  # of an iteration: such ones are within it as well
-_MUCH_LONGER = 3  # a silence between iterations, against those within
-_MOST_BETWEEN = 8  # iterations that are cut up otherwise, in one place
+_SHORT_SILENCE = 0.08  # Share of an iteration: it has such silences within as well.
+_MUCH_LONGER = 3  # Ratio of a silence between iterations to those within.
+_MOST_BETWEEN = 8  # Iterations with other buckets in one place.
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class SeenCollectives:
-    """Collectives in order of time, and the part of each that went from one host to another."""
+    """Collectives in order of time, and the part of each that one host sent to another."""
 
     op: Text
     sequence: Whole
-    bytes: Real  # of its tensor, as every rank has it
-    begin_ns: Whole  # when the first rank came
-    first_ns: Whole  # when data began to flow
+    bytes: Real  # size of its tensor on every rank
+    begin_ns: Whole  # arrival of the first rank
+    first_ns: Whole  # first data
     end_ns: Whole
-    part: Whole  # for each row below: which collective it is of
-    part_way: Whole  # and a number for its connection and direction
+    part: Whole  # for each row below: the number of its collective
+    part_way: Whole  # for each row below: a number for its connection and direction
     source: Whole
     target: Whole
     part_bytes: Real
-    part_read_bytes: Real  # of which it is sure that they are this one's
+    part_read_bytes: Real  # bytes that surely belong to this collective
     part_begin_ns: Whole
     part_first_ns: Whole
     part_last_ns: Whole
@@ -73,7 +73,7 @@ class SeenCollectives:
 
     @property
     def is_sure(self) -> NDArray[np.bool_]:
-        """Whether bytes are surely this one's: read as such, or there were no others."""
+        """Whether each collective's bytes are surely its own: read as such, or sent alone."""
         total = np.bincount(self.part, self.part_bytes, len(self))
         is_read = np.bincount(self.part, self.part_read_bytes, len(self)) >= _READ * total
         after = self.tangled_with_earlier(np.arange(len(self)))
@@ -81,17 +81,17 @@ class SeenCollectives:
         return np.asarray(is_read | ~(after | before), bool)
 
     def begun_before_others_ended(self, chosen: Whole) -> NDArray[np.bool_]:
-        """Say which of the chosen ones, in order of time, begin before all earlier ones ended."""
+        """Say which chosen collectives, in order of time, begin before all earlier ones ended."""
         reached_ns = np.maximum.accumulate(self.end_ns[chosen])
         begun = np.zeros(len(chosen), bool)
         begun[1:] = self.first_ns[chosen][1:] < reached_ns[:-1]
         return begun
 
     def tangled_with_earlier(self, chosen: Whole, *, turned: bool = False) -> NDArray[np.bool_]:
-        """Say which of the chosen ones share a connection with an earlier one that still goes on.
+        """Say which chosen collectives share a connection with an earlier unfinished one.
 
-        On a connection of its own, or after the earlier one's last byte there, a collective's bytes
-        are surely its own. With `turned`, time runs backwards.
+        A collective's bytes are surely its own on a connection of its own, or after the last byte
+        of the earlier one there. With `turned`, time runs backwards.
         """
         rows = np.flatnonzero((self.part_first_ns > 0) & np.isin(self.part, chosen))
         begin_ns, end_ns = self.part_first_ns[rows], self.part_last_ns[rows]
@@ -108,11 +108,11 @@ class SeenCollectives:
 
 
 def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -> SeenCollectives:
-    """Put the messages of hosts, given as numbers, together to collectives of so many ranks."""
+    """Join the messages between hosts (given as numbers) as collectives of `ranks` ranks."""
     number = _numbered(rows)
     count = int(number.max(initial=-1)) + 1
-    # Of unread bytes so much is payload as where messages are read, if they are as long. The rest
-    # is a header before each message, and one before that which offers it.
+    # Unread bytes have the same share of payload as read messages, if they are as long. The rest
+    # is a header before each message, and before that the header of its offer.
     usual = np.bincount(number, rows.payload_bytes) / np.maximum(
         np.bincount(number, rows.messages), 1
     )
@@ -154,7 +154,7 @@ def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -
 
 
 def _numbered(rows: Messages) -> Whole:
-    """Number the collectives; the same number comes again where a tag is used again."""
+    """Number the collectives; a tag that comes again much later is another collective."""
     keys: dict[tuple[str, int], tuple[int, int]] = {}
     numbers, count = [], 0
     ends = np.maximum(rows.last_ns, rows.begin_ns).tolist()
@@ -169,9 +169,9 @@ def _numbered(rows: Messages) -> Whole:
 
 
 def _usual_connection(number: Whole, way: Whole, payload: Real, count: int) -> Real:
-    """Return what a usual connection that carries data carries of each collective.
+    """Return for each collective the bytes on a usual connection that carries its data.
 
-    Two hosts have several connections where they have several ranks, and each carries a part.
+    If two hosts have several ranks, they have several connections, and each carries a part.
     """
     ways = int(way.max(initial=0)) + 1
     parts, place = np.unique(number * ways + way, return_inverse=True)
@@ -195,17 +195,17 @@ def iterations_of(
     width_ns: int,
     model_bytes: float | None,
 ) -> Iterations | None:
-    """Find iterations in collectives, where these are most of what was sent.
+    """Find iterations in collectives, if these hold most of the payload.
 
-    Collectives are parted by connection, or else by time: what one connection could not be read of
-    may be counted with the collective before, and only their sum is sure.
+    Collectives are separated by connection, or else by time. Unread bytes of a connection may count
+    for the collective before. Then only the sum of the two is sure.
     """
     if not len(seen) or seen.part_bytes.sum() < _LEAST_TOLD * payload_bytes:
         return None
     whole_bytes = None
     is_reduced = seen.op == "allreduce"
     if model_bytes is not None and is_reduced.any() and not (seen.op == "reducescatter").any():
-        # What the edges that were captured carry when the model is reduced once.
+        # The bytes on all captured edges when the model is reduced once.
         rows, count = is_reduced[seen.part], len(hosts)
         carried = np.bincount(seen.source[rows] * count + seen.target[rows], seen.part_bytes[rows])
         edges = int((carried > _MAIN_EDGE * carried.max()).sum())
@@ -225,7 +225,7 @@ def iterations_of(
 
 
 def broadcast_bytes(seen: SeenCollectives) -> float | None:
-    """Return what was broadcast before anything was reduced: the model, if that is anything."""
+    """Return the bytes broadcast before the first reduction (the model), or None."""
     reduces = np.flatnonzero(np.isin(seen.op, ["allreduce", "reducescatter"]))
     if not len(reduces):
         return None
@@ -235,7 +235,7 @@ def broadcast_bytes(seen: SeenCollectives) -> float | None:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Bouts:
-    """Collectives that went on at the same time, and cannot be parted surely, taken as one."""
+    """Groups of simultaneous collectives whose bytes cannot be separated for certain."""
 
     sequence: Sequence
     of: Whole  # for each collective: its bout, or -1
@@ -247,7 +247,7 @@ class _Bouts:
         is_training = is_main & np.isin(seen.op, _TRAINING)
         main = np.flatnonzero(is_training if is_training.any() else is_main)
         main = main[np.argsort(seen.first_ns[main], kind="stable")]
-        # Where nearly all bytes of one, and of the one just before, were read as theirs, they part.
+        # Two neighbours are separate if nearly all bytes of both were read as theirs.
         is_read = np.bincount(seen.part, seen.part_read_bytes, len(seen)) >= _READ * total
         is_new = ~overlap(main) | (is_read & np.append(True, is_read[:-1]))[main]
         is_new[:1] = True
@@ -260,7 +260,7 @@ class _Bouts:
         amounts = np.array(
             [np.bincount(bout, np.where(op == bit, total[main], 0.0)) for bit in ops.values()]
         )
-        # The kind is the same where operations are, and bytes differ by next to nothing.
+        # Bouts are of one kind if their operations are the same and their bytes nearly so.
         group, size = np.bitwise_or.reduceat(op, first), amounts.sum(axis=0)
         order = np.lexsort((size, group))
         ordered = size[order]
@@ -316,7 +316,7 @@ def _iterations(
 
 
 def _by_edge(seen: SeenCollectives, of: Whole, count: int, hosts: int) -> tuple[Real, Whole]:
-    """Return what each edge carries in each iteration, and which edges these are."""
+    """Return the bytes of each edge in each iteration, and the edges."""
     iteration = of[seen.part]
     chosen = iteration >= 0
     edge = seen.source[chosen] * hosts + seen.target[chosen]
@@ -330,7 +330,7 @@ def _by_edge(seen: SeenCollectives, of: Whole, count: int, hosts: int) -> tuple[
 def bytes_of(
     seen: SeenCollectives, iterations: Iterations, ops: tuple[str, ...], hosts: int, ranks: int
 ) -> float:
-    """Return the tensors of some operations in a usual iteration; 0 where there are none."""
+    """Return the tensor bytes of some operations in a usual iteration, or 0."""
     of = np.searchsorted(iterations.begins_ns, seen.first_ns, "right") - 1
     inside = (of >= 0) & (seen.first_ns <= iterations.ends_ns[of.clip(0)]) & np.isin(seen.op, ops)
     cells, _ = _by_edge(seen, np.where(inside, of, -1), len(iterations.begins_ns), hosts)
@@ -342,26 +342,26 @@ def bytes_of(
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Sequence:
-    """Things in order of time: what each is, what it weighs, and when it was."""
+    """Bouts of collectives in order of time, with the kind, bytes and times of each."""
 
-    kind: Whole  # equal where the same comes again
-    amounts: Real  # bytes of each operation, a row for each
+    kind: Whole  # equal for bouts that repeat
+    amounts: Real  # bytes of each bout, with a row for each operation
     begin_ns: Whole
     end_ns: Whole
 
     @property
     def bytes(self) -> Real:
-        """Return the bytes of each, of all operations."""
+        """Return the bytes of each bout, over all operations."""
         return np.asarray(self.amounts.sum(axis=0), np.float64)
 
     @property
     def silence_ns(self) -> Whole:
-        """Return how long nothing was going on before each; below zero where they overlap."""
+        """Return the silence before each bout; it is below zero if bouts overlap."""
         reached = np.maximum.accumulate(self.end_ns)
         return np.append(np.int64(0), self.begin_ns[1:] - reached[:-1])
 
     def period(self, whole_bytes: float | None) -> int | None:
-        """Return the shortest period at which nearly everything comes again."""
+        """Return the shortest period at which nearly every bout comes again."""
         kind = self.kind[:_MOST_LOOKED_AT]
         reached = np.append(0.0, np.cumsum(self.bytes[:_MOST_LOOKED_AT]))
         longest = min(len(kind) // FEWEST, _MOST_PERIOD)
@@ -372,11 +372,11 @@ class Sequence:
         for period, share in enumerate(agree[:shortest], 1):
             usual = float(np.median(reached[period:] - reached[:-period]))
             if whole_bytes and share >= _LEAST_AGREE and abs(usual / whole_bytes - 1) <= _ALIKE:
-                return period  # what else comes after every so many is no part of an iteration
+                return period  # a longer period has bouts that come only after several iterations
         return shortest
 
     def parts(self, period: int) -> Whole:
-        """Return where comes again what comes most often, from after its longest silence on."""
+        """Return the beginnings of the most frequent part, which follows the longest silence."""
         kinds = self.kind.tolist()
         places = range(min(len(kinds), _MOST_WINDOWS + period - 1) - period + 1)
         windows = [tuple(kinds[at : at + period]) for at in places]
@@ -401,7 +401,7 @@ class Sequence:
     def parts_each(
         self, parts: Whole, period: int, whole_bytes: float | None
     ) -> tuple[int, NDArray[np.bool_]]:
-        """Return how many parts make an iteration, and which parts begin one for certain."""
+        """Return the number of parts in an iteration, and the parts that surely begin one."""
         nowhere = np.zeros(len(parts), bool)
         silence_ns = self.silence_ns[parts].astype(np.float64)
         part_ns = float(np.median(np.diff(self.begin_ns[parts]))) if len(parts) > 1 else 0.0
@@ -411,7 +411,7 @@ class Sequence:
             fits = 1 <= times <= _MOST_PARTS and abs(times * part_bytes / whole_bytes - 1) <= _ALIKE
             if fits and times == 1:
                 return 1, nowhere
-            # Half the bytes after each long silence are gradients of 16 bits, and no halves.
+            # Half the bytes after each long silence are gradients of 16 bits: a whole iteration.
             if fits and np.median(silence_ns) < _SHORT_SILENCE * times * part_ns:
                 begins = _longest_every(silence_ns, times, part_ns)
                 return times, nowhere if begins is None else begins
@@ -422,9 +422,9 @@ class Sequence:
         return 1, nowhere
 
     def between(self, groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Find iterations that were cut up otherwise, by their bytes, between the others.
+        """Find iterations with other buckets between the others, by their bytes.
 
-        Each stretch is cut at whole iterations from its end, as long as bytes allow it.
+        Each stretch is cut into whole iterations from its end on, as long as the bytes fit.
         """
         first, last = groups[0]
         unit = self.amounts[:, first : last + 1].sum(axis=1)
@@ -448,7 +448,7 @@ class Sequence:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Repetition:
-    """Each iteration's first and last of the sequence, and how much of the bytes they hold."""
+    """The first and last bout of each iteration, and their share of the bytes."""
 
     first: Whole
     last: Whole
@@ -456,14 +456,14 @@ class Repetition:
 
 
 def find_repetition(sequence: Sequence, whole_bytes: float | None) -> Repetition | None:
-    """Find what repeats, or nothing; `whole_bytes` is what an iteration should weigh, if known."""
+    """Find the repetition, or return None; `whole_bytes` is an iteration's size, if known."""
     period = sequence.period(whole_bytes)
     if period is None:
         return None
     parts = sequence.parts(period)
     times, begins = sequence.parts_each(parts, period, whole_bytes)
     is_marked = bool(begins.any())
-    groups, at = [], 0  # so many parts that follow each other
+    groups, at = [], 0  # groups of `times` parts that follow each other
     while at + times <= len(parts):
         follow = parts[at + times - 1] - parts[at] == (times - 1) * period
         if follow and (begins[at] or not is_marked):
@@ -483,7 +483,7 @@ def find_repetition(sequence: Sequence, whole_bytes: float | None) -> Repetition
 
 
 def _longest_every(silence_ns: Real, times: int, part_ns: float) -> NDArray[np.bool_] | None:
-    """Say which parts begin an iteration, if every so many there is a much longer silence."""
+    """Say which parts begin an iteration, if a much longer silence precedes every k-th part."""
     place = np.arange(len(silence_ns)) % times
     usual = np.array([np.median(silence_ns[place == phase]) for phase in range(times)])
     begin = int(np.argmax(usual))

@@ -1,10 +1,11 @@
-"""Who sends to whom: the shape of one iteration's traffic, from its bytes alone.
+"""Find the shape of one iteration's traffic between hosts, from its bytes alone.
 
-Each shape is tried in turn and must hold for every host; what fits none is `none`. In most shapes a
-host sends 2(N-1)/N of the gradient in an all-reduce, however it goes about it. Some shapes are the
-same bytes: a two-way ring of four is also recursive doubling, one of three everyone with everyone.
+Each shape is tried in turn and must hold for every host. Traffic that fits no shape is `none`. In
+most shapes a host sends 2(N-1)/N of the gradient in an all-reduce, in any order of steps. Some
+shapes have the same bytes. A two-way ring of four is also recursive doubling. A two-way ring of
+three is also everyone with everyone.
 
-Several rings, or two trees, over the same hosts are found by taking their graph apart.
+The search finds several rings, or two trees, over the same hosts by taking their graph apart.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from numpy.typing import NDArray
 
 from fullwire.run.run import Real
 
-_FAINT = 0.05  # of the largest edge: an edge of less is no part of the shape
-_ALIKE = 0.05  # edges that a shape makes equal differ by less
-_APART = 1.1  # two levels of a hierarchy move amounts that differ by more
+_FAINT = 0.05  # Share of the largest edge: an edge with less is no part of the shape.
+_ALIKE = 0.05  # Equal edges of a shape differ by less.
+_APART = 1.1  # The amounts on two levels of a hierarchy differ by more.
 _MOST_RINGS = 8
-_MOST_STEPS = 512  # of all rings together: more take too long to tell apart
-_MOST_TRIES = 20_000  # steps of a search that has no good bound
+_MOST_STEPS = 512  # Steps of all rings together: more take too long to separate.
+_MOST_TRIES = 20_000  # Steps of a search that lacks a good bound.
 
 Edge: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A shape, the hosts in sending order, and the gradient that an all-reduce of it would add.
+    """A shape, the hosts in sending order, and the size of the gradient that it all-reduces.
 
-    `parts` are its rings where there are several, a hierarchy's groups, or the servers.
+    `parts` are its rings if it has several, a hierarchy's groups, or the servers.
     """
 
     kind: str
@@ -44,7 +45,7 @@ class Pattern:
 
 Shape: TypeAlias = Callable[[Real, NDArray[np.bool_]], Pattern | None]
 _SIMPLE: list[Shape] = []  # in the order in which they are tried
-_COMPOSED: list[Shape] = []  # of simple ones; tried after these
+_COMPOSED: list[Shape] = []  # made of simple shapes, and tried after these
 
 
 def _simple(shape: Shape) -> Shape:
@@ -58,7 +59,7 @@ def _composed(shape: Shape) -> Shape:
 
 
 def find_pattern(sent: Real) -> Pattern:
-    """Find the shape of a matrix of bytes: row sends to column."""
+    """Find the shape of a matrix of bytes, in which the row's host sends to the column's."""
     hosts = np.flatnonzero((sent.sum(axis=0) + sent.sum(axis=1)) > 0)
     if len(hosts) < 2:
         return Pattern(kind="none")
@@ -86,7 +87,7 @@ def _equal(values: Real) -> bool:
 
 
 def _of_sent(within: Real) -> float:
-    """Return the gradient whose all-reduce makes a host send as much as the median one does."""
+    """Return the gradient whose all-reduce makes each host send as much as the median host."""
     count = len(within)
     return float(np.median(within.sum(axis=1)) * count / (2 * (count - 1)))
 
@@ -99,7 +100,7 @@ def _is_mutual(links: NDArray[np.bool_]) -> bool:
 def _ring(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     if (links.sum(axis=0) != 1).any() or (links.sum(axis=1) != 1).any():
         return None
-    order = [0]  # from host to host until one comes again
+    order = [0]  # follow the edges from host to host until one comes again
     while (following := int(np.argmax(links[order[-1]]))) not in order:
         order.append(following)
     if len(order) < len(links) or not _equal(within[links]):
@@ -109,7 +110,7 @@ def _ring(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 @_simple
 def _two_way_ring(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Both ways around, perhaps with other bytes one way than the other."""
+    """Find a ring that goes both ways around, perhaps with other bytes in each direction."""
     if len(links) < 4 or not _is_mutual(links) or (links.sum(axis=1) != 2).any():
         return None
     order, before = [0], -1
@@ -131,11 +132,11 @@ def _two_way_ring(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 @_simple
 def _servers(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Workers that each exchange the same with every server, and nobody else: parameter servers."""
+    """Find parameter servers: workers that exchange the same bytes with every server only."""
     count = len(links)
     if count < 4 or not _is_mutual(links):
         return None
-    is_worker = ~links[int(np.argmin(links.sum(axis=1)))]  # linked with servers only, and the most
+    is_worker = ~links[int(np.argmin(links.sum(axis=1)))]  # workers link to the servers only
     servers, workers = np.flatnonzero(~is_worker), np.flatnonzero(is_worker)
     bipartite = np.zeros_like(links)
     bipartite[np.ix_(servers, workers)] = bipartite[np.ix_(workers, servers)] = True
@@ -153,7 +154,7 @@ def _servers(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 @_simple
 def _tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Every edge both ways with the whole gradient, and no way round."""
+    """Find a tree: every edge carries the whole gradient both ways, and there is no cycle."""
     count = len(links)
     if count < 3 or not _is_mutual(links) or links.sum() != 2 * (count - 1):
         return None
@@ -164,7 +165,7 @@ def _tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 
 def _from_root(links: NDArray[np.bool_], root: int | None = None) -> tuple[int, ...]:
-    """Return the hosts that are reached from a root, or else from the middle, outwards."""
+    """Return the hosts in order of distance from a root, or else from the middle."""
     if root is None:  # the middle: the host from which the farthest is nearest
         count = len(links)
         reach, distance = np.eye(count, dtype=bool), np.zeros(count)
@@ -182,7 +183,7 @@ def _from_root(links: NDArray[np.bool_], root: int | None = None) -> tuple[int, 
 
 @_simple
 def _halving_doubling(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Partners 1, 2, 4 ... apart, each with half the bytes of the one before."""
+    """Find partners 1, 2, 4 ... apart, each with half the bytes of the one before."""
     sent = _by_partner(within, links)
     if sent is None or not all(_equal(column) for column in sent.T):
         return None
@@ -194,7 +195,7 @@ def _halving_doubling(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 @_simple
 def _recursive_doubling(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Partners 1, 2, 4 ... apart, each with the whole gradient."""
+    """Find partners 1, 2, 4 ... apart, each with the whole gradient."""
     sent = _by_partner(within, links)
     if sent is None or len(links) < 8 or not _equal(sent.ravel()):
         return None
@@ -203,7 +204,7 @@ def _recursive_doubling(within: Real, links: NDArray[np.bool_]) -> Pattern | Non
 
 
 def _by_partner(within: Real, links: NDArray[np.bool_]) -> Real | None:
-    """Return what each host sends to each of its log2(N) partners, the largest first."""
+    """Return the bytes that each host sends to each of its log2(N) partners, largest first."""
     count = len(links)
     rounds = count.bit_length() - 1
     if count < 4 or count != 1 << rounds or not _is_mutual(links):
@@ -215,7 +216,7 @@ def _by_partner(within: Real, links: NDArray[np.bool_]) -> Real | None:
 
 @_simple
 def _all_to_all(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Everyone with everyone alike; what that adds up to, bytes cannot tell."""
+    """Find equal bytes between all hosts; they leave the size of the gradient open."""
     if len(links) < 3 or not _equal(within[~np.eye(len(links), dtype=bool)]):
         return None
     return Pattern(kind="all-to-all", order=tuple(range(len(links))))
@@ -223,7 +224,7 @@ def _all_to_all(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 @_composed
 def _double_tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Two trees over all hosts, each both ways with half of the gradient."""
+    """Find two trees over all hosts, each with half of the gradient both ways."""
     count = len(links)
     units = _units(within, links)
     if units is None or count < 4 or (units != units.T).any() or units.sum() != 4 * (count - 1):
@@ -251,7 +252,7 @@ def _links_of(count: int, edges: list[tuple[int, int]]) -> NDArray[np.bool_]:
 
 @_composed
 def _several_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Rings in several orders over the same hosts, as of several channels."""
+    """Find rings in several orders over the same hosts, as several channels make them."""
     units = _units(within, links)
     if units is None or len(links) < 3 or not 1 < units[0].sum() <= _MOST_RINGS:
         return None
@@ -271,7 +272,7 @@ def _several_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 
 def _units(within: Real, links: NDArray[np.bool_]) -> NDArray[np.int64] | None:
-    """Return the edges as multiples of the smallest, if that is what they are."""
+    """Return the edges as whole multiples of the smallest one, if they are such."""
     parts = within / within[links].min()
     units = np.where(links, np.rint(parts), 0)
     if (np.abs(parts - units)[links] > _ALIKE * units[links]).any():
@@ -281,7 +282,7 @@ def _units(within: Real, links: NDArray[np.bool_]) -> NDArray[np.int64] | None:
 
 @_composed
 def _separate_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Rings that share no host: one for each network card, or groups that do not meet."""
+    """Find rings on separate hosts: one for each network card, or separate groups."""
     groups = components(links)
     if len(groups) < 2:
         return None
@@ -301,7 +302,7 @@ def _separate_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 @_composed
 def _hierarchical(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
-    """Groups that reduce among themselves and then, with other amounts, with each other."""
+    """Find groups that reduce among themselves and then, with other amounts, with each other."""
     amounts = np.sort(within[links])
     ratios = amounts[1:] / amounts[:-1]
     if not len(ratios) or ratios.max() < _APART:
@@ -352,7 +353,7 @@ def _within(
 
 
 def components(links: NDArray[np.bool_]) -> list[list[int]]:
-    """Return the hosts that are linked with each other, directly or not."""
+    """Return groups of hosts that are linked with each other, directly or through others."""
     left, groups = set(range(len(links))), []
     while left:
         group = sorted(_from_root(links | links.T, min(left)))
@@ -362,10 +363,10 @@ def components(links: NDArray[np.bool_]) -> list[list[int]]:
 
 
 def _placed(count: int, edges: list[Edge], tree_of: list[int | None], new: int) -> bool:
-    """Put an edge into one of two trees, if others can be moved such that it closes no way round.
+    """Put an edge into one of two trees; move others if that keeps both trees free of cycles.
 
-    Matroid partition (Edmonds 1965): an edge that closes a way round in both trees may take the
-    place of another one, which moves to the other tree.
+    This is matroid partition (Edmonds 1965): an edge that closes a cycle in both trees may take the
+    place of another edge, which moves to the other tree.
     """
     came_from: dict[int, int | None] = {new: None}
     queue = [new]
@@ -375,7 +376,7 @@ def _placed(count: int, edges: list[Edge], tree_of: list[int | None], new: int) 
                 continue
             way = _way_round(count, edges, tree_of, tree, edges[edge])
             if way is None:
-                # Here it fits; the place that it leaves goes to the one that asked for it.
+                # The edge fits here. The place that it leaves goes to the edge that needs it.
                 at: int | None = edge
                 while at is not None:
                     left = tree_of[at]
@@ -393,7 +394,7 @@ def _placed(count: int, edges: list[Edge], tree_of: list[int | None], new: int) 
 def _way_round(
     count: int, edges: list[Edge], tree_of: list[int | None], tree: int, edge: Edge
 ) -> list[int] | None:
-    """Return the edges of a tree between the ends of another edge, or nothing if there are none."""
+    """Return the edges of a tree that connect the ends of another edge, or None."""
     reached: dict[int, tuple[int, int] | None] = {edge[0]: None}
     queue = [edge[0]]
     for node in queue:
@@ -419,7 +420,7 @@ def _rings_of(left: NDArray[np.int64], tries: list[int]) -> list[tuple[int, ...]
 def _ring_from(
     path: list[int], left: NDArray[np.int64], tries: list[int]
 ) -> list[tuple[int, ...]] | None:
-    """Complete a ring through all nodes such that the other edges can be divided as well."""
+    """Complete a ring through all hosts so that the other edges form rings too."""
     tries[0] -= 1
     if tries[0] < 0:
         return None

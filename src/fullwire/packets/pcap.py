@@ -1,8 +1,8 @@
-"""Packet captures (pcap and pcapng, plain or packed) are opened, unpacked and read side by side.
+"""Open, unpack and read packet captures side by side (pcap and pcapng, plain or packed).
 
-The native core reads packets as bytes come, large plain captures with several threads. What the
-captures say together is in flow_table.py, which is loaded while they are read: numpy takes as long
-to load as three million packets to read.
+The native core reads packets as bytes come. It reads large plain captures with several threads.
+The module flow_table.py joins the captures. It is imported while they are read: importing numpy
+takes as long as reading three million packets.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from fullwire.packets.flow_table import Scanned
     from fullwire.run.run import Run
 
-_PIECE_BYTES = 1 << 18  # unpacked at once
-_ENOUGH_BYTES = 1 << 28  # read at once; a tenth of a second
-_MOST_EXPANSION = 2_000  # a real capture shrinks ten- to fiftyfold; a bomb a millionfold
-_BOMB_BYTES = 1 << 30  # below this much nobody is harmed
+_PIECE_BYTES = 1 << 18  # Unpacked at once.
+_ENOUGH_BYTES = 1 << 28  # Read at once, in a tenth of a second.
+_MOST_EXPANSION = 2_000  # Real captures shrink by a factor of 10 to 50, a bomb by a million.
+_BOMB_BYTES = 1 << 30  # Fewer bytes do no harm.
 _MOST_CAPTURES = 10_000
 
 
 def read_captures(paths: Sequence[Path]) -> Run:
-    """Read captures of one job, made in one place or in several, as the flows of a run."""
+    """Read captures of one job, made at one place or several, as the flows of a run."""
     if not 0 < len(paths) <= _MOST_CAPTURES:
         raise UsageError(f"flows: expected 1 to {_MOST_CAPTURES} captures, got {len(paths)}")
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise UsageError("flows: the same capture is given twice")
     processors = len(os.sched_getaffinity(0))
-    threads = -(-processors // len(paths))  # of each capture: large ones are read by several
+    threads = -(-processors // len(paths))  # for each capture: a large one is read by several
     is_over = Event()
     with ThreadPoolExecutor(min(len(paths), processors)) as side_by_side:
         reading = [side_by_side.submit(_scanned, path, threads, is_over) for path in paths]
-        from fullwire.packets.flow_table import run_of  # here, beside the reading
+        from fullwire.packets.flow_table import run_of  # imported while the captures are read
 
         try:
             return run_of([capture.result() for capture in reading])
-        finally:  # after Ctrl-C, or a capture that is none, nobody waits for the others
+        finally:  # after Ctrl-C or a bad capture, the other readers stop early
             is_over.set()
 
 
@@ -60,7 +60,7 @@ def _scanned(path: Path, threads: int, is_over: Event) -> Scanned:
         else:
             try:
                 with unpack(file) as stream:
-                    # What is there at once: of a cut file, nothing before the cut is left out.
+                    # read1 returns the bytes at hand, so a cut file gives all bytes before the cut.
                     while piece := stream.read1(_PIECE_BYTES):
                         if scan.damage() or is_over.is_set():
                             break

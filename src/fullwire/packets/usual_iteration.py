@@ -1,4 +1,4 @@
-"""One iteration as its collectives, across hosts: when each began, and who came last."""
+"""One iteration's collectives across hosts: when each began, and which host came last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CollectiveSeen:
 
     op: str
     sequence: int
-    bytes: float | None  # of its tensor; `None` where others' bytes cannot be told from its own
+    bytes: float | None  # size of its tensor; `None` if its bytes mix with another's
     came_s: tuple[float | None, ...]  # each host's first packet for it
     data_s: float
     end_s: float
@@ -29,7 +29,7 @@ class CollectiveSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsualIteration:
-    """The iteration whose length is the median one."""
+    """The iteration of median length."""
 
     number: int
     collectives: tuple[CollectiveSeen, ...]

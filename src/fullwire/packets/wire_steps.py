@@ -1,8 +1,8 @@
-"""What packets say of a training as the steps and collectives of a run.
+"""Turn the iterations and collectives in packets into the steps and collectives of a run.
 
-A step goes from the first bytes of an iteration to those of the next, alike on every host; what was
-computed in it packets cannot say. A collective begins on a host with the first packet by which it
-asks for data or offers it, and lasts as long as its data come and go.
+A step goes from the first bytes of an iteration to those of the next, the same on every host.
+Packets do not show its computation. A collective begins on a host with the first packet that asks
+for data or offers it. It lasts as long as its data come and go.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fullwire.packets.messages import SeenCollectives
 from fullwire.run.facts import Facts
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 
-FROM_PACKETS = "its steps are iterations that packets show"  # in a run's remarks
+FROM_PACKETS = "its steps are iterations that packets show"  # a run's remark
 
 
 def with_steps(run: Run, traffic: Traffic) -> Run:
-    """Return a run of packets with their iterations as its steps; another run as it is."""
+    """Return a run of packets with their iterations as its steps, or any other run unchanged."""
     found = traffic.iterations
     if len(run.spans) or found is None or len(found.begins_ns) < 2:
         return run
-    # A rank for each host: the first that is known to be there, or the host's number.
+    # Each host is one rank: the first rank known to run there, or the host's number.
     known = ranks_by_host(run, traffic.hosts)
     ranks = np.arange(len(traffic.hosts))
     if known is not None:
@@ -34,7 +34,7 @@ def with_steps(run: Run, traffic: Traffic) -> Run:
     collectives = Collectives.empty()
     if traffic.collectives is not None and found.basis == "messages":
         collectives = _collectives(traffic.collectives, found, ranks)
-    # Where no collectives are known, all the traffic of each step is one span.
+    # If collectives are unknown, all the traffic of a step is one span.
     begins_ns, ends_ns = found.begins_ns[:-1], found.begins_ns[1:]
     steps = len(begins_ns)
     kinds = [("host", "step", ends_ns)]

@@ -1,16 +1,16 @@
-"""Iterations where no silence parts them: by the lengths of messages, or by counting bytes.
+"""Find iterations without silences between them, by lengths of messages or by counting bytes.
 
-A slow link hardly falls silent, and its iterations run into each other; communication that is
-overlapped completely never falls silent at all.
+A slow link is hardly ever silent, so its iterations run into each other. Completely overlapped
+communication is never silent at all.
 
-Messages tell iterations by lengths that come again in order. A packet that is not full ends a
-message. If a message ends at a place of the stream, another one ends an iteration's bytes later,
-for nearly every place: few lengths could do that by chance, and where all messages are equally long
-nothing is said. Where in the stream an iteration begins stays open; it is put where there is most
-time between messages.
+The lengths of messages repeat in order in each iteration. A packet that is not full ends a message.
+For nearly every place of the stream where a message ends, another one ends an iteration's bytes
+later. Few lengths could do that by chance. If all messages are equally long, the answer is None.
+The stream does not show where an iteration begins. The beginning is put where the time between
+messages is longest.
 
-Bytes can still be counted: how often an iteration fits into what each edge sent must be the same
-whole number for all of them.
+The other way is to count bytes. The number of iterations that fit into the bytes of an edge must be
+the same whole number for all edges.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from fullwire.packets.iterations import FEWEST, Iterations
 from fullwire.packets.pattern import Pattern, find_pattern
 from fullwire.run.run import UNREAD, Real, Run, Whole
 
-_SMALL_BYTES = 1024  # messages that control others: how they lie among those is left to chance
-_NEAR_BYTES = 512  # two places that far apart are the same
-_MOST_PLACES = 800  # of a connection: their differences are looked at
-_MOST_PERIODS = 32  # that may be the one
+_SMALL_BYTES = 1024  # Control messages are shorter, and their places are up to chance.
+_NEAR_BYTES = 512  # Two places this close are the same.
+_MOST_PLACES = 800  # Places of a connection whose differences are looked at.
+_MOST_PERIODS = 32  # Candidates for the period.
 _MOST_CONNECTIONS = 8
-_LEAST_AGREE = 0.8  # of the places have another one a period later
+_LEAST_AGREE = 0.8  # share of the places that have another one a period later
 _AS_GOOD = 0.05
-_DIFFERENT = 0.02  # lengths of messages
-_LEAST_PLACES = 4  # in a period
-_MAIN_CONNECTION = 0.05  # of the largest
-_MOSTLY = 0.6  # of the main connections say the same number
-_WHOLE = 0.05  # a number of iterations is as close to a whole one
-_WHOLE_ALONE = 0.02  # where nothing else says that there are iterations
-_MOST_ALONE = 500  # beyond, headers of messages make any number look whole
-_SURE_ALONE = 0.5  # such a count is right or a coincidence, and bytes cannot say which
+_DIFFERENT = 0.02  # Different lengths of messages differ by more.
+_LEAST_PLACES = 4  # Places in a period.
+_MAIN_CONNECTION = 0.05  # Share of the largest connection.
+_MOSTLY = 0.6  # Share of the main connections that must give the same number.
+_WHOLE = 0.05  # A number of iterations must be this close to a whole number.
+_WHOLE_ALONE = 0.02  # The same if bytes are the only evidence.
+_MOST_ALONE = 500  # Above it, headers of messages make any number look whole.
+_SURE_ALONE = 0.5  # Such a count is right or a coincidence: bytes leave that open.
 # A two-way ring of four may be recursive doubling, with other bytes for the same gradient.
 _UNMISTAKABLE = ("ring", "halving-doubling", "tree", "double tree")
-_STARTUP = 0.3  # of all bytes come before the silence that ends start-up, at most
-_MAIN_EDGE = 0.25  # of the largest: one with less has no part in what repeats
-_LEAST_PIECE = 0.01  # of a usual time slot's bytes
-_LEAST_BESIDE = 0.002  # of the largest edge
-_LARGE = 0.5  # of the largest edge in start-up: what the broadcast uses
+_STARTUP = 0.3  # Largest share of all bytes before the silence that ends start-up.
+_MAIN_EDGE = 0.25  # Share of the largest edge: an edge with less takes no part in iterations.
+_LEAST_PIECE = 0.01  # Share of a usual time slot's bytes.
+_LEAST_BESIDE = 0.002  # Share of the largest edge.
+_LARGE = 0.5  # Share of start-up's largest edge: an edge with more carried the broadcast.
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Repeated:
-    """A connection's bytes in an iteration, how often they come, and from when to when."""
+    """A connection's bytes in an iteration, the number of iterations, and their times."""
 
     edge: int
     bytes: float
@@ -62,7 +62,7 @@ class _Repeated:
 
     @classmethod
     def by_connection(cls, edge: int, lengths: Whole, ends_ns: Whole) -> _Repeated | None:
-        """Find what repeats in the places where one connection's messages end."""
+        """Find the repetition in the places where one connection's messages end."""
         places = np.append(0, np.cumsum(lengths))
         times_ns = np.append(ends_ns[:1], ends_ns)
         kept = np.append(True, np.diff(places) >= _SMALL_BYTES)
@@ -73,7 +73,7 @@ class _Repeated:
         period = _period(places[middle])
         if period is None:
             return None
-        # A period has to hold messages of several lengths.
+        # A period must hold messages of several lengths.
         several = np.diff(places[middle])
         is_shorter = several < several.max() * (1 - _DIFFERENT)
         if period <= 1.5 * several.max() or np.mean(is_shorter) <= 0.1:
@@ -94,7 +94,7 @@ class _Repeated:
 
 
 def iterations_by_lengths(run: Run, edges: Edges) -> Iterations | None:
-    """Find iterations that most of the connections tell alike, or none."""
+    """Find iterations on which most of the connections agree, or return None."""
     names = host_names(run)
     rows = run.messages.rows(run.messages.op == UNREAD)
     source = hosts_of(rows.source, edges.hosts, names)
@@ -163,7 +163,7 @@ def _period(places: Whole) -> float | None:
 
 
 def _with_partner(places: Whole, period: float) -> tuple[NDArray[np.bool_], float]:
-    """Say which places have another one a period later, and how many of those that could."""
+    """Return which places have another one a period later, and their share of those that could."""
     wanted = places + period
     nearest = np.clip(np.searchsorted(places, wanted), 1, len(places) - 1)
     distance = np.minimum(np.abs(places[nearest] - wanted), np.abs(places[nearest - 1] - wanted))
@@ -173,7 +173,7 @@ def _with_partner(places: Whole, period: float) -> tuple[NDArray[np.bool_], floa
 
 
 def _begins(places: Whole, times_ns: Whole, first: int, period: float, count: int) -> Whole:
-    """Return when iterations begin: where there is most time between messages, in the median."""
+    """Return when iterations begin: at the place with the longest median wait for a message."""
     waits_ns = np.diff(times_ns, append=times_ns[-1:])
     typical = float(np.median(waits_ns[:-1] / np.diff(places))) if len(places) > 1 else 0.0
     spare: Real = waits_ns - typical * np.diff(places, append=places[-1:])
@@ -189,9 +189,9 @@ def _begins(places: Whole, times_ns: Whole, first: int, period: float, count: in
 
 
 def counted_by_bytes(iterations: Iterations | None, payload: Whole) -> Iterations | None:
-    """Count what silence left together, if half of the edges say the same whole number.
+    """Count iterations that silence leaves joined, if half of the edges give one whole number.
 
-    The others may say more: start-up went over them, too.
+    The other edges may give more, because start-up went over them too.
     """
     if iterations is None or iterations.basis in ("messages", "lengths"):
         return iterations
@@ -205,7 +205,7 @@ def counted_by_bytes(iterations: Iterations | None, payload: Whole) -> Iteration
 
 
 def pattern_since_startup(edges: Edges) -> Pattern:
-    """Find the pattern of what was sent after the first part of the bytes, on the main edges."""
+    """Find the pattern of the traffic on the main edges after the first part of all bytes."""
     if not edges.payload_bytes.any():
         return Pattern(kind="none")
     order = np.argsort(edges.slot, kind="stable")
@@ -216,12 +216,12 @@ def pattern_since_startup(edges: Edges) -> Pattern:
 
 
 def counted_by_broadcast(edges: Edges) -> Iterations | None:
-    """Count how often an all-reduce of what start-up broadcast fits into what was sent since."""
+    """Count how many all-reduces of the start-up broadcast fit into the later traffic."""
     return _counted_after_startup(edges) or _counted_beside_startup(edges)
 
 
 def _counted_after_startup(edges: Edges) -> Iterations | None:
-    """Count where a silence parts start-up from what came after it."""
+    """Count the all-reduces after a silence that ends start-up."""
     kept = edges.main()
     if not kept.any():
         return None
@@ -232,7 +232,7 @@ def _counted_after_startup(edges: Edges) -> Iterations | None:
         return None
     begin = int(
         slots[early[int(np.argmax(np.diff(slots)[early]))] + 1]
-    )  # the longest silence's end
+    )  # the end of the longest silence
     before = edges.matrix(np.where(edges.slot < begin, edges.payload_bytes, 0))
     after = edges.matrix(np.where(edges.slot >= begin, edges.payload_bytes, 0))
     pattern = find_pattern(after.astype(float))
@@ -244,13 +244,13 @@ def _counted_after_startup(edges: Edges) -> Iterations | None:
 
 
 def _counted_beside_startup(edges: Edges) -> Iterations | None:
-    """Count where start-up also used edges that nothing has used since; they tell its size."""
+    """Count by the size of the broadcast on edges that only start-up used."""
     payload = edges.matrix(edges.payload_bytes)
     is_main = payload > _MAIN_EDGE * payload.max()
     pattern = pattern_since_startup(edges)
     if pattern.kind not in _UNMISTAKABLE or not pattern.gradient_bytes or not pattern.edge_bytes:
         return None
-    # What is sent in small pieces from time to time is control, and no broadcast.
+    # Small pieces from time to time are control messages, and no broadcast.
     has_data = edges.payload_bytes > 0
     is_large = edges.payload_bytes > _LEAST_PIECE * np.median(edges.payload_bytes[has_data])
     large = edges.matrix(np.where(is_large, edges.payload_bytes, 0))
@@ -260,7 +260,7 @@ def _counted_beside_startup(edges: Edges) -> Iterations | None:
     unit = float(np.median(beside)) * pattern.edge_bytes / pattern.gradient_bytes
     chosen = np.flatnonzero(is_main)
     sent = payload.ravel()[chosen]
-    least = int(chosen[int(np.argmin(sent))])  # which start-up did not use
+    least = int(chosen[int(np.argmin(sent))])  # the edge that start-up did not use
     begin = int(edges.slot[(edges.edge == least) & is_large].min())
     return _counted(edges, float(sent.min()) / unit, begin, chosen, np.full(len(sent), sent.min()))
 

@@ -1,1 +1,1 @@
-"""What would happen: a run's typical step replayed under a scenario, and collectives in events."""
+"""Predictions: a run's typical step replayed under a scenario, and collectives in events."""

@@ -1,7 +1,7 @@
 """How gradients are grouped into messages: the policies of the frameworks, and the paper's.
 
-A policy takes the gradients of one step in the order in which they become ready, and says after
-which gradients a message is closed and when it may leave.
+A policy takes the gradients of one step in the order in which they become ready. It decides after
+which gradients a message is closed, and when the message may leave.
 
     none                  every gradient by itself
     ddp                   PyTorch: closed once it holds 1 MiB (the first) or 25 MiB (the others);
@@ -9,8 +9,8 @@ which gradients a message is closed and when it may leave.
     ddp:50MiB             PyTorch with bucket_cap_mb=50, which holds for the first bucket too
     paper, 64MiB/5ms      Zhang et al.: closed once waits add up to 5 ms or bytes to 64 MiB; the
                           clock starts anew with each message
-    horovod:64MiB/5ms     Horovod: at every tick of its cycle what is ready is sent, packed in order
-                          into buffers of at most this size
+    horovod:64MiB/5ms     Horovod: every tick of its cycle sends the ready gradients, packed in
+                          order into buffers of at most this size
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class WaitOrSize:
 
 @dataclass(frozen=True, slots=True)
 class HorovodTicks:
-    """Horovod's: a tick of the cycle sends what is ready; ticks count from the backward's start."""
+    """Horovod's: a tick sends the ready gradients, and ticks count from the backward's start."""
 
     cap_bytes: int = 64 * _MIB
     cycle_ns: int = 5_000_000
@@ -137,7 +137,7 @@ class HorovodTicks:
 
 
 def bucket_policy(text: str) -> BucketPolicy:
-    """Read a policy from what people type."""
+    """Read a policy from its text."""
     simple: dict[str, BucketPolicy] = {
         "none": EachGradient(),
         "ddp": DdpBuckets(),
@@ -161,7 +161,7 @@ def bucket_policy(text: str) -> BucketPolicy:
 def _closed_after(
     ends: list[int], leave_ns: NDArray[np.int64], bytes_: NDArray[np.int64]
 ) -> Buckets:
-    """Cut the gradients after these; what is left at the end of the step is sent then."""
+    """Cut the gradients after these; the end of the step sends the rest."""
     last = len(bytes_) - 1
     closed = np.array(ends if ends and ends[-1] == last else [*ends, last], np.int64)
     total = np.cumsum(bytes_)[closed]

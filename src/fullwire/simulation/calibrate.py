@@ -1,19 +1,21 @@
-"""What a run's own collectives say about the transport that carried them.
+"""Fit a transport to a run's own collectives, which it carried.
 
     Run --> busy periods --> MeasuredTransport, and how sure that is
 
-A busy period is a time in which something was on its way: from the moment when the last rank had
-issued a collective that nothing was before, to the end of the last one that was issued meanwhile.
-Gloo sends two at a time, so single durations overlap; what a period holds and how long it lasted
-does not depend on the order inside. Periods that hold the same are one observation, by its median.
-They are those of one rank: where ranks form groups, others send over other links meanwhile.
+A busy period is a time in which some collective was on its way. It begins when the last rank issues
+a collective while none is on its way. It ends with the last collective that was issued meanwhile.
+Gloo sends two at a time, so single durations overlap. The contents and the length of a period do
+not depend on the order inside. Periods with equal contents are one observation, by its median.
+All periods are of one rank: where ranks form groups, others send over other links meanwhile.
 
-The four numbers of a transport are fitted to all observations at once, in logarithms. What is
-known beforehand enters as observations of its own, each with its uncertainty: the share of the line
-rate that headers leave, and the processor time that the ranks' communication threads have used. So
-a run on a slow line, which never shows what the processors could do, still says it, less surely;
-and what the fit leaves uncertain comes out as the width of the prediction. So does that a run,
-however many steps it has, shows the line and the processors as they were while it lasted.
+The four numbers of a transport are fitted to all observations at once, in logarithms. Prior
+knowledge enters as observations of its own, each with its uncertainty. It includes the share of the
+line rate that headers leave, and the processor time that the ranks' communication threads have
+used. So even a run on a slow line, which never loads its processors fully, tells their speed,
+less surely.
+
+Two uncertainties make the prediction's interval wider. One is left by the fit. The other is that a
+run of any length shows the line and the processors only as they were while it lasted.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ from fullwire.simulation.typical import Step
 
 _Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 
-_LEAST_SPREAD = 0.02  # no observation is believed to better than this
-_START_S = 2e-3  # nor than this: connections that were idle take a moment to be up to speed
-_MOST_PERIODS = 20_000  # looked at: later ones say nothing new
-_ROUNDS = 40  # of Gauss and Newton; a handful is enough, more cost nothing
+_LEAST_SPREAD = 0.02  # the least spread of an observation
+_START_S = 2e-3  # likewise, in seconds: idle connections take a moment to be up to speed
+_MOST_PERIODS = 20_000  # used: later ones add little
+_ROUNDS = 40  # of Gauss and Newton: a handful is enough, more cost nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,40 +54,43 @@ class _Known:
     spread: float
 
     def off_by(self, spreads: float) -> float:
-        """Return what it would be if it were off by so many of its spreads."""
+        """Return the value that is off by so many of its spreads."""
         return float(self.value * np.exp(spreads * self.spread))
 
     def times(self, other: _Known) -> _Known:
-        """Return the product of both, which know nothing of each other."""
+        """Return the product of both, which are independent."""
         return _Known(self.value * other.value, float(np.hypot(self.spread, other.spread)))
 
 
-# Of Gloo's work, part is charged to nobody's thread: where processors hold a message up, it takes
-# this many times what the threads' own clocks say. This number, and the three of Gloo below, were
-# chosen on labs of two to four ranks at 0.5 to 10 Gbps (validation/README.md).
+# Part of Gloo's work is outside the clocks of its threads. Where processors hold a message up, it
+# takes this many times the threads' own time. This number, and the three of Gloo below, were chosen
+# on labs of two to four ranks at 0.5 to 10 Gbps (validation/README.md).
 _KERNEL_FACTOR = _Known(1.28, 0.08)
 _SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
-_APART = _Known(0.28, 0.3)  # of Gloo's work; the others', which is little, makes no difference
-PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, where no fact says otherwise
+_APART = _Known(0.28, 0.3)  # of Gloo's work; the work of other transports is too little to matter
+PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
 _GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
 _GLOO_S_PER_HOP = _Known(0.4e-3, 0.4)
 _OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # NCCL and their like leave it to the NIC
 _OTHER_S_PER_HOP = _Known(20e-6, 1.5)
-# So much the share of the line and the processors' work differ between runs of the same job on the
-# same machine, hours apart: standard deviations of their logarithms (validation/README.md).
+
+# How much the share of the line and the processors' work differ between runs of the same job on the
+# same machine, hours apart. They are standard deviations of logarithms (validation/README.md).
 _LINE_FROM_RUN_TO_RUN = 0.018
 _WORK_FROM_RUN_TO_RUN = 0.08
-# What our transport's work for a byte is of Gloo's on the same processors. All of it is done while
-# something is on the line. Chosen on labs of two and four ranks (validation/README.md).
+
+# Our transport's work for a byte, as a share of Gloo's on the same processors. All of it is done
+# while something is on the line. Chosen on labs of two and four ranks (validation/README.md).
 _OURS_OF_GLOOS_WORK = _Known(0.8, 0.2)
-# What a message in a row costs ours, of Gloo's on the same processors: 0.03 to 0.2 of it was seen.
+# Our transport's cost of a message in a row, as a share of Gloo's on the same processors. Shares of
+# 0.03 to 0.2 were seen.
 _OURS_OF_GLOOS_HOP = _Known(0.1, 0.7)
 _OURS_APART = _Known(0.05, 1.0)  # next to none of it waits for the line to be idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What busy periods that held the same collectives took, under the same conditions."""
+    """The time of busy periods that held the same collectives, under the same conditions."""
 
     workers: int
     rate_bps: float
@@ -98,10 +103,9 @@ class Observation:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Calibration:
-    """A transport as fitted, what it rests on, and transports that it might as well be.
+    """A fitted transport, the observations behind it, and other transports that fit as well.
 
-    The last two are what it would be if the runs' median step were as short, or as long, as their
-    steps allow.
+    The two of `between` are fits for a median step as short, and as long, as the runs' steps allow.
     """
 
     transport: MeasuredTransport
@@ -109,7 +113,7 @@ class Calibration:
     misfit: float  # of a busy period's predicted time: standard deviation of its logarithm
     variants: tuple[MeasuredTransport, ...]
     between: tuple[MeasuredTransport, MeasuredTransport]
-    work_off: float  # by so much other runs' work may differ: standard deviation of its logarithm
+    work_off: float  # how much other runs' work may differ: standard deviation of its logarithm
 
 
 def calibrated(runs: Sequence[Run]) -> Calibration:
@@ -122,7 +126,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
             f"{names}: nothing is known about the transport: expected collectives among several "
             "ranks on links of a known line rate; name a run that has them with --calibrate"
         )
-    telling = [run for run, found in by_run if found]  # others have no transport to speak of
+    telling = [run for run, found in by_run if found]  # the others have no busy periods
     known = list(_known_before(telling))
     fit = _Fit(
         observations,
@@ -136,7 +140,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
 
 
 def filling(found: Calibration, payload_share: float) -> Calibration:
-    """Return what our own transport would be on the processors that Gloo was measured on."""
+    """Return our own transport on the processors on which Gloo was measured."""
 
     def ours(
         line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0, apart: float = 0.0
@@ -152,7 +156,7 @@ def filling(found: Calibration, payload_share: float) -> Calibration:
             apart=apart,
         )
 
-    # In pairs, one for each sign; less than nothing cannot be apart.
+    # In pairs, one for each sign. The share apart has 0 in place of a negative value.
     variants = (
         ours(line_off=-1),
         ours(line_off=1),
@@ -167,13 +171,13 @@ def filling(found: Calibration, payload_share: float) -> Calibration:
 
 
 def unhindered(found: Calibration, payload_share: float) -> Calibration:
-    """Return a transport that has no work with bytes; a message costs it what it costs."""
+    """Return a transport without work for bytes; the cost of a message stays."""
     no_work = replace(found.transport, share=payload_share, processor_s_per_byte=0.0, apart=0.0)
     return replace(found, transport=no_work, variants=(), between=(no_work, no_work))
 
 
 def in_another_run(found: Calibration) -> tuple[MeasuredTransport, ...]:
-    """Return what a transport may be in another run: with a slower line, and with slower work."""
+    """Return a transport as it may be in another run: with a slower line, and with slower work."""
     transport, work = found.transport, float(np.exp(found.work_off))
     return (
         replace(transport, share=transport.share * float(np.exp(-_LINE_FROM_RUN_TO_RUN))),
@@ -186,7 +190,7 @@ def in_another_run(found: Calibration) -> tuple[MeasuredTransport, ...]:
 
 
 def in_another_step(step: Step, found: Calibration) -> Step:
-    """Return a step whose own work takes processors longer, as far as another run's may."""
+    """Return a step whose own work takes processors longer, by as much as another run's may."""
     own_ns = round(step.processor_ns * float(np.exp(found.work_off)))
     longer_ns = own_ns - step.processor_ns
     return replace(step, processor_ns=own_ns, step_ns=step.step_ns + longer_ns)
@@ -198,26 +202,26 @@ def share_of_others(run: Run) -> float:
 
 
 def held_against(found: Calibration, runs: Sequence[Run]) -> Calibration:
-    """Return what is as unsure as it is to predict these runs, with what was beside them."""
+    """Return the calibration, made less sure by the other work that ran beside these runs."""
     return replace(found, work_off=float(np.hypot(found.work_off, _off_beside_others(runs))))
 
 
 def _work_off(runs: Sequence[Run]) -> float:
-    """Say how far the work of other runs may be off: as far as usual, and as others took part."""
+    """Return how far other runs' work may be off: as far as usual, and from others' share."""
     return float(np.hypot(_WORK_FROM_RUN_TO_RUN, _off_beside_others(runs)))
 
 
 def _off_beside_others(runs: Sequence[Run]) -> float:
-    """Say how far off work is that had to share: a standard deviation of its logarithm.
+    """Return how far work is off that had to share: a standard deviation of its logarithm.
 
-    It takes between its own time and what that becomes with the share that others left.
+    It takes at least its own time, and at most that time on the share that others left.
     """
     shares = [share_of_others(run) for run in runs]
     return float(np.mean([-np.log(1 - share) for share in shares])) / 2
 
 
 def observations_of(run: Run) -> Iterator[Observation]:
-    """Go through what a run shows of its transport."""
+    """Go through a run's observations of its transport."""
     yield from _observed(run, list(_periods(run)))
 
 
@@ -240,7 +244,7 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
         ]
         middle_s = float(np.median(times_s))
         deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
-        # A lone value says nothing of its own spread: 15 % is what busy machines show.
+        # A lone value has no spread of its own. Busy machines show 15 %.
         of_median = 1.25 * max(deviation, 0.15 / len(times_s)) / np.sqrt(len(times_s))
         yield Observation(
             workers=workers,
@@ -254,7 +258,7 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
 
 
 def _off(runs: Sequence[Sequence[_Period]]) -> tuple[float, float]:
-    """Say how far below and above the median the time of a step's periods may be, in logarithms."""
+    """Return how far below and above the usual time of a step's periods may be, in logarithms."""
     lows, highs = [], []
     for periods in runs:
         by_step: dict[int, float] = defaultdict(float)
@@ -278,7 +282,7 @@ def line_rate_bps(run: Run) -> float | None:
 
 
 class _Period(NamedTuple):
-    """A time in which something was on its way."""
+    """A time in which some collective was on its way."""
 
     step: int
     held: _Held  # in order of size
@@ -308,8 +312,8 @@ def _busy_periods(table: Collectives, members: Mapping[str, int]) -> Iterator[_P
 def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
     """Bring the ranks' rows of each collective together: last issue, mean end, one of the rows.
 
-    A collective that not all ranks of its group have is left out: who knows when it could begin.
-    So is one that the first rank has no part in.
+    A collective that some rank of its group lacks is left out, because the moment when it could
+    begin is unknown. So is one that the first rank has no part in.
     """
     groups = np.unique(rows.group.astype(str), return_inverse=True)[1]
     order = np.lexsort((rows.rank, rows.sequence, groups))
@@ -328,7 +332,7 @@ def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
 
 
 def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
-    """Say what is believed of the four numbers before anything is observed."""
+    """Go through the prior values of the four numbers, before any observation."""
     payload = [run.facts.payload_share or PAYLOAD_SHARE for run in runs]
     share = float(np.mean(np.array(payload, np.float64)))
     yield replace(_SHARE_OF_PAYLOAD, value=_SHARE_OF_PAYLOAD.value * share)
@@ -344,7 +348,7 @@ def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
 
 
 def _frame(runs: Sequence[Run]) -> MeasuredTransport:
-    """Say where the ranks were; the numbers are still to be found."""
+    """Return a transport with the places of the ranks; its numbers are still to be fitted."""
     facts = runs[0].facts
     workers = facts.workers or 1
     return MeasuredTransport(
@@ -360,7 +364,7 @@ def _frame(runs: Sequence[Run]) -> MeasuredTransport:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """What the communication threads of a rank used in a step, and what the step sent."""
+    """The time that a rank's communication threads used in a step, and the bytes that it sent."""
 
     wire_bytes: float
     hops: float
@@ -374,7 +378,7 @@ def _used(runs: Sequence[Run]) -> list[_Used]:
 def _used_in(run: Run) -> _Used | None:
     per_rank, rate_bps = run.facts.communication_processor_s, line_rate_bps(run)
     if run.facts.backend != "gloo" or per_rank is None:
-        return None  # others poll, and use what there is
+        return None  # other backends poll, and use all the time they get
     rows = run.collectives.rows(run.collectives.step >= 0)
     if rate_bps is None or not len(rows):
         return None
@@ -394,12 +398,12 @@ def _used_in(run: Run) -> _Used | None:
     )
 
 
-# Of the four logarithms: all that takes time, slower on the line and on the processors alike.
+# Of the four logarithms: the direction in which line and processors are slower alike.
 _SLOWER = np.array([-1.0, 1.0, 1.0, 0.0])
 
 
 class _Fit:
-    """Four logarithms, and what they have to agree with."""
+    """Four logarithms, and the observations that they have to agree with."""
 
     def __init__(
         self,
@@ -464,12 +468,12 @@ class _Fit:
         )
 
     def _misfits(self, at: Floats) -> Floats:
-        """Return how far everything is from what was seen, in its own spreads."""
+        """Return how far each prediction is from its observation, in the observation's spreads."""
         transport, seen = self._transport(at), []
         for observed in self._observations:
             wire_bytes, hops = np.array(observed.wire_bytes), np.array(observed.hops)
             line_s = 8 * wire_bytes / (observed.rate_bps * transport.share)
-            # Each run of a lab had all its ranks on the one machine, however many these were.
+            # Each run of a lab had all its ranks on the one machine, however many they were.
             per_host = observed.workers if transport.machines == 1 else None
             crowd = transport.crowd([observed.workers], per_host)
             predicted_s = float(transport.message_s(line_s, wire_bytes, hops, crowd).sum())

@@ -1,4 +1,4 @@
-"""The conditions that a what-if varies: one record each, from which every view takes its words.
+"""The conditions that a what-if varies: one record each, which gives every view its words.
 
 The terminal, charts, sentences and the command line read this table, in the order in which people
 state conditions. A `Change` makes another step of the recorded one. It brings its option, its
@@ -34,10 +34,10 @@ class Condition:
     heading: str  # of the column on a terminal
     title: str  # of an axis of a chart
     show: Callable[[Any], str] = str
-    words: str = "{}"  # a value in a sentence: "{} workers"
-    usual: object = None  # the value that everyone assumes and nobody mentions
+    words: str = "{}"  # a value in a sentence, such as "{} workers"
+    usual: object = None  # the default value, which sentences leave out
     across: int = 0  # how well it serves as the horizontal axis of a chart
-    scale: float | None = None  # from its unit to that of a chart; None where values are names
+    scale: float | None = None  # from its unit to a chart's; None where values are names
 
     def worded(self, value: Any) -> str:
         """Return a value as a sentence has it."""
@@ -46,7 +46,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Condition):
-    """A condition that makes another step of the one that was recorded."""
+    """A condition that turns the recorded step into another one."""
 
     option: str  # of the command line, and the argument of `fw.whatif`
     help: str
@@ -55,7 +55,7 @@ class Change(Condition):
 
 
 def _at_speed(subject: Subject, speed: float) -> Subject:
-    """Return the subject with all that a worker does alone so many times as fast.
+    """Return the subject with all of a worker's own work so many times as fast.
 
     Messages and additions take as long as before. Less of them hides behind computation.
     """
@@ -247,7 +247,7 @@ def with_names(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
 
 
 def unfolded(predictions: Predictions, changes: Changes) -> Predictions:
-    """Return what was predicted for changed subjects with an axis of its own for each change."""
+    """Return the predictions of changed subjects, with an axis of its own for each change."""
     if not changes:
         return predictions
     lengths = [len(values) for values in changes.values()]

@@ -1,7 +1,7 @@
-"""What one recorded job would do under changed conditions: one number at a time, with its interval.
+"""Predict one recorded job under changed conditions: one number at a time, with its interval.
 
-The transport is the measured one where the run shows it, else full utilization with room for packet
-headers, which every forecast that rests on it says.
+The transport is the measured one where the run shows it. Else it is full utilization with room for
+packet headers, and every forecast that rests on it says so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Forecaster:
 
     @property
     def alone_s(self) -> float:
-        """Return what the same step would take one worker."""
+        """Return the time of the same step with one worker."""
         return self.subject.step.step_ns * 1e-9
 
     @property
@@ -70,13 +70,13 @@ class Forecaster:
         return self.grid.bandwidth_bps[0]
 
     def full(self) -> FullTransport:
-        """Return the transport that fills the line but for packet headers."""
+        """Return the transport that fills the line, except for packet headers."""
         return FullTransport(self.payload_share)
 
     def filling(self) -> Forecaster:
         """Return the job on our own transport: a full line, as far as its processors can fill it.
 
-        What they can shows in what the measured transport took of them.
+        The processor time of the measured transport tells how far they can.
         """
         return self._on(filling)
 
@@ -85,25 +85,25 @@ class Forecaster:
         return self._on(unhindered)
 
     def _on(self, other: Callable[[Calibration, float], Calibration]) -> Forecaster:
-        """Return the job on another transport, as full as can be where none was measured."""
+        """Return the job on another transport, or on a full one if none was measured."""
         if self.calibration is None:
             return dataclasses.replace(
                 self, grid=dataclasses.replace(self.grid, transports=(self.full(),))
             )
         found = other(self.calibration, self.payload_share)
         grid = dataclasses.replace(self.grid, transports=(found.transport,))
-        # Nobody measured the step on this transport, so there is none to give back.
+        # The step was measured on another transport, so a replay cannot be matched to it.
         return dataclasses.replace(self.as_modelled(), grid=grid, calibration=found)
 
     def as_modelled(self) -> Forecaster:
-        """Return the job without what a replay of it lacks of the measured step."""
+        """Return the job as modelled, without the residue that matches its measured step."""
         subject = dataclasses.replace(self.subject, residue=Residue(), recorded=None)
         return dataclasses.replace(self, subject=subject)
 
     def ask(self, *, step: Step | None = None, **changed: Any) -> Forecast:
         """Predict the step with these axes of the grid changed, or with another step."""
         subject = self.subject
-        if step is not None:  # nobody measured this one, so no transport has to give it back
+        if step is not None:  # this step is unmeasured: a replay need not match it
             subject = dataclasses.replace(subject, step=dataclasses.replace(step, measured_ns=None))
         grid = dataclasses.replace(self.grid, **changed)
         found = sweep([subject], grid)
@@ -116,7 +116,7 @@ class Forecaster:
         )
 
     def beginning_sooner(self, sooner_ns: int) -> Forecast | None:
-        """Predict the step without so much of what comes before its forward pass."""
+        """Predict the step with the time before its forward pass shortened by so much."""
         step = self.subject.step
         shorter_ns = min(sooner_ns, step.forward_ns, step.step_ns)
         if shorter_ns <= 0:
@@ -140,7 +140,7 @@ def forecaster(
     if grid is None:
         return None
     subject = plain_subject(run.provenance.source, run)
-    # What headers leave of the line; a simulated run says what it was played with.
+    # The share of the line that headers leave. A simulated run names its own transport.
     share, played = run.facts.payload_share or PAYLOAD_SHARE, run.facts.transport or ""
     if played.startswith("full"):
         share = full_transport(played).share

@@ -1,4 +1,4 @@
-"""What a sweep is asked and what it answers: runs, a grid of conditions, a table of predictions."""
+"""The question and the answer of a sweep: runs, a grid of conditions, a table of predictions."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ MEASURES = ("step_s", "communication_s", "overhead_s", "scaling_factor", "networ
 class Grid:
     """Every combination of these conditions.
 
-    On a described cluster workers are its first devices, the bandwidth is that of its NICs, and the
-    latency theirs. One that is no more than workers around a switch needs no description.
+    On a described cluster workers are its first devices, and bandwidth and latency are those of its
+    NICs. Workers around a switch need no description.
     """
 
     workers: tuple[int, ...]
@@ -65,8 +65,8 @@ class Grid:
     buckets: tuple[BucketPolicy, ...]
     algorithms: tuple[str, ...] = ("ring",)
     latency_s: tuple[float, ...] = (0.0,)
-    accumulate: tuple[int, ...] = (1,)  # gradients of so many passes are added up, then sent
-    local_steps: tuple[int, ...] = (1,)  # so many of a worker's own, then parameters are averaged
+    accumulate: tuple[int, ...] = (1,)  # passes whose gradients are added up before sending
+    local_steps: tuple[int, ...] = (1,)  # of a worker alone, before parameters are averaged
     jitters: tuple[Jitter, ...] = (AsRecorded(),)
     lane: Order = "fifo"
     cluster: Cluster | None = None
@@ -99,17 +99,17 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """What a replay as recorded lacks of the measured step, and the overhead that it had there.
+    """The measured step less its replay as recorded, and the overhead of that replay.
 
-    Nobody knows what took it. It is taken for communication's: with less of that it shrinks in
-    proportion, with more it stays as it was.
+    The cause of the difference is unknown. It counts as communication: with less communication it
+    shrinks in proportion, with more it stays as it was.
     """
 
     time_s: float = 0.0
     at_overhead_s: float = 0.0
 
     def beside(self, overhead_s: Floats) -> Floats:
-        """Return what to add to these overheads."""
+        """Return the time to add to these overheads."""
         if self.at_overhead_s <= 0:
             return np.full(overhead_s.shape, self.time_s)
         return self.time_s * np.minimum(overhead_s / self.at_overhead_s, 1.0)
@@ -117,14 +117,14 @@ class Residue:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Subject:
-    """A run as the sweep sees it: its name, its typical step, and what adding costs there."""
+    """A run as the sweep sees it: its name, its typical step, and the cost of additions there."""
 
     name: str
     step: Step
     adds: AddTimes
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residue: Residue = Residue()
-    ranks_per_host: int | None = None  # on the processors of one; None for as many as it had
+    ranks_per_host: int | None = None  # that share processors; None for as many as recorded
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -181,12 +181,12 @@ class Predictions:
 
 
 def tried(grid: Grid) -> tuple[str, ...]:
-    """List what "auto" chooses from: algorithms that all of a grid's workers can use."""
+    """List the choices of "auto": the algorithms that all of a grid's workers can use."""
     usual = of_one_switch("allreduce")
     if grid.cluster is None or grid.cluster.is_flat:
         return usual
     if not all(isinstance(transport, FullTransport) for transport in grid.transports):
-        return usual  # what another transport takes for the others nobody knows
+        return usual  # other transports are only known for these
     fits = [
         open_to("allreduce", with_workers(grid.cluster, workers), workers)
         for workers in grid.workers
@@ -195,7 +195,7 @@ def tried(grid: Grid) -> tuple[str, ...]:
 
 
 def shaped(**lengths: int) -> tuple[int, ...]:
-    """Return the shape of what varies along these axes only."""
+    """Return the shape of an array that varies along these axes only."""
     return tuple(lengths.get(axis, 1) for axis in AXES)
 
 

@@ -1,4 +1,4 @@
-"""How many ranks a collective is among: all of them, or a group such as a model is split over."""
+"""The number of ranks of a collective: all ranks, or a group such as a model is split over."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fullwire.run.run import Run
 def members_of(run: Run) -> dict[str, int]:
     """Return how many ranks each group has, by its name.
 
-    A group of all ranks that are in the run counts as one of all workers: of a few ranks' traces
-    nobody knows who else is in it.
+    A group of all ranks in the run counts as a group of all workers: from a few ranks' traces the
+    group's other members are unknown.
     """
     workers, table = run.facts.workers or 1, run.collectives
     if not len(table):

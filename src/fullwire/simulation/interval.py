@@ -1,13 +1,14 @@
-"""How far a predicted step may be off: from what the calibration left open, and from the steps.
+"""How far a predicted step may be off: by the uncertainty of the calibration, and of the steps.
 
-The prediction is made again with every transport that fits the observations nearly as well; each of
-them, too, has to give back the measured step under the conditions in which it was measured. What is
-predicted will be a run of its own, with a line and processors that are not quite those of the run
-that was shown, and how fast gradients are packed is known from elsewhere. These deviations are
-independent of each other, so their squares add up, and the interval is two standard deviations wide
-on each side. To that comes how sure the shown steps are of their median: steps of two kinds may
-have it at either. But no step is shorter than a worker's own. A number that rests on one unrepeated
-profile and on no measured transport has no interval.
+The prediction is made again with every transport that fits the observations nearly as well. A
+replay with each of them must also match the measured step under its own conditions. The predicted
+run will be a run of its own: its line and processors differ a little from the recorded run's. The
+speed of packing gradients is known from elsewhere. These deviations are independent of each other,
+so their squares add up, and the interval is two standard deviations wide on each side.
+
+Then the uncertainty of the recorded steps' median is added: steps of two kinds may have it at
+either. A step is never shorter than a worker's own. An interval needs repeated steps or a measured
+transport. A number from one unrepeated profile, on any other transport, has none.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def interval_s(
             work_s, longer_s = subject.step.processor_ns * 1e-9, other.step.step_ns * 1e-9
             less_s = own_s[place] - _WIDTH * (longer_s - own_s[place])
             own_s[place] = max(less_s, min(own_s[place], work_s))
-        # Of the transport's directions the worse sign each, then another run: with a slower line,
-        # and with slower work.
+        # For each direction of the transport take the worse sign. Then take another run: one with a
+        # slower line, and one with slower work.
         of_transport, of_run = np.zeros(step_s.shape), np.zeros(step_s.shape)
         for pair in zip(calibration.variants[::2], calibration.variants[1::2], strict=True):
             away_s = [np.abs(_with(variant, subjects, grid, crew) - step_s) for variant in pair]
@@ -75,7 +76,7 @@ def interval_s(
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     by_run = shaped(run=len(subjects))
     alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
-    # An interval of a step that scatters a lot may be wider than the step: no time is below 0.
+    # An interval of a step that scatters a lot may be wider than the step. Times end at 0.
     low_s = np.maximum(np.maximum(step_s - half_s - sooner_s, alone_s), 0.0)
     return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
 
@@ -96,7 +97,7 @@ def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
 def _of_the_median(
     subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration, crew: Crew
 ) -> tuple[Floats, Floats]:
-    """Return how much shorter and longer the step is, were the measured one at its bounds."""
+    """Return how much shorter and longer the step is with the measured one at its bounds."""
     at_bounds_s = []
     for which, transport in enumerate(calibration.between):
         those = []
@@ -111,7 +112,7 @@ def _of_the_median(
 
 
 def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
-    """Return the variance that comes from how fast gradients are packed and unpacked."""
+    """Return the variance from the speed of packing and unpacking gradients."""
     if all(codec.is_free for codec in grid.compressors):
         return np.zeros_like(step_s)
     slower = [

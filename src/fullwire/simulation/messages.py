@@ -1,4 +1,4 @@
-"""The messages of a step: what they take on a lane, and what of that a step loses.
+"""The messages of a step: their time on a lane, and how much of it a step loses.
 
 A message costs `wire / rate + fixed`, so a step on one lane is a short chain of sums and maxima.
 Points of a grid are arrays: cluster sizes on the first axis, rates on the second, compressors on
@@ -37,12 +37,12 @@ from fullwire.simulation.typical import Step
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Way:
-    """What one algorithm makes of the messages.
+    """The messages by one algorithm.
 
     `wire_bits`, `fixed_s` and `sent_bits` have a row per message, then an axis for workers and one
-    for compressors, as `hops` has. Wires are not yet divided by the compression ratio. `work` is
-    what a byte on the wire takes of processors, for each compressor. On a described cluster
-    `routed` says for these two axes what the links take; latencies are in that, not in `fixed_s`.
+    for compressors, as `hops` has. `wire_bits` is before compression. `work` is the processor work
+    for a byte on the wire, for each compressor. On a described cluster `routed` has the times of
+    links for these two axes. They include the latencies, which `fixed_s` then leaves out.
     """
 
     wire_bits: Floats
@@ -65,7 +65,7 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """What a step's communication exposes, how long it is on the lane, and what it works."""
+    """The exposed time of a step's communication, its time on the lane, and its processor work."""
 
     by_buckets_s: Floats
     by_others_s: Floats
@@ -77,7 +77,7 @@ class Exposed:
 class Messages:
     """The messages of a step among several cluster sizes, for several compressors.
 
-    Of several ways to send a message each takes the one that is quickest for it.
+    Each message takes the quickest of several ways to send it.
     """
 
     subject: Subject
@@ -104,7 +104,7 @@ class Messages:
     def sent_bits(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
     ) -> Floats:
-        """Return what the busiest link sends of the whole step."""
+        """Return the bits that the busiest link sends in the whole step."""
         if len(self.ways) == 1:
             return running_sum(self.ways[0].sent_bits[:, chosen, None, :]) / ratio
         total: Floats = np.zeros(())
@@ -117,7 +117,7 @@ class Messages:
     def exposed(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
     ) -> Exposed:
-        """Return what the communication of a step that synchronises exposes."""
+        """Return the exposed communication of a step that synchronises."""
         cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
         ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
         if self.lane == "fifo":
@@ -143,10 +143,11 @@ class Messages:
         local_steps: int,
         jitter: Jitter,
     ) -> Floats:
-        """Return what a step loses, on average over those until the next that synchronises.
+        """Return a step's loss, as the mean over the steps until the next that synchronises.
 
-        Local steps end in averages of parameters, which nothing hides, since all are there at once.
-        Collectives that are no buckets are there in every step, unless they sum gradients.
+        Local steps end in averages of parameters. These are always exposed, since all parameters
+        are ready at once. Collectives that are no buckets are in every step, unless they sum
+        gradients.
         """
         overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
         overhead_s = overhead_s + exposed.by_others_s
@@ -156,8 +157,8 @@ class Messages:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
         if isinstance(transport, MeasuredTransport):
-            # On processors that ranks share, computation takes no less than its work for all ranks,
-            # and neither does the step with what the transport works: what one hides behind the
+            # On processors that ranks share, computation takes at least its work for all ranks.
+            # The step takes at least that and the transport's work: work that one hides behind the
             # other waits for the same processors.
             step, per_host = self.subject.step, self.subject.ranks_per_host
             own_s, alone_s = step.processor_ns * 1e-9, step.step_ns * 1e-9
@@ -169,11 +170,11 @@ class Messages:
             overhead_s = overhead_s + self.subject.residue.beside(overhead_s)
         late_s = jitter.late_s(self.subject.step, workers, apart)
         overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
-        overhead_s[np.array(workers) == 1] = 0.0  # nobody to talk to: no messages
+        overhead_s[np.array(workers) == 1] = 0.0  # one worker sends no messages
         return overhead_s
 
     def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
-        """Go through what messages take of the processors, each in the way with the least."""
+        """Go through the processor work of messages, each in the way with the least."""
         if not isinstance(transport, MeasuredTransport):
             return
         crowd = self._crowd(chosen, transport)
@@ -196,7 +197,7 @@ class Messages:
     def _times_s(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
     ) -> Iterator[tuple[Floats, ...]]:
-        """Go through the messages, with the times that the ways to send it take."""
+        """Go through the messages, with the time of each way to send it."""
         per_bit = 1 / (rate_bps * transport.share)
         per_bit_before_packing = per_bit / ratio
         crowd = self._crowd(chosen, transport)
@@ -218,7 +219,7 @@ class Messages:
     def _exposed_others_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> Floats:
         """Return how long collectives that are no buckets are exposed.
 
-        As large a share as was recorded, but no more hides behind computation than did there.
+        The share is as recorded, but no more time hides behind computation than in the recording.
         """
         crowd = self._crowd(chosen, transport)
         total_s: Floats = np.zeros(())
@@ -259,7 +260,7 @@ def messages_of(
     grid: Grid,
     sizes: slice = slice(None),
 ) -> Messages:
-    """Work out the messages of a step for the cluster sizes, or some, and compressors of a grid."""
+    """Work out the messages of a step for a grid's compressors and some or all cluster sizes."""
     buckets = grouped(subject.step, policy)
     on_links = OnLinks.of(grid.cluster, latency_s, is_scattered=grid.is_scattered)
     ways = tried(grid) if algorithm == AUTO else (algorithm,)
@@ -292,11 +293,11 @@ def _way(
     compressors: Sequence[Compressor],
     on_links: OnLinks | None,
 ) -> _Way:
-    """Work out what one algorithm makes of the messages."""
+    """Work out the messages by one algorithm."""
     shape = (len(buckets), len(sizes), len(compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     hops = np.empty(shape[1:])
-    hop_s = latency_s if on_links is None else 0.0  # what links take holds their latencies
+    hop_s = latency_s if on_links is None else 0.0  # the times of links hold their latencies
     kinds = {codec.combining for codec in compressors}
     routed: list[dict[Combining, Routed]] = []
     for row, workers in enumerate(sizes):
@@ -320,7 +321,7 @@ def _way(
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
     work = np.array([codec.work_per_byte for codec in compressors])
     by_codec = tuple(tuple(row[codec.combining] for codec in compressors) for row in routed)
-    if on_links is not None:  # what the busiest link of the network carries
+    if on_links is not None:  # by the busiest link of the network
         carried = [[kind.network_bits_per_byte for kind in row] for row in by_codec]
         sent_bits = np.array(carried)[None] * buckets.bytes[:, None, None].astype(np.float64)
     return _Way(
@@ -363,7 +364,7 @@ def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
 
 
 def running_sum(terms: Iterable[Floats]) -> Floats:
-    """Add up in order, so that the digits do not depend on how many points stand beside."""
+    """Add up in order, so that the digits do not depend on the number of points."""
     total: Floats = np.zeros(())
     for term in terms:
         total = total + term

@@ -1,7 +1,7 @@
-"""Messages on a described cluster: what its links take, for whole axes of a grid at once.
+"""Messages on a described cluster: the times of its links, for whole axes of a grid at once.
 
-Costs are closed forms. Where ranks drift apart, as with a slow host, these may be off by a third;
-there messages of some sizes are played, and the closed form is brought to what they take.
+Costs are closed forms. Where ranks drift apart, as with a slow host, these may be off by a third.
+There messages of some sizes are played, and the closed form is scaled to their times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Routed:
     gathered_by: int = 0  # workers that each add up all messages on arrival
 
     def as_cost(self, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
-        """Return what does not depend on the links: what a rank sends, and what it adds."""
+        """Return the part that does not depend on the links: a rank's bytes, and its additions."""
         size = np.multiply(size_bytes, self.times)
         added_s = self.cost.add_s(size, adds)
         if self.gathered_by:
@@ -43,7 +43,7 @@ class Routed:
 
     @property
     def network_bits_per_byte(self) -> float:
-        """Return what the busiest link of the network carries for each byte of a message."""
+        """Return the load of the network's busiest link for each byte of a message."""
         return self.times * self.cost.network_bits_per_byte
 
 
@@ -63,7 +63,7 @@ def routed_s(routed: Sequence[Sequence[Routed]], size: Floats, per_bit: Floats) 
 def believed_cost(
     op: str, algorithm: str, cluster: Cluster, workers: int, order: Sequence[int] | None = None
 ) -> LinkCost:
-    """Return what a collective takes: in closed form, brought to events where that is not near."""
+    """Return the cost of a collective: a closed form, scaled to events where it is not near."""
     cost = collective_cost(op, algorithm, cluster, workers=workers, order=order)
     if cost.is_near:
         return cost
@@ -104,12 +104,12 @@ class OnLinks:
         return OnLinks(replace(cluster, nics=nics), is_scattered)
 
     def cost(self, op: str, algorithm: str, workers: int) -> LinkCost:
-        """Return what a collective takes among so many workers."""
+        """Return the cost of a collective among so many workers."""
         cluster = with_workers(self.cluster, workers)
         return _believed_cost(op, algorithm, cluster, workers, self.is_scattered)
 
     def gradients(self, combining: Combining, algorithm: str, workers: int) -> Routed:
-        """Return what a message of gradients takes, as `gradient_cost` combines it."""
+        """Return the cost of a message of gradients, combined as `gradient_cost` does."""
         if combining == "sum":
             return Routed(self.cost("allreduce", algorithm, workers))
         return Routed(self.cost("allgather", "ring", workers), workers, gathered_by=workers)

@@ -1,4 +1,4 @@
-"""What a run's ranks took of the processors that they share, and what other work took of them."""
+"""The processor time of a run's ranks, and of other work on the same processors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from fullwire.run.facts import Pairs
 from fullwire.run.run import Run
 
-_MOST_SAMPLES = 20_000  # looked at: later ones say nothing new
-_MOST_OF_OTHERS = 0.8  # of the processors, that is believed: what is left was enough for the run
+_MOST_SAMPLES = 20_000  # used: later ones add little
+_MOST_OF_OTHERS = 0.8  # of the processors: the rest was enough for the run
 
 
 def own_work_s(run: Run) -> float:
-    """Return what a rank takes of a processor in a step, beside the threads that communicate.
+    """Return the processor time of a rank in a step, beside the threads that communicate.
 
-    It is 0 where nobody can tell: with our backend whoever waits does the work, but for DDP's
-    buckets, and others' threads poll.
+    It is 0 where the two cannot be told apart. With our backend the waiting thread does the work,
+    except for DDP's buckets. The threads of other backends poll.
     """
     backend = run.facts.backend
     if backend == "gloo" or (backend == "fullwire" and run.facts.buckets is not None):
@@ -36,7 +36,7 @@ def ranks_per_processor(run: Run) -> float:
 def others_share(run: Run, kernel_factor: float) -> float:
     """Return the share of the processors that other work took in the steps of a run.
 
-    Of the communicating threads' work so many times as much is done as their own clocks say.
+    The communicating threads' work is `kernel_factor` times the time on their own clocks.
     """
     if run.facts.processor_s is None:
         return 0.0
@@ -52,7 +52,7 @@ def others_share(run: Run, kernel_factor: float) -> float:
 
 
 def used_share(run: Run) -> float | None:
-    """Return the share of all processors that was used in the steps; None without samples."""
+    """Return the used share of all processors in the steps; None where samples are missing."""
     steps, hosts = (
         run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step")),
         run.hosts,

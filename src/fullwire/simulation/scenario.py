@@ -1,4 +1,4 @@
-"""The conditions under which a step is replayed: what is asked when someone says "what if"."""
+"""The conditions under which a step is replayed, as a what-if gives them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Order: TypeAlias = Literal["fifo", "priority"]
 class Scenario:
     """One set of conditions for a training step.
 
-    Workers are around one switch, each behind a link of this line rate, or the first devices of a
-    described cluster, whose NICs then have this rate and latency.
+    Workers are around one switch, each behind a link of this line rate. Or they are the first
+    devices of a described cluster. Its NICs then have this rate and latency.
     """
 
     workers: int

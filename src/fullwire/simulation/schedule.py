@@ -9,8 +9,8 @@ Time 0 is the start of the backward pass. Messages leave over one communication 
                 forward's time is spread over the messages as the backward's is: an assumption,
                 since few traces tell the two apart by layer
 
-Every function here works on arrays of any shape, point by point, so that a grid of scenarios gives
-the same bits as its points asked one at a time.
+Every function here works on arrays of any shape, point by point. So a grid of scenarios gives the
+same bits as its points asked one at a time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Timeline:
 
 
 def grouped(step: Step, policy: BucketPolicy) -> Buckets:
-    """Group the step's gradients into messages, of which a hook may send less than they have.
+    """Group the step's gradients into messages; a hook may send fewer bytes than they have.
 
-    Those that are summed by hand are sent as they were.
+    Gradients that are summed by hand are sent as recorded.
     """
-    if step.others.are_gradients:  # which share the gradients in their order
+    if step.others.are_gradients:  # they share the gradients in their order
         count = len(step.others.bytes)
         ends = np.arange(1, count + 1) * len(step.bytes) // count
         issue_ns = np.minimum(step.others.issue_ns, step.backward_ns).astype(np.int64)
@@ -59,7 +59,7 @@ def fifo_end_and_busy_s(
 ) -> tuple[Floats, Floats]:
     """Return when the last message has ended, and how long the lane was busy.
 
-    It is `fifo_timeline` with nothing kept, for grids: one pass, three arrays.
+    It is `fifo_timeline` without its result lists, for grids: one pass, three arrays.
     """
     end_s = busy_s = np.zeros(())
     for ready, cost in zip(ready_s, cost_s, strict=True):
@@ -83,7 +83,7 @@ def fifo_timeline(ready_s: Sequence[float], cost_s: Sequence[Floats]) -> Timelin
 
 
 def priority_timeline(ready_s: Sequence[float], cost_s: Sequence[Floats]) -> Timeline:
-    """Send, of the messages that are ready, always the last one made: it is needed first."""
+    """Send always the last one made of the ready messages: it is needed first."""
     ready = np.array(ready_s)
     cost = np.stack(np.broadcast_arrays(*cost_s))
     ready_column = ready.reshape((-1,) + (1,) * (cost.ndim - 1))
@@ -101,13 +101,13 @@ def priority_timeline(ready_s: Sequence[float], cost_s: Sequence[Floats]) -> Tim
 
 
 def fifo_overhead_s(step: Step, last_end_s: Floats) -> Floats:
-    """Return what the step loses: the optimizer waits for the last message."""
+    """Return the step's loss: the optimizer waits for the last message."""
     backward_s = step.backward_ns * 1e-9
     return np.maximum(last_end_s, backward_s) - backward_s
 
 
 def priority_overhead_s(step: Step, buckets: Buckets, timeline: Timeline) -> Floats:
-    """Return what the step loses: each part of the next forward waits for its own message."""
+    """Return the step's loss: each part of the next forward waits for its own message."""
     backward_s = step.backward_ns * 1e-9
     rest_s = max(step.step_ns - step.backward_ns, 0) * 1e-9  # 0 where only the late rank's is long
     made_ns = step.ready_ns[np.maximum(np.cumsum(buckets.gradient_count) - 1, 0)]

@@ -1,11 +1,11 @@
-"""What random stragglers cost: whoever synchronises waits for the slowest of N.
+"""The cost of random stragglers: ranks that synchronise wait for the slowest of N.
 
 The computation of a rank takes X times its usual, with a mean of 1, independently of other ranks
 and of other steps. Between two synchronisations lie so many steps, and the job waits for the
-largest of N sums. What is returned is the expectation of that, and nothing is drawn:
+largest of N sums. The result is the expectation of that, without random draws:
 
-    one step       E max = integral of x dF(x)^N, over the distribution itself or over what was
-                   recorded, each of m values with the weight (i/m)^N - ((i-1)/m)^N
+    one step       E max = integral of x dF(x)^N, over the distribution itself or over recorded
+                   values, each of m values with the weight (i/m)^N - ((i-1)/m)^N
     several steps  the same over the distribution of their sum, folded on a lattice
 
     recorded         the waiting that the run shows, whatever the workers (the usual choice)
@@ -39,10 +39,10 @@ _FINEST_CELLS, _COARSEST_CELLS, _MOST_CELLS = 2**14, 2**9, 2**21
 
 @dataclass(frozen=True, slots=True)
 class AsRecorded:
-    """The waiting of the recorded job: of every step, and of any number of workers."""
+    """The waiting of the recorded job, the same for any number of steps and workers."""
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
-        """Return what a step waits, by workers."""
+        """Return the waiting of a step, for each number of workers."""
         del steps
         return np.full(len(workers), step.waiting_ns * 1e-9)
 
@@ -55,7 +55,7 @@ class NoJitter:
     """Ranks that take equally long."""
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
-        """Return what a step waits, by workers: nothing."""
+        """Return a waiting of 0 for each number of workers."""
         del step, steps
         return np.zeros(len(workers))
 
@@ -71,7 +71,7 @@ class Spread:
     deviation: float
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
-        """Return what a step waits, by workers."""
+        """Return the waiting of a step, for each number of workers."""
         if self.deviation == 0:
             lateness = np.zeros(len(workers))
         elif steps > 1:
@@ -92,7 +92,7 @@ class MeasuredJitter:
     """The scatter of the run's own computation, over its ranks and steps."""
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
-        """Return what a step waits, by workers."""
+        """Return the waiting of a step, for each number of workers."""
         taken = np.sort(step.spread)
         if len(taken) < 2:
             raise UsageError(
@@ -100,7 +100,7 @@ class MeasuredJitter:
                 f"expected {_EXPECTED}"
             )
         if steps > 1:
-            # Each value goes into the two cells around it, so that the mean stays what it is.
+            # Each value goes into the two cells around it, so that the mean stays the same.
             cells = _cells(steps)
             width = max((taken[-1] - taken[0]) / (cells - 2), np.finfo(float).tiny)
             place = (taken - taken[0]) / width
@@ -121,7 +121,7 @@ Jitter: TypeAlias = AsRecorded | NoJitter | Spread | MeasuredJitter
 
 
 def jitter(text: str) -> Jitter:
-    """Read what people type."""
+    """Read a jitter from its text."""
     simple: dict[str, Jitter] = {
         "recorded": AsRecorded(),
         "none": NoJitter(),
@@ -155,7 +155,7 @@ def _of_lognormal(deviation: float, workers: tuple[int, ...]) -> Floats:
 
 @cache
 def _normal() -> tuple[Floats, Floats, Floats]:
-    """Return points of the standard normal, its density there, the logarithm of what is below."""
+    """Return points of the standard normal, its density there, the log of the share below."""
     points = np.arange(-12 * 256, 16 * 256 + 1) / 256
     below = [0.5 * math.erfc(-point / math.sqrt(2)) for point in points.tolist() if point < 0]
     above = [0.5 * math.erfc(point / math.sqrt(2)) for point in points.tolist() if point >= 0]
@@ -214,5 +214,5 @@ def _expected_largest(values: Floats, upper: Floats, workers: Sequence[int]) -> 
 
 
 def _of_many(lateness: Floats, workers: Sequence[int]) -> Floats:
-    """Take nothing from one worker alone, who waits for nobody."""
+    """Set the lateness of one worker alone to 0: it waits for no other."""
     return np.where(np.array(workers) == 1, 0.0, np.maximum(lateness, 0.0))

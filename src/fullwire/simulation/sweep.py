@@ -42,7 +42,7 @@ from fullwire.simulation.typical import Step
 Progress: TypeAlias = Callable[[int, int], None]
 
 BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level cache
-PIECE_POINTS = 2**18  # some 10 MB of measures: what is computed at once, here or elsewhere
+PIECE_POINTS = 2**18  # some 10 MB of measures, computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
 
@@ -70,7 +70,7 @@ def sweep(
     if total > MOST_POINTS:
         raise UsageError(f"a grid of {total:,} points: expected at most {MOST_POINTS:,}")
     measures = {name: np.empty(shape) for name in MEASURES}
-    # What has the same cluster sizes comes in a row, since it shares their routes.
+    # Pieces with the same cluster sizes come in a row, since they share routes.
     varied = (subjects, grid.buckets, grid.algorithms, grid.latency_s)
     others = (
         grid.transports,
@@ -94,7 +94,7 @@ def sweep(
         done += measured["step_s"].size
         if progress:
             progress(done, total)
-    # Two more depend on nothing but the run.
+    # Two more depend only on the run.
     by_run, steps = shaped(run=len(subjects)), [subject.step for subject in subjects]
     measures["baseline_step_s"] = np.array([step.step_ns * 1e-9 for step in steps]).reshape(by_run)
     measures["backward_s"] = np.array([step.backward_ns * 1e-9 for step in steps]).reshape(by_run)
@@ -102,7 +102,7 @@ def sweep(
 
 
 def with_residue(subject: Subject, transport: Transport) -> Subject:
-    """Return the subject with what a replay under this transport lacks of the measured step."""
+    """Return the subject with the residue between its measured step and this transport's replay."""
     measured_ns, recorded = subject.step.measured_ns, subject.recorded
     if measured_ns is None or recorded is None:
         return subject
@@ -116,7 +116,7 @@ def with_residue(subject: Subject, transport: Transport) -> Subject:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What is computed at once, by its places on the axes: all that follows from some messages."""
+    """A piece that is computed at once, by its places on the axes: all points of some messages."""
 
     sizes: slice  # of the workers
     run: int
@@ -233,7 +233,7 @@ def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
     length_ns = step.step_ns + _whole_ns(float(overhead_s[0, 0, 0]))
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
     where = scenario.cluster
-    if where is not None:  # as it was asked for: what its links had to carry is told from it
+    if where is not None:  # as asked for: the loads of its links follow from it
         nics = replace(where.nics, rate_bps=scenario.rate_bps, latency_s=scenario.latency_s)
         where = with_workers(replace(where, nics=nics), scenario.workers)
     return Run(

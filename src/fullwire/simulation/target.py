@@ -1,7 +1,7 @@
 """The least bandwidth, or the least compression ratio, with which a scaling factor is reached.
 
 With a fifo lane the scaling factor never falls when the wire gets faster, so the answer is found by
-halving an interval; what is returned reaches the target when it is asked again.
+halving an interval. The returned value reaches the target when it is asked for again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fullwire.simulation.transport import Transport
 
 LEAST_BPS, MOST_BPS = 1.0, 1e18
 MOST_RATIO = 1e9
-_HALVINGS = 200  # enough for neighbouring floats; the loop ends when nothing is left between
+_HALVINGS = 200  # enough for neighbouring floats; the loop ends when no float is between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """The least value with which one scenario reaches the target; None where none does."""
+    """The least value with which one scenario reaches the target; None if it is unreachable."""
 
     run: str
     buckets: str
@@ -53,7 +53,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What reaches a scaling factor: a bandwidth per compressor, a ratio per bandwidth."""
+    """The least values for a scaling factor: bandwidths by compressor, ratios by bandwidth."""
 
     scaling_factor: float
     least_bandwidth: tuple[Reached, ...]
@@ -61,7 +61,7 @@ class Targets:
 
 
 def targets(subjects: Sequence[Subject], grid: Grid, wanted: float, crew: Crew = ALONE) -> Targets:
-    """Find what reaches the wanted scaling factor, for every other condition of the grid."""
+    """Find the values that reach the wanted scaling factor, for every other condition."""
     if not 0 < wanted < 1:
         raise UsageError(f"target: expected a scaling factor between 0 and 1, got {wanted:g}")
     if grid.lane != "fifo":
@@ -206,7 +206,7 @@ def _least(
     high: float,
     wanted: float,
 ) -> Floats:
-    """Return the least argument whose factor is at least `wanted`; NaN where none is."""
+    """Return the least argument whose factor is at least `wanted`; NaN if there is none."""
     fails, reaches = np.full(shape, low), np.full(shape, high)
     can = factor(reaches) >= wanted
     at_once = factor(fails) >= wanted

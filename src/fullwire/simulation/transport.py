@@ -1,4 +1,4 @@
-"""What carries the messages: the paper's full utilization, or a transport as it was measured.
+"""The transport of messages: the paper's full utilization, or a transport as it was measured.
 
 A measured transport has two resources that work side by side, and a message takes as long as the
 busier one, a little more where both are busy:
@@ -7,8 +7,8 @@ busier one, a little more where both are busy:
     processors   the work of sending, receiving and adding: so much for each byte on the wire and
                  so much for each message in a row, on the processors that ranks have to share
 
-Some of the work is done while nothing is on the line, as at the end of each piece, when a sum has
-to be there before it can go on: that comes on top of the line's time.
+Some of the work is done while the line is idle. At the end of each piece a sum has to be complete
+before the rest can go on. This work comes on top of the line's time.
 
 So a transport that fills 1 Gbps may leave half of 25 Gbps idle, and eight ranks on two processors
 are slower than two. `calibrate.py` finds the numbers.
@@ -27,7 +27,7 @@ from fullwire.errors import UsageError
 from fullwire.units import ratio, shown
 
 # How sharply the busier resource decides: times add up as their sixth powers do. Two equally busy
-# ones take 12 % longer than either; validation/README.md has what it was chosen on.
+# ones take 12 % longer than either. validation/README.md has the measurements behind it.
 _SHARPNESS = 6
 
 
@@ -50,19 +50,19 @@ class FullTransport:
         return line_s
 
     def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
-        """Return how many ranks share a processor: it does not matter here."""
+        """Return how many ranks share a processor: always 1, because it does not matter here."""
         del ranks_per_host
         return np.ones(len(workers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTransport:
-    """What was found out about a transport; `machines` of them held `workers` ranks."""
+    """A transport with its fitted figures; `machines` machines held `workers` ranks."""
 
     share: float
     processor_s_per_byte: float
     processor_s_per_hop: float
-    apart: float  # share of the work for bytes that is done while nothing is on the line
+    apart: float  # share of the work for bytes that is done while the line is idle
     processors: int
     machines: int
     workers: int
@@ -80,7 +80,7 @@ class MeasuredTransport:
 
     def work_s(self, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
         """Return how long a message keeps the processors that so many ranks share busy."""
-        # Waking up for a message waits for nobody's processor: whoever sleeps leaves his.
+        # Waking up for a message finds a processor free: a sleeping rank leaves its own.
         return np.asarray(
             sent_bytes * self.processor_s_per_byte * crowd + hops * self.processor_s_per_hop
         )
@@ -113,11 +113,11 @@ class MeasuredTransport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTransport:
-    """A transport that somebody timed: seconds for the bytes that a rank sends, ascending.
+    """A transport by a table of times: seconds for the bytes that a rank sends, ascending.
 
-    Between sizes it is a straight line, below the smallest the smallest's time, beyond the largest
-    the largest's rate; a larger message is never faster than a smaller one. The line rate still
-    holds: what is asked for may be slower than what was timed.
+    Between sizes it is a straight line. Below the smallest size it is that size's time, and beyond
+    the largest it goes on at that size's rate. A larger message is never faster than a smaller one.
+    The line rate still holds: the asked rate may be slower than the timed one.
     """
 
     name: str
@@ -129,7 +129,7 @@ class TableTransport:
 
     def message_s(self, line_s: Floats, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
         """Return the time of a message: as timed for so many bytes, or the line's."""
-        del hops, crowd  # of as many as were timed
+        del hops, crowd  # they are those of the timed ranks
         sent, time_s = np.array(self.points, np.float64).T
         time_s = np.maximum.accumulate(time_s)
         within_s = np.interp(sent_bytes, sent, time_s)
@@ -137,7 +137,7 @@ class TableTransport:
         return np.asarray(np.maximum(line_s, np.maximum(within_s, beyond_s)))
 
     def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
-        """Return how many ranks share a processor: it does not matter here."""
+        """Return how many ranks share a processor: always 1, because it does not matter here."""
         del ranks_per_host
         return np.ones(len(workers))
 

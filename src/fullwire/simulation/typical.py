@@ -1,16 +1,16 @@
-"""The step that stands for all steps of a run: what each part of it usually takes.
+"""The step that stands for all steps of a run: the usual time of each part.
 
 Workers that add up their gradients go in lockstep. So the job's step begins when its ranks do, on
 average, and a gradient counts as ready when the last rank has it. Every part is a median over the
-steps, which neither a warm-up nor a hiccup moves. What one worker alone would take (T1) leaves out
-the exposed communication of the step, and is that of the lower median of the ranks in each step;
-what the slowest rank takes longer is `waiting_ns`, lost to everyone as soon as there are others.
+steps, which a warm-up or a hiccup does not move. T1, the time of one worker alone, leaves out the
+exposed communication of the step. It is that of the lower median of the ranks in each step. The
+additional time of the slowest rank is `waiting_ns`: all ranks lose it as soon as there are others.
 A communication hook may send less than the gradients, `sent_share` of them. It packs amidst the
-backward pass, or when that is over and no bucket is on its way: `packing_ns`, which T1 leaves out.
+backward pass, or after it while no bucket is on its way: `packing_ns`, which T1 leaves out.
 
-Collectives that are no gradient buckets (a loss that is averaged, FSDP's gathering of weights, a
-loop over gradients after the backward pass) are kept apart: their sizes, and how long they were
-exposed.
+Collectives that are no gradient buckets are kept apart: their sizes, and their exposed time.
+Examples are a loss that is averaged, FSDP's gathering of weights, and a loop over gradients after
+the backward pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fullwire.simulation.processors import own_work_s, ranks_per_processor
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
-_COMPUTES_THROUGHOUT = 0.75  # of a step alone: a rank that uses as much of a processor never rests
+_COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
 
 
@@ -46,14 +46,14 @@ class Others:
     members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
     exposed_ns: int = 0
     total_ns: int = 0  # of their durations
-    calling_ns: int = 0  # from the end of each to the next, where the host does nothing else
-    awaited: tuple[bool, ...] = ()  # amidst computation, which goes on with what they bring
+    calling_ns: int = 0  # from the end of each to the next, where the host is otherwise idle
+    awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
 
     def small(self, wanted: str, most_bytes: int) -> list[int]:
-        """Return the places of one kind among all ranks that have no more bytes and can wait."""
+        """Return the places of small collectives of one kind, among all ranks, that can wait."""
         rows = zip(self.op, self.bytes, self.members, self.awaited, strict=True)
         return [
             place
@@ -62,7 +62,7 @@ class Others:
         ]
 
     def joined(self, places: Sequence[int]) -> Others:
-        """Return these with those at some places joined into one, where the last of them is."""
+        """Return the collectives with those at some places joined into one, at the last place."""
         gone = set(places[:-1])
 
         def kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ class Others:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Step:
-    """A worker's step as it would be if it had nobody to wait for."""
+    """A worker's step without any waiting for other workers."""
 
     step_ns: int
     forward_ns: int  # from the start of the step to the start of the backward pass
@@ -93,19 +93,19 @@ class Step:
     waiting_ns: int = 0  # for the slowest rank, in a step of several workers
     others: Others = Others()
     packing_ns: int = 0  # of a hook, in a step of several workers
-    shards: int = 1  # of the model: gradients are summed among one in so many workers
-    sent_share: float = 1.0  # of gradients' bytes: a hook that casts sends half of them
+    shards: int = 1  # of the model; one in so many workers sum the same gradients
+    sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     measured_ns: int | None = None  # in the run, with the workers that it had
-    measured_between_ns: tuple[int, int] | None = None  # as sure as so many steps are of it
+    measured_between_ns: tuple[int, int] | None = None  # bounds of that median
     count: int = 1  # of the steps that it stands for
     deviation: float = 0.0  # of them from it, as a share of it
     spread: Floats = field(
         default_factory=lambda: np.zeros(0)
-    )  # what each rank took in each step, alone
+    )  # the time of each rank in each step, alone
 
     def with_joined(self, places: Sequence[int]) -> Step:
-        """Return the step with some of its collectives joined, and not called for one by one."""
+        """Return the step with some of its collectives joined, which saves the calls for each."""
         after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
         spared = (len(places) - 1) / max(len(self.others.op) - 1, 1)
         sooner_ns = min(round(self.others.calling_ns * spared), after_ns)
@@ -118,7 +118,7 @@ class Step:
 
 
 def typical_step(run: Run) -> Step:
-    """Work out what a step of this run usually takes."""
+    """Work out the usual step of a run."""
     table = _table_of_steps(run)
     own_workers = _workers(run)
     sent = _communication(run, table, own_workers)
@@ -129,7 +129,7 @@ def typical_step(run: Run) -> Step:
     forward_ns = _median(begin_ns - origin_ns)
     backward_ns = _median(table.computed_ns.max(axis=0) - begin_ns)
     alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns - sent.amidst_ns
-    # Of the ranks in each step the lower median: another one may be late in each.
+    # Take the lower median of the ranks in each step: another rank may be late in each.
     step_ns = _median(np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2])
     tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
@@ -160,7 +160,7 @@ def typical_step(run: Run) -> Step:
 
 
 def _on_processors_of_its_own(step: Step, crowd: float) -> Step:
-    """Return the step of a rank that shares no processor, where sharing is what made it long."""
+    """Return the step on unshared processors, if sharing them made it long."""
     shared_ns = step.processor_ns * crowd
     if crowd <= 1 or shared_ns < _COMPUTES_THROUGHOUT * step.step_ns:
         return step
@@ -198,8 +198,8 @@ def _table_of_steps(run: Run) -> _Steps:
     backwards = run.spans.rows(is_mark) if has_marks else _spans_named(run, "compute", "backward")
     gradients = run.gradients
     ranks, numbers = _shared_steps(run, marks, backwards)
-    # No answer could rest on times that run backwards, or on gradients without bytes. Not by
-    # magnitude: that of the smallest whole number is itself.
+    # Times that run backwards and gradients without bytes make every answer wrong. The check avoids
+    # absolute values: that of the smallest whole number is itself.
     spans = run.spans
     too_far = (spans.start_ns < -MOST_NS) | (spans.end_ns > MOST_NS)
     bad_spans = (spans.end_ns < spans.start_ns) | too_far
@@ -231,7 +231,7 @@ def _table_of_steps(run: Run) -> _Steps:
 
 
 def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whole]:
-    """Find the steps that every rank has whole: marked, one backward pass, the usual gradients."""
+    """Find the steps that are whole on every rank: marked, one backward, the usual gradients."""
     counts = [_counted(table) for table in (marks, backwards, run.gradients)]
     sizes, times = np.unique(np.fromiter(counts[2].values(), np.int64), return_counts=True)
     usual = int(sizes[np.argmax(times)]) if len(sizes) else 0
@@ -251,7 +251,7 @@ def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whol
     ranks = sorted({rank for rank, _ in whole})
     steps_of = [{number for key, number in whole if key == rank} for rank in ranks]
     shared = set.intersection(*steps_of)
-    if not shared:  # ranks that never met: the first stands for them
+    if not shared:  # ranks without a common step: the first stands for them
         ranks, shared = ranks[:1], steps_of[0]
     return np.array(ranks, np.int64), np.array(sorted(shared), np.int64)
 
@@ -275,7 +275,7 @@ def _is_in(table: Spans | Gradients, ranks: Whole, numbers: Whole) -> NDArray[np
 
 
 def _is_ordered(*columns: Whole) -> bool:
-    """Say whether rows are in order by these columns, the first first, as most were written."""
+    """Return whether rows are in order by these columns, the first first, as most were written."""
     is_equal = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
         if (is_equal & (column[1:] < column[:-1])).any():
@@ -293,7 +293,7 @@ def _in_table(table: Spans, ranks: Whole, numbers: Whole, *columns: str) -> list
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Sent:
-    """When the last bucket of each step had ended, and what was sent in them and beside them."""
+    """The end of each step's last bucket, and the collectives in buckets and beside them."""
 
     bucket_end_ns: Whole
     others: Others = Others()
@@ -304,9 +304,9 @@ class _Sent:
 
 
 def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
-    """Return what was communicated in steps.
+    """Return the communication of the steps.
 
-    A model may be split over ranks, which then communicate meanwhile in groups of their own.
+    A model may be split over ranks, which then also communicate in groups of their own.
     """
     none = np.full(table.end_ns.shape, -MOST_NS, np.int64)
     rows = run.collectives
@@ -322,7 +322,7 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
         & (rows.issue_ns <= _packed_ns(run, table)[place] + _BUCKET_LEAVES_NS)
         & (run.facts.buckets is not None)
     )
-    # Of these the rows of the group that sums a rank's gradients: it sums as many bytes.
+    # Keep the rows of the group that sums a rank's gradients: it sums as many bytes.
     names, group = np.unique(rows.group.astype(str), return_inverse=True)
     pair = place[0] * len(names) + group.reshape(-1)
     bucket_bytes = np.where(is_bucket, rows.bytes, 0)
@@ -340,7 +340,7 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
 
 
 def _packed_ns(run: Run, table: _Steps) -> Whole:
-    """Return when the backward pass was over, and what a hook packed at its end was packed."""
+    """Return when the backward pass and a hook's packing at its end were over."""
     packed_ns = table.computed_ns.copy()
     work = run.spans.rows(
         (run.spans.name == "codec") & _is_in(run.spans, table.ranks, table.numbers)
@@ -359,7 +359,7 @@ def _packed_ns(run: Run, table: _Steps) -> Whole:
 
 
 def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sent:
-    """Add what a hook makes of the gradients, and how long it packs alone."""
+    """Add the share that a hook sends of the gradients, and how long it packs alone."""
     whole = float(table.bytes.sum()) * len(table.numbers) * len(table.ranks)
     rank = table.ranks[0]
     work = run.spans.rows((run.spans.name == "codec") & (run.spans.rank == rank))
@@ -371,7 +371,7 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
         packed, sent_then = work.rows(work.step == number), mine.rows(mine.step == number)
         start_ns, end_ns = packed.start_ns, packed.end_ns
         sending = (sent_then.issue_ns, sent_then.end_ns)
-        # In the backward pass, and after it beside no bucket.
+        # In the backward pass, and after it while no bucket is on its way.
         amidst_end_ns = np.where(packed.lane == "host", np.minimum(end_ns, computed_ns), start_ns)
         late = np.maximum(start_ns, computed_ns), np.maximum(end_ns, computed_ns)
         packing_ns.append(
@@ -386,7 +386,7 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
 
 
 def _in_the_middle(of_steps: Whole) -> list[int]:
-    """Pick what is of the steps that are looked at one by one."""
+    """Pick the values of the steps in the middle, which are examined one by one."""
     middle = len(of_steps) // 2
     looked_at = of_steps[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
     picked: list[int] = looked_at.tolist()
@@ -421,8 +421,8 @@ def _others(
     for number, took_ns in looked_at:
         here, during = rows.rows(rows.step == number), spans.rows(spans.step == number)
         beside = buckets.rows(buckets.step == number)
-        # How long they went on beside no computation, or were waited for amidst it. What goes on
-        # beside buckets is theirs.
+        # How long they went on while no computation ran, or were waited for amidst computation.
+        # Time beside buckets belongs to the buckets.
         is_wait = (during.lane == "communication") & (during.name == "wait")
         computing, waits = during.rows((during.lane == "compute") | is_wait), during.rows(is_wait)
         issued, waiting = (here.issue_ns, here.end_ns), (waits.start_ns, waits.end_ns)
@@ -435,7 +435,7 @@ def _others(
         calling.append(_calling_ns(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.backend
-    # Of a step what is its own varies little, and what is exposed as much as the step does.
+    # A step's own time varies little. Its exposed time varies as much as the step does.
     exposed_ns = max(_median(length_ns) - _median(np.array(own)), 0)
     within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
     is_sum = (usual.op == "allreduce") | (usual.op == "reducescatter")
@@ -457,9 +457,9 @@ def _others(
 
 
 def _calling_ns(rows: Collectives, spans: Spans) -> int:
-    """Return how long it takes to call for each after another, where nobody computes between.
+    """Return the time between collectives that are called one after another, computation aside.
 
-    A pause that is longer than most has another reason.
+    It counts every pause as long as the usual one: a longer pause has another reason.
     """
     order = np.argsort(rows.issue_ns)
     before_ns, after_ns = rows.end_ns[order][:-1], rows.issue_ns[order][1:]
@@ -471,14 +471,14 @@ def _calling_ns(rows: Collectives, spans: Spans) -> int:
 
 
 def _are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
-    """Say which are called in a computation that waits for some, as a split layer's sums are."""
+    """Return which are called in a computation that waits for them, as a split layer's sums."""
     computing = spans.rows(spans.lane == "compute")
     order = np.argsort(computing.start_ns)
     start_ns, end_ns = computing.start_ns[order], computing.end_ns[order]
 
     def within(moments_ns: Whole) -> Whole:
         place = np.searchsorted(start_ns, moments_ns, side="right") - 1
-        over_ns = np.append(end_ns, -MOST_NS)[place]  # the last for what is before the first
+        over_ns = np.append(end_ns, -MOST_NS)[place]  # the last is for moments before the first
         return np.where(moments_ns < over_ns, place, -1)
 
     is_wait = (spans.lane == "communication") & (spans.name == "wait")
@@ -522,7 +522,7 @@ def _spans_named(run: Run, lane: str, name: str) -> Spans:
 
 
 def _refuse(run: Run, problem: str) -> NoReturn:
-    """Refuse a run: as damaged if something of it is gone, else as one that cannot answer."""
+    """Refuse a run: as damaged if a part of it is missing, else as one that cannot answer."""
     source = run.provenance.source
     if run.missing:
         raise DamagedInput(source, f"{problem}; missing: {run.missing[0]}")

@@ -1,1 +1,1 @@
-"""What each rank did at each moment, and the account of a step."""
+"""The timeline of each rank, moment by moment, and the account of a step."""

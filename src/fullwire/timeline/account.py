@@ -1,22 +1,25 @@
 """The account of a step: where its time went, in parts that add up to it exactly.
 
-Per rank and step every nanosecond belongs to one part (`timeline.py` says which comes first). Of
-exposed communication, waiting is known as such; a stretch of transfers is shared between
+Per rank and step every nanosecond belongs to one part (`timeline.py` has the order of precedence).
+In exposed communication, waiting is known as such. A stretch of transfers is shared between
 
-    line_rate   what its bytes take on the wire at line rate: no transport could do it in less
-    latency     its messages that wait for each other, each taking as long as in a small collective
-                that nothing held up (the lower quartile); of small collectives alone, all that is
+    line_rate   the time of its bytes on the wire at line rate: the least for any transport
+    latency     its messages that wait for each other, each as long as in an undisturbed small
+                collective (the lower quartile). For small collectives alone, it is all time
                 beyond the floor
-    codec       packing and unpacking, where a simulation says what that costs
-    transport   what is left
-    contention  what is left between ranks of one host: no line is there, and processors do the work
+    codec       packing and unpacking, where a simulation states the cost
+    transport   the rest
+    contention  the rest between ranks of one host: processors do the work, without any line
 
-Of computing, `contention.py` says what the job's own communication and ranks made longer.
+and the exposed part of the stretch is shared likewise.
 
-and the exposed part of the stretch is shared likewise. For the job the parts are means over ranks
-and steps, with one rule: `straggler` is waiting, plus what a rank spends beyond the lower median of
-the ranks in compute, input or host. What cannot be told apart is `unexplained`: transfers where no
-line rate is known, or communication with ranks that are not in the run.
+Computing may take longer because of the job's own communication and ranks. `contention.py` finds
+by how much.
+
+For the job the parts are means over ranks and steps, with one rule. `straggler` is waiting, plus a
+rank's time beyond the lower median of the ranks in compute, input or host. Time that cannot be told
+apart is `unexplained`: transfers whose line rate is unknown, or communication with ranks that are
+missing from the run.
 """
 
 from __future__ import annotations
@@ -45,24 +48,26 @@ from fullwire.timeline.transfers import Transfers, recorded_ranks, transfers_of
 
 LatencySource: TypeAlias = Literal["small collectives", "fact", "none"]
 
-SMALL_BYTES = 16 * 1024  # of a collective that shows what a message costs, whatever is in it
-# Where there are none, these do whose bytes take next to nothing of their time. Joining 120 of
-# 32 KiB into 30 took two thirds off a step, a line five times as fast a tenth.
+SMALL_BYTES = 16 * 1024  # of a collective that shows the cost of a message with any bytes
+
+# Without such collectives, larger ones serve whose bytes take a small share of their time. Joining
+# 120 of 32 KiB into 30 took two thirds off a step. A line five times as fast took a tenth off it.
 RATHER_SMALL_BYTES, OF_THEIR_TIME = 64 * 1024, 0.1
-FEWEST_SMALL = 5  # stretches of small collectives, to believe what they say of messages
-UNDISTURBED = 0.25  # of them: on busy processors others take up to ten times as long
+FEWEST_SMALL = 5  # stretches of small collectives, to believe their times of messages
+UNDISTURBED = 0.25  # of them: on busy processors the others take up to ten times as long
+
 WARM_UP = 1.5  # first steps longer than this many medians are warm-up
-UNUSUAL = 3.0  # and any other step longer than this is left out,
-CULPRIT = 0.5  # of all waiting: ranks that cause more are named, if they are half of all at most
-_OFTEN = 0.75  # of the steps: so often each of several ranks has to be among the latest
-MOST_UNUSUAL = 0.05  # if there are no more of these: else they are what the job does
+UNUSUAL = 3.0  # medians; any other step longer than this is left out, see MOST_UNUSUAL
+CULPRIT = 0.5  # of all waiting; ranks that cause more are named, if they are at most half of all
+_OFTEN = 0.75  # of the steps; so often each of several ranks has to be among the latest
+MOST_UNUSUAL = 0.05  # of the steps; more unusual ones belong to the job and are kept
 
 
 class Part(IntEnum):
     """The parts of an account, in the order in which they are shown."""
 
     COMPUTE = 0
-    CONTENTION = 1  # what the job's own sums and ranks take of its processors, as far as told
+    CONTENTION = 1  # the job's own sums and ranks on its processors, as far as known
     LINE_RATE = 2
     LATENCY = 3
     TRANSPORT = 4
@@ -95,23 +100,23 @@ class Account:
 
     ranks: tuple[int, ...]
     steps: Whole  # numbers of the steps that every rank has, in order of time
-    is_typical: NDArray[np.bool_]  # which of them the means are over
-    is_whole_trace: bool  # no step was marked: all of the trace is taken for one
+    is_typical: NDArray[np.bool_]  # those steps that enter the means
+    is_whole_trace: bool  # no step was marked, and all of the trace counts as one
     parts_ns: Whole
-    excess_ns: Whole  # what each rank spends beyond the lower median; the last axis is of three
+    excess_ns: Whole  # of each rank beyond the lower median; the last axis has three parts
     overlapped_ns: Whole  # computation beside communication, by rank and step
     ahead_ns: Whole  # the host's before a step's first computation, by rank and step
     gaps_ns: Whole  # the host's between a step's computations, by rank and step
     gap_count: Whole
-    caused_ns: Floats  # what the others waited for each rank, by rank and step
-    untold_ns: Whole  # exposed communication with ranks that are not in the run, by rank and step
+    caused_ns: Floats  # the others' waiting for each rank, by rank and step
+    untold_ns: Whole  # exposed communication with ranks outside the run, by rank and step
     breakdowns: tuple[RankBreakdown, ...]
-    lines: tuple[Timeline, ...]  # empty where ranks were looked at one by one
+    lines: tuple[Timeline, ...]  # empty where spans came in parts
     latency: LatencySource
     beyond_line_rate: float  # the floor of all transfers over the time that they took
     clock_error_ns: int
     crowding: Crowding = NOT_TOLD
-    crowded_s: float = 0.0  # of the contention, what computing takes longer than by itself
+    crowded_s: float = 0.0  # the share of contention by which computing takes longer
 
     @property
     def step_s(self) -> float:
@@ -125,9 +130,9 @@ class Account:
 
     @property
     def alone_s(self) -> float:
-        """Return what a step would take with one worker, as far as the run itself tells.
+        """Return the time of a step with one worker, as far as the run itself tells.
 
-        Input and host are there with one worker too: what scaling loses is the rest.
+        Input and host are there with one worker too: scaling loses the rest.
         """
         parts = self.parts_s
         accounted_s = sum(parts[part.key] for part in _SPENT_BY_ITSELF)
@@ -135,16 +140,16 @@ class Account:
 
     @property
     def untold_s(self) -> float:
-        """Return what of the unexplained part may be waiting as well as transfer."""
+        """Return the time of the unexplained part that may be waiting as well as transfer."""
         return float(self.untold_ns[:, self.is_typical].mean()) * 1e-9
 
     @property
     def copies_s(self) -> float:
-        """Return what of the host's part devices spent copying and filling their memory."""
+        """Return the time of the host's part in which devices copied and filled their memory."""
         typical = self.steps[self.is_typical]
         copied_ns = 0
         for line in (line for line in self.lines if line.rank in self.ranks):
-            number = np.append(line.step_number, -1)[line.step]  # the last for pieces in no step
+            number = np.append(line.step_number, -1)[line.step]  # the last: outside steps
             copies = (line.doing == Doing.REST) & line.is_busy & (line.step >= 0)
             copied_ns += int(line.length_ns[copies & np.isin(number, typical)].sum())
         return copied_ns * 1e-9 / max(len(self.ranks) * len(typical), 1)
@@ -162,8 +167,8 @@ def account(
 ) -> Account:
     """Draw up the account of a run; `rate_bps` is each rank's line rate, as far as known.
 
-    Where the run has few of its spans, `parts` are all of them (see `timelines`): then one part is
-    in memory at a time, and no timelines are kept.
+    Where the run has only some of its spans, `parts` are all of them (see `timelines`). Then one
+    part at a time is in memory, and timelines are dropped.
     """
     marked, is_whole_trace = with_steps(run)
     transfers = transfers_of(marked, rate_bps)
@@ -177,7 +182,7 @@ def account(
     latency = _latency(run, ranks)
     first = np.stack([_by_step(told, steps, latency) for told in ranks])
     is_typical = typical_steps(first.sum(axis=2).max(axis=0))
-    # Of what computing takes, the share that it would not take by itself.
+    # The share of computing that is caused by contention.
     crowding = crowding_of(
         run,
         [told.rank for told in ranks],
@@ -216,7 +221,7 @@ def account(
 
 
 def nothing() -> Account:
-    """Return the account of a run that holds no times: one step, and nothing in it."""
+    """Return the account of a run without times: one empty step."""
     return Account(
         ranks=(),
         steps=np.zeros(1, np.int64),
@@ -240,7 +245,7 @@ def nothing() -> Account:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The ranks that cause most of the waiting, and what share of it."""
+    """The ranks that cause most of the waiting, and their share of it."""
 
     ranks: tuple[int, ...]
     share: float
@@ -264,7 +269,7 @@ def late_ranks(account: Account) -> Late | None:
     is_much = share > max(CULPRIT, 1.5 * count / total) and count <= total / 2
     if not is_much:
         return None
-    if count > 1:  # in most steps each of them has to be among those that cause most
+    if count > 1:  # in most steps each of them has to cause at least half as much as the worst
         most_ns = by_step_ns.max(axis=0)
         is_among = by_step_ns[rows] >= most_ns / 2
         if not (is_among[:, most_ns > 0].mean(axis=1) >= _OFTEN).all():
@@ -273,7 +278,7 @@ def late_ranks(account: Account) -> Late | None:
 
 
 def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
-    """Choose the steps that the account is over: without warm-up, and without rare exceptions.
+    """Choose the steps of the account: warm-up and rare exceptions are left out.
 
     A what-if replays a step of medians; parts add up only as means.
     """
@@ -288,7 +293,7 @@ def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
 
 
 def mean_step_s(run: Run) -> float | None:
-    """Return the mean step that an account of the run would be of; None where no rank has steps."""
+    """Return the mean step of an account of the run; None where steps are missing."""
     marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
     if not len(marks):
         return None
@@ -303,9 +308,10 @@ def mean_step_s(run: Run) -> float | None:
 
 
 def with_steps(run: Run) -> tuple[Run, bool]:
-    """Return a run with its steps marked; where none is, all of its trace is one, which is said.
+    """Return a run with its steps marked, and whether all of its trace had to serve as one step.
 
-    Ranks may be recorded from different moments on; then it is the time when all of them were.
+    Ranks may be recorded from different moments on. That one step is then the time when all of them
+    were recorded.
     """
     spans, collectives = run.spans, run.collectives
     if ((spans.lane == "host") & (spans.name == "step")).any():
@@ -319,7 +325,7 @@ def with_steps(run: Run) -> tuple[Run, bool]:
         )
     if not len(ranks):
         _refuse(run, "there is nothing to explain: no spans and no collectives")
-    # When what is recorded of each rank begins and ends.
+    # The beginning and the end of each rank's recording.
     place = np.searchsorted(ranks, np.concatenate([spans.rank, collectives.rank]))
     start = np.full(len(ranks), np.iinfo(np.int64).max)
     end = np.full(len(ranks), np.iinfo(np.int64).min)
@@ -341,7 +347,7 @@ def with_steps(run: Run) -> tuple[Run, bool]:
 
 
 def _refuse(run: Run, problem: str) -> NoReturn:
-    """Refuse a run: as damaged if something of it is gone, else as one that cannot answer."""
+    """Refuse a run: as damaged if a part of it is missing, else as one that cannot answer."""
     if run.missing:
         raise DamagedInput(run.provenance.source, f"{problem}; missing: {run.missing[0]}")
     raise UsageError(f"{run.provenance.source}: {problem}")
@@ -349,7 +355,7 @@ def _refuse(run: Run, problem: str) -> NoReturn:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Told:
-    """What the account needs of a rank's timeline, which is much larger."""
+    """The figures that the account needs of a rank's timeline, which is much larger."""
 
     rank: int
     step_number: Whole
@@ -398,7 +404,7 @@ class _Told:
         )
 
     def in_order(self, steps: Whole, rows: Whole) -> Whole:
-        """Return the rows of the steps wanted, from the rows of a rank's own."""
+        """Return the rows of the wanted steps, from the rows of a rank's own steps."""
         order = np.argsort(self.step_number, kind="stable")
         return rows[order[np.searchsorted(self.step_number[order], steps)]]
 
@@ -406,7 +412,7 @@ class _Told:
 def _host_around_computing(line: Timeline) -> tuple[Whole, Whole, Whole]:
     """Return the time of the host before each step computes, and its gaps between computations.
 
-    Next to a collective or to waiting for data, it is no gap between computations.
+    Time next to a collective, or next to waiting for data, is outside these gaps.
     """
     steps = len(line.step_number)
     first = np.zeros(steps, np.int64)  # 0 where nothing computes
@@ -414,12 +420,12 @@ def _host_around_computing(line: Timeline) -> tuple[Whole, Whole, Whole]:
     first[line.step[computing[::-1]]] = computing[::-1]
     rest = np.flatnonzero((line.step >= 0) & (line.doing == Doing.REST))
     step = line.step[rest]
-    # What is doing something last before each piece, and first after it; -1 for nothing.
+    # The pieces with something to do last before each piece, and first after it; -1 for none.
     others = np.flatnonzero(line.doing != Doing.REST)
     place = np.searchsorted(others, rest)
     known = np.concatenate([[-1], others, [-1]])
     before, after = known[place], known[place + 1]
-    computes = np.append(line.is_computing, False)  # the last for pieces with nothing beside them
+    computes = np.append(line.is_computing, False)  # the last is for pieces without a neighbour
     step_at = np.append(line.step, -1)
     ahead = rest < first[step]
     gap = computes[before] & computes[after] & (step_at[before] == step) & (step_at[after] == step)
@@ -436,8 +442,8 @@ def _host_around_computing(line: Timeline) -> tuple[Whole, Whole, Whole]:
 def _together(run: Run, ranks: Sequence[_Told]) -> tuple[list[_Told], Whole]:
     """Return the ranks to account for, and the steps that all of these have, in order of time.
 
-    These are all ranks, but where some share no step with the others: then as many ranks with as
-    many steps as can be.
+    These are usually all ranks. Where some have no step in common with the others, ranks are left
+    out so that ranks times steps is as large as can be.
     """
     most_first = sorted(ranks, key=lambda told: -len(told.step_number))
     shared: list[set[int]] = []
@@ -457,27 +463,27 @@ def _together(run: Run, ranks: Sequence[_Told]) -> tuple[list[_Told], Whole]:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What a message takes besides its bytes, and how that is known."""
+    """The time of a message besides its bytes, and where that figure is from."""
 
     per_hop_ns: float
     source: LatencySource
     up_to_bytes: int = SMALL_BYTES  # of the collectives that show it
 
     def of_ns(self, periods: Periods) -> Floats:
-        """Return what the messages of each stretch take; a small collective takes nothing else."""
+        """Return the time of each stretch's messages; a small collective consists of them only."""
         stated_ns = periods.hops * self.per_hop_ns
         if self.source != "small collectives":
             return stated_ns
         length_ns = (periods.end_ns - periods.start_ns).astype(np.float64)
-        # Between ranks of one host, what is beyond it is others' turn on the processors.
+        # Between ranks of one host, time beyond it is the turn of others on the processors.
         is_latency = _has_only_small(periods, self.up_to_bytes) & ~periods.is_in_host
         return np.where(is_latency, length_ns, stated_ns)
 
 
 def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
-    """Return what small collectives of the run show, or else what its facts say.
+    """Return the latency that small collectives of the run show, or else that of its facts.
 
-    Before its first step a rank connects: that is looked at by none.
+    Collectives before a rank's first step are left out: the rank is still connecting.
     """
     for up_to_bytes in (SMALL_BYTES, RATHER_SMALL_BYTES):
         message_ns: list[Floats] = [np.zeros(0)]
@@ -511,9 +517,10 @@ def _has_only_small(periods: Periods, up_to_bytes: int) -> NDArray[np.bool_]:
 
 
 def _by_step(told: _Told, steps: Whole, latency: Latency) -> Whole:
-    """Return one rank's account before stragglers are told: steps by parts, in nanoseconds.
+    """Return one rank's account before stragglers are set apart: steps by parts, in nanoseconds.
 
-    The floor, the messages and the codec take their shares of each stretch, as far as it goes.
+    The floor, the codec and the messages take their shares of each stretch in turn, while any of
+    it is left.
     """
     periods, parts, rest_ns = told.periods, told.parts_ns.copy(), told.exposed_ns
     step, period = told.exposed_step, told.exposed_period
@@ -538,7 +545,7 @@ def _by_step(told: _Told, steps: Whole, latency: Latency) -> Whole:
 
 
 def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
-    """Move what a rank spends beyond the lower median of the ranks to the straggler's part."""
+    """Move each rank's time beyond the lower median of the ranks to the straggler's part."""
     settled = parts_ns.copy()
     own = parts_ns[:, :, _SPENT_BY_ITSELF]
     usual = np.sort(own, axis=0)[(len(own) - 1) // 2]
@@ -549,7 +556,7 @@ def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
 
 
 def _caused_ns(run: Run, told: Sequence[_Told], steps: Whole, transfers: Transfers) -> Floats:
-    """Add up what the others waited for each rank, by the step that it was late in."""
+    """Add up the others' waiting for each rank, by the step in which it was late."""
     table, ranks = run.collectives, np.array([of.rank for of in told])
     place, order = np.searchsorted(ranks, table.rank), np.argsort(steps)
     place = np.minimum(place, len(ranks) - 1)

@@ -1,9 +1,10 @@
-"""What the host does before a step computes anything, and between: where its time is lost.
+"""The host's time before a step computes anything, and between computations.
 
-Before, a script reads its own batches. Waiting for a DataLoader is known as input; batches that a
-script reads by itself are the host's time, like logs and checkpoints. But where in its steps that
-time lies is known, and of a recorded DDP job also whether the program's thread worked meanwhile or
-waited, and what it read from disks. Between, many gaps mean that a device waits for the program.
+Before the first computation, a script reads its own batches. Waiting for a DataLoader is known as
+input. Batches that a script reads by itself are the host's time, like logs and checkpoints. But the
+place of that time in a step is known. For a recorded DDP job it is also known whether the program's
+thread worked meanwhile or waited, and how much it read from disks. Many gaps between computations
+mean that a device waits for the program.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ MANY = 50  # gaps between a step's computations: a program that gives a device l
 
 
 def usual_ahead_s(account: Account) -> float:
-    """Return what ranks usually leave to the host before they compute, a step."""
+    """Return the host's usual time in a step before ranks compute."""
     ahead_ns = np.sort(account.ahead_ns[:, account.is_typical], axis=0)
     return float(ahead_ns[(len(ahead_ns) - 1) // 2].mean()) * 1e-9
 
 
 def usual_gaps(account: Account) -> tuple[float, float]:
-    """Return how long the host lets ranks idle between computations, a step, and how often."""
+    """Return the usual time of a step's gaps between computations, and their number."""
     gaps_s = float(np.median(account.gaps_ns[:, account.is_typical])) * 1e-9
     count = float(np.median(account.gap_count[:, account.is_typical]))
-    return min(gaps_s, account.parts_s[Part.HOST.key]), count  # a part of that, which is a mean
+    return min(gaps_s, account.parts_s[Part.HOST.key]), count  # the part is a mean
 
 
 def many_gaps(account: Account) -> tuple[float, float] | None:
-    """Return the usual gaps where they are many and take much; None where they do not."""
+    """Return the usual gaps if they are many and take much time, else None."""
     gaps_s, count = usual_gaps(account)
     return None if count < MANY or gaps_s < MUCH * account.step_s else (gaps_s, count)
 
 
 def has_loader(account: Account) -> bool:
-    """Say whether ranks were seen to wait for data, as a DataLoader shows."""
+    """Return whether ranks were seen to wait for data, as a DataLoader shows."""
     return bool(account.parts_ns[:, :, Part.INPUT].any() or account.excess_ns[:, :, 1].any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptThread:
-    """What the program's thread did before the forward pass of a step."""
+    """The work of the program's thread before the forward pass of a step."""
 
     processor_s: float
     read_bytes: float  # from disks
 
 
 def thread_of_script(run: Run, ranks: list[int]) -> ScriptThread | None:
-    """Return what the recorder noted of the thread; None where it did not."""
+    """Return the recorder's figures of the thread, or None."""
     processor_s = _mean(run.facts.before_forward_processor_s, ranks)
     if processor_s is None:
         return None

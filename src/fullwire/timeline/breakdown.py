@@ -1,9 +1,10 @@
-"""What each rank did over the whole trace, in the few figures that other tools show too.
+"""Each rank's time over the whole trace, in the few figures that other tools show too.
 
 The span runs from the first to the last thing recorded, marks of steps aside. It is computation,
-exposed communication and idle time, besides what the host lane holds, such as copies. Communication
-is the time with a collective outstanding; waiting is the part of the exposed one that lasted until
-the latest rank had issued it, None where much of it is with ranks that are not in the run.
+exposed communication and idle time, besides the spans of the host lane, such as copies.
+Communication is the time with a collective outstanding. Waiting is the part of exposed
+communication until the latest rank had issued the collective. It is None where much of it is with
+ranks that are missing from the run.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 
 from fullwire.timeline.timeline import Doing, Timeline
 
-# Of exposed communication: where a profiler began on one rank before another, some is with ranks
-# that were not recorded yet. As little as this changes no answer.
+# Of exposed communication. Where a profiler began on one rank before another, some is with ranks
+# whose recording had yet to begin. A share below this changes no answer.
 UNTOLD = 0.05
 
 

@@ -1,7 +1,7 @@
-"""What there is to draw of some steps: which steps, which ranks, and their bars lane by lane.
+"""The bars to draw for some steps: which steps, which ranks, and their bars lane by lane.
 
-A picture of thousands of bars shows none of them. Where a rank has more than `MOST_BARS`
-in a lane of one step, those too short to be seen are joined with their neighbours, and the picture
+A picture of thousands of bars shows none of them. Where a rank has more than `MOST_BARS` in a lane
+of one step, bars that are too short to be seen are joined with their neighbours. The picture then
 says so.
 """
 
@@ -24,7 +24,7 @@ MOST_RANKS = 64
 MOST_BARS = 250  # in one lane of one rank in one step
 _MOST_PAGES = 160  # steps times ranks: a page has to stay small
 _SEEN = 2_000  # a bar is seen if it is longer than the step over this
-_HIDDEN = {("host", "step"), ("communication", "wait")}  # drawn otherwise, or not doings
+_HIDDEN = {("host", "step"), ("communication", "wait")}  # drawn otherwise, or no activity
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Bars:
     start_ns: Whole
     ready_ns: Whole  # when the last rank had issued a collective; -1 where that is unknown
     end_ns: Whole
-    bytes: Whole  # -1 for what is no collective
+    bytes: Whole  # -1 for bars other than collectives
     count: Whole  # how many each stands for
 
     def __len__(self) -> int:
@@ -67,12 +67,12 @@ class Bars:
         return {name: getattr(self, name) for name in self.__slots__}
 
     def between(self, start_ns: int, end_ns: int) -> Bars:
-        """Return the bars of which any part is between two moments."""
+        """Return the bars that lie at least partly between two moments."""
         inside = (self.start_ns < end_ns) & (self.end_ns > start_ns)
         return Bars(**{name: column[inside] for name, column in self.columns().items()})
 
     def since(self, begin_ns: int) -> Bars:
-        """Return the same bars with times from a moment on; before it there are none."""
+        """Return the same bars with times since a moment; earlier times become 0."""
         moved = self.columns()
         for name in ("issue_ns", "start_ns", "ready_ns", "end_ns"):
             is_unknown = (moved[name] == -1) if name == "ready_ns" else False
@@ -104,7 +104,7 @@ class Bars:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class RankLanes:
-    """One rank in one step: its bars by lane, and what the account counts each moment as."""
+    """One rank in one step: its bars by lane, and the account's kind of each moment."""
 
     rank: int
     start_ns: int
@@ -115,7 +115,7 @@ class RankLanes:
     doing: NDArray[np.int8]
 
     def since(self, begin_ns: int) -> RankLanes:
-        """Return the same with times from a moment on, which is none later than its start."""
+        """Return the same with times since a moment, which is at its start or before."""
         return replace(
             self,
             start_ns=self.start_ns - begin_ns,
@@ -147,11 +147,11 @@ class Drawing:
 
 
 def drawing(run: Run, account: Account, parts: Iterable[Spans] | None = None) -> Drawing:
-    """Choose steps and ranks, and collect what to draw, of one rank after the other.
+    """Choose steps and ranks, and collect the bars to draw, of one rank after the other.
 
-    Where the run has few of its spans, `parts` are all of them (see `timelines`).
+    Where the run has only some of its spans, `parts` are all of them (see `timelines`).
     """
-    # All of a few ranks; of many, those whose waiting is furthest off.
+    # Few ranks are all drawn. Of many ranks, those are drawn whose waiting is furthest off.
     waiting = np.array([row[Part.STRAGGLER.key] for row in account.rank_parts_s()])
     order = np.argsort(-abs(waiting - np.median(waiting)), kind="stable")
     ranks = np.sort(np.array(account.ranks)[order[:MOST_RANKS]])
@@ -221,7 +221,7 @@ def _chosen_steps(account: Account, most: int) -> dict[int, str]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _RankRows:
-    """All that one rank has to draw, by lane, on the run's own clock."""
+    """All bars of one rank, by lane, on the run's own clock."""
 
     line: Timeline
     lanes: Mapping[str, Bars]
@@ -251,7 +251,7 @@ class _RankRows:
         return cls(line, {**lanes, "communication": Bars.in_order(**both)})
 
     def in_step(self, number: int) -> RankLanes:
-        """Return what is drawn of a step, on the run's own clock."""
+        """Return the drawn bars of a step, on the run's own clock."""
         [place] = np.flatnonzero(self.line.step_number == number)
         pieces = np.flatnonzero(self.line.step == place)
         start_ns = int(self.line.moments[pieces[0]])
@@ -281,7 +281,7 @@ def _drawn(spans: Spans, lane: str) -> NDArray[np.bool_]:
 def _doings(
     line: Timeline, start_ns: int, end_ns: int, unseen_ns: int
 ) -> tuple[Whole, Whole, NDArray[np.int8]]:
-    """Return what the account counts the step's moments as, without what is too short to see."""
+    """Return the account's kinds of the step's moments; those too short to be seen are joined."""
     first, last = np.searchsorted(line.moments, [start_ns, end_ns])
     moments, doing = line.moments[first : last + 1], line.doing[first:last]
     keep = np.append([True], doing[1:] != doing[:-1])[: len(doing)]

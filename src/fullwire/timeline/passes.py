@@ -10,7 +10,7 @@ _LAST, _EARLIER = "backward", "earlier backward"  # as the recorder names a step
 
 
 def passes_of_step(run: Run) -> int | None:
-    """Return how many passes a step usually has; None where no pass was recorded."""
+    """Return how many passes a step usually has; None where passes are missing."""
     spans = run.spans
     is_pass = (spans.lane == "compute") & ((spans.name == _LAST) | (spans.name == _EARLIER))
     passes = spans.rows(is_pass & (spans.step >= 0))
@@ -23,5 +23,5 @@ def passes_of_step(run: Run) -> int | None:
         np.bincount(place.reshape(-1), weights, whole.shape[1])
         for weights in (np.ones(len(passes)), is_last)
     )
-    counts = counts[lasts == 1]  # other steps are no mere accumulation
+    counts = counts[lasts == 1]  # other steps do more than accumulate
     return round(float(np.median(counts))) if len(counts) else None

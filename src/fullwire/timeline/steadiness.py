@@ -1,4 +1,4 @@
-"""Whether all steps are alike: what a mean step would hide.
+"""Whether all steps are alike: the differences that a mean step would hide.
 
 A part that only a few steps have (a checkpoint, an evaluation) is a part of the mean step, and no
 other step shows it. A job that became slower midway has two usual steps, and the mean is neither.
@@ -14,10 +14,10 @@ from fullwire.collectives.cost import Floats
 from fullwire.run.centre import Centre, median_of
 from fullwire.timeline.account import Account, Part
 
-MOST_OF_IT = 0.75  # of a part: if few steps hold it, it is theirs
-FEW = 0.4  # of the steps: then the median step has none of it
+MOST_OF_IT = 0.75  # of a part: if few steps hold as much, the part belongs to them
+FEW = 0.4  # of the steps: then the median step lacks the part
 CHANGED = 0.10  # between the medians of the first and the second half of the steps
-_SCATTERS = 3.0  # times that steps scatter within a half, which is what a change must exceed
+_SCATTERS = 3.0  # times the scatter of steps within a half; a change must exceed that
 _FEWEST_STEPS = 8
 
 
@@ -54,7 +54,7 @@ class Change:
 
 
 def changed_midway(account: Account) -> Change | None:
-    """Return how much slower or faster the job became midway, if it did."""
+    """Return the change, if the job became slower or faster midway, else None."""
     by_step_s = _by_step_s(account)
     first, second = np.array_split(by_step_s, 2)
     if len(by_step_s) < _FEWEST_STEPS:

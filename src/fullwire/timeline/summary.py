@@ -1,10 +1,10 @@
-"""What a recorded run amounts to, in the few figures that are said when the job has ended.
+"""The summary of a recorded run, in the few figures that are shown when the job has ended.
 
 Exposed communication is the time within steps when a collective was outstanding and the rank did
 not compute.
 
-Of links and processors it is how much was in use, on the job's whole steps and while communicating.
-Utilization of a link is bits sent / (line rate x window). Counters are taken as growing evenly
+For links and processors it has the share in use, in the job's whole steps and while communicating.
+Utilization of a link is bits sent / (line rate x window). Counters are assumed to grow evenly
 between two samples, which lie some 10 ms apart.
 """
 
@@ -24,7 +24,7 @@ from fullwire.timeline.transfers import transfers_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Figures per step are means over steps and ranks; None where there is no step."""
+    """The figures of a run; those per step are means over steps and ranks, if it has steps."""
 
     ranks: int
     steps: int
@@ -37,7 +37,7 @@ class Summary:
 
 
 def summarised(parts: Iterable[Run]) -> Summary:
-    """Sum a run up, of which each part holds whole steps; one part may be all of it."""
+    """Sum up a run from its parts, each with whole steps; one part may be the whole run."""
     sums = _Sums()
     for part in parts:
         sums.add(part)
@@ -45,7 +45,7 @@ def summarised(parts: Iterable[Run]) -> Summary:
 
 
 class _Sums:
-    """What is known of the parts so far."""
+    """Sums over the parts so far."""
 
     def __init__(self) -> None:
         self._ranks: set[int] = set()
@@ -96,7 +96,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """What one link carried out of its host; shares are None where nothing was measured."""
+    """The use of one link, out of its host; a share is None where measurements are missing."""
 
     host: str
     interface: str
@@ -106,9 +106,9 @@ class LinkUse:
 
 
 class Windows:
-    """When steps ran and when collectives were outstanding, by rank; kept while parts go by.
+    """When steps ran and when collectives were outstanding, by rank; gathered part by part.
 
-    Of a long job the collectives of every so many steps are enough, and all of an hour too many.
+    For a long job the collectives of every n-th step are enough: those of an hour are too many.
     """
 
     def __init__(self, every_nth_step: int = 1) -> None:
@@ -136,7 +136,7 @@ class Windows:
 
     @property
     def whole(self) -> tuple[int, int] | None:
-        """The time from the first step of any rank to the end of the last, if there is one."""
+        """Return the time from the first step of any rank to the end of the last, if any."""
         steps = self.steps(list(self._steps))
         return (int(steps[0, 0]), int(steps[-1, 1])) if len(steps) else None
 
@@ -144,7 +144,7 @@ class Windows:
 def links_in_use(run: Run, samples: Iterable[Links], windows: Windows) -> list[LinkUse]:
     """Return the use of each host's busiest link whose line rate is known.
 
-    Samples come in pieces, so that all of an hour never are in memory with their names.
+    Samples come in pieces, so that an hour of them is never in memory at once with their names.
     """
     rates_bps = host_line_rates_bps(run)
     in_use = []
@@ -153,7 +153,7 @@ def links_in_use(run: Run, samples: Iterable[Links], windows: Windows) -> list[L
         ranks = [rank for rank, name in host_of_rank(run).items() if name == host]
         steps = windows.steps(ranks)
         outstanding = windows.outstanding(ranks)
-        # The times that both cover; neither touches itself.
+        # The times that both cover; the intervals of each are apart.
         both = []
         for start, end in steps.tolist():
             low = np.searchsorted(outstanding[:, 1], start, side="right")
@@ -174,7 +174,7 @@ def links_in_use(run: Run, samples: Iterable[Links], windows: Windows) -> list[L
 def _counters(
     samples: Iterable[Links], hosts: Collection[str]
 ) -> dict[str, dict[str, tuple[Whole, Whole]]]:
-    """Return when links of some hosts were sampled and what they had sent, by host and name."""
+    """Return the times of samples of hosts' links, and the bytes sent, by host and name."""
     pieces: dict[tuple[str, str], list[Whole]] = defaultdict(list)
     for table in samples:
         columns = np.stack([table.time_ns, table.tx_bytes])
@@ -224,12 +224,12 @@ def _union(intervals: Whole) -> Whole:
 
 
 def _share(time_ns: Whole, tx_bytes: Whole, windows: Whole, rate_bps: float) -> float | None:
-    """Return bits sent in the windows over what the line could have sent in them."""
+    """Return bits sent in the windows, as a share of those that the line could have sent."""
     is_seen = (windows[:, 0] >= time_ns[0]) & (windows[:, 1] <= time_ns[-1])
     seen = windows[is_seen]
     length_ns = int((seen[:, 1] - seen[:, 0]).sum())
     if not length_ns:
         return None
-    # From the first sample on: a float holds those differences exactly, and the clock's times not.
+    # Since the first sample: a float holds these differences exactly, unlike the clock's times.
     sent = np.interp(seen - time_ns[0], time_ns - time_ns[0], tx_bytes - tx_bytes[0])
     return float((sent[:, 1] - sent[:, 0]).sum()) * 8e9 / (rate_bps * length_ns)

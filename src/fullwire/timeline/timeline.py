@@ -1,18 +1,18 @@
-"""What a rank was doing at each moment: the one place where intervals become time.
+"""The activity of a rank at each moment: the one place where intervals become time.
 
 Every instant belongs to the first that applies: computing, communication that was exposed, a codec,
-waiting for input, and the rest. A rank computes inside its compute spans, except where it was
-blocked on a collective or a hook packed gradients: what would be computing is then a codec. Of
-several collectives outstanding at one instant, one that is being transferred counts before one
-whose transfer cannot be told from waiting, and that before waiting.
+waiting for input, and the rest. A rank computes inside its compute spans, with two exceptions: it
+was blocked on a collective, or a hook packed gradients, and then the time is a codec's. Several
+collectives may be outstanding at one instant. Then one that is being transferred counts first. One
+whose transfer cannot be told from waiting counts second, and waiting last.
 
-    ("host", "step")             the step; what else happens in the host lane is no doing of its own
+    ("host", "step")             the step; other spans in the host lane are no activity of their own
     ("host", "backward")         the backward pass, of which the kernels are spans of their own
     ("communication", "wait")    blocked on a collective
     ("host", "codec")            a hook that packs or unpacks gradients, also amidst computing
     ("communication", "codec")   packing or unpacking gradients beside it
-    ("communication", others)    communication that is in no table of collectives: nothing is known
-                                 of other ranks' part in it
+    ("communication", others)    communication that is in no table of collectives: the part of
+                                 other ranks in it is unknown
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 class Doing(IntEnum):
-    """What an instant of a rank is counted as."""
+    """The kinds of activity that an instant of a rank counts as."""
 
     COMPUTE = 0
     WAITING = 1
@@ -49,7 +49,7 @@ class Doing(IntEnum):
 
 
 class Kind(IntEnum):
-    """What a span is to the account."""
+    """The meaning of a span for the account."""
 
     STEP = 0
     COMPUTE = 1
@@ -67,7 +67,7 @@ _KIND_OF_LANE = {
     "communication": Kind.SENDING,
     "input": Kind.INPUT,
 }
-_KIND_OF = {  # lane and name, where that is something else than the lane says
+_KIND_OF = {  # lane and name, where the name changes the kind
     ("host", "step"): Kind.STEP,
     ("host", "backward"): Kind.MARK,
     ("host", "codec"): Kind.PACKING,
@@ -78,7 +78,7 @@ _KIND_OF = {  # lane and name, where that is something else than the lane says
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Periods:
-    """Stretches of time in which a rank had transfers under way, and all that they had to do."""
+    """Stretches of time in which a rank had transfers under way, with the sums of their work."""
 
     start_ns: Whole
     end_ns: Whole
@@ -90,7 +90,7 @@ class Periods:
 
     @classmethod
     def of(cls, run: Run, rows: NDArray[np.intp], transfers: Transfers) -> Periods:
-        """Join transfers that touch: a link shared by several is not told apart in time."""
+        """Join transfers that touch: the time of a link shared by several cannot be split."""
         end = run.collectives.end_ns[rows]
         kept = transfers.is_known[rows] & (end > transfers.ready_ns[rows])
         rows = rows[kept]
@@ -130,7 +130,7 @@ class Timeline:
     doing: NDArray[np.int8]
     is_computing: NDArray[np.bool_]
     is_communicating: NDArray[np.bool_]
-    is_busy: NDArray[np.bool_]  # with anything but waiting: computing, communicating, copying
+    is_busy: NDArray[np.bool_]  # computing, communicating, packing or copying
     is_recorded: NDArray[np.bool_]  # something was there besides the mark of a step
     step_number: Whole
     step: Whole  # which of its steps a piece is in, in order; -1 in none
@@ -152,8 +152,8 @@ def timelines(
 ) -> Iterator[Timeline]:
     """Go through the ranks of a run, or some of them, in order.
 
-    Where the run has few of its spans, `parts` are all of them: of some ranks each, in order. What
-    marks steps is in the run.
+    Where the run has only some of its spans, `parts` are all of them: of some ranks each, in order.
+    The marks of steps are in the run.
     """
     collectives = run.collectives
     marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
@@ -197,7 +197,7 @@ def timelines(
 
 
 def kinds_of(spans: Spans) -> NDArray[np.int8]:
-    """Say for each span what it is to the account."""
+    """Return the kind of each span."""
     lanes, names = codes_of(spans.lane), codes_of(spans.name)
     kinds = [
         _KIND_OF.get((lane, name), _KIND_OF_LANE.get(lane, Kind.OTHER))
@@ -209,8 +209,8 @@ def kinds_of(spans: Spans) -> NDArray[np.int8]:
 
 
 def check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
-    """Refuse times that run backwards or cannot be: no account could rest on them."""
-    # Not by magnitude: that of the smallest whole number is itself.
+    """Refuse times that run backwards or are impossible, because they make every account wrong."""
+    # The check avoids absolute values: that of the smallest whole number is itself.
     is_wrong = (end_ns < start_ns) | (start_ns < -MOST_NS) | (end_ns > MOST_NS)
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
@@ -297,7 +297,7 @@ def _timeline(
 
 
 def steps_of(run: Run, rank: int, marks: Spans) -> tuple[Whole, Whole, Whole]:
-    """Return the steps of a rank in order of time; two at once, or of one number, are refused."""
+    """Return the steps of a rank in order of time; refuse two at once, or two of one number."""
     marks = marks.rows(np.argsort(marks.start_ns, kind="stable"))
     start_ns, end_ns, number = marks.start_ns, marks.end_ns, marks.step
     if (end_ns[:-1] > start_ns[1:]).any() or len(np.unique(number)) < len(number):
@@ -306,7 +306,7 @@ def steps_of(run: Run, rank: int, marks: Spans) -> tuple[Whole, Whole, Whole]:
 
 
 def _covers(moments: Whole, start_ns: Whole, end_ns: Whole) -> NDArray[np.bool_]:
-    """Say for each piece whether an interval covers it."""
+    """Return for each piece whether an interval covers it."""
     if not len(start_ns):
         return np.zeros(max(len(moments) - 1, 0), bool)
     change = np.bincount(np.searchsorted(moments, start_ns), minlength=len(moments))

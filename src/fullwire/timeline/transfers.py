@@ -1,16 +1,17 @@
-"""Collectives matched over ranks: when each could begin, and what it had to send.
+"""Collectives matched over ranks: when each could begin, and how much it had to send.
 
-Rows belong together by group, operation and sequence; sending and receiving are one operation of a
-group of two. A collective cannot begin before its latest
-rank has issued it; what a rank spends on it before that moment is waiting, and after it transfer.
-Where ranks are not recorded, the latest issue that is known is a bound and nothing more.
+Rows belong together by group, operation and sequence. Sending and receiving are one operation of a
+group of two. A collective cannot begin before its latest rank has issued it. A rank's time on it
+before that moment is waiting, and after it transfer. Where some ranks are missing from the
+recording, the latest known issue is only a lower bound.
 
 Each collective's waiting is shared among the ranks that came late. A rank is late by as much as it
 issues a collective after the middle one of its members. It may be late because it waited itself,
-for a rank of another group: where a node shares each layer's work and nodes share gradients, one
-slow rank brings all ranks of its node late to their gradients. So what a rank waited since its
-group last met, beyond what the middle one did, excuses it; that part of the waiting is nobody's
-here, for it is told already where the cause of it was waited for.
+for a rank of another group. An example is a job in which a node shares each layer's work and nodes
+share gradients. There one slow rank brings all ranks of its node late to their gradients.
+
+So a rank is excused for its waiting since its group last met, beyond that of the middle rank. That
+part of the waiting is assigned to no rank here. It already counts where the rank itself waited.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Text, Whole
 from fullwire.units import ratio, shown
 
 MOST_WORKERS = 100_000_000
-CLOCK_SHARE = 0.1  # of the collectives may end before their latest issue: clocks are never perfect
+CLOCK_SHARE = 0.1  # of the collectives may end before their latest issue: clocks differ a little
 _NEED_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 
 
@@ -43,19 +44,19 @@ class Transfers:
 
     ready_ns: Whole  # the latest issue on any rank, within this rank's own issue and end
     is_known: NDArray[np.bool_]  # every rank's issue is there
-    floor_ns: Floats  # on the wire at line rate; not a number where no rate is known
-    is_in_host: NDArray[np.bool_]  # between ranks of one host: no line, but its processors
+    floor_ns: Floats  # on the wire at line rate; NaN where the rate is unknown
+    is_in_host: NDArray[np.bool_]  # between ranks of one host, by its processors
     codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
     hops: Whole  # messages that wait for each other
-    caused_ns: Floats  # what the other ranks together waited for this one
-    clock_error_ns: int  # by how much ranks' clocks disagree at least; 0 where nothing shows it
+    caused_ns: Floats  # the waiting of all other ranks for this one
+    clock_error_ns: int  # the least error between ranks' clocks; 0 where none is seen
 
 
 def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     """Match the collectives of a run; `rate_bps` is each rank's line rate, as far as known."""
     table = run.collectives
     group, op = codes_of(table.group), codes_of(table.op)
-    # Operations as they are matched: what one rank sends another one receives.
+    # Operations as they are matched: one rank sends and another one receives.
     kinds = ["sendrecv" if name in ("send", "recv") else name for name in op.names]
     kind = codes_of(np.array(kinds, object)).codes[op.codes]
     matched = _Matched.over(table, group.codes, kind)
@@ -81,7 +82,7 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
         ),
         is_in_host=is_in_host,
         codec_ns=codec_ns,
-        # Of unknown size, it is no small collective that shows what a message costs.
+        # A collective of unknown size cannot serve as a small one that shows a message's cost.
         hops=np.where(has_size, np.asarray(cost.hops, np.int64), 0),
         caused_ns=matched.caused_ns(table, group.codes, ready_ns),
         clock_error_ns=_clock_error_ns(run, latest_ns, is_known),
@@ -102,20 +103,20 @@ def recorded_ranks(run: Run) -> Whole:
 
 
 def _changes(column: Whole) -> Whole:
-    """Return a column without repetitions of the row before: what is sorted then is little."""
+    """Return a column without repetitions of the row before, so that few rows are sorted."""
     is_new = np.ones(len(column), bool)
     is_new[1:] = column[1:] != column[:-1]
     return column[is_new]
 
 
 def holds_times(run: Run) -> bool:
-    """Say whether anything in the run lasts: logs and schedules say what, but not when."""
+    """Return whether the run has durations: logs and schedules name events without times."""
     spans, table = run.spans, run.collectives
     return bool((spans.end_ns > spans.start_ns).any() or (table.end_ns > table.issue_ns).any())
 
 
 def stands_for_all(run: Run) -> bool:
-    """Say whether one rank of the run stands for every rank, as in a simulation."""
+    """Return whether one rank of the run stands for every rank, as in a simulation."""
     return run.provenance.origin == "simulated" and len(recorded_ranks(run)) == 1
 
 
@@ -170,12 +171,12 @@ class _Matched:
         return by_row
 
     def caused_ns(self, table: Collectives, group: Whole, ready_ns: Whole) -> Floats:
-        """Return for each row what the others waited for its rank; it could begin at `ready_ns`."""
+        """Return for each row the others' waiting for its rank; it could begin at `ready_ns`."""
         caused_ns = np.zeros(len(table))
         if not len(self.order):
             return caused_ns
         issue_ns = table.issue_ns[self.order]
-        # What each rank waited since its group had met before, in other groups.
+        # The waiting of each rank in other groups since its group last met.
         own_ns = ready_ns - table.issue_ns
         by_rank = np.lexsort((table.issue_ns, table.rank))
         reached_ns = np.empty(len(by_rank), np.int64)
@@ -206,15 +207,15 @@ def _members(run: Run, group: Coded, here: Whole) -> tuple[Whole, NDArray[np.boo
     rank = np.searchsorted(recorded, run.collectives.rank)
     used = np.unique(group.codes * len(recorded) + rank) // max(len(recorded), 1)
     size = np.bincount(used, minlength=len(group.names))
-    # A group of all ranks whose collectives are here is taken for the whole job's: a rank of which
-    # there are only spans has lost its own.
+    # A group of all ranks that have collectives counts as the whole job's: a rank with spans only
+    # has lost its collectives.
     communicating = len(np.unique(rank))
     members = np.where(size == communicating, workers, size)[group.codes]
     return members, (here == members) & (len(recorded) == workers)
 
 
 def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
-    """Return each row's cost, and what its compressor takes, once per operation and size."""
+    """Return each row's cost and its compressor's time, worked out once per operation and size."""
     count = len(members)
     compressor = stated_compressor(run)
     algorithm, usual = run.facts.algorithm or "ring", with_formula("allreduce")
@@ -242,7 +243,7 @@ def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
 
 
 def _on_links(text: str, algorithm: str, workers: int, size: Floats) -> Cost:
-    """Return what an all-reduce sends whose algorithm only the links of a cluster can tell.
+    """Return the cost of an all-reduce by an algorithm that has a cost only on described links.
 
     Its bytes are as many as the NICs would carry in the time that the busiest links take.
     """
@@ -264,7 +265,7 @@ def stated_compressor(run: Run) -> Compressor | None:
 
 
 def _are_in_one_host(run: Run, group: Coded) -> NDArray[np.bool_]:
-    """Say of each group whether its ranks are on one host, and sum on its processors."""
+    """Return for each group whether its ranks are on one host, and sum on its processors."""
     count, hosts = len(group.names), host_of_rank(run)
     if shares_one_host(run):
         return np.ones(count, bool)
@@ -282,7 +283,7 @@ def _are_in_one_host(run: Run, group: Coded) -> NDArray[np.bool_]:
 
 
 def _clock_error_ns(run: Run, latest_ns: Whole, is_known: NDArray[np.bool_]) -> int:
-    """Return how far collectives end before they can have begun, if that is no rare exception."""
+    """Return how far collectives end before they can have begun, rare exceptions aside."""
     needs_all = codes_of(run.collectives.op)
     codes = [code for code, name in enumerate(needs_all.names) if name in _NEED_ALL]
     rows = np.flatnonzero(is_known & np.isin(needs_all.codes, codes))
@@ -298,12 +299,12 @@ class CarriedTimes:
 
     waited_s: float  # for the first bytes of others
     moved_s: float
-    added_s: float  # of what was transferred
-    used: float | None  # of the line rate while transferring; None where that is not known
+    added_s: float  # of the bytes transferred
+    used: float | None  # of the line rate while transferring; None where that is unknown
 
 
 def carried(run: Run, rate_bps: Mapping[int, float]) -> CarriedTimes | None:
-    """Sum up what the transport told in steps; None where it told nothing."""
+    """Sum up the transport's own figures in steps; None if they are missing."""
     table = run.carried.rows(run.carried.step >= 0)
     if not len(table):
         return None
@@ -312,7 +313,7 @@ def carried(run: Run, rate_bps: Mapping[int, float]) -> CarriedTimes | None:
     for rank in np.unique(table.rank).tolist():
         own = np.flatnonzero(table.rank == rank)
         own = own[np.argsort(table.heard_ns[own], kind="stable")]
-        # What several streams moved at once counts once.
+        # Time in which several streams moved bytes at once counts once.
         ended_ns = np.maximum.accumulate(table.end_ns[own])
         begun_ns = table.heard_ns[own].copy()
         begun_ns[1:] = np.maximum(begun_ns[1:], ended_ns[:-1])
@@ -321,8 +322,8 @@ def carried(run: Run, rate_bps: Mapping[int, float]) -> CarriedTimes | None:
         float(each.sum()) * 1e-9 / rank_steps for each in (waited_ns, moved_ns, table.reducing_ns)
     )
     rates = np.array([rate_bps.get(rank, np.nan) for rank in table.rank.tolist()])
-    sends = table.sent_bytes > 0  # who only receives leaves its own link's way out idle
+    sends = table.sent_bytes > 0  # a rank that only receives leaves its own link's way out idle
     sent_bits, could_bits = 8.0 * table.sent_bytes.sum(), 1e-9 * (moved_ns * rates)[sends].sum()
-    # More than the line carries: bytes that had come before their rank did were no transfer to it.
+    # A share above 1 is dropped: bytes that came before their rank did are no transfer time to it.
     used = float(sent_bits / could_bits) if 0 < sent_bits <= could_bits else None
     return CarriedTimes(waited_s=waited_s, moved_s=moved_s, added_s=added_s, used=used)

@@ -1,8 +1,8 @@
-"""What links, sockets and processors say about the time when communication was exposed.
+"""The use of links, sockets and processors in the time when communication was exposed.
 
-Counters are read off between samples by straight lines. Where samples are further apart than the
-stretches of exposed communication are long, they cannot tell these from the rest of a step, and
-the figures are of all steps together.
+Counters are read off between samples by straight lines. Samples may be further apart than the
+stretches of exposed communication are long. Then they cannot tell these from the rest of a step,
+and the figures are of all steps together.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fullwire.timeline.timeline import Doing, Interval, Timeline
 from fullwire.timeline.transfers import codes_of
 
 SAMPLES = ("links", "sockets", "hosts")
-LIMITED = 0.3  # of a socket's busy time: what held it back
-UNSEEN = 0.25  # of the time between samples: they do not see a gap that short, if gaps are few
+LIMITED = 0.3  # of a socket's busy time: a larger share held it back
+UNSEEN = 0.25  # of the time between samples: they miss a gap that short, if gaps are few
 SATURATED = 0.9  # of a processor's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """What share of the line rate the hosts' links sent, in the mean over hosts."""
+    """The share of the line rate that the hosts' links sent, as the mean over hosts."""
 
     share: float
     is_exposed: bool  # only while communication was exposed; else over whole steps
@@ -35,11 +35,11 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketUse:
-    """What held sockets back, by the bytes that each sent; shares are None where none was busy."""
+    """The limits of sockets, weighted by bytes sent; shares are None if all sockets were idle."""
 
     send_buffer: float | None  # shares of the time with data to send
     receive_window: float | None
-    idle: float | None  # share of the time looked at with nothing to send
+    idle: float | None  # share of the examined time without data to send
     retransmits: int
     is_exposed: bool
 
@@ -56,7 +56,7 @@ class ProcessorUse:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Looked:
-    """The time that is looked at: exposed communication, or all steps where samples are coarse."""
+    """The examined time: exposed communication, or all steps where samples are coarse."""
 
     starts_ns: Whole
     ends_ns: Whole
@@ -75,7 +75,7 @@ def missing_tables(run: Run) -> tuple[str, ...]:
 def links_used(
     run: Run, lines: Sequence[Timeline], rate_bps: Mapping[int, float]
 ) -> LinkUse | None:
-    """Return how much of the links was used; None where no rate or no samples tell it."""
+    """Return the used share of the links; None if rates or samples are missing."""
     used: dict[str, tuple[float, bool]] = {}
     for host, rows in series(run.links, run.links.host, run.links.interface):
         links = run.links.rows(rows)
@@ -94,7 +94,7 @@ def links_used(
 
 
 def sockets_used(run: Run, lines: Sequence[Timeline]) -> SocketUse | None:
-    """Return what held sockets back; None where there are no samples of them."""
+    """Return the limits of sockets; None where samples of them are missing."""
     totals = np.zeros(5)  # bytes, busy, receive window, send buffer, idle; times by bytes
     retransmits, is_exposed = 0.0, False
     for host, rows in series(run.sockets, run.sockets.host, run.sockets.flow):
@@ -120,7 +120,7 @@ def sockets_used(run: Run, lines: Sequence[Timeline]) -> SocketUse | None:
 
 
 def processors_used(run: Run, lines: Sequence[Timeline]) -> ProcessorUse | None:
-    """Return the busiest processor; None where there are no samples of any."""
+    """Return the busiest processor; None where samples of processors are missing."""
     used: list[tuple[float, str, str, bool]] = []
     for host, rows in series(run.hosts, run.hosts.host, run.hosts.device):
         samples = run.hosts.rows(rows)
@@ -153,7 +153,7 @@ def series(
 
 
 def _looked(run: Run, lines: Sequence[Timeline], host: str, time_ns: Whole) -> _Looked:
-    """Choose what to look at for the samples of a host, within the time that they cover."""
+    """Choose the time to examine for the samples of a host, within the time that they cover."""
     ranks = _ranks_on(run, host)
     chosen = [line for line in lines if line.rank in ranks]
     exposed = [_pieces(line, (Doing.TRANSFER, Doing.UNTOLD)) for line in chosen]
@@ -167,7 +167,7 @@ def _looked(run: Run, lines: Sequence[Timeline], host: str, time_ns: Whole) -> _
 
 
 def _ranks_on(run: Run, host: str) -> set[int]:
-    """Return the ranks of a host; where the run does not say, any rank may be there."""
+    """Return the ranks of a host; all ranks if the run does not name hosts."""
     named = {rank for rank, name in host_of_rank(run).items() if name == host}
     return named or {int(rank) for rank in np.unique(run.spans.rank)}
 
@@ -194,7 +194,7 @@ def _joined(pieces: Sequence[Interval], time_ns: Whole, gap_ns: float = 0.0) -> 
 
 
 def _gained(time_ns: Whole, counter: Whole | Floats, looked: _Looked) -> float:
-    """Return by how much a counter grew in the time looked at; it may have begun anew between."""
+    """Return how much a counter grew in the examined time; it may have restarted meanwhile."""
     grown = np.cumsum(np.maximum(np.diff(counter.astype(np.float64), prepend=counter[:1]), 0.0))
     at_end, at_start = (
         np.interp(each, time_ns, grown) for each in (looked.ends_ns, looked.starts_ns)
@@ -203,13 +203,13 @@ def _gained(time_ns: Whole, counter: Whole | Floats, looked: _Looked) -> float:
 
 
 MOST_PIECES = 400
-MARGIN = 0.02  # of the time of all steps: shown before the first and after the last
-MOST_LINES = 12  # in one picture; the busiest are kept
+MARGIN = 0.02  # of the time of all steps, shown before the first and after the last
+MOST_LINES = 12  # in one picture: the busiest are kept
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Line:
-    """Shares or rates of one link, socket or device; not a number where there are no samples."""
+    """Shares or rates of one link, socket or device; NaN where samples are missing."""
 
     name: str
     values: Floats
@@ -234,7 +234,7 @@ class UsageOverTime:
 
 
 def usage_over_time(run: Run, rate_bps: Mapping[int, float]) -> UsageOverTime | None:
-    """Return what is known about use over time; None where there are no samples."""
+    """Return the known use over time; None where samples are missing."""
     edges_ns = _edges_ns(run)
     if edges_ns is None:
         return None
@@ -255,7 +255,7 @@ def _edges_ns(run: Run) -> Floats | None:
         return None
     everything = np.concatenate(times)
     inside = run.spans.rows(run.spans.step >= 0)
-    if len(inside):  # starting up is long in a short job, and no part of training
+    if len(inside):  # starting up is long in a short job, and outside training
         begin_ns, end_ns = int(inside.start_ns.min()), int(inside.end_ns.max())
         margin_ns = round(MARGIN * (end_ns - begin_ns))
         everything = np.clip(everything, begin_ns - margin_ns, end_ns + margin_ns)
@@ -266,7 +266,7 @@ def _edges_ns(run: Run) -> Floats | None:
 
 def _of_links(run: Run, edges_ns: Floats, rate_bps: Mapping[int, float]) -> Iterator[Usage]:
     table, names = run.links, host_of_rank(run)
-    # The line rate of each host's link; where hosts are not named, the one there is.
+    # The line rate of each host's link; where hosts are unnamed, the only rate of the run.
     rate_of = {name: rate_bps[rank] for rank, name in names.items() if rank in rate_bps}
     if not names and len(rates := set(rate_bps.values())) == 1:
         rate_of = dict.fromkeys(table.host.tolist(), rates.pop())
@@ -284,7 +284,7 @@ def _of_links(run: Run, edges_ns: Floats, rate_bps: Mapping[int, float]) -> Iter
 
 
 def _of_sockets(run: Run, edges_ns: Floats) -> Iterator[Usage]:
-    """Show what held the sockets back, weighted by the bytes that each sent in all."""
+    """Show the limits of the sockets, weighted by the bytes that each sent in all."""
     table = run.sockets
     columns = ("busy_ns", "send_buffer_limited_ns", "receiver_window_limited_ns")
     total, weights = np.zeros((len(columns), len(edges_ns) - 1)), np.zeros(len(edges_ns) - 1)
@@ -297,7 +297,7 @@ def _of_sockets(run: Run, edges_ns: Floats) -> Iterator[Usage]:
         total += np.where(is_known, values, 0.0) * sent
         weights += is_known * sent
     names = ("had data to send", "held back by send buffer", "by receiver's window")
-    with np.errstate(invalid="ignore"):  # where nothing is known nothing is drawn
+    with np.errstate(invalid="ignore"):  # unknown shares are left out of the picture
         lines = [Line(name=n, values=v / weights) for n, v in zip(names, total, strict=True)]
     yield from _picture("sockets, share of time", "share", lines if weights.any() else [])
 
@@ -323,7 +323,7 @@ def _of_devices(run: Run, edges_ns: Floats) -> Iterator[Usage]:
 
 
 def _picture(title: str, unit: str, lines: list[Line]) -> Iterator[Usage]:
-    """Keep the busiest lines: a picture of many shows none."""
+    """Keep the busiest lines: a picture of many lines is unreadable."""
     if not lines:
         return
     busy = [float(np.nansum(line.values)) for line in lines]
@@ -337,7 +337,7 @@ def _picture(title: str, unit: str, lines: list[Line]) -> Iterator[Usage]:
 
 
 def _rate(time_ns: Whole, counter: NDArray[np.generic], edges_ns: Floats) -> Floats:
-    """Return how fast a counter grew in each piece; it may have begun anew between samples."""
+    """Return how fast a counter grew in each piece; it may have restarted between samples."""
     amounts = counter.astype(np.float64)
     grown = np.cumsum(np.maximum(np.diff(amounts, prepend=amounts[:1]), 0.0))
     at_edges = np.interp(edges_ns, time_ns, grown, left=np.nan, right=np.nan)
