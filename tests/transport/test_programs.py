@@ -16,7 +16,7 @@ from tests.torch.test_record import needs_torch
 
 PROGRAMS = 120  # validation/programs.py has more
 MOST_LEFT_OUT = 0.05  # Of the programs, because Gloo hung in them.
-# Less than the groups' time-out, so that Gloo fails in none of them and continues.
+# Less than the groups' time-out: a group that fails by itself would go on with the next program.
 GLOO_PATIENCE_S = 15.0
 GLOO_ATTEMPTS = 3
 

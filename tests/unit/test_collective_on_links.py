@@ -180,7 +180,7 @@ def test_events_agree_with_every_closed_form_that_is_exact(
     try:
         closed_s = time_s("closed")
     except UsageError:
-        return  # no chunk count is exact, and the result says so
+        return  # the closed form would be inexact, and the error says so
     assert time_s("event") == pytest.approx(closed_s, rel=1e-9)
 
 
@@ -202,7 +202,7 @@ def test_closed_forms_come_near_events_where_they_are_not_exact(rails: bool) -> 
     fabric = pod(8, rails=rails, per_leaf=4)
     for algorithm in fitting("allreduce", fabric):
         if algorithm in ("tree", "hierarchical-tree"):
-            continue  # at full utilization, to which chunks come near
+            continue  # their closed form is full utilization, to which chunks come near
         known = collective_cost("allreduce", algorithm, fabric)
         for size in (2**14, 2**22, 2**30):
             played = collective_time("allreduce", algorithm, fabric, size)

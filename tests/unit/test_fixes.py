@@ -341,7 +341,7 @@ def test_what_a_job_has_already_is_not_offered_again() -> None:
 
 
 def test_gradients_summed_by_hand_are_told_from_a_model_that_is_sharded() -> None:
-    """The setting of DDP helps a script that sums by hand, but a sharded model lacks it."""
+    """The setting of DDP helps a script that sums by hand, and not one that shards its model."""
     by_hand = summed_by_hand()
     found = fixes_of(by_hand)
     assert setting(found["overlap"]).startswith("DistributedDataParallel(model)")

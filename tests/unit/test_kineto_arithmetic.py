@@ -125,9 +125,9 @@ class Dialect:
     fraction: str = ""  # of a microsecond, behind every start
     is_compressed: bool = False
     has_arguments: bool = True
-    has_marks: bool = False  # Record_param_comms around launches, where kernels have no details.
-    is_old: bool = False  # The categories of PyTorch 1.8.
-    has_others: bool = False  # Events without a meaning here.
+    has_marks: bool = False  # `record_param_comms` around launches, where kernels have no details.
+    is_old: bool = False  # the categories of PyTorch 1.8
+    has_others: bool = False  # events without a meaning here
     reversed: bool = False
     spaces: int | None = None
 
