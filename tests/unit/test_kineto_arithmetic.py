@@ -127,7 +127,7 @@ class Dialect:
     has_arguments: bool = True
     has_marks: bool = False  # `record_param_comms` around launches, where kernels have no details.
     is_old: bool = False  # the categories of PyTorch 1.8
-    has_others: bool = False  # events without a meaning here
+    has_others: bool = False  # events that the reader ignores
     reversed: bool = False
     spaces: int | None = None
 
