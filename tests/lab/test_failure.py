@@ -207,7 +207,7 @@ def test_once_all_have_come_nobody_listens_any_more(cluster: Cluster) -> None:
 
 @contextmanager
 def a_stranger(cluster: Cluster) -> Iterator[Callable[[float], int]]:
-    """Bring a stranger to host 0; it disturbs the ports that it finds, and counts them."""
+    """Bring a stranger to host 0; it disturbs the ports found in a given time, and counts them."""
     stranger = RankProcesses(cluster.launch, "stranger", 1)
     asked = {"address": cluster.lab.addresses[0], "not_this": cluster.port}
     try:
