@@ -1,1 +1,1 @@
-"""The tests: what Fullwire promises, as claims."""
+"""The tests: Fullwire's promises, as claims."""

@@ -1,4 +1,4 @@
-"""Transfers that a test writes down, played by the event engine around one switch."""
+"""Transfers that a test lists, played by the event engine around one switch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fullwire import _native
 
 
 class Wish(NamedTuple):
-    """One transfer as a test writes it; those of a part stand in order of rounds."""
+    """One transfer as a test writes it; those of a part are in the order of rounds."""
 
     round: int
     source: int
@@ -29,7 +29,7 @@ def play_wishes(
     chunks: int = 1,
     serial: bool = False,
 ) -> float:
-    """Play parts of wishes: a worker's link carries so many bytes a second each way."""
+    """Play parts of wishes; each worker's link carries `bytes_per_s` each way."""
     wishes = [wish for part in parts for wish in part]
     workers = 1 + max((max(wish.source, wish.target) for wish in wishes), default=0)
     pairs = sorted({(wish.source, wish.target) for wish in wishes})

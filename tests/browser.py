@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PATIENCE_S = 60  # for an answer, on a machine that is busy
+PATIENCE_S = 60  # for an answer, on a busy machine
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -35,7 +35,7 @@ FLAGS = (
 
 
 class Browser:
-    """One page in a browser, with everything that it logged and asked for."""
+    """One page in a browser, with its log and its requests."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._writing, self._reading = to_browser, from_browser
@@ -72,7 +72,8 @@ class Browser:
 
     def open(self, page: Path, hash_: str = "") -> None:
         """Open a file, and wait until it is drawn."""
-        self.ask("Page.navigate", url="about:blank")  # another hash alone would load nothing
+        # otherwise a URL that differs only in its hash would load nothing
+        self.ask("Page.navigate", url="about:blank")
         self.ask("Page.navigate", url=page.resolve().as_uri() + hash_)
         self.run(
             "new Promise((done) => { const drawn = () => requestAnimationFrame(() => setTimeout("
@@ -81,13 +82,13 @@ class Browser:
         )
 
     def run(self, code: str) -> Any:
-        """Evaluate an expression in the page; a promise is waited for."""
+        """Evaluate an expression in the page, and wait for a promise."""
         found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def press(self, *keys: str) -> None:
-        """Press keys, one after the other, on whatever has the focus."""
+        """Press keys, one after the other, on the element with the focus."""
         for key in keys:
             text = {"text": key} if len(key) == 1 else {}
             for kind in ("keyDown", "keyUp"):
@@ -101,7 +102,7 @@ class Browser:
                 )
 
     def screen(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Be a screen of this size."""
+        """Set the size of the screen."""
         self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -128,7 +129,7 @@ class Browser:
         self.ask("Browser.close")
 
     def complaints(self) -> list[str]:
-        """Return all that the console was told of, and exceptions that nobody caught."""
+        """Return all messages of the console, and the uncaught exceptions."""
         return [
             json.dumps(event["params"])
             for event in self.events
@@ -137,7 +138,7 @@ class Browser:
         ]
 
     def requests(self) -> list[str]:
-        """Return every address that was asked for."""
+        """Return the address of every request."""
         return [
             event["params"]["request"]["url"]
             for event in self.events
@@ -213,12 +214,13 @@ def browser(program: str, place: Path, flags: Sequence[str] = ()) -> Iterator[Br
     to_it, from_us = os.pipe()
     from_it, to_us = os.pipe()
     command = [program, *FLAGS, *flags, f"--user-data-dir={place}", "about:blank"]
-    # The protocol is spoken on descriptors 3 and 4.
+    # The protocol uses descriptors 3 and 4.
     shell = f'exec "$@" 3<&{to_it} 4>&{to_us}'
     started = subprocess.Popen(
         ["bash", "-c", shell, "bash", *command],
         pass_fds=(to_it, to_us),
-        env={**os.environ, "TMPDIR": "/tmp"},  # it puts a socket there, whose name has to be short
+        # the browser puts a socket there, and names of sockets must be short
+        env={**os.environ, "TMPDIR": "/tmp"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

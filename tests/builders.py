@@ -1,4 +1,4 @@
-"""Small runs for tests, with only what a test is about spelled out."""
+"""Small runs for tests; a test spells out only the data that it is about."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def spans(*rows: tuple[str, str, int, int], rank: int = 0, step: int = 0) -> Spa
 
 
 def steps_run(lengths_ms: Sequence[float], facts: Mapping[str, FactValue] | None = None) -> Run:
-    """Make a run that is nothing but steps of these lengths."""
+    """Make a run that consists of steps of these lengths alone."""
     ends = np.cumsum([round(length * MS) for length in lengths_ms])
     count = len(lengths_ms)
     return Run(

@@ -1,4 +1,4 @@
-"""What several test files share: the real inputs beside the project, and the command line."""
+"""Fixtures of several test files: the real inputs beside the project, and the command line."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-# How long a case takes depends on who else uses the machine; nothing here is a test of that.
-# Generated cases are the same in every run, so that a change fails for its own reasons.
+# A case has no deadline, because its time depends on other work of the machine. Generated cases are
+# the same in every run, so that a failure comes from the change.
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, derandomize=False)  # validation/generated.py
 settings.load_profile("same")
-# What a plain shell starts in the background ignores Ctrl-C, and so would all that tests start.
+# A plain shell starts background commands with Ctrl-C ignored. The processes of the tests would
+# ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Where it is set, print writes a word at a time, and the words of a lab's hosts mix.
+# If it is set, print writes a word at a time, and the words of a lab's hosts mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
-# How wide the terminal is from which the tests are started decides where sentences break.
+# The width of the terminal that starts the tests would decide where sentences break.
 os.environ.pop("COLUMNS", None)
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -58,14 +59,14 @@ def cli() -> Cli:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Make a folder of a short name, since names of sockets are short."""
+    """Make a folder with a short name, because names of sockets must be short."""
     with tempfile.TemporaryDirectory(prefix="fw", dir="/tmp") as name:
         yield Path(name)
 
 
 @pytest.fixture(scope="session")
 def namespaces() -> None:
-    """Skip, with the sentence that names the sysctl, where a lab cannot be."""
+    """Skip if a lab cannot be made, with the sentence that names the sysctl."""
     try:
         with Lab(describe(workers=1, rate=["1Gbps"])):
             pass

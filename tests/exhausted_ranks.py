@@ -1,4 +1,4 @@
-"""Ranks that run out of something: roles for `in_processes`."""
+"""Ranks that run out of a resource: roles for `in_processes`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LACKING = 1  # the rank that runs out
 
 
 def _told(work: Callable[[], Any]) -> str:
-    """Return what went wrong, and leave the group."""
+    """Return the error, and leave the group."""
     try:
         work()
     except RuntimeError as error:
@@ -34,7 +34,7 @@ def _told(work: Callable[[], Any]) -> str:
 def without_descriptors(
     free: int, rank: int, size: int, store: Any, timeout: timedelta
 ) -> tuple[str, float, float]:
-    """Start a group where one rank has so few descriptors left."""
+    """Start a group where one rank has only a few descriptors left."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     if rank == LACKING:
@@ -54,7 +54,7 @@ def without_descriptors(
 
 
 def without_threads(rank: int, size: int, store: Any, timeout: timedelta) -> str:
-    """Ask for a Future where no thread can be started, and wait for it."""
+    """Request a Future where no thread can be started, and wait for it."""
     joined(rank, size, store, timeout)
     if rank == LACKING:
         setattr(threading.Thread, "start", _no_thread)  # noqa: B010  # mypy allows no other way
@@ -88,7 +88,7 @@ def without_engine_threads(rank: int, size: int, store: Any, timeout: timedelta)
 
 
 def without_memory(rank: int, size: int, store: Any, timeout: timedelta) -> str:
-    """Reduce where there is no room for what the transport has to put aside."""
+    """Reduce where the transport has no memory for data that it must put aside."""
     joined(rank, size, store, timeout)
     given = torch.ones(3 << 24)
     output = torch.empty(1 << 24)
@@ -104,12 +104,12 @@ def without_memory(rank: int, size: int, store: Any, timeout: timedelta) -> str:
 
 
 def begun_anew(rank: int, size: int, store: Any, timeout: timedelta) -> float:
-    """Find the words of an attempt that failed, in the store that is used again."""
+    """Read the messages of a failed attempt in a store that is used again."""
     from fullwire.transport.rendezvous import leave_word
 
     if rank == 0:
         for before in ("default_pg//cpu/", "default_pg//cpu", "0//cpu/", "0//cpu"):
-            inner = dist.PrefixStore(before, store)  # one of which torch gives to a group
+            inner = dist.PrefixStore(before, store)  # a prefix as torch gives one to a group
             inner.set("number", "00" * 32)
             leave_word(inner, 1, "rank 1: out of memory")
         store.set("prepared", "")

@@ -1,9 +1,9 @@
-"""Jobs played by hand and written as profilers of several makers and years would: answers known.
+"""Jobs played by hand, with known answers, and written as profilers of several makers and years do.
 
-A rank is a processor that launches and streams that carry out; a collective ends for all of its
-members together, some time after the last of them has come to it. Nothing here is shared with the
-reader. What each rank did is kept as intervals, which `figures` adds up piece by piece, and so is
-when each collective began and ended on each rank.
+A rank is a processor that launches and streams that carry out. A collective ends for all of its
+members together, some time after the last of them has come to it. This module shares no code with
+the reader. The work of each rank is kept as intervals, which `figures` adds up piece by piece. The
+begin and end of each collective on each rank are kept in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Do:
-    """One thing that every rank does, and for how long, in microseconds."""
+    """One action of every rank, and its length in microseconds."""
 
     what: Literal["compute", "copy", "collective", "input", "host", "sync", "unnamed"]
     us: Of | int = 0
@@ -36,10 +36,10 @@ class Do:
     elements: int = 1_000_000
     group: str = "all"
     stream: int = COMPUTE
-    is_waited_for: bool = True  # by what computes next
+    is_waited_for: bool = True  # by the next computation
     is_backward: bool = False
-    every: int = 1  # so many steps
-    is_after_compute: bool = True  # what a collective sends was computed before
+    every: int = 1  # steps between two of these actions
+    is_after_compute: bool = True  # the data that a collective sends was computed before
 
     def ns(self, rank: int, step: int) -> int:
         return 1_000 * (self.us if isinstance(self.us, int) else self.us(rank, step))
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass
 class Played:
-    """What one rank did, on the one true clock."""
+    """The work of one rank, on the one true clock."""
 
     rank: int
     work: list[Work] = field(default_factory=list)
@@ -82,7 +82,7 @@ def play(
     groups: Groups | None = None,
     begins_ns: Of = lambda rank, step: 0,
 ) -> list[Played]:
-    """Let ranks carry out a program step by step."""
+    """Make ranks carry out a program step by step."""
     source = random.Random(seed)
     groups = groups or everyone(ranks)
     played = [Played(rank, now_ns=1_000_000 + begins_ns(rank, 0)) for rank in range(ranks)]
@@ -150,7 +150,7 @@ def _reached(do: Do, each: Played) -> tuple[int, int]:
 
 
 def figures(played: Sequence[Played], among: Sequence[int]) -> list[dict[str, float | None]]:
-    """Add up, piece by piece, what each of the recorded ranks did; seconds, as `explain` says."""
+    """Add up the work of each recorded rank, piece by piece, in seconds, as `explain` prints it."""
     latest: dict[tuple[str, tuple[int, ...], int], int] = {}
     for each in played:
         for work in each.work:
@@ -208,7 +208,7 @@ NCCL_2_20 = {
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How a profiler writes a job: all of these say the same."""
+    """A format in which a profiler writes a job; the content is the same in all of them."""
 
     names: dict[str, str] = field(default_factory=lambda: NCCL_2_20)
     arguments: Literal["kernel", "marks", "library", "none"] = "kernel"
@@ -273,7 +273,7 @@ ROCM = Writing(is_hip=True, compute_names=_ROCM_COMPUTE, names=GENERIC)
 
 
 def of_torch_2_3_on_rocm(event: Event) -> list[Event]:
-    """Tell of a device's work nothing but where it ran; arrows lead to it from its launch."""
+    """Give only the place of a device's work; an arrow leads to it from its launch."""
     number = event.get("args", {}).get("correlation")
     if number is None:
         return [event]
@@ -286,7 +286,7 @@ def of_torch_2_3_on_rocm(event: Event) -> list[Event]:
 
 
 def of_rocm_6_1(event: Event) -> list[Event]:
-    """Number what launches RCCL's kernels, and not the kernels."""
+    """Number the launches of RCCL's kernels, and leave the kernels without numbers."""
     if event.get("cat") == "kernel" and "nccl" in event["name"]:
         event = event | {"args": event["args"] | {"correlation": 0}}
     return [event]
@@ -303,12 +303,12 @@ def of_an_intel_device(event: Event) -> list[Event]:
 
 
 def of_kineto_in_2026(event: Event) -> list[Event]:
-    """Bear categories that name no maker."""
+    """Use categories that name no maker."""
     return [event | {"cat": event["cat"].removeprefix("cuda_")}] if "cat" in event else [event]
 
 
 def of_mtia(event: Event) -> list[Event]:
-    """Bear the categories of Meta's own devices."""
+    """Use the categories of Meta's own devices."""
     own = {"cuda_runtime": "mtia_runtime", "kernel": "mtia_ccp_events"}
     category = event.get("cat", "")
     return [event | {"cat": own.get(category, category)}]
@@ -332,7 +332,7 @@ def write(
 
 def _trace(each: Played, world: int, writing: Writing) -> dict[str, Any]:
     events = list(_events(each, world, writing))
-    random.Random(each.rank).shuffle(events)  # they are in no order that is promised
+    random.Random(each.rank).shuffle(events)  # profilers promise no order
     events = [event for before in events for event in writing.form(before)]
     trace: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
     if writing.has_distributed_info:
@@ -436,7 +436,8 @@ class _Stamps:
 
     def __init__(self, rank: int, writing: Writing) -> None:
         self._form = writing.stamps
-        zero = 0 if writing.base_ns is None else -10_000 * rank  # what the base makes up for
+        # makes up for the base of the times
+        zero = 0 if writing.base_ns is None else -10_000 * rank
         origin_ns = 0 if writing.base_ns is not None else 1_000 * writing.origin_us
         self._ahead_ns = origin_ns + zero + writing.clock_ns(rank, 0)
 
@@ -466,7 +467,7 @@ __all__ = ["Do", "Played", "Writing", "figures", "play", "replace", "write"]
 
 
 def cut(each: Played, first: int, last: int) -> Played:
-    """Return what a profiler saw that was on from one step to another."""
+    """Return the part that a profiler saw which was on from one step to another."""
     begin, end = each.steps[first][0], each.steps[last][1]
     return Played(
         each.rank,

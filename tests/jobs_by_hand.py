@@ -17,7 +17,7 @@ GIGABIT = {"line_rate_bps": 1e9}  # 125,000 bytes a millisecond
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank does in each of its steps; collectives are (bytes, issue, end)."""
+    """The work of one rank in each of its steps; collectives are (bytes, issue, end)."""
 
     length: float
     spans: Sequence[tuple[str, str, float, float]] = ()

@@ -1,4 +1,4 @@
-"""Programs of C++ that tests build, of the very sources that the package is built of."""
+"""C++ programs that tests build from the package's own sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NATIVE = Path(__file__).parent.parent / "native"
 
 
 def build(program: Path, sources: Sequence[Path], *flags: str) -> None:
-    """Build a program where its objects may lie too, with a compiler for each processor."""
+    """Build a program in a folder that its objects may use too, one compiler a processor."""
     command = ["g++", "-std=c++20", "-Wall", "-Wextra", "-pthread", f"-I{NATIVE}", *flags]
 
     def compiled(source: Path) -> str:

@@ -1,11 +1,11 @@
-"""What old runs answer: the questions, the answers as they are kept, and how two are compared.
+"""Questions to old runs: their answers, stored as files, and the comparison of two answers.
 
     python -m tests.old_answers
 
-asks everything again and writes `data/answers` anew, from the root of a checkout. Look at the
-difference that git shows before you commit it. A number may change only where an answer was wrong;
-a `.txt` may change wherever its words were meant to. Runs and inputs are never written again: that
-they were made by an older program is what they are for (`data/README.md` says how).
+asks all questions again and writes `data/answers` anew, from the root of a checkout. Look at the
+difference that git shows before you commit it. A number may change only if an answer was wrong. A
+`.txt` may change if its words were changed on purpose. Runs and inputs are never written again,
+because they test that files of older programs still open (`data/README.md` says how).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fullwire.cli import main
 
 DATA = Path(__file__).with_name("data")
 ANSWERS = DATA / "answers"
-RELATIVE, ABSOLUTE = 1e-9, 1e-12  # the second for what is 0 but for rounding
-# Words for people: that they are there, and how many, is all that is held equal.
+RELATIVE, ABSOLUTE = 1e-9, 1e-12  # the second is for values that are 0 except for rounding
+# Words for people: two answers need only have the same number of them.
 WORDS = {
     "audit",
     "change",
@@ -45,7 +45,7 @@ WORDS = {
 
 
 def questions() -> dict[str, str]:
-    """Return what is asked, by the name of the file that holds the answer."""
+    """Return the questions, by the name of the file that holds the answer."""
     lines = (DATA / "questions.txt").read_text().splitlines()
     asked = (line.partition(": ") for line in lines if line and not line.startswith("#"))
     return {name: question for name, _, question in asked}
@@ -57,7 +57,7 @@ def old_runs() -> list[Path]:
 
 
 def answer(question: str) -> str:
-    """Ask the command line, in this process, and return what it printed."""
+    """Ask the command line, in this process, and return its output."""
     said, refused = io.StringIO(), io.StringIO()
     often = gc.get_threshold()
     with (
@@ -79,7 +79,7 @@ def answer(question: str) -> str:
 
 @contextlib.contextmanager
 def _among_the_data() -> Iterator[None]:
-    """Work where the questions' files are, so that no answer holds the place of a checkout."""
+    """Work in the folder of the questions' files, so that answers hold no path of a checkout."""
     before = Path.cwd()
     os.chdir(DATA)
     try:
@@ -89,7 +89,7 @@ def _among_the_data() -> Iterator[None]:
 
 
 def differences(expected: Any, got: Any, where: str = "") -> Iterator[str]:
-    """Say where an answer is not what it was; keys that came since then are none."""
+    """Yield the differences from the expected answer; keys that came since then do not count."""
     if isinstance(expected, dict) and isinstance(got, dict):
         for key, value in expected.items():
             inside = f"{where}.{key}"
@@ -124,7 +124,7 @@ def _alike(expected: Any, got: Any) -> bool:
 
 
 def write_answers() -> None:
-    """Ask everything, and write what is answered."""
+    """Ask all questions, and write the answers."""
     ANSWERS.mkdir(exist_ok=True)
     asked = questions()
     for path in ANSWERS.iterdir():

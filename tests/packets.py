@@ -43,7 +43,7 @@ def roce(psn: int, payload: int, *, opcode: int = 1, queue_pair: int = 7) -> byt
 
 
 def fragments(datagram: bytes, size: int, identification: int = 9) -> list[bytes]:
-    """Cut an IP datagram into fragments that carry so many bytes each, a multiple of 8."""
+    """Cut an IP datagram into fragments that carry `size` bytes each, a multiple of 8."""
     head, body = bytearray(datagram[:20]), datagram[20:]
     if datagram[0] >> 4 == 6:
         head, body = bytearray(datagram[:40]), datagram[40:]
@@ -71,7 +71,7 @@ def ip(
     protocol: int = 6,
     claimed: int | None = None,
 ) -> bytes:
-    """Put a body into IP; `claimed` is its total length where the header is to say another."""
+    """Put a body into IP; `claimed` is the total length in the header, if it should be false."""
     a, b = ip_address(source), ip_address(target)
     if a.version == 6:
         length = len(body) if claimed is None else claimed
@@ -91,7 +91,7 @@ def ethernet(packet: bytes, *, vlans: int = 0) -> bytes:
 
 
 def mpls(packet: bytes, *, labels: int = 1) -> bytes:
-    """Put labels before a packet; the last says that it is (RFC 3032)."""
+    """Put labels before a packet; the last label is marked as the last (RFC 3032)."""
     stack = b"".join(
         struct.pack(">I", (100 + each) << 12 | (each == labels - 1) << 8 | 64)
         for each in range(labels)
@@ -115,7 +115,7 @@ def cooked2(packet: bytes, interface: int = 3) -> bytes:
 
 
 def tunnel(body: bytes, protocol: int) -> bytes:
-    """Return the frame that carries what is in a tunnel between two other hosts."""
+    """Return a frame with the content of a tunnel between two other hosts."""
     return ethernet(ip(body, "1.0.0.1", "1.0.0.2", protocol=protocol))
 
 
@@ -124,7 +124,7 @@ def vxlan(frame: bytes, port: int = 4789) -> bytes:
 
 
 def vxlan_gpe(inner: bytes, following: int) -> bytes:
-    """Put a packet or a frame into VXLAN-GPE, which says which of them it is."""
+    """Put a packet or a frame into VXLAN-GPE; its header says which of them it is."""
     return tunnel(udp(bytes([0x0C, 0, 0, following]) + bytes(4) + inner, ports=(5, 4790)), 17)
 
 
@@ -134,7 +134,7 @@ def geneve(inner: bytes, type: int = 0x6558, options: bytes = b"") -> bytes:
 
 
 def gre(inner: bytes, type: int, *, flags: int = 0, more: bytes = b"") -> bytes:
-    """Put something into GRE; `more` is what the flags announce, and what else comes first."""
+    """Put a packet into GRE; `more` holds the fields that the flags announce, and further bytes."""
     return tunnel(struct.pack(">HH", flags, type) + more + inner, 47)
 
 

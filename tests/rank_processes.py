@@ -1,6 +1,6 @@
-"""So many ranks of a job, each a process that does what it is asked, request by request.
+"""Ranks of a job as processes, each of which carries out request after request.
 
-Start-up takes seconds and a request milliseconds; so one set of ranks serves thousands of requests.
+Start-up takes seconds and a request milliseconds, so one set of ranks serves thousands of requests.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from tests.ports import held_port
 
 JOBS = Path(__file__).parent / "jobs"
 _START_S = 60.0
-# Starts the command of a rank with an environment; whoever gives it ends what it has started.
+# Starts the command of a rank with an environment. The code that provides it ends the process.
 Launch = Callable[[int, Sequence[str], Mapping[str, str]], None]
 
 
 class Silent(Exception):
-    """A rank gave no answer in time, or has ended."""
+    """A rank that did not answer in time, or has ended."""
 
 
 class RankProcesses:
-    """Ranks of one of the jobs in `tests/jobs`, wherever they are launched."""
+    """Ranks of one of the jobs in `tests/jobs`, launched in any way."""
 
     def __init__(self, launch: Launch, job: str, ranks: int, *words: str) -> None:
         self._launch = launch
         self._command = [sys.executable, str(JOBS / f"{job}.py")]
         self._words = words
-        # There, since names of sockets are short, and those of other places may not be.
+        # In /tmp, because names of sockets must be short, and those of other folders may be long.
         self._place = tempfile.TemporaryDirectory(prefix="fullwire-", dir="/tmp")
         self._links: list[_Link | None] = [None] * ranks
         self.start(range(ranks))
 
     def start(self, ranks: Sequence[int]) -> None:
-        """Start these ranks, at first or once more."""
+        """Start these ranks, or start them again."""
         listeners = [self._launched(rank) for rank in ranks]
         for rank, listener in zip(ranks, listeners, strict=True):
             if before := self._links[rank]:
@@ -58,16 +58,16 @@ class RankProcesses:
         return [self.hear(rank, within_s) for rank in asked]
 
     def tell(self, request: Any, of: Sequence[int]) -> None:
-        """Ask ranks without waiting for an answer."""
+        """Send ranks a request without waiting for the answer."""
         for rank in of:
             self._link(rank).tell(request)
 
     def hear(self, of: int, within_s: float = 30.0) -> Any:
-        """Wait for the answer of a rank that was told something."""
+        """Wait for the answer of a rank that has a request."""
         return self._link(of).hear(within_s)
 
     def close(self) -> None:
-        """Hang up, at which the ranks end that can."""
+        """Close the connections; the ranks that still can then end."""
         for link in filter(None, self._links):
             link.close()
         self._place.cleanup()
@@ -97,7 +97,7 @@ class RankProcesses:
 
 
 class _Link:
-    """What is said between us and one rank."""
+    """The messages between this process and one rank."""
 
     def __init__(self, rank: int, listener: socket.socket) -> None:
         self._rank = rank
@@ -114,7 +114,7 @@ class _Link:
             raise Silent(f"rank {self._rank} has ended") from None
 
     def hear(self, within_s: float) -> Any:
-        """Return the answer to the last request; those to earlier ones nobody wanted."""
+        """Return the answer to the last request, and skip answers to earlier ones."""
         self._socket.settimeout(within_s)
         number = 0
         while number < self._asked:
@@ -132,7 +132,7 @@ class _Link:
 
 
 class OnLoopback:
-    """Launches ranks beside us, and ends them."""
+    """Launches ranks on this machine, and ends them."""
 
     def __init__(self) -> None:
         self._held = contextlib.ExitStack()

@@ -1,9 +1,9 @@
-"""The network of native/events/playing.hpp around one switch: plain, slow, exact, easy to believe.
+"""The network of native/events/playing.hpp around one switch: plain, slow, exact, easy to check.
 
-Shares are worked out anew for all connections whenever anything happens, in exact fractions.
+The shares of all connections are calculated anew at each event, in exact fractions.
 
 Two transfers of different parts or chunks may become ready for one connection at the same instant.
-Which goes first is then a choice, not a fact: the engine goes by chunks, parts and stages, and its
+Their order is then a choice, not a fact: the engine goes by chunks, parts and stages, and its
 instants are rounded. `is_tied` says that a play met such a choice.
 """
 
@@ -28,7 +28,7 @@ class Move(NamedTuple):
 
 @dataclass
 class Sending:
-    """What a connection is sending, and how much of it is left."""
+    """The transfer that a connection is sending, and the bytes that are left."""
 
     key: tuple[int, int, int]  # part, chunk, position in the part
     left: Fraction
@@ -56,7 +56,7 @@ class ReferenceNetwork:
         self.is_tied = False
 
     def play(self) -> Fraction:
-        """Return when the last move was received."""
+        """Return the time when the last move was received."""
         end = Fraction(0)
         self.release()
         while self.active or self.flying:
@@ -89,7 +89,7 @@ class ReferenceNetwork:
             self.waiting.discard(key)
             self.queues[link].append(key)
             groups[link].add(key[:2])
-        if self.now > 0:  # what can go at once goes by chunk and part
+        if self.now > 0:  # moves that are ready at once go by chunk and part
             self.is_tied |= any(len(group) > 1 for group in groups.values())
         for link, queue in self.queues.items():
             if queue and link not in self.active:
@@ -109,14 +109,14 @@ class ReferenceNetwork:
         )
 
     def shares(self) -> dict[tuple[int, int], Fraction]:
-        """Fill all connections alike; those on a link that is full are settled, and so on."""
+        """Fill all connections alike, settle those on a full link, and repeat with the others."""
         ends, free = self.links_of, self.rates()
         unsettled = set(self.active)
         settled: dict[tuple[int, int], Fraction] = {}
         while unsettled:
             users = {end: [link for link in unsettled if end in ends(link)] for end in free}
             offers = [(free[end] / len(on), end) for end, on in users.items() if on]
-            if not offers:  # what uses no link is there at once
+            if not offers:  # a move that uses no link arrives at once
                 return settled | dict.fromkeys(unsettled, Fraction(10**30))
             share, tight = min(offers)
             for link in users[tight]:
@@ -141,7 +141,7 @@ class ReferenceNetwork:
 
 
 class ReferenceFabric(ReferenceNetwork):
-    """The same over links of any number and rate, whose names are numbers."""
+    """The same over links of any number and rate; links are named by numbers."""
 
     def __init__(
         self,

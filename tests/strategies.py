@@ -1,4 +1,4 @@
-"""What generated tests are made of: any run, netx logs, quantities, and damage to any of them.
+"""Strategies of generated tests: any run, netx logs, quantities, and damage to any of them.
 
 FULLWIRE_FUZZ=100 multiplies the number of cases: the default keeps a test run short.
 """
@@ -46,7 +46,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 FUZZ = int(os.environ.get("FULLWIRE_FUZZ", "1"))
 MOST_ROWS = 5
 
-# Text that has broken readers before: escapes, other directions, nothing, what looks like markup.
+# Text that has broken readers before: escapes, other directions, empty text, text like markup.
 ODD_TEXT = (
     "",
     "\0",
@@ -99,7 +99,7 @@ _VALUES = {np.int64: whole_numbers, np.float64: real_numbers, np.object_: texts}
 
 
 def cases(count: int) -> Callable[[Test], Test]:
-    """Ask for so many generated cases, more with FULLWIRE_FUZZ; fixtures may be shared by all."""
+    """Set the number of generated cases, times FULLWIRE_FUZZ; cases may share fixtures."""
     return settings(
         max_examples=count * FUZZ,
         deadline=None,
@@ -190,13 +190,13 @@ def _networks(draw: st.DrawFn) -> tuple[Network, int]:
 
 @st.composite
 def facts(draw: st.DrawFn) -> dict[str, Any]:
-    """Make any facts that may be, odd ones among them."""
+    """Generate any valid facts, odd ones among them."""
     names = draw(st.sets(st.sampled_from(sorted(REGISTRY)), max_size=4))
     return {name: draw(_fact_values(REGISTRY[name])) for name in sorted(names)}
 
 
 def _fact_values(fact: Fact) -> st.SearchStrategy[Any]:
-    """Make any value that a fact may have."""
+    """Generate any value that a fact may have."""
     if fact.kind is str:
         return texts
     least, most = fact.measure.least, fact.measure.most
@@ -216,7 +216,7 @@ def _gaps() -> st.SearchStrategy[Gap]:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    """Make any run at all."""
+    """Generate any run at all."""
     chosen = draw(st.sets(st.sampled_from(sorted(TABLES)), max_size=3))
     parts: dict[str, Any] = {name: draw(tables(TABLES[name])) for name in sorted(chosen)}
     return Run(
@@ -233,7 +233,7 @@ def runs(draw: st.DrawFn) -> Run:
 
 @st.composite
 def netx_logs(draw: st.DrawFn) -> bytes:
-    """Make the text of a netx backward log that is as it should be."""
+    """Generate the text of a valid netx backward log."""
     wait_us = st.floats(0, 1e6).map(repr) | st.integers(0, 10**6).map(str)
     gradient = st.tuples(wait_us, st.integers(1, 2**40).map(str)).map(",".join)
     gradients = draw(st.lists(gradient, min_size=1, max_size=6))
@@ -265,7 +265,7 @@ def _changed(draw: st.DrawFn, content: bytes, start: int, end: int, change: str)
 
 
 def same_run(one: Run, other: Run) -> bool:
-    """Say whether two runs hold the same to the last bit; not a number equals itself here."""
+    """Say whether two runs are equal to the last bit; NaN counts as equal to itself here."""
     return (
         (one.provenance, one.gaps) == (other.provenance, other.gaps)
         and _same_facts(one, other)
@@ -292,7 +292,7 @@ _ODD_RATES = st.sampled_from([1.0, 1e3, 1e9, 4e11, 1e18])
 
 @st.composite
 def odd_jobs(draw: st.DrawFn) -> Run:
-    """Make a training job that is whole and legal, with parts that take no time or ages."""
+    """Generate a complete, legal training job, with parts that take no time or very long."""
     ranks, steps, sums = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(0, 3))
     spans: list[tuple[Any, ...]] = []
     gradients: list[tuple[Any, ...]] = []

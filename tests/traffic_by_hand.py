@@ -22,7 +22,7 @@ def traffic(
 ) -> Run:
     """Make the run of a capture in which each amount is spread evenly over its time.
 
-    Of the packets to host 0 the share `again` is sent again.
+    The share `again` of the packets to host 0 is sent again.
     """
     rows = []
     for source, target, size, start_ms, end_ms in sent:

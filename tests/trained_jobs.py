@@ -53,12 +53,12 @@ def a_trained_job(
     by_hand: bool = False,
     facts: Mapping[str, FactValue] | None = None,
 ) -> Run:
-    """Play so many steps: 20 ms forward, 10 ms backward for each gradient, buckets, 5 ms rest.
+    """Play steps: 20 ms forward, 10 ms backward for each gradient, buckets, 5 ms rest.
 
-    The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`; those of
-    `every_second` step, the first one included, take so much longer. With
-    `split_mib` the model is split over pairs of ranks, which sum as much amidst the forward.
-    A script that sums `by_hand` sends its messages after the backward pass, without DDP.
+    The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`. In every
+    second step, the first one included, messages take longer by the share `every_second`. With
+    `split_mib` the model is split over pairs of ranks, which sum that much amidst the forward. A
+    script that sums `by_hand` sends its messages after the backward pass, without DDP.
     """
     random = np.random.default_rng(7)
     count = len(gradients_mib)
@@ -147,7 +147,7 @@ def a_trained_job(
 
 
 def with_long_steps(job: Run, *, every: int, longer_ms: int) -> Run:
-    """Make every so manieth step longer, at its end."""
+    """Make one step in `every` longer, at its end."""
     spans, gradients, rows = job.spans, job.gradients, job.collectives
 
     def later_ns(step: Whole) -> Whole:

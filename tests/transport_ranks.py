@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the transport: each function runs in a process of its own."""
+"""Roles of ranks in the tests of the transport: each function runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fullwire.errors import TransportError
 VICTIM = 1
 HALVES = dist.BuiltinCommHookType.FP16_COMPRESS
 HOOKS = (None, dist.BuiltinCommHookType.ALLREDUCE, HALVES)
-SILENT: list[socket.socket] = []  # strangers who hold the line and say nothing
+SILENT: list[socket.socket] = []  # strangers who hold the line and send nothing
 
 
 def take_part(
@@ -48,18 +48,18 @@ def joined(rank: int, size: int, store: Any, timeout: timedelta, name: str = "fu
 def on_streams(
     streams: int, role: Callable[..., Any], rank: int, size: int, store: Any, timeout: timedelta
 ) -> Any:
-    """Play a role with so many connections between two ranks."""
+    """Play a role with a given number of connections between two ranks."""
     os.environ["FULLWIRE_STREAMS"] = str(streams)
     return role(rank, size, store, timeout)
 
 
 def of_two_minds(rank: int, size: int, store: Any, timeout: timedelta) -> None:
-    """Ask for another number of connections than the other ranks."""
+    """Request another number of connections than the other ranks."""
     on_streams(1 + rank, joined, rank, size, store, timeout)
 
 
 def failing(role: Callable[..., Any], rank: int, size: int, store: Any, timeout: timedelta) -> str:
-    """Play a role and return the reason why it ends."""
+    """Play a role and return the error that ends it."""
     try:
         role(rank, size, store, timeout)
     except TransportError as error:
@@ -68,7 +68,7 @@ def failing(role: Callable[..., Any], rank: int, size: int, store: Any, timeout:
 
 
 def uneven_exchanges(rank: int, size: int, store: Any, timeout: timedelta) -> bool:
-    """Exchange parts of which some are large and some are none, many at once with sums."""
+    """Exchange parts, some of them large and some empty, many at once with sums."""
     joined(rank, size, store, timeout)
     rows = [[(7 * a + 3 * b) % 5 * 90_001 for b in range(size)] for a in range(size)]
     given = torch.cat([torch.full((rows[rank][b],), 10.0 * rank + b) for b in range(size)])
@@ -92,7 +92,7 @@ def uneven_exchanges(rank: int, size: int, store: Any, timeout: timedelta) -> bo
 
 
 def one_large_one_small(rank: int, size: int, store: Any, timeout: timedelta) -> str:
-    """Call a sum that goes over all connections where the others call one that goes over one."""
+    """Call a sum that uses all connections where the others call one that uses one connection."""
     joined(rank, size, store, timeout)
     try:
         dist.all_reduce(torch.ones(2_000_000 if rank == VICTIM else 10))
@@ -102,7 +102,7 @@ def one_large_one_small(rank: int, size: int, store: Any, timeout: timedelta) ->
 
 
 def both_backends(rank: int, size: int, store: Any, timeout: timedelta) -> list[Any]:
-    """Carry a program of collectives out on both backends and return what differs."""
+    """Carry a program of collectives out on both backends and return the differences."""
     joined(rank, size, store, timeout)
     groups = {"ours": dist.group.WORLD, "theirs": dist.new_group(backend="gloo")}
     found = {name: _all_collectives(rank, size, group) for name, group in groups.items()}
@@ -157,7 +157,7 @@ def _all_collectives(rank: int, size: int, group: Any) -> list[Any]:
 
 
 def _unusual(rank: int, size: int, group: Any) -> list[Any]:
-    """Sum sparse tensors with different numbers of entries, some with none, and complex numbers."""
+    """Sum sparse tensors with different numbers of entries, some empty, and complex numbers."""
     sums = []
     for entries in (rank, 0):
         few = torch.sparse_coo_tensor(
@@ -236,14 +236,14 @@ def compiled(rank: int, size: int, store: Any, timeout: timedelta) -> float:
     joined(rank, size, store, timeout)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
     traced = torch.compile(model, backend="eager")
-    for _ in range(2):  # the second begins with DDP making its buckets anew
+    for _ in range(2):  # in the second pass DDP makes its buckets anew
         traced(torch.ones(2, 4)).sum().backward()
     dist.destroy_process_group()
     return float(model.module.weight.grad.sum())
 
 
 def sharded(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
-    """Train a model with FSDP2 on whichever backend is the default, and return its weights."""
+    """Train a model with FSDP2 on the default backend, and return its weights."""
     joined(rank, size, store, timeout, "fullwire" if timeout.seconds > 20 else "gloo")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
@@ -261,7 +261,7 @@ def sharded(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]
 
 
 def saved(folder: str, rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
-    """Save a sharded model besides going on, lose it and load it again."""
+    """Save a sharded model while training goes on, lose it and load it again."""
     joined(rank, size, store, timeout)
     model = torch.nn.Linear(4, 1, bias=False)
     torch.nn.init.ones_(model.weight)
@@ -276,7 +276,7 @@ def saved(folder: str, rank: int, size: int, store: Any, timeout: timedelta) -> 
 
 
 def mistaken(rank: int, size: int, store: Any, timeout: timedelta) -> list[str]:
-    """Make mistakes that torch lets pass, and return what is said of them."""
+    """Make mistakes that torch lets pass, and return the errors."""
     joined(rank, size, store, timeout)
     whole, part = torch.ones(size, dtype=torch.int32), torch.ones(1)
     mistakes: list[Callable[[], Any]] = [
@@ -295,7 +295,7 @@ def mistaken(rank: int, size: int, store: Any, timeout: timedelta) -> list[str]:
 
 
 def made_again(rank: int, size: int, store: Any, timeout: timedelta) -> list[tuple[int, int]]:
-    """Make and destroy a group many times and count what is open after each."""
+    """Make and destroy a group many times, and count the open files after each."""
     counts = []
     for attempt in range(12):
         joined(rank, size, dist.PrefixStore(str(attempt // 2), store), timeout)
@@ -310,7 +310,7 @@ def made_again(rank: int, size: int, store: Any, timeout: timedelta) -> list[tup
 
 
 def forked(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[int, float]:
-    """Let a child that has the group by inheritance come to its end as any program does."""
+    """Let a child that inherits the group end as any program does."""
     joined(rank, size, store, timeout)
     works = [dist.all_reduce(torch.ones(500_000), async_op=True) for _ in range(5)]
     child = os.fork()
@@ -335,14 +335,14 @@ def forked(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[int, f
 
 
 def nested(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
-    """Begin the next sum when one is there, and wait for it right there, as PowerSGD does."""
+    """Begin the next sum in the callback of the one before, and wait there, as PowerSGD does."""
     joined(rank, size, store, timeout)
 
     def sum_again(before: Any) -> Any:
         doubled = before.value()[0].clone()
         return dist.all_reduce(doubled, async_op=True).get_future().wait()
 
-    time.sleep(0.2 * rank)  # so the first sum is open when it is said what comes next
+    time.sleep(0.2 * rank)  # so the first sum is open when the next call is made
     chain = [dist.all_reduce(torch.ones(1000), async_op=True).get_future()]
     for _ in range(3):
         chain.append(chain[-1].then(sum_again))
@@ -353,7 +353,7 @@ def nested(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
 
 
 def profiled(directory: str, rank: int, size: int, store: Any, timeout: timedelta) -> None:
-    """Leave a trace of three collectives, to the first of which rank 1 comes late."""
+    """Leave a trace of three collectives; rank 1 comes late to the first."""
     joined(rank, size, store, timeout)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         if rank == 1:
@@ -370,7 +370,7 @@ def profiled(directory: str, rank: int, size: int, store: Any, timeout: timedelt
 
 
 def profiled_in_turns(rank: int, size: int, store: Any, timeout: timedelta) -> int:
-    """Put a profiler away as soon as a collective has ended, again and again."""
+    """End a profiler as soon as a collective has ended, again and again."""
     joined(rank, size, store, timeout)
     told = 0
     for turn in range(40):
@@ -390,12 +390,12 @@ def killed(rank: int, size: int, store: Any, timeout: timedelta) -> str:
 
 
 def killed_in_training(rank: int, size: int, store: Any, timeout: timedelta) -> str:
-    """Lose a rank between a forward and a backward pass, whose sums DDP's C++ waits for."""
+    """Lose a rank between a forward and a backward pass; DDP's C++ waits for the pass's sums."""
     return _lost_in_training(rank, size, store, timeout, None)
 
 
 def killed_in_half_training(rank: int, size: int, store: Any, timeout: timedelta) -> str:
-    """Lose a rank as above, while DDP's C++ packs what it sends."""
+    """Lose a rank as above, while DDP's C++ packs its data."""
     return _lost_in_training(rank, size, store, timeout, HALVES)
 
 
@@ -488,7 +488,7 @@ def uneven(rank: int, size: int, store: Any, timeout: timedelta) -> str:
 
     def exchange() -> None:
         dist.all_to_all_single(torch.empty(2 * size), rows, [2] * size, splits)
-        dist.barrier()  # what the victim got is as it expected: it hears of the others here
+        dist.barrier()  # the victim's data is as expected: here it gets the others' messages
 
     return _problem(exchange)
 
@@ -502,7 +502,7 @@ def gone_home(rank: int, size: int, store: Any, timeout: timedelta) -> str:
 
 
 def gone_without_a_word(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[float, str]:
-    """Use what the others can do without the victim, which has ended, and then what they cannot."""
+    """Call operations that can succeed without the victim, which has ended, and then the others."""
     joined(rank, size, store, timeout)
     dist.barrier()
     if rank == VICTIM:
@@ -517,7 +517,7 @@ def gone_without_a_word(rank: int, size: int, store: Any, timeout: timedelta) ->
 
 
 def let_go(rank: int, size: int, store: Any, timeout: timedelta) -> list[bool]:
-    """Say which tensors are gone once they are dropped, though a receive is open before them."""
+    """Return which tensors are freed once they are dropped, while an earlier receive is open."""
     joined(rank, size, store, timeout)
     if rank == 1:
         waiting = torch.ones(1)
@@ -528,7 +528,7 @@ def let_go(rank: int, size: int, store: Any, timeout: timedelta) -> list[bool]:
     dist.all_reduce(tensors[2], async_op=True).get_future().wait()
     watched = [weakref.ref(tensor) for tensor in tensors]
     del tensors
-    until_s = time.monotonic() + 5  # the thread that completes Futures may still be at it
+    until_s = time.monotonic() + 5  # the thread that completes Futures may still hold one
     while any(each() is not None for each in watched) and time.monotonic() < until_s:
         time.sleep(0.001)
     gone = [each() is None for each in watched]
@@ -541,7 +541,7 @@ def let_go(rank: int, size: int, store: Any, timeout: timedelta) -> list[bool]:
 
 
 def unattended(rank: int, size: int, store: Any, timeout: timedelta) -> float:
-    """Exchange a number many times, and only look from time to time whether it is there."""
+    """Exchange a number many times, and poll for it only now and then."""
     joined(rank, size, store, timeout)
     began_s = time.monotonic()
     for _ in range(200):
@@ -554,7 +554,7 @@ def unattended(rank: int, size: int, store: Any, timeout: timedelta) -> float:
 
 
 def _problem(work: Callable[[], Any]) -> str:
-    """Return what went wrong, and see that the group can be destroyed afterwards."""
+    """Return the error, and check that the group can be destroyed afterwards."""
     try:
         work()
     except RuntimeError as error:
@@ -581,7 +581,7 @@ def beleaguered(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[i
 
 
 def _seen(store: Any) -> str:
-    """Find the key under which rank 0 says where it is; torch decides what stands before it."""
+    """Find the key under which rank 0 gives its address; torch decides its prefix."""
     for before in ("default_pg//cpu//", "default_pg//cpu/", "0//cpu//", "0//cpu/"):
         if store.check([f"{before}rank 0"]):
             return f"{before}rank 0"

@@ -1,8 +1,8 @@
-"""Trainings on a wire: what hosts send, packet by packet, and what captures somewhere see of it.
+"""Trainings on a wire: the packets of hosts, one by one, and captures of them at some place.
 
-A collective is rounds of amounts that hosts send each other; a host begins its next round when it
-has sent and received what the one before asks for. So rings pipeline, a slow link holds the others
-up, and a late host is waited for, as they do.
+A collective is a series of rounds, in which hosts send each other amounts. A host begins its next
+round when it has sent and received the amounts of the round before. So the model pipelines rings, a
+slow link delays the other hosts, and they wait for a late host, as on real networks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEGIN_NS = 1_700_000_000 * 10**9
 
 
 def ring(order: Sequence[int], ranks: int | None = None) -> Collective:
-    """All-reduce around a ring of hosts, in which each has as many of the ranks."""
+    """All-reduce around a ring of hosts; each host has the same number of ranks."""
     n = ranks or len(order)
     steps = 2 * (n - 1)
 
@@ -113,7 +113,7 @@ def double_tree(hosts: int) -> Collective:
 
 
 def all_to_all(hosts: Sequence[int]) -> Collective:
-    """Everyone sends everyone its share; with the gradient of an all-reduce twice."""
+    """Every host sends each other host its share; with the gradient of an all-reduce twice."""
 
     def rounds(size: int) -> list[Round]:
         share = size // len(hosts)
@@ -161,15 +161,15 @@ class Sent:
 
 @dataclass(kw_only=True)
 class Network:
-    """Hosts with links; what is played on them is kept."""
+    """Hosts with links; the traffic played on them is kept."""
 
     hosts: int
     rate_bps: float = 1e9
-    slow_bps: dict[int, float] = field(default_factory=dict)  # of what a host sends
+    slow_bps: dict[int, float] = field(default_factory=dict)  # of the host's outgoing data
     seed: int = 0
     latency_ns: float = 30_000
     jitter: float = 0.02  # of a transfer's time
-    connections: int = 1  # between two hosts, which share what there is to send
+    connections: int = 1  # between two hosts, which share the data
     sent: list[Sent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ class Network:
         self._random = np.random.default_rng(self.seed)
 
     def play(self, rounds: Iterable[Round]) -> None:
-        """Let hosts send, each as soon as it has what the round before brought."""
+        """Make hosts send, each as soon as it has the data of the round before."""
         for each in rounds:
             out = np.bincount([a for a, _, _ in each], [s for _, _, s in each], self.hosts)
             came = np.bincount([b for _, b, _ in each], [s for _, _, s in each], self.hosts)
@@ -202,7 +202,7 @@ class Network:
         lasts_ns: float,
         connection: int = 0,
     ) -> None:
-        """Send on each of the connections its share."""
+        """Send a share on each of the connections."""
         for number in range(self.connections):
             share = size // self.connections + (number < size % self.connections)
             if share:
@@ -221,29 +221,29 @@ class Network:
         return max(each.end_ns for each in self.sent)
 
     def compute(self, ms: float, late: dict[int, float] | None = None) -> None:
-        """Let all compute, some of them longer."""
+        """Make all hosts compute, some of them longer."""
         self.now_ns = self.now_ns + ms * MS * (1 + 0.02 * self._random.random(self.hosts))
         for host, more_ms in (late or {}).items():
             self.now_ns[host] += more_ms * MS
 
     def upload(self, source: int, target: int, size: int) -> None:
-        """Let one send something besides, which nobody waits for."""
+        """Make one host send other data, without any other host waiting for it."""
         lasts_ns = 8e9 * size / self.rate_bps
         self.send(source, target, size, float(self.now_ns[source]), lasts_ns=lasts_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a job trains."""
+    """The settings of a training."""
 
     collective: Collective
     gradient: int = 2_000_000
     iterations: int = 12
     compute_ms: Callable[[int], float] | float = 40.0
     buckets: Sequence[float] = (1.0,)
-    between_ms: float = 0.0  # buckets: the backward pass goes on
+    between_ms: float = 0.0  # time between buckets, in which the backward pass goes on
     broadcast: Collective | None = None
-    every: int = 0  # iterations: then `pause` is called
+    every: int = 0  # iterations between two calls of `pause`
     pause: Callable[[Network], None] | None = None
     late: dict[int, float] | None = None
 
@@ -278,7 +278,7 @@ def spread(hosts: int) -> Collective:
 
 
 # ---------------------------------------------------------------------------------------------
-# What is sent becomes packets, and packets become captures.
+# Data becomes packets, and packets become captures.
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -307,7 +307,7 @@ def packets(
     acknowledge: int = 4,
     round_trip_ns: int = 60_000,
 ) -> Packets:
-    """Cut what is sent into packets of so many segments, with acknowledgements back."""
+    """Cut the data into packets of some segments each, with acknowledgements back."""
     ordered = sorted(sent, key=lambda each: each.start_ns)
     size = np.array([each.bytes for each in ordered], np.int64)
     most = segment * burst
@@ -323,7 +323,7 @@ def packets(
         for name in ("source", "target", "connection")
     ]
     way = (ends[2] * 64 + ends[0]) * 64 + ends[1]
-    # Of one connection, bytes follow each other as they were asked for, whenever packets went.
+    # Bytes of one connection follow each other in the order of the sends, at any packet times.
     sequence = np.zeros(len(of), np.int64)
     for each in np.unique(way):
         rows = np.flatnonzero(way == each)
@@ -350,7 +350,7 @@ def address(host: int, version: int = 4) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Capturing:
-    """How a place captures."""
+    """The settings of a capture."""
 
     link: str = "ethernet"  # or vlan, vxlan, cooked, cooked2, raw
     version: int = 4
@@ -400,7 +400,7 @@ def _pcapng(
 
 
 def _frames(seen: Packets, how: Capturing) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the headers of all packets, a row each, and how long frames were."""
+    """Return the headers of all packets, a row each, and the lengths of frames."""
     body, around = _transports(seen, how)
     total = seen.payload + around
     frame = _internet(seen, body, total, how.version, {"tcp": 6}.get(how.transport, 17))

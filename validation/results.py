@@ -56,7 +56,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     machine: str
     date: str  # year-month-day
     command: str
-    commit: str  # "not recorded" if it was not noted
+    commit: str  # "not recorded" if it is unknown
     source: str  # HERE, or where the figures were published or printed before this file existed
     tables: list[Table] = []
 

@@ -88,7 +88,7 @@ def _cases(ranks: int) -> type[unittest.TestCase]:
     from torch.testing._internal.distributed import distributed_test
 
     for profiled in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
-        # lists of tests whose events are named after Gloo
+        # Tests of these backends expect profiler events that are named after Gloo.
         getattr(distributed_test, profiled).clear()
 
     class Cases(

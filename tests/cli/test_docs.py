@@ -49,7 +49,7 @@ def code(page: Path, language: str) -> list[str]:
 
 
 def computed(page: Path) -> list[blocks.Shown]:
-    """The commands whose output is the same everywhere; tests/lab runs those that measure."""
+    """The commands whose output is the same everywhere; tests/lab runs the measuring ones."""
     return [each for each in blocks.session(page).commands if not each.measures]
 
 
@@ -109,7 +109,7 @@ def test_a_python_block_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_other_tools_are_told_columns_that_a_run_has(tmp_path: Path) -> None:
-    # pandas and DuckDB are not ours to install; the names that they ask for are checked here.
+    # pandas and DuckDB are not installed here; the names that the blocks use are checked instead.
     write(a_trained_job(), tmp_path / "job.run")
     foreign = code(ROOT / "docs/guides/record.md", "python")
     assert ["pandas" in block or "duckdb" in block for block in foreign] == [True, True]
@@ -192,7 +192,7 @@ def test_every_result_has_its_page() -> None:
     for page, names in validation.PAGES.items():
         text = (ROOT / f"docs/validation/{page}.md").read_text()
         for name in names:
-            if name != "papers":  # its table stands with the papers
+            if name != "papers":  # its table is on the page of the papers
                 assert f"<!-- results: {name} -->" in text, name
 
 
@@ -209,7 +209,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # a busy machine makes others wait
+    # other measures would include waiting on a busy machine
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SITE_LIMIT_S
     built = tmp_path / "site"
     assert (built / "index.html").is_file()

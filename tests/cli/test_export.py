@@ -1,4 +1,4 @@
-"""A run as a Chrome trace: what viewers need of it, and the way back."""
+"""A run as a Chrome trace: the events that viewers need, and the import of the trace."""
 
 from __future__ import annotations
 

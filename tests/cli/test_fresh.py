@@ -1,4 +1,4 @@
-"""`.ci/fresh` hides what is left over, and nothing that a build needs."""
+"""`.ci/fresh` hides leftovers of earlier builds, and nothing that a build needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sys.exit(7)
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """Make a home with things left over, and in it a checkout with `shared` beside it."""
+    """Make a home with leftovers, and in it a checkout with `shared` beside it."""
     home = tmp_path / "home"
     (home / "work/checkout/.ci").mkdir(parents=True)
     shutil.copy(FRESH, home / "work/checkout/.ci")

@@ -1,4 +1,4 @@
-"""The command line when something is wrong with what was typed, or with where the answer goes."""
+"""The command line with a mistake in the arguments, or a problem at the place of the answer."""
 
 from __future__ import annotations
 

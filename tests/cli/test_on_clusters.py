@@ -1,4 +1,4 @@
-"""Answers about described clusters: predictions, collectives, drawings, and what is to blame."""
+"""Answers about described clusters: predictions, collectives, drawings, and the slow part."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_slow_hosts_and_latencies_are_suspects_too() -> None:
 
 
 def test_nics_and_a_spine_as_wide_as_they_are_are_blamed_together() -> None:
-    """Scattered over the leaves of a 1:1 spine, neither alone would help."""
+    """Over the leaves of a 1:1 spine, a faster NIC or a faster spine alone would not help."""
     packed, scattered = fw.whatif(
         "llama3-8b@h100", cluster="dgx-h100", nodes=64, algorithm="ring"
     ).suspicions

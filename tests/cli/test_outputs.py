@@ -1,4 +1,4 @@
-"""What commands write: nothing is replaced unasked, and a file is whole or not there."""
+"""The output files of commands: existing files are kept, and a new file appears whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that somebody packed, or put among others, are read as what they are, or refused."""
+"""Packed files, and files among others, are read by their content, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a job: what it says, in a real browser where there is one."""
+"""The page of a job: its content, in a real browser if one is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page for everyone: read aloud, by keyboard, linked to, taken along, light and dark."""
+"""The page for everyone: screen readers, keyboard, links, saved copies, light and dark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.browser import Browser, pixels, png
 from tests.jobs_by_hand import a_trained_job
 
 PICTURES = Path(__file__).parents[1] / "data/pictures"
-# axe-core is another project's program, so it is not kept here: CONTRIBUTING.md says how to get it.
+# axe-core is another project's program, so this repository does not hold it. CONTRIBUTING.md says
+# how to get it.
 AXE = Path(__file__).parents[2] / "build/axe/node_modules/axe-core/axe.min.js"
 STEP = "document.querySelector('.tools select').selectedOptions[0].innerText"
 ASKED = "document.querySelector('.rankname.asked')?.textContent"
@@ -37,7 +38,7 @@ def page(job: Run, tmp_path: Path) -> Path:
 
 
 def colours(chromium: Browser, *, of: str) -> NDArray[np.uint8]:
-    """Return what is drawn in an element, without its text: letters differ between machines."""
+    """Return the drawing in an element without its text: letters differ between machines."""
     chromium.run(
         "(() => { const sheet = new CSSStyleSheet(); sheet.replaceSync("
         "'* { color: transparent !important; caret-color: transparent } svg text { display: none }'"
@@ -157,7 +158,7 @@ def test_a_figure_is_taken_along_as_svg_that_stands_alone(
 
 
 def test_dark_and_light_show_the_same(chromium: Browser, page: Path) -> None:
-    """Of one machine, so that letters are the same: where something is drawn, and where nothing."""
+    """Compare pictures of one machine, so that letters are the same: drawn and empty points."""
     shown = []
     for dark in (False, True):
         chromium.screen(1100, 900, dark=dark)
@@ -175,12 +176,12 @@ def test_dark_and_light_show_the_same(chromium: Browser, page: Path) -> None:
 def test_a_picture_is_the_one_that_was_looked_at(
     chromium: Browser, tmp_path: Path, name: str, place: str, dark: bool
 ) -> None:
-    """Against pictures that are kept: without text, so that fonts do not matter, and in blocks."""
+    """Compare with stored pictures, in blocks and without text, which depends on fonts."""
     chromium.screen(1100, 900, dark=dark)
     chromium.open(fw.write_page(a_trained_job(late_ms=60), tmp_path / "report.html"))
     blocks = in_blocks(colours(chromium, of=place))
     kept = PICTURES / f"page-{name}-{'dark' if dark else 'light'}.png"
-    if os.environ.get("KEEP_PICTURES"):  # to look at first, and to commit
+    if os.environ.get("KEEP_PICTURES"):  # look at the pictures before you commit them
         kept.write_bytes(png(blocks))
     wanted = pixels(kept.read_bytes())
     assert blocks.shape == wanted.shape

@@ -21,7 +21,7 @@ PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave behind what pip leaves behind when it installs the package."""
+    """Leave the files that pip leaves when it installs the package."""
     about = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
     site = tmp_path / "site"
     info = site / f"{about['name'].replace('-', '_')}-{about['version']}.dist-info"

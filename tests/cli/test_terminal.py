@@ -33,7 +33,7 @@ RUNS = [str(place) for place in old_runs() if "simulated-cluster" not in place.n
 ASKED = ["doctor", "workloads", "cluster show dgx-h100 --nodes 4", "cluster list"] + [
     question
     for name, question in questions().items()
-    if name.endswith(".txt") and "-v" not in question  # which has lines of code
+    if name.endswith(".txt") and "-v" not in question  # with -v, answers have lines of code
 ]
 
 
@@ -67,7 +67,7 @@ def test_the_first_screen_holds_the_answer_and_the_next_command(run: str) -> Non
 
 
 def commands(lines: list[str]) -> Iterator[list[str]]:
-    """Go through the commands below an answer, as a shell would read them."""
+    """Yield the commands below an answer, as a shell would read them."""
     text = "\n".join(lines).replace("\\\n", " ")
     for line in text.splitlines():
         mark, _, command = line.partition(" ")
@@ -169,7 +169,7 @@ def test_the_lines_of_a_fix_are_whole(kind: type[Fix], framework: str) -> None:
 
 @pytest.mark.parametrize(("kind", "framework"), CODE)
 def test_a_framework_knows_the_settings_of_a_fix(kind: type[Fix], framework: str) -> None:
-    """Where the framework is installed: its functions take the names that the lines give them."""
+    """If the framework is installed, its functions take the names that the lines give them."""
     pytest.importorskip(framework, reason=f"needs {framework}: pip install {framework}")
     if framework in ("deepspeed", "torchtitan"):
         pytest.skip("its settings stand in a file, or on its command line")

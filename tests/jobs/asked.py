@@ -1,4 +1,4 @@
-"""How a job of `tests/rank_processes.py` hears what it is asked and answers."""
+"""The loop in which a job of `tests/rank_processes.py` reads requests and answers them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
-    """Answer requests until nobody asks any more."""
+    """Answer requests until the other side closes the connection."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
         for line in connection.makefile("r"):

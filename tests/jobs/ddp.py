@@ -1,8 +1,8 @@
 """Train a small model with DistributedDataParallel and print a digest of the weights.
 
-python ddp.py [none|fp16|builtin-fp16|powersgd|slow]: the communication hook
-python ddp.py compiled: without one, and through torch.compile
-python ddp.py buffers: without one, and with a layer whose buffers rank 0 tells the others
+- python ddp.py [none|fp16|builtin-fp16|powersgd|slow]: with this communication hook.
+- python ddp.py compiled: without a hook, through torch.compile.
+- python ddp.py buffers: without a hook, and with a layer whose buffers rank 0 broadcasts.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    # A model that outlives its group is the last to let go of it, and then torch waits for the
-    # group's threads with the lock in hand that they need to forget the last collective.
+    # A model that outlives its group is the last to let go of it. Then torch waits for the group's
+    # threads while it holds the lock that they need to forget the last collective.
     train()
     dist.barrier()
     dist.destroy_process_group()
@@ -34,8 +34,8 @@ def train() -> None:
     hook = sys.argv[1] if len(sys.argv) > 1 else "none"
     if hook == "buffers":
         model.append(nn.BatchNorm1d(64))
-    # PowerSGD over Gloo stands still where there is more than one bucket: pytorch#48478. The
-    # compiler refuses a first bucket of 1 MiB that is larger than the others.
+    # With more than one bucket, PowerSGD over Gloo stands still: pytorch#48478. The compiler
+    # refuses a first bucket of 1 MiB that is larger than the others.
     whole = hook in ("powersgd", "compiled")
     data = DistributedDataParallel(model, bucket_cap_mb=50 if whole else 0.05)
     register(data, hook)

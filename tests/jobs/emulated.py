@@ -1,4 +1,4 @@
-"""A rank of emulated accelerators that says, after many steps, what its gradients are."""
+"""A rank of emulated accelerators that prints its gradients after many steps."""
 
 from __future__ import annotations
 

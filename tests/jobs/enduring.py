@@ -1,7 +1,4 @@
-"""A rank that joins groups, reduces until something happens, leaves, and says what it still holds.
-
-python enduring.py SOCKET BACKEND: requests are `join`, `reduce`, `leave` and `held`.
-"""
+"""A rank that joins groups, reduces, leaves, and reports the resources that it still holds."""
 
 from __future__ import annotations
 
@@ -28,7 +25,8 @@ def join(port: int, timeout_s: float, ranks: int) -> dict[str, Any]:
     rank, patience = int(os.environ["RANK"]), timedelta(seconds=timeout_s)
     began_s = time.monotonic()
     try:
-        store = dist.TCPStore(  # of ours, because torch's own waits for all before the group may
+        # our own store, because torch's waits for all ranks before the group may
+        store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
             port,
             is_master=rank == 0,
@@ -37,13 +35,13 @@ def join(port: int, timeout_s: float, ranks: int) -> dict[str, Any]:
         )
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=ranks, timeout=patience)
         dist.barrier()
-    except Exception as error:  # whatever it is, it is the answer
+    except Exception as error:  # every error is an answer
         return {"error": _said(error), "took_s": time.monotonic() - began_s}
     return {"error": None, "took_s": time.monotonic() - began_s}
 
 
 def reduce(count: int, lasting_s: float) -> dict[str, Any]:
-    """Reduce until rank 0 finds that the time is over, or an error comes."""
+    """Reduce until rank 0 finds that the time is over, or until an error."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     until_s = time.monotonic() + lasting_s
     values = torch.empty(count + 1)
@@ -55,7 +53,7 @@ def reduce(count: int, lasting_s: float) -> dict[str, Any]:
         began_s = time.monotonic()
         try:
             dist.all_reduce(values)
-        except Exception as error:  # whatever it is, it is the answer
+        except Exception as error:  # every error is an answer
             waited_s = time.monotonic() - began_s
             return {"error": _said(error), "waited_s": waited_s, "times": times, "wrong": wrong}
         wrong += int((values[1:] != ranks * (ranks + 1) / 2).sum())
@@ -69,13 +67,13 @@ def leave() -> dict[str, float]:
     began_s = time.monotonic()
     if dist.is_initialized():
         dist.destroy_process_group()
-    dist.distributed_c10d._world.group_count = 0  # torch counts those that could not be made, too
+    dist.distributed_c10d._world.group_count = 0  # torch counts failed groups, too
     gc.collect()
     return {"took_s": time.monotonic() - began_s}
 
 
 def held() -> dict[str, int]:
-    """Count what this process holds, and what its allocator keeps of what was given back."""
+    """Count the resources of this process, and the freed pages that its allocator keeps."""
     gc.collect()
     untrimmed_bytes = 1024 * int(_status()["VmRSS"].split()[0])
     ctypes.CDLL(None).malloc_trim(0)
@@ -97,7 +95,7 @@ def _status() -> dict[str, str]:
 
 
 class _Mallinfo(ctypes.Structure):
-    """What mallinfo2 of glibc returns."""
+    """The result of glibc's mallinfo2."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -117,7 +115,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _allocated_bytes() -> int:
-    """Count what has been allocated and not freed, whatever the allocator keeps for itself."""
+    """Count allocated bytes without the freed bytes that the allocator keeps."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _Mallinfo
     told = mallinfo()

@@ -29,4 +29,4 @@ observer.unregister_callback()
 (where / f"json/fr_rank_{rank}.json").write_bytes(c10d._dump_fr_trace_json())
 dist.barrier()
 sys.stdout.flush()
-os._exit(0)  # torch 2.13 aborts now and then on its way out of such a job, and all is written
+os._exit(0)  # everything is written, and torch 2.13 sometimes aborts at the end of such a job

@@ -1,6 +1,7 @@
 """Fork two ranks off a process that has made their model; each trains with a worker to load data.
 
-Before it loads torch it asks whether there is one, as libraries do, and forgets its environment.
+Before it loads torch it checks whether torch is installed, as libraries do. It also forgets its
+environment.
 """
 
 import importlib.util
@@ -40,7 +41,7 @@ def main() -> int:
     torch.set_num_threads(1)
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    held = socket.socket()  # while they run, nobody else is given this port
+    held = socket.socket()  # while they run, no other process gets this port
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # but rank 0 may listen there
     held.bind(("127.0.0.1", 0))
     port = held.getsockname()[1]

@@ -1,6 +1,6 @@
 """Train with collectives that torch issues from C++, in steps of a fifth of a second.
 
-python functional.py seen|unseen: whether they are such as a group in Python gets to hear of
+python functional.py seen|unseen: whether a group in Python sees these collectives.
 """
 
 import sys

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def starve() -> None:
-    """Let the recorder stand still around its looks at the clock, as where others compute."""
+    """Make the recorder pause around its reads of the clock, as when other processes compute."""
     recorder = sys.modules.get("fullwire_inside.watch")
     if recorder is None:
         return

@@ -1,10 +1,11 @@
-"""A rank that carries out programs of collectives with two backends, and says where they differ.
+"""A rank that carries out programs of collectives with two backends and reports differences.
 
-python programs.py SOCKET BACKEND: a request is a list of operations (`tests/programs.py`) and the
-backend: Gloo first, whose results the other's are compared with. Each operation has its own
-tensors, whose values follow from its seed and the rank, so both backends begin alike.
-Gloo's lie close together: of others it reduces whatever memory follows. Ours may refuse those, and
-has to give what Gloo gives and touch nothing between and around them if it does not.
+python programs.py SOCKET BACKEND: a request holds a list of operations (`tests/programs.py`) and
+the backend. Gloo comes first, and the other backend's results are compared with Gloo's. Each
+operation has its own tensors. Their values follow from its seed and the rank, so both backends
+begin alike. Gloo's tensors are dense: with gaps, it reduces the memory in the gaps. Our backend may
+refuse a tensor with gaps. Otherwise it must give Gloo's result, and leave the memory between and
+around its elements unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.programs import DTYPES, GROUPS, SAME_EVERYWHERE, Operation
 _TIMEOUT = timedelta(seconds=20)
 _DTYPES = {name: getattr(torch, name) for name in DTYPES}
 _GUARD = 77
-_ROUNDINGS = 16  # so many units in the last place of the largest value may lie between two sums
+_ROUNDINGS = 16  # units in the last place of the largest value by which two sums may differ
 
 Tensors: TypeAlias = list[torch.Tensor]
 
@@ -39,13 +40,13 @@ class Memory:
     layout: str
     rank: int
     views: Tensors = field(default_factory=list)
-    guards: Tensors = field(default_factory=list)  # values in the same memory that are none of ours
+    guards: Tensors = field(default_factory=list)  # values in the same memory, outside our tensors
 
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(self.operation.seed * 64 + self.rank)
 
     def tensor(self, count: int) -> torch.Tensor:
-        """Return a tensor of so many elements in this layout, filled."""
+        """Return a filled tensor of `count` elements in this layout."""
         step = 2 if self.layout == "every second" else 1
         base = torch.full((step * count + 2,), _GUARD, dtype=_DTYPES[self.operation.dtype])
         view = base[1 : 1 + step * count : step]
@@ -60,11 +61,11 @@ class Memory:
         return [self.tensor(count) for _ in range(number)]
 
     def forget(self) -> None:
-        """Leave out the tensors so far: what they hold afterwards was promised to nobody."""
+        """Forget the tensors so far, because their final content is undefined."""
         self.views.clear()
 
     def digest(self) -> int:
-        """Return a number that is another one for other bits."""
+        """Return a number that changes with any bit."""
         digest = 0
         for view in self.views:
             dense = view.flatten().clone(memory_format=torch.contiguous_format)
@@ -81,11 +82,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What an operation is called with on this rank."""
+    """The arguments of an operation on this rank."""
 
     count: int
     ranks: tuple[int, ...]
-    place: int  # among them
+    place: int  # the rank's position in the group
     root: int
     memory: Memory
     reduction: dict[str, Any]
@@ -147,7 +148,7 @@ def _all_to_all(call: Call) -> Any:
 
 
 def _all_to_all_single(call: Call) -> Any:
-    """Send every rank another number of elements, to some none."""
+    """Send a different number of elements to each rank, to some none."""
     numbers = [(call.count + place) % 7 for place in range(len(call.ranks))]
     mine = numbers[call.place]
     given = call.memory.tensor(sum(numbers))
@@ -168,7 +169,7 @@ def _scatter(call: Call) -> Any:
 
 
 def _send(call: Call) -> Any:
-    """Send from the root to the rank after it; others have nothing to do."""
+    """Send from the root to the rank after it; other ranks do nothing."""
     values = call.memory.tensor(call.count)
     after = call.ranks[(call.ranks.index(call.root) + 1) % len(call.ranks)]
     group, is_async = call.how["group"], call.how["async_op"]
@@ -201,7 +202,7 @@ _KINDS: dict[str, Callable[[Call], Any]] = {
     "barrier": _barrier,
 }
 
-Outcome: TypeAlias = Memory | str | None  # str: how it was refused; None: this rank takes no part
+Outcome: TypeAlias = Memory | str | None  # str: a refusal, None: this rank is outside the group
 
 
 class Backend:
@@ -214,7 +215,7 @@ class Backend:
         ]
 
     def run(self, program: Sequence[Operation]) -> list[Outcome]:
-        """Carry out a program and return what came of each operation."""
+        """Carry out a program and return the outcome of each operation."""
         outcomes: list[Outcome] = []
         in_flight: list[tuple[int, Any]] = []
         for number, operation in enumerate(program):
@@ -238,7 +239,9 @@ class Backend:
     def _call(self, operation: Operation) -> Call:
         ranks = GROUPS[operation.group]
         layout = "dense" if self._is_reference else operation.layout
-        if operation.kind == "all_to_all_single":  # of which ranks have different numbers: what
+        # The numbers of elements differ between ranks. A tensor may then have gaps on one rank
+        # only, and only that rank would refuse it.
+        if operation.kind == "all_to_all_single":
             layout = "dense"  # has gaps on one may have none on another, and only one would refuse
         return Call(
             count=operation.count,
@@ -252,7 +255,7 @@ class Backend:
 
 
 def _wait(in_flight: list[tuple[int, Any]], outcomes: list[Outcome]) -> None:
-    """Wait for everything, the last one first: whoever keeps no order is found out."""
+    """Wait for everything, the last operation first, to reveal a backend that keeps no order."""
     while in_flight:
         number, work = in_flight.pop()
         try:
@@ -262,7 +265,7 @@ def _wait(in_flight: list[tuple[int, Any]], outcomes: list[Outcome]) -> None:
 
 
 def difference(expected: Outcome, got: Outcome) -> str | None:
-    """Say how two outcomes of one operation differ; what Gloo refuses, others may do."""
+    """Describe the difference of two outcomes; our backend may do operations that Gloo refuses."""
     if not isinstance(expected, Memory):
         return None
     if not isinstance(got, Memory):
@@ -294,7 +297,7 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> str | None:
 
 
 def main() -> None:
-    """Carry out whatever programs come."""
+    """Carry out programs until the connection closes."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=_TIMEOUT)

@@ -2,8 +2,10 @@
 
 python solo.py plain|accumulation|evaluation|optimizers|full-disk|broken|long|no-step|endless|hard
 
-optimizers ends with 7; long takes 3000 steps, no-step none, and endless says so after thirty; hard
-lets Python do nothing at its end
+- optimizers ends with status 7.
+- long takes 3000 steps, and no-step takes 0.
+- endless prints a line after thirty steps.
+- hard skips Python's work at exit.
 """
 
 import itertools
@@ -25,7 +27,7 @@ def main(mode: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     second = torch.optim.SGD(other.parameters(), 0.1)
     data = torch.utils.data.DataLoader(torch.randn(STEPS * 2, 8), batch_size=2)
-    if mode == "full-disk":  # what a file may hold at most, as if nothing were left after it
+    if mode == "full-disk":  # the largest size of a file, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
     if mode == "broken":
         sys.modules["fullwire_inside.journal"].Journal._append = None

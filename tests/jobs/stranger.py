@@ -1,7 +1,7 @@
-"""A stranger on a host: finds the ports that listen there, and talks to them as strangers do.
+"""A stranger on a host: finds the ports that listen there, and disturbs them.
 
-python stranger.py SOCKET: when asked it scans, sends noise short and long, says back what it hears,
-and leaves connections half open, which stay so until it ends.
+python stranger.py SOCKET: on request it scans, sends short and long noise, and echoes the data that
+it receives. It leaves connections half open until it ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def listening_ports() -> set[int]:
 
 
 def disturbed(address: str, port: int, chance: random.Random) -> list[socket.socket]:
-    """Talk to a port, and return the connections that stay half open."""
+    """Disturb a port, and return the connections that stay half open."""
     half_open = []
     for _ in range(_ROUNDS):
         with contextlib.suppress(OSError):
@@ -53,7 +53,7 @@ def noisy(address: str, port: int, noise: bytes) -> None:
 
 
 def echo(address: str, port: int) -> None:
-    """Answer with whatever the other side begins with."""
+    """Answer with the first bytes of the other side."""
     with socket.create_connection((address, port), 1) as connection:
         connection.settimeout(0.05)
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def echo(address: str, port: int) -> None:
 
 
 def main() -> None:
-    """Disturb every port there is, when asked."""
+    """Disturb every open port, on request."""
     kept = []
 
     def disturb(request: dict[str, Any]) -> int:

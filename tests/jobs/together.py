@@ -11,7 +11,7 @@ import sys
 
 def main() -> int:
     workers, command = int(sys.argv[1]), sys.argv[2:]
-    with socket.socket() as held:  # while they run, nobody else is given this port
+    with socket.socket() as held:  # while they run, no other process gets this port
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # but rank 0 may listen there
         held.bind(("127.0.0.1", 0))
         return worst_status(workers, command, held.getsockname()[1])

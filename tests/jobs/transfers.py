@@ -21,7 +21,7 @@ def main() -> None:
         model(torch.ones(4)).sum().backward()
         if here == 0:
             dist.send(sent, other)
-            dist.recv(got)  # from whoever sends
+            dist.recv(got)  # from any rank
         else:
             dist.recv(got, other)
             dist.isend(sent, other).wait()

@@ -1,9 +1,10 @@
-"""Run a script that compiles nothing without torch's compiler: it takes longer to load than torch.
+"""Run a script without torch's compiler, which takes longer to load than torch itself.
 
 python uncompiled.py SCRIPT ARGUMENTS...
 
-Optimizers and DistributedDataParallel load all of it, only to keep it away from their functions and
-to ask how it is set up. What stands here for it answers that; anything else fails by name.
+The script must not compile anything. Optimizers and DistributedDataParallel load the whole
+compiler, only to exclude their functions from it and to read its settings. A stand-in answers these
+calls. Any other call fails by name.
 """
 
 import runpy

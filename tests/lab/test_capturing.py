@@ -1,4 +1,4 @@
-"""Packets captured beside a job: all of them, of every host, and the job does not notice."""
+"""Packets captured beside a job: all packets, of every host, without any effect on the job."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_byte_of_a_job_is_captured_and_agrees_with_the_interfaces(sent: Pa
 
 
 def counted_apart(run: Run) -> float:
-    """Return how far the captures are from the interfaces' counters, of which each host has one."""
+    """Return the relative difference between the captures and the interfaces' counters."""
     counted = 0
     for host in set(run.links.host.tolist()):
         rows = run.links.rows(run.links.host == host)
@@ -110,7 +110,7 @@ def test_the_job_finds_no_socket_and_no_word_of_the_capture(tmp_path: Path) -> N
     done = finished(lab_run(*options, command=[sys.executable, "-c", looks]))
     assert done.returncode == 0, done.stderr.decode()
     files, names = json.loads(done.stdout)
-    assert len(files) <= 4  # its own three, and that of looking
+    assert len(files) <= 4  # its own three, and the one of this listing
     assert not [name for name in names if "PACKET" in name]
 
 
@@ -145,7 +145,7 @@ def may_capture() -> None:
 
 @pytest.mark.usefixtures("may_capture")
 def test_packets_that_find_no_room_are_counted_and_said(tmp_path: Path) -> None:
-    """While the capture is stopped more comes than its ring holds; loopback shows each twice."""
+    """Stop the capture, so that its ring overflows; loopback shows each packet twice."""
     path, sent = tmp_path / "x.pcapng", 100_000
     job = subprocess.Popen([sys.executable, "-c", CAPTURES, str(path)], stdout=subprocess.PIPE)
     with job, socket.socket(type=socket.SOCK_DGRAM) as ours, socket.socket(type=ours.type) as sink:
@@ -191,7 +191,7 @@ def test_an_ordinary_user_captures_in_a_lab(tmp_path: Path) -> None:
     native = "import fullwire._native"
     if python is None or finished([*as_nobody(), python, "-c", native]).returncode != 0:
         pytest.skip("another user may run no Python of this version here that has our native part")
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are for one user only
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are for one user only
         os.chmod(folder, 0o777)
         place = Path(folder) / "job.run"
         options = ["--workers", "2", "--rate", "200Mbps", "--packets", "-o", str(place)]

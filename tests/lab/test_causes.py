@@ -1,6 +1,6 @@
 """Real jobs that are slow for a known reason, recorded in the lab: the verdict names it.
 
-validation/causes.py has all of them, five times each; here are short ones with much room.
+validation/causes.py has all of them, five times each. Here are short ones with wide margins.
 """
 
 from __future__ import annotations

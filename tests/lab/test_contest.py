@@ -1,4 +1,4 @@
-"""What `fullwire bench transport` measures, and what it says of it."""
+"""The measurements of `fullwire bench transport`, and their table."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 @needs_torch
 def test_of_iperf3_both_ways_count() -> None:
-    """As iperf 3.12 tells it with --bidir -J, without what is not read."""
+    """The JSON of iperf 3.12 with --bidir -J, reduced to the fields that are read."""
     from fullwire.studies.contest.rank import IperfFailed, both_ways_bps
 
     end = {
@@ -157,7 +157,7 @@ def test_a_rank_alone_in_the_environment_makes_nobody_a_rank(
 @needs_torch
 @needs_namespaces
 def test_all_take_part_in_turns_on_the_hosts_of_a_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums are checked by those who take part; here, that each was asked, and who was missing."""
+    """The participants check the sums; here, that each took part or is named as missing."""
     monkeypatch.setenv("PATH", "")
     contest = Contest(rate_bps=1e9, against=("gloo", "mpi"), sizes_bytes=(4, 64 << 10), rounds=3)
     outcome = contest_in_lab(contest, workers=2)
@@ -176,7 +176,7 @@ def test_all_take_part_in_turns_on_the_hosts_of_a_lab(monkeypatch: pytest.Monkey
     reason="OpenMPI is not installed: apt install openmpi-bin",
 )
 def test_openmpi_reduces_on_request(short_folder: Path) -> None:
-    """Alone, as MPI programs may be started, so that nobody has to be launched for it."""
+    """One rank alone, as MPI programs may be started, so mpirun is not needed."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(short_folder / "mpi"))
         listener.listen()

@@ -1,4 +1,4 @@
-"""What `fullwire doctor` says of a machine: this one, a restricted one, and made-up ones."""
+"""The rows of `fullwire doctor` about this machine, a restricted one, and made-up ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import Cli
 from tests.lab.test_lab import finished, needs_namespaces
 
 STATES = {"ok", "limited", "missing"}
-# As where the job has torch and Fullwire's own Python has neither torch nor pictures.
+# The job's Python has torch; Fullwire's own Python lacks torch and the packages for pictures.
 WITHOUT = (
     "import sys; sys.modules['torch'] = sys.modules['vl_convert'] = None; "
     "sys.argv = ['fullwire', 'doctor', '--json']; from fullwire.cli import main; main()"
@@ -34,7 +34,8 @@ def test_each_row_says_what_is_here_what_it_means_and_what_to_do(cli: Cli) -> No
     assert all(row["seen"] and row["means"] and row["state"] in STATES for row in rows.values())
     assert all(bool(row["do"]) == (row["state"] != "ok") for row in rows.values())
     assert rows["native module"]["state"] == "ok"
-    assert rows["lab"]["state"] in ("ok", "limited")  # without netem there is no latency
+    # "limited" if netem is missing: the lab then adds no latency
+    assert rows["lab"]["state"] in ("ok", "limited")
     assert told["fullwire"] == fw.__version__
     assert told["processors"] >= 1
 

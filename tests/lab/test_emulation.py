@@ -40,12 +40,12 @@ def of_rank(run: Run, rank: int, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_profile(run: Run, rank: int, steps: int) -> None:
-    """Every step has the profile's gradients; nothing is ready before the profile says so."""
+    """Check that every step has the profile's gradients, none of them ready before its time."""
     step_start, step_end = of_rank(run, rank, "step")
     begin, end = of_rank(run, rank, "backward")
     assert len(step_start) == len(begin) == steps
     early_ns = 0.4 * MS  # an accelerator's clock begins a pass a little before torch calls it
-    after_ns = []  # the step's start; which a machine with other work may note late in any one step
+    after_ns = []  # the step's start; on a busy machine any one step may note it late
     for step in range(steps):
         chosen = (run.gradients.rank == rank) & (run.gradients.step == step)
         gradients = run.gradients.rows(chosen)
@@ -74,7 +74,8 @@ def test_a_run_is_played_and_what_it_did_can_be_played_again(tmp_path: Path) -> 
     assert run.complete
     assert run.facts.dilation is None
     check_profile(run, 0, steps=8)
-    # One worker sends nothing. Times are never checked from above on a busy machine, but for this.
+    # One worker sends nothing. Only this time is checked from above, because a busy machine may
+    # lengthen any time.
     assert np.median(np.diff(of_rank(run, 0, "step"), axis=0)) < 90 * MS
 
     done = finished(
@@ -132,7 +133,7 @@ def test_gradients_stay_numbers_in_their_place_however_long_it_goes() -> None:
     assert said.pop().startswith("numbers True, never copied True")
 
 
-# What is asked for
+# Arguments
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_an_imported_log_of_the_paper_is_a_workload(shared_data: Path, tmp_path:
 
 
 def test_a_run_of_several_workers_is_played_without_its_waiting(tmp_path: Path) -> None:
-    """Its step is what was computed, although it began with waiting for other ranks."""
+    """The step is its computation, although it began with waiting for other ranks."""
     computed = a_run(gradients=PROFILE, forward_ms=10).gradients.columns()
     computed["ready_ns"] = computed["ready_ns"] + 60 * MS
     run = Run(
@@ -246,7 +247,7 @@ def a_collective(op: str, issue_ns: int, end_ns: int) -> Collectives:
 def test_links_and_faults_are_slowed_with_the_rest() -> None:
     description = describe(
         workers=2, rate=["100Gbps", "1:10Gbps"], latency="1ms", dilation=10
-    )  # 100 Gbps are more than a link of the lab can be, 10 Gbps are not
+    )  # a link of the lab can be 10 Gbps, but not 100 Gbps
     assert description.rates_bps == [10e9, 1e9]
     assert description.latency_s == pytest.approx(0.01)
     with pytest.raises(UsageError, match=r"got 5 Mbps, 500 kbps when dilated"):
@@ -291,7 +292,7 @@ def test_undilated_times_are_shorter_rates_higher_and_sizes_as_they_were() -> No
 
 
 def test_what_was_known_of_a_job_outlives_it(tmp_path: Path) -> None:
-    """When everything is killed, `join` still knows that the times were dilated."""
+    """After everything is killed, `join` still knows that the times were dilated."""
 
     def killed(_directory: Path) -> int:
         raise RuntimeError

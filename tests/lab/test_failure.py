@@ -1,7 +1,7 @@
-"""What our backend does when something fails: nobody hangs, everybody is told who, nothing is left.
+"""Our backend in failures: all ranks end in time, learn the cause, and free their resources.
 
 Three hosts of a lab, each with a rank that joins a new group for every test. However a test ends,
-the group is destroyed, and the processes have to hold what they held before it.
+the group is destroyed, and the processes must then hold the same resources as before it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RANKS = 3
 TIMEOUT_S = 2.0
 MUCH_ROOM_S = 18.0  # a shared machine may stand still for a while
 COUNT = 1 << 18  # a mebibyte
-# What may become more. Of memory it is what is left once the allocator has been told to give back
-# the pages that it keeps, as it does under Gloo too; what was lost shows in `allocated_bytes`.
+# The resources that may grow. Memory is measured after the allocator has released the pages that it
+# keeps, as it keeps them under Gloo too. Lost memory shows in `allocated_bytes`.
 BREATH = {
     "descriptors": 0,
     "threads": 0,
@@ -40,7 +40,7 @@ BREATH = {
 
 
 class Cluster:
-    """Three hosts with a rank on each, whose groups come and go."""
+    """Three hosts with a rank on each; groups of the ranks come and go."""
 
     def __init__(self, lab: Lab, backend: str) -> None:
         self.lab = lab
@@ -48,7 +48,7 @@ class Cluster:
         self.port = 30_000
 
     def join(self, of: range = range(RANKS), *, timeout_s: float = TIMEOUT_S) -> None:
-        """Tell ranks to make the next group; `joined` says how it went."""
+        """Tell ranks to make the next group; `joined` returns the result."""
         self.ranks.tell(
             {"do": "join", "port": self.port, "timeout_s": timeout_s, "ranks": RANKS}, of
         )
@@ -58,11 +58,11 @@ class Cluster:
             assert self.ranks.hear(rank)["error"] is None
 
     def reduce(self, lasting_s: float = 60.0, count: int = COUNT) -> None:
-        """Let all ranks reduce for so long, or until something happens."""
+        """Let all ranks reduce for this time, or until an error."""
         self.ranks.tell({"do": "reduce", "count": count, "lasting_s": lasting_s}, range(RANKS))
 
     def reduced(self) -> int:
-        """Return how often they did, if all went well."""
+        """Return the number of reductions, if all went well."""
         answers = [self.ranks.hear(rank) for rank in range(RANKS)]
         assert [answer["error"] for answer in answers] == [None] * RANKS
         assert [answer["wrong"] for answer in answers] == [0] * RANKS
@@ -77,7 +77,7 @@ class Cluster:
         return str(answer["error"])
 
     def blamed(self, rank: int) -> set[int]:
-        """Return the ranks that are gone, says a rank's error, which came in time."""
+        """Return the lost ranks that a rank's error names; the error came in time."""
         error = self.failed(rank)
         gone = re.findall(r"rank ([\d, rank]+?) (?:is gone|do not answer|does not answer)", error)
         assert gone, error
@@ -92,7 +92,7 @@ class Cluster:
         self.port += 1
 
     def held(self) -> list[dict[str, int]]:
-        """Return what each process holds that a group may have left behind."""
+        """Return the resources that each process holds and a group may have left behind."""
         return self.ranks.ask({"do": "held"})
 
     def launch(self, rank: int, command: Any, environment: Any) -> None:
@@ -114,7 +114,7 @@ def standing() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(standing: Cluster) -> Iterator[Cluster]:
-    """The ranks before a group; what they make of it has to be gone afterwards."""
+    """The ranks before a group; after the test, all resources of the group must be gone."""
     before = standing.held()
     yield standing
     for host in range(RANKS):
@@ -124,16 +124,16 @@ def cluster(standing: Cluster) -> Iterator[Cluster]:
 
 
 def run_until_it_happens(cluster: Cluster, happens: Callable[[], None]) -> None:
-    """Make a group that reduces, and then let something happen."""
+    """Make a group that reduces, and then cause an event."""
     cluster.join()
     cluster.joined()
     cluster.reduce()
-    time.sleep(0.3)  # some are over then, and one is under way
+    time.sleep(0.3)  # by then some reductions are over, and one is in progress
     happens()
 
 
 def test_a_killed_rank_is_named_to_all_others_and_can_come_back(cluster: Cluster) -> None:
-    """The rank that holds the store, of all."""
+    """The killed rank is the one that holds the store."""
     host = 0
     run_until_it_happens(cluster, lambda: cluster.disturb("kill", host))
     for rank in set(range(RANKS)) - {host}:
@@ -207,7 +207,7 @@ def test_once_all_have_come_nobody_listens_any_more(cluster: Cluster) -> None:
 
 @contextmanager
 def a_stranger(cluster: Cluster) -> Iterator[Callable[[float], int]]:
-    """Bring a stranger to host 0, who disturbs the ports found in a time, and counts them."""
+    """Bring a stranger to host 0; it disturbs the ports found in a given time, and counts them."""
     stranger = RankProcesses(cluster.launch, "stranger", 1)
     asked = {"address": cluster.lab.addresses[0], "not_this": cluster.port}
     try:
@@ -217,7 +217,7 @@ def a_stranger(cluster: Cluster) -> Iterator[Callable[[float], int]]:
 
 
 def test_groups_come_and_go_in_one_process(cluster: Cluster) -> None:
-    """What they leave behind is looked at after every test."""
+    """After every test, the resources left behind are checked."""
     for _ in range(3):
         cluster.join()
         cluster.joined()
@@ -235,7 +235,7 @@ def test_memory_and_descriptors_stay_flat_while_a_group_works(cluster: Cluster) 
 
 
 def soaked(cluster: Cluster, periods: int, period_s: float) -> Iterator[list[dict[str, int]]]:
-    """Reduce small and large, and say after each period what the ranks hold."""
+    """Reduce small and large tensors, and yield the ranks' resources after each period."""
     for _ in range(periods):
         for count in (1, COUNT):
             cluster.reduce(lasting_s=period_s / 2, count=count)
@@ -248,7 +248,7 @@ def grown(
     now: list[dict[str, int]],
     kinds: Iterable[str] = tuple(BREATH),
 ) -> Iterator[str]:
-    """Say what has become more on which rank."""
+    """Return the resources that have grown, with their ranks."""
     for rank, (first, last) in enumerate(zip(before, now, strict=True)):
         for kind in kinds:
             if last[kind] > first[kind] + BREATH[kind]:

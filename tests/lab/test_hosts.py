@@ -1,4 +1,4 @@
-"""What a run says of its hosts: who was where, how fast the links are, and who is believed."""
+"""The facts about hosts in a run: the place of each rank, the line rates, and their sources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def joined(directory: Path, hosts: dict[int, str], rates_bps: dict[str, float]) 
 
 
 def write_samples(path: Path, host: str, rate_bps: float) -> None:
-    """Write what a sampler would that saw one link twice, 1,000 ns apart."""
+    """Write the samples of a sampler that saw one link twice, 1,000 ns apart."""
     header = {
         "status": "ended",
         "host": host,

@@ -1,4 +1,4 @@
-"""The lab, with real namespaces: what it makes, what it delivers, what it leaves behind."""
+"""The lab, with real namespaces: its hosts, its links, and its clean-up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fullwire.lab.session import run_job
 from tests.conftest import Cli
 
 SRC = Path(__file__).resolve().parents[2] / "src"
-UNKNOWN = 65533  # a user without a name or a home, as containers have them
+UNKNOWN = 65533  # a user without a name or a home, as in containers
 
 # Rank 0 has a connection to rank 1.
 CONNECTED = """
@@ -39,7 +39,7 @@ else:
         except ConnectionRefusedError:
             time.sleep(0.02)
 """
-# It sends so many bytes, and rank 1 prints how long they took.
+# It sends a number of bytes, and rank 1 prints how long they took.
 TRANSFER = f"""{CONNECTED}
 size = int(sys.argv[1])
 if receives:
@@ -50,8 +50,8 @@ if receives:
 else:
     peer.sendall(bytes(size))
 """
-# It sends for a time, and rank 1 prints how often in a row it waited for 0.1 s in vain: a machine
-# that stands still makes neither of them wait.
+# It sends for a time. Rank 1 prints how often in a row it waited for 0.1 s in vain. A machine that
+# stands still makes neither rank wait.
 LONGEST_PAUSE = f"""{CONNECTED}
 if receives:
     peer.settimeout(0.1)
@@ -70,7 +70,8 @@ else:
         peer.sendall(bytes(1 << 20))
 """
 
-# Rank 0 sends over many connections to rank 1, and prints what its way out has sent and dropped.
+# Rank 0 sends over many connections to rank 1, and prints the counts of its queue: sent and
+# dropped.
 SIXTEEN_AT_ONCE = """
 import os, socket, threading, time
 from pyroute2 import IPRoute
@@ -126,7 +127,7 @@ def printed_by(capfd: pytest.CaptureFixture[str], lab: Lab, program: str, *words
 
 
 def shortest_s(take: Callable[[], float], enough_s: float) -> float:
-    """Return how long something takes if nothing else comes in between, as on a busy machine."""
+    """Return the shortest of several times, because a busy machine may lengthen any of them."""
     took_s = take()
     for _ in range(9):
         if took_s <= enough_s:
@@ -165,11 +166,11 @@ def children_of(parent: int) -> set[int]:
 
 
 def supervisors() -> set[int]:
-    """Find the processes that hold labs, other people's too."""
+    """Find the processes that hold labs, including other users' labs."""
     return set(processes_with("fullwire.lab.supervisor"))
 
 
-# What a lab is to be
+# Descriptions of labs
 
 
 def test_a_rate_for_all_and_one_for_a_single_host() -> None:
@@ -235,7 +236,7 @@ def test_a_link_that_delivers_too_little_is_refused_with_both_figures() -> None:
 
 
 def test_closed_namespaces_are_refused_with_the_sysctl_that_closes_them() -> None:
-    """The limit is set inside a user namespace of the test's own, so the machine keeps its."""
+    """Set the limit inside a user namespace of the test, so the machine keeps its own."""
     if shutil.which("unshare") is None or finished(["unshare", "-r", "true"]).returncode:
         pytest.skip("user namespaces cannot be made here: ask for user.max_user_namespaces > 0")
     command = lab_run("--workers", "1", "--rate", "1Gbps", command=["true"])
@@ -246,7 +247,7 @@ def test_closed_namespaces_are_refused_with_the_sysctl_that_closes_them() -> Non
     assert done.stderr.count(b"\n") == 1
 
 
-# What it makes
+# Hosts and links
 
 
 @needs_namespaces
@@ -303,7 +304,7 @@ def test_a_transfer_between_hosts_takes_what_the_line_allows(
 
 @needs_namespaces
 def test_a_host_drops_nothing_of_what_it_sends(capfd: pytest.CaptureFixture[str]) -> None:
-    """Sixteen connections hold more than a switch would queue, but a NIC makes them wait."""
+    """Sixteen connections hold more data than a switch would queue, but a NIC makes them wait."""
     with Lab(describe(workers=2, rate=["1Gbps"])) as lab:
         sent, dropped = map(int, printed_by(capfd, lab, SIXTEEN_AT_ONCE).split())
     assert sent > 16 * 4_000_000
@@ -364,7 +365,7 @@ def test_two_labs_stand_side_by_side_with_the_same_addresses(
             assert float(printed_by(capfd, lab, TRANSFER, "1000000")) > 0
 
 
-# What passes through
+# Rates, latency and loss
 
 
 @needs_namespaces
@@ -406,7 +407,7 @@ def test_a_shell_opens_on_the_host_asked_for() -> None:
     assert done.returncode == 5
 
 
-# What goes wrong on purpose
+# Faults
 
 
 @needs_namespaces
@@ -429,7 +430,7 @@ def test_a_slow_link_is_slow_and_restored_is_not(capfd: pytest.CaptureFixture[st
 def test_a_link_that_becomes_slow_goes_on_with_what_was_on_its_way(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """What the kernel has handed down in one piece may be more than a slow link lets pass."""
+    """The kernel may have handed down one piece that is larger than a slow link lets pass."""
     faults = ["1s slow 0 50Mbps", "2s restore 0", "2500ms slow 1 50Mbps", "3500ms restore 1"]
     with Lab(describe(workers=2, rate=["1Gbps"])) as lab:
         capfd.readouterr()
@@ -474,7 +475,7 @@ def test_a_timetable_kills_every_process_of_a_host_and_of_no_other() -> None:
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_that_has_only_just_been_started_is_reached(number: signal.Signals) -> None:
-    """It is on its way to its host then, and to a group of its own."""
+    """The command is then still moving to its host and to a group of its own."""
     with Lab(describe(workers=1, rate=["1Gbps"])) as lab:
         for _ in range(10):
             lab.start(0, ["sleep", "20"], os.environ)
@@ -534,7 +535,7 @@ def test_a_job_of_which_only_a_paused_host_is_left_is_ended() -> None:
     assert b"only paused hosts are left, and nothing restores them: they are killed" in done.stderr
 
 
-# What it leaves behind
+# Clean-up
 
 
 @needs_namespaces
@@ -578,7 +579,7 @@ def test_a_killed_supervisor_takes_the_job_along() -> None:
 
 
 def interpreter_for_all() -> str | None:
-    """Find our Python where a user without rights may run it too."""
+    """Find our Python in a place where a user without rights may run it."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (sys.executable, f"/usr/local/bin/{version}", f"/usr/bin/{version}"):
         if Path(candidate).exists() and finished([*as_nobody(), candidate, "-V"]).returncode == 0:

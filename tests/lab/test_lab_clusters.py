@@ -38,8 +38,8 @@ RAILS = Cluster(
 )
 SENT_BYTES = 4_000_000
 
-# Hosts 0 and 1 send to hosts 2 and 3 at once, then to each other within the leaf; who receives
-# prints which of the two it was, how much came, and when that began and ended.
+# Hosts 0 and 1 send to hosts 2 and 3 at once, then to each other within the leaf. The receiver
+# prints three things: which of the two transfers it was, its size, and its begin and end.
 ACROSS_AND_WITHIN = """
 import os, socket, sys, time
 rank, size = int(os.environ["RANK"]), int(sys.argv[1])
@@ -75,8 +75,8 @@ else:
     send(rank + 1, 5001)
 """
 
-# Each rank sends to the one of the same place on the other host, by the interface that it is told
-# to use, and then to its neighbour on its own host; then it prints who it is.
+# Each rank sends to its counterpart on the other host, over the interface that it is told to use.
+# Then it sends to its neighbour on its own host, and prints its own number.
 OVER_OWN_NICS = """
 import fcntl, os, socket, struct, sys, threading, time
 e, size = os.environ, int(sys.argv[1])
@@ -251,7 +251,7 @@ def test_each_rank_has_its_place_its_nic_and_no_other_way_out(
     ]
     for (_, *earlier), (_, *later) in zip(sorted(before), sorted(after), strict=True):
         for one, other in zip(earlier, later, strict=True):
-            # Two ranks' bytes by each NIC; what went to a neighbour on the host left by none.
+            # Two ranks' bytes by each NIC. The bytes to a neighbour on the host used no NIC.
             assert 1_000_000 < int(other) - int(one) < 1_300_000
 
 

@@ -24,7 +24,7 @@ def test_every_host_is_recorded_and_the_run_knows_its_links(tmp_path: Path) -> N
     options = ["--workers", "3", "--rate", "200Mbps", "--rate", "2:100Mbps", "-o", str(place)]
     done = finished(lab_run(*options, command=[sys.executable, UNCOMPILED, DDP]))
     assert done.returncode == 0, done.stderr.decode()
-    assert len(set(done.stdout.split())) == 1  # the job's own words, and only they
+    assert len(set(done.stdout.split())) == 1  # the job's own output, and no other
     assert b"3 ranks, 5 steps" in done.stderr
     run = read_run(place)
     assert run.complete
@@ -84,7 +84,7 @@ def test_the_job_gets_the_environment_that_it_would_have_without_us(tmp_path: Pa
     ours = "import os; print(sorted(os.environ))"
     options = ["--workers", "1", "--rate", "1Gbps", "-o", str(tmp_path / "job.run")]
     command = lab_run(*options, command=[sys.executable, "-c", ours])
-    # Not what this process would hand down: its C library holds more than os.environ does.
+    # The C library's environment, because it holds more than os.environ does.
     given = dict(os.environ)
     done = subprocess.run(command, env=given, capture_output=True, timeout=100, check=True)
     added = set(eval(done.stdout)) - set(given)  # a list of words that we printed ourselves

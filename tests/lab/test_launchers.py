@@ -1,4 +1,4 @@
-"""Launchers in a lab: what they read, and what is said of those that make jobs that never meet."""
+"""Launchers in a lab: the variables that they read, and warnings about jobs that never meet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.lab.test_lab import needs_namespaces
 from tests.torch.test_record import needs_torch
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
-# What Lightning makes a rank's number of (LightningEnvironment), what Accelerate looks for beside
-# RANK (PartialState), and what torchrun takes for its options (argparse_util.env).
+# Three sources: the variables that give Lightning a rank's number (LightningEnvironment), those
+# that Accelerate reads beside RANK (PartialState), and torchrun's for its options
+# (argparse_util.env).
 VARIABLES = {
     "NODE_RANK": "{rank}",
     "LOCAL_RANK": "0",
@@ -48,7 +49,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def played(*command: str | Path) -> list[str]:
-    """Run a command on two hosts to its good end, and return what the lab says of it."""
+    """Run a command on two hosts to its good end, and return the lab's messages."""
     sentences: list[str] = []
     with Lab(describe(workers=2, rate=["1Gbps"])) as lab:
         assert run_job(lab, [str(word) for word in command], say=sentences.append) == 0
@@ -71,7 +72,7 @@ def test_each_rank_has_what_frameworks_and_launchers_read(
 def test_torchrun_on_each_host_is_one_job(
     job: Path, capfd: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
-    """Each was a job of its own, without a word, or waited for the other in vain."""
+    """Formerly each host silently ran a job of its own, or waited for the other in vain."""
     assert played(*TORCHRUN, *more, job) == []
     assert sorted(capfd.readouterr().out.split("\n"))[1:] == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
 

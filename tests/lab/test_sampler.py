@@ -1,4 +1,4 @@
-"""The sampler beside a job: real counters of interfaces and connections, and what it leaves."""
+"""The sampler beside a job: real counters of interfaces and connections, and its file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLER = Path(__file__).resolve().parents[2] / "src/fullwire/recorder/sampler.p
 SENT = 30_000_000
 
 # `grown(512)` waits until this host's sampler has written its first samples after the header of its
-# file, `sampled()` until it has written all that there is now.
+# file. `sampled()` waits until it has written everything up to now.
 AWAITS = """
 import glob, os, socket, time
 samples = os.path.join(os.environ["FULLWIRE_RECORD_INTO"], socket.gethostname() + "-*.samples")
@@ -97,7 +97,8 @@ def test_the_interfaces_count_the_bytes_that_the_job_moved(sent: Run) -> None:
         assert (np.diff(here.time_ns) > 0).all()
         assert (np.diff(here.tx_bytes) >= 0).all()
         counted[host] = (int(np.ptp(here.tx_bytes)), int(np.ptp(here.rx_bytes)))
-    # A veth counts segments that are handed down in one piece with one header, up to each with its.
+    # A veth counts the headers of segments that are handed down in one piece: between one in all
+    # and one for each segment.
     assert SENT <= counted["host0"][0] <= SENT * 1514 / 1448 * 1.02
     assert counted["host1"][1] == pytest.approx(counted["host0"][0], rel=0.001)
     assert counted["host0"][1] < SENT / 20
@@ -110,7 +111,7 @@ def test_the_connection_has_acknowledged_what_was_sent(sent: Run) -> None:
     assert sender.rtt_ns.max() > 0
     assert 0 < sender.busy_ns[-1] <= np.ptp(sent.links.time_ns)
     usual_bps = np.median(sender.delivery_rate_bps[sender.application_limited == 0])
-    assert 0 < usual_bps < 1e9  # after a standstill the kernel may think for a moment of more
+    assert 0 < usual_bps < 1e9  # after a standstill the kernel may estimate more for a moment
 
 
 def flow_to(sockets: Sockets, host: str, end: str) -> Sockets:
@@ -163,7 +164,7 @@ def test_when_the_sampler_is_killed_the_job_goes_on_and_the_run_says_so(tmp_path
 
 
 def the_file(directory: Path) -> Path:
-    """Return the only file of samples, once there are some in it."""
+    """Return the only file of samples, once it holds some."""
 
     def sizes() -> list[int]:
         return [path.stat().st_size for path in directory.glob(f"*{SUFFIX}")]
@@ -190,7 +191,7 @@ def test_the_sampler_of_a_recorder_that_was_killed_ends_with_the_job(tmp_path: P
 
 
 def is_over(process: int) -> bool:
-    """Say whether a process has ended; nobody may have reaped it."""
+    """Say whether a process has ended, even if its parent has not reaped it."""
     try:
         return " Z " in Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -211,7 +212,7 @@ def test_one_samples_a_host_and_another_goes_on_when_it_ends(tmp_path: Path) -> 
 
 
 def sampling(directory: Path, *command: str) -> subprocess.Popen[bytes]:
-    """Start a command with its sampler; `cat` ends when nobody writes to it any more."""
+    """Start a command with its sampler; `cat` ends when its input is closed."""
     words = [sys.executable, str(SAMPLER), str(directory), *command]
     return subprocess.Popen(words, stdin=subprocess.PIPE)
 

@@ -1,4 +1,4 @@
-"""The study: claims judged from trials whose truth is known, and a tiny real one."""
+"""The study: claims judged from trials with a known truth, and a tiny real study."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_modelled_iterations_do_not_follow_from_size_alone() -> None:
     assert found.alone["model size"] < 0.8 < found.together
 
 
-# What a run says
+# Figures of a run
 
 
 def a_job(**facts: FactValue) -> Run:
@@ -371,7 +371,7 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
 ) -> None:
     there, failing, playable = (a_trial(rate=rate) for rate in ("1Gbps", "2Gbps", "5Gbps"))
     write(a_job(exit_status=0), made(tmp_path, there))
-    write(a_job(exit_status=1), made(tmp_path, playable))  # begun, and not brought to its end
+    write(a_job(exit_status=1), made(tmp_path, playable))  # begun, and ended early
     played = []
 
     def play(trial: Trial, directory: Path, expected_s: float) -> str | None:

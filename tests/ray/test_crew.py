@@ -1,5 +1,4 @@
-"""Who works makes no difference to the answer: this process, several, or a Ray cluster that loses a
-node in the middle."""
+"""The answer is the same by one process, by several, and by a Ray cluster that loses nodes."""
 
 from __future__ import annotations
 
@@ -103,7 +102,8 @@ class TwoNodes:
 def two_nodes() -> Iterator[TwoNodes]:
     pytest.importorskip("ray", reason="Ray is not here: pip install 'fullwire[ray]'")
     patched = pytest.MonkeyPatch()
-    patched.setenv("RAY_worker_niceness", "0")  # else they wait for all else on a busy machine
+    # otherwise they wait for all other processes on a busy machine
+    patched.setenv("RAY_worker_niceness", "0")
     with tempfile.TemporaryDirectory(prefix="fw", dir="/tmp", ignore_cleanup_errors=True) as place:
         # A cluster of tests writes its address below this folder, and does not make the folder.
         patched.setenv("RAY_TMPDIR", place)
@@ -200,7 +200,7 @@ def test_a_node_that_is_lost_in_the_middle_changes_nothing(
 
 
 def test_a_node_that_is_lost_when_it_is_asked_is_done_without(two_nodes: TwoNodes) -> None:
-    """Ray still thinks that it is there, for as long as its checks of health take."""
+    """Ray still counts the lost node as alive, until its checks of health notice the loss."""
     third = two_nodes.another()
     two_nodes.lose(third)
     with crew(two_nodes.address) as those:
@@ -208,7 +208,7 @@ def test_a_node_that_is_lost_when_it_is_asked_is_done_without(two_nodes: TwoNode
 
 
 def slow_half(lost: str, began: Path, go_on: Path, number: int) -> float:
-    """Divide; on the node to be lost not before somebody says so, elsewhere once it has begun."""
+    """Divide; on the node to be lost wait for `go_on`, elsewhere wait until `began`."""
     import ray
 
     if ray.get_runtime_context().get_node_id() == lost:
@@ -227,7 +227,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
 
 
 class Twice:
-    """Does each task twice, as where a node is lost before it can say that it has done one."""
+    """Does each task twice, as after the loss of a node that had finished a task."""
 
     def each(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         return ((function(task), function(task))[1] for task in tasks)
@@ -293,7 +293,7 @@ def test_a_cluster_of_this_machine_is_quiet_private_and_gone(cli: Cli, short_fol
 
 
 def listening() -> set[str]:
-    """Return the addresses, as the kernel writes them, at which we and all we started listen."""
+    """Return the addresses at which this process and its children listen, as the kernel does."""
     ours = set(sockets_of(os.getpid()))
     lines = [
         line.split()
@@ -308,7 +308,7 @@ def listening() -> set[str]:
 
 
 def sockets_of(process: int) -> Iterator[str]:
-    """Go through what a process and those that it started have open."""
+    """Yield the open files of a process and its children."""
     for file in Path(f"/proc/{process}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
             yield os.readlink(file)

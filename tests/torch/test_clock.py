@@ -1,4 +1,4 @@
-"""Times on a device, with a stand-in for torch.cuda: no GPU has met this yet."""
+"""Times on a device, with a stand-in for torch.cuda: no GPU has run this yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Event:
-    """An event that passes when the stand-in's device has come so far."""
+    """An event that passes when the stand-in's device has reached its time."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
@@ -33,7 +33,7 @@ class Event:
 
 
 class Cuda:
-    """As much of torch.cuda as the clock asks; it has no way to wait for anything."""
+    """The part of torch.cuda that the clock uses; it has no way to wait for anything."""
 
     def __init__(self) -> None:
         self.queued_ms = self.passed_ms = 0.0

@@ -86,7 +86,7 @@ def test_real_dumps_tell_the_schedule_of_both_ranks(real_dumps: Path, form: str)
 def test_a_real_dump_reads_as_the_pickle_that_it_is(real_dumps: Path) -> None:
     content = (real_dumps / "pickled/fr_rank_0").read_bytes()
     found = read_pickle(real_dumps, io.BytesIO(content))
-    assert found.value == pickle.loads(content)  # ours, so nothing in it is hostile
+    assert found.value == pickle.loads(content)  # our own dump, so the pickle is safe
 
 
 def test_a_schedule_without_times_is_explained_as_one(real_dumps: Path) -> None:

@@ -369,7 +369,8 @@ def test_no_way_of_writing_changes_an_answer(tmp_path: Path, name: str, writing:
     assert any("do not name groups" in each for each in found.warnings) != is_told
 
 
-WINDOWS = {0: (0, 8), 1: (2, 10), 2: (1, 9), 3: (3, 11)}  # the first and last step that each saw
+# the first and last step that each profiler saw
+WINDOWS = {0: (0, 8), 1: (2, 10), 2: (1, 9), 3: (3, 11)}
 SEEN_APART = {
     "numbered": Writing(first_step=lambda rank, step: 3 + WINDOWS[rank][0]),
     "restarted": Writing(first_step=lambda rank, step: 0, clock_ns=APART),

@@ -1,4 +1,4 @@
-"""However a model passes backward: every gradient once, in the pass that the step was taken of."""
+"""Each way to pass backward: every gradient is recorded once, in the pass of its step."""
 
 from __future__ import annotations
 

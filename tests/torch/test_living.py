@@ -1,4 +1,4 @@
-"""Recordings that are in nobody's way: live ones are left alone, and late processes followed."""
+"""Recordings do not interfere: live ones are left alone, and late processes are followed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_sitecustomize_that_raises_does_not_lose_the_recording(tmp_path: Path)
         check=False,
         env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
     )
-    assert b"mine" in done.stderr  # as Python says it without us
+    assert b"mine" in done.stderr  # as Python prints it without the recorder
     assert span_count(read_run(tmp_path / "job.run"), "host", "step")
 
 

@@ -1,4 +1,4 @@
-"""What `fullwire bench recorder` compares: steps that are recorded with steps that are not."""
+"""The two kinds of steps that `fullwire bench recorder` compares: recorded and not recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many hosts: a job recorded in parts by its tasks, and joined; launchers on several hosts."""
+"""Many hosts: a job recorded in parts by its tasks, then joined, and launchers on many hosts."""
 
 from __future__ import annotations
 

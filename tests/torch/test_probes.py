@@ -1,4 +1,4 @@
-"""Probe steps: sums wait for computing, and nothing else about the job changes."""
+"""Probe steps: sums wait for computing, and the rest of the job stays as it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = 2
 
 
 def probed(tmp_path: Path, *job: str, compiler: bool = False) -> tuple[Run, set[str]]:
-    """Record a job of two ranks with probe steps; return its run and what it printed."""
+    """Record a job of two ranks with probe steps; return its run and its output."""
     words = together(RANKS, *job, compiler=compiler)
     printed = tmp_path / "printed"
     recording = record(

@@ -1,4 +1,4 @@
-"""Recording real jobs: nothing changes for them, and what is written is what happened."""
+"""Recording real jobs: the jobs stay as they are, and the run shows the real events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def namespaces_are_permitted() -> bool:
 def recorded(
     tmp_path: Path, *command: str, status: int = 0
 ) -> tuple[Run, subprocess.CompletedProcess[bytes]]:
-    """Record a command with the real command line, and open what it wrote."""
+    """Record a command with the real command line, and open its run."""
     place = tmp_path / "job.run"
     fullwire = [sys.executable, "-m", "fullwire", "record", "-o", str(place), "--"]
     done = subprocess.run([*fullwire, *command], capture_output=True, timeout=120, check=False)
@@ -68,7 +68,7 @@ def recorded(
 
 
 def together(workers: int, job: str, *arguments: str, compiler: bool = False) -> list[str]:
-    """Start so many workers of a job, which finds torch's compiler only if it needs it."""
+    """Start `workers` processes of a job, which finds torch's compiler only if it needs it."""
     script = [str(JOBS / job)] if compiler else [UNCOMPILED, str(JOBS / job)]
     return [sys.executable, str(JOBS / "together.py"), str(workers), *script, *arguments]
 
@@ -78,7 +78,7 @@ def solo(mode: str) -> list[str]:
 
 
 def digests(command: list[str]) -> set[str]:
-    for _ in range(3):  # now and then torch alone aborts on its way out of a Gloo job
+    for _ in range(3):  # torch alone sometimes aborts at the end of a Gloo job
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != signal.SIGABRT:
             break
@@ -102,7 +102,7 @@ def steps_in_order(run: Run, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Record a DDP job of two workers once; return its run and what it printed."""
+    """Record a DDP job of two workers once; return its run and its output."""
     place = tmp_path_factory.mktemp("ddp")
     _, done = recorded(place, *together(2, "ddp.py", compiler=True))
     return place / "job.run", done.stdout.decode()
@@ -151,7 +151,7 @@ def test_on_a_terminal_one_line_says_how_the_job_goes_and_leaves_no_trace(tmp_pa
     assert len(lines) >= 2, shown
     assert int(lines[0]) < int(lines[-1])
     after = shown.rpartition(b"each\r")[2]
-    assert after.startswith(b"\r\x1b[K")  # erased before anything else is said
+    assert after.startswith(b"\r\x1b[K")  # erased before any other output
 
 
 @needs_torch
@@ -347,7 +347,7 @@ def test_fsdp_tensor_parallel_and_reductions_by_hand_train_to_the_same_bits(tmp_
     assert span_count(run, "host", "step") == 2 * 9
     by_tensors = run.collectives.rows(run.collectives.step > 6)  # issued by C++
     assert set(by_tensors.op) == {"allreduce"}
-    assert by_tensors.bytes.tolist() == 2 * 2 * [4 * 32 * 4]  # what a split layer hands on
+    assert by_tensors.bytes.tolist() == 2 * 2 * [4 * 32 * 4]  # the output of a split layer
 
 
 @needs_torch
@@ -447,12 +447,12 @@ def test_after_kill_9_what_was_recorded_can_be_joined(tmp_path: Path, whom: str)
     with subprocess.Popen([*fullwire, *job], stdout=subprocess.PIPE, process_group=0) as process:
         assert process.stdout is not None
         if whom == "everything":
-            process.stdout.readline()  # of thirty steps most are written
+            process.stdout.readline()  # most of thirty steps are written
             os.killpg(process.pid, signal.SIGKILL)
         else:
             assert eventually(lambda: bool(children_of(process.pid)))  # the job has been started
             process.kill()
-        process.stdout.read()  # until nobody of the job is left
+        process.stdout.read()  # until all processes of the job have ended
     run = join([tmp_path / "job.run.recording"], place).run
     assert span_count(run, "host", "step") >= 6
     killed = "rank 0: its process ended without closing its recording (was it killed?)"
@@ -541,7 +541,7 @@ def test_work_within_work_of_the_recorder_counts_once(tmp_path: Path) -> None:
 
 
 def a_process(directory: Path, steps: int, rank: int = 0) -> Journal:
-    """Write what a process with one optimizer, a gradient and a collective a step would."""
+    """Write the journal of a process with one optimizer, a gradient and a collective a step."""
     journal = Journal(str(directory))
     journal.define(kind="identity", rank=rank, workers=2, backend="gloo", torch="2.13.0")
     journal.define(kind="parameter", number=0, bytes=400)
@@ -670,7 +670,7 @@ def test_passes_wait_in_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_a_job_that_closes_our_file_has_nothing_written_into_its_own(tmp_path: Path) -> None:
-    """A daemon closes all that it was born with, and its next file takes the number of ours."""
+    """A daemon closes all inherited files, and its next file takes the number of ours."""
     journal = Journal(str(tmp_path))
     journal.note(Note.ZERO_GRAD, 0, 1000, 0)
     journal.write()
@@ -711,7 +711,7 @@ def test_a_job_that_records_itself_is_recorded_there(tmp_path: Path) -> None:
 def test_an_optimizer_is_not_what_its_closures_compute(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     journal.note(Note.ZERO_GRAD, 0, 1_000, 0)
-    for begin in (1_100, 1_500):  # two passes within one step, as LBFGS asks for
+    for begin in (1_100, 1_500):  # two passes within one step, as LBFGS requests
         journal.note(Note.FORWARD, 0, begin, 50)
         journal.note(Note.BACKWARD, 0, begin + 100, 200)
     journal.note(Note.OPTIMIZER, 0, 1_050, 950)

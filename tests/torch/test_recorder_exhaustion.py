@@ -1,4 +1,4 @@
-"""A recorder that runs out of something harms no job: the short form of its validation."""
+"""A recorder that runs out of a resource harms no job: the short form of its validation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.torch.test_record import needs_torch
 from validation import recorder_exhaustion
 
-# Forked from here, a process would bring threads of other tests along; so each has its own parent.
+# Forked from here, a process would inherit threads of other tests; so each has its own parent.
 ROUNDS = """
 import json, sys
 from pathlib import Path
@@ -42,7 +42,7 @@ sampler.main(sys.argv[2], "sh", "-c", "echo done; exit 7")
 def test_no_fault_of_the_recorder_reaches_the_job(
     tmp_path: Path, kind: str, for_good: bool
 ) -> None:
-    """Where memory was short for good, the recorder raised into the job."""
+    """Formerly, when memory was short for good, the recorder raised into the job."""
     done = subprocess.run(
         [sys.executable, "-c", ROUNDS, kind, str(tmp_path), str(for_good)],
         capture_output=True,
@@ -69,7 +69,7 @@ def test_a_run_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(tmp_p
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_command_runs_once_where_no_sampler_can_be_started(tmp_path: Path, failing: int) -> None:
-    """It did not run at all where no process could be added."""
+    """Formerly the command did not run if a new process was refused."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(failing), str(tmp_path)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The figures that we publish hold; the scripts in validation/ print the tables."""
+"""The published figures hold; the scripts in validation/ print the tables."""
 
 from __future__ import annotations
 

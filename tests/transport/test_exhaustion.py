@@ -1,4 +1,4 @@
-"""What a process runs out of ends its groups: every rank is told the rank and the resource."""
+"""A process that runs out of a resource ends its groups: all ranks learn rank and resource."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_note_that_cannot_be_encrypted_for_want_of_memory_is_not_sent_in_clear
     assert counts.told
 
 
-@pytest.mark.parametrize("free", [0, 1, 3])  # for a listener, for a selector, for who connects
+@pytest.mark.parametrize("free", [0, 1, 3])  # for a listener, for a selector, for a connecting rank
 def test_without_descriptors_every_rank_is_told_whose_they_were_and_nobody_spins(free: int) -> None:
     for said, processor_s, wall_s in in_processes(partial(ranks.without_descriptors, free), 3):
         assert "rank 1: too many open files" in said
@@ -75,7 +75,7 @@ def test_without_memory_for_scratch_every_rank_is_told_whose_it_was() -> None:
 
 
 def test_what_fails_for_a_while_is_forgotten_when_the_job_begins_anew() -> None:
-    """The same store has the old words, and new ranks take no notice."""
+    """The store still has the old messages, and new ranks ignore them."""
     assert in_processes(ranks.begun_anew, 2) == [2.0, 2.0]
 
 

@@ -1,4 +1,4 @@
-"""Random programs of collectives give with our backend what they give with Gloo."""
+"""Random programs of collectives give the same results with our backend as with Gloo."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tests.programs import GROUPS, KINDS, RANKS, Operation, programs, request
 from tests.rank_processes import OnLoopback, RankProcesses, Silent
 from tests.torch.test_record import needs_torch
 
-PROGRAMS = 120  # validation/programs.py takes more
-MOST_LEFT_OUT = 0.05  # of the programs, since Gloo came to no end with them
-GLOO_PATIENCE_S = 15.0  # less than its groups' time-out, so that none of them fails and goes on
+PROGRAMS = 120  # validation/programs.py has more
+MOST_LEFT_OUT = 0.05  # Of the programs, because Gloo hung in them.
+# Less than the groups' time-out: a group that fails by itself would go on with the next program.
+GLOO_PATIENCE_S = 15.0
 GLOO_ATTEMPTS = 3
 
 
@@ -32,10 +33,10 @@ class Pool:
         self._processes = ExitStack()
 
     def check(self, program: list[Operation]) -> bool:
-        """Fail if a backend differs from Gloo, if ranks differ among each other, or ours hangs.
+        """Fail if a backend differs from Gloo, if ranks differ among each other, or if ours hangs.
 
-        Return False for a program that was left out: there is nothing to compare with. It is a
-        failure too when that happens to too many.
+        Return False for a program that was left out, because Gloo gave no result to compare with.
+        Too many such programs are a failure too.
         """
         self._fail_if_too_many_are_left_out()  # before more time is spent, on smaller ones too
         try:
@@ -52,7 +53,7 @@ class Pool:
         return True
 
     def summary(self) -> str:
-        """Return what Gloo's hangs cost, "" where there were none."""
+        """Return the cost of Gloo's hangs, or "" if it had none."""
         if not self.gloo_stalls:
             return ""
         return (
@@ -64,10 +65,10 @@ class Pool:
         assert self.left_out <= MOST_LEFT_OUT * self._programs, self.summary()
 
     def _after_gloo(self, program: list[Operation]) -> RankProcesses | None:
-        """Return ranks that know what Gloo gives, None if it comes to no end.
+        """Return ranks that have Gloo's results, or None if Gloo hangs.
 
-        Where processors are scarce, Gloo waits once in a thousand programs for a message until its
-        time is over, and its groups are of no use afterwards. Then other ranks try.
+        On a busy machine, Gloo waits once in a thousand programs for a message until its time is
+        over, and its groups are unusable afterwards. Then other ranks try.
         """
         for _ in range(GLOO_ATTEMPTS):
             ranks = self._started()
@@ -130,7 +131,7 @@ def test_a_program_of_collectives_gives_what_it_gives_with_gloo(
 
 
 class Ranks:
-    """Ranks of which a backend, if any, never answers; the others give what they should."""
+    """Ranks of which one backend may never answer; the other gives correct results."""
 
     def __init__(self, still: str) -> None:
         self._still = still
@@ -143,7 +144,7 @@ class Ranks:
 
 
 class PoolOf(Pool):
-    """A pool of ranks that are there already."""
+    """A pool of ranks that exist already."""
 
     def __init__(self, still: str, programs: int) -> None:
         super().__init__("fullwire", programs)
@@ -161,7 +162,7 @@ def test_a_program_with_which_gloo_stands_still_is_left_out_and_counted() -> Non
     assert pool.check(program)
     assert pool.summary() == "Gloo stood still 6 times; 2 of 40 programs were left out"
     pool.still = "gloo"
-    for _ in range(2):  # the third is one too many, and stays so
+    for _ in range(2):  # the third is one too many, and remains so
         with pytest.raises(AssertionError, match="3 of 40 programs were left out"):
             pool.check(program)
     assert pool.gloo_stalls == 9

@@ -1,7 +1,7 @@
-"""The threat model of docs/design/security.md: a hundred ways in, of which none may open.
+"""The threat model of docs/design/security.md: a hundred attacks, of which all must fail.
 
-A stranger reaches every address of the job. In most cases he also reads and writes the store; he
-never has the key. Each case is one attempt against a rank that waits, or against a connection.
+A stranger reaches every address of the job. In most cases he also reads and writes the store, but
+he never has the key. Each case is one attempt against a rank that waits, or against a connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ needs_encryption = pytest.mark.skipif(
 
 
 class Store:
-    """What torch's store does, in this process."""
+    """Stands for torch's store, in this process."""
 
     host = "127.0.0.1"
 
@@ -87,13 +87,13 @@ class Waiting:
         return socket.create_connection(self.address, timeout=10)
 
     def secret_of(self, **others: Any) -> bytes:
-        """Make the secret of a group like ours, but for something."""
+        """Make the secret of a group like ours, except for one property."""
         return a_meeting(
             self.store, 1, **{"protection": self.meeting.protection, **others}
         ).secret()
 
     def end(self) -> int:
-        """Let the true rank 1 come; return how many were turned away before."""
+        """Let the true rank 1 come; return how many strangers were turned away before."""
         mine = replace(self.meeting, rank=1)
         true = rendezvous.meet(mine, 30)
         self._thread.join(30)
@@ -114,7 +114,7 @@ def hello(magic: bytes = b"FWT3", rank: int = 1, other: int = 0, public: bytes =
 
 
 def introduced(waiting: Waiting, said: bytes, secret: bytes, who: bytes = b"client") -> bytes:
-    """Say a hello and a proof made with this secret; return what comes after."""
+    """Send a hello and a proof made with this secret; return the answer."""
     with waiting.connected() as stranger, contextlib.suppress(OSError):
         stranger.sendall(said)
         answer = exactly(stranger, 96)
@@ -154,7 +154,7 @@ def number_of(waiting: Waiting) -> bytes:
 
 
 def replayed(waiting: Waiting) -> None:
-    """Record all that a true rank says to another group of this key, and say it here."""
+    """Record all messages of a true rank to another group of this key, and send them here."""
     other = Waiting(waiting.meeting.protection)
     said = hello()
     with other.connected() as honest:
@@ -166,7 +166,7 @@ def replayed(waiting: Waiting) -> None:
 
 
 def reflected(waiting: Waiting) -> None:
-    """Say the server's own proof to it."""
+    """Send the server's own proof back to it."""
     with waiting.connected() as stranger, contextlib.suppress(OSError):
         stranger.sendall(hello())
         stranger.sendall(exactly(stranger, 96)[64:])
@@ -190,7 +190,7 @@ def passed_between(waiting: Waiting) -> None:
 
 
 def half_open(waiting: Waiting) -> None:
-    """Take every place at the door, and say nothing."""
+    """Take every place at the door, and send nothing."""
     with contextlib.ExitStack() as opened:
         for _ in range(70):
             opened.enter_context(waiting.connected())
@@ -334,7 +334,7 @@ def test_the_key_s_derivation_is_hkdf_of_rfc_5869() -> None:
     assert keys.expanded(common, bytes(range(0xF0, 0xFA))).hex() == expected
 
 
-# ---- Where the key comes from -------------------------------------------------------------------
+# ---- Sources of the key -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -417,11 +417,11 @@ def test_without_a_key_a_process_says_once_that_it_trusts_its_network(
     assert capsys.readouterr().err.count("trusts its network") == 1
 
 
-# ---- What goes over a connection ----------------------------------------------------------------
+# ---- Messages over a connection ----------------------------------------------------------------
 
 
 class Line:
-    """Two ranks of which a stranger sits on the line: `change` sees each record of rank 0."""
+    """Two ranks with a stranger on the line between them: `change` sees each record of rank 0."""
 
     def __init__(self, change: Callable[[list[bytes]], list[bytes]], records: int = 6) -> None:
         self.seen: list[bytes] = []
@@ -471,7 +471,7 @@ class Line:
             target.shutdown(socket.SHUT_WR)
 
     def send(self, array: Any) -> tuple[str, Any]:
-        """Broadcast from rank 0; return what rank 1 was told, and what it has."""
+        """Broadcast from rank 0; return rank 1's error and its data."""
         given = [array, np.zeros_like(array)]
 
         def one(rank: int) -> Any:
@@ -573,5 +573,5 @@ def test_the_same_tensor_twice_looks_different() -> None:
 
 
 def test_the_ways_in_that_are_tried_are_a_hundred() -> None:
-    """42 at a door in clear and as many at one that encrypts, and the rest on the line."""
+    """42 at a door in clear, 42 at one that encrypts, and the rest on the line."""
     assert 2 * len(WAYS) + len(CHANGES) >= 100

@@ -1,4 +1,4 @@
-"""The transport: what comes out, who may take part, and what ranks are told when one fails."""
+"""The transport: its results, the members of a group, and errors when one of them fails."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Mesh:
 
 
 class DamagedLine:
-    """Connects two ranks through ourselves, and changes one byte of what the second one sends."""
+    """Connects two ranks through this process, and changes one byte of the second one's data."""
 
     HEAD_BYTES = 48
 
@@ -137,7 +137,7 @@ class DamagedLine:
         self._here: list[socket.socket] = []
 
     def pair(self, a: int, b: int) -> tuple[socket.socket, socket.socket]:
-        """Damage what rank 0 sends to rank 1."""
+        """Damage the data of rank 0 for rank 1."""
         if (a, b) != (1, 0):
             return socket.socketpair()
         (end_a, here_a), (end_b, here_b) = socket.socketpair(), socket.socketpair()
@@ -169,7 +169,7 @@ class DamagedLine:
 
 
 class StalledLine:
-    """Connects two ranks through ourselves, until so many bytes have passed; then nothing does."""
+    """Connects two ranks through this process, and stops after a number of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -214,7 +214,7 @@ def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
 def in_processes(
     role: Callable[..., Any], size: int, *, timeout_s: float = 30, dead: tuple[int, ...] = ()
 ) -> list[Any]:
-    """Run ranks as processes that share nothing but a store; a dead one answers nothing."""
+    """Run ranks as processes that share only a store; a dead rank returns None."""
     with held_port() as port:
         return _in_processes_at(port, role, size, timeout_s, dead)
 
@@ -270,7 +270,7 @@ def mesh() -> Iterator[Callable[[int], Mesh]]:
 
 def numbers(kind: str, count: int, seed: int) -> Any:
     generator = np.random.default_rng(seed)
-    if kind.startswith("float"):  # whole ones, whose sums no order rounds differently
+    if kind.startswith("float"):  # whole numbers, because their sums do not depend on the order
         return generator.integers(-8, 9, count).astype(kind)
     low, high = np.iinfo(kind).min, np.iinfo(kind).max
     return generator.integers(low, high, count, dtype=kind, endpoint=True)
@@ -451,7 +451,7 @@ def test_checksums_change_no_sum(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", ["ring", "recursive-doubling", "halving-doubling"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_over_several_streams_every_rank_gets_the_sum(algorithm: str, size: int) -> None:
-    """Sizes at which one, two and three have a part, of which the last may be odd."""
+    """Sizes at which one, two or three streams have a part; the last part may be odd."""
     made = Mesh(size, more=[None, None])
     for count in (1, 2**17 - 1, 2**17, 2**17 + 1, 3 * 2**16 + 5, 500_003):
         arrays = [numbers("float32", count, rank) for rank in range(size)]
@@ -475,7 +475,7 @@ def test_when_one_of_several_streams_stands_still_all_end_with_its_reason() -> N
 
 
 def test_who_stops_in_the_middle_of_a_transfer_is_named_to_the_sender() -> None:
-    """It had asked for the tensor: nothing else is waited for, and nothing comes from it."""
+    """It had asked for the tensor, so its silence is the only event that the sender sees."""
     line = StalledLine(1 << 20)
     made = Mesh(2, silence_s=2, pair=line.pair)
     space = [np.zeros(1 << 23, np.float32) for _ in range(2)]
@@ -602,10 +602,10 @@ def test_how_many_streams_there_are_is_a_number_on_which_all_agree(role: Any, sa
     [
         (2**40, 10_000, 64, 1),  # one thread fills the line
         (2**40, 100_000, 64, 8),
-        (2**40, 100_000, 10, 5),  # as many again are left for training
+        (2**40, 100_000, 10, 5),  # the same number remains for training
         (2**40, 100_000, 1, 1),
-        (2**40, -1, 64, 1),  # the interface does not say
-        (1, 10_000, 1, 8),  # a window that is nothing, however near the other end
+        (2**40, -1, 64, 1),  # the interface reports no rate
+        (1, 10_000, 1, 8),  # a tiny window, however near the other end
         (2**40, 10, 1, 1),
     ],
 )
@@ -678,7 +678,7 @@ def test_a_sharded_model_is_saved_in_the_background_and_loaded(tmp_path: Path) -
 
 def test_a_group_made_again_leaves_nothing_open() -> None:
     for counts in in_processes(ranks.made_again, 2):
-        assert min(counts[-4:]) <= max(counts[:3])  # a thread may still be on its way out
+        assert min(counts[-4:]) <= max(counts[:3])  # a thread may still be ending
 
 
 def test_a_forked_child_may_end_without_ending_the_group() -> None:
@@ -686,7 +686,7 @@ def test_a_forked_child_may_end_without_ending_the_group() -> None:
 
 
 def test_a_child_that_lives_on_does_not_hide_that_its_parent_was_killed() -> None:
-    """A DataLoader's worker, say, that has the parent's connections by inheritance."""
+    """The child is, for example, a DataLoader's worker, which inherits the parent's connections."""
     assert (
         in_processes(ranks.killed_with_a_child, 3, dead=(ranks.VICTIM,))
         == ["rank 1 is gone: its connection was closed"] * 2
@@ -713,14 +713,14 @@ def test_a_killed_rank_is_named() -> None:
 
 @pytest.mark.parametrize("job", [ranks.killed_in_training, ranks.killed_in_half_training])
 def test_a_rank_that_is_killed_in_training_is_named_by_ddp(job: Callable[..., str]) -> None:
-    """Its C++ took what a Future of Python's failed with for a tensor, and ended the process."""
+    """DDP's C++ took the error of a Python Future for a tensor, and ended the process."""
     for said in in_processes(job, 3, dead=(ranks.VICTIM,)):
         assert "TransportError: rank 1 is gone: its connection was closed" in said
 
 
 def test_a_stopped_rank_is_named_within_the_time_out() -> None:
     said = in_processes(ranks.stopped, 3, timeout_s=4)  # the others have to get a processor, too
-    assert "rank 1 does not answer" in said[0]  # where processors are scarce, the time was over
+    assert "rank 1 does not answer" in said[0]  # on a busy machine, the time was over
     assert "rank 1 does not answer" in said[2]
 
 
@@ -792,7 +792,7 @@ def test_connections_are_never_begun_by_bbr() -> None:
 
 
 class Kernel:
-    """A socket of a kernel that has, and allows, what a test says."""
+    """A socket of a kernel with the features and limits of a test."""
 
     def __init__(self, default: str, refuses: dict[str, int]) -> None:
         self.has, self._refuses = default, refuses
@@ -842,7 +842,7 @@ def test_the_best_congestion_control_that_is_allowed_is_taken(
 
 
 def test_an_ordinary_user_gets_what_the_kernel_allows() -> None:
-    """Even where the tests run as root, who may choose any."""
+    """The test sets the limits even if it runs as root, which has none."""
     program = "from fullwire.transport.congestion import congestion_control as c; print(c().name)"
     command = [sys.executable, "-c", program]
     if os.geteuid() == 0:
@@ -898,7 +898,7 @@ def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -
     assert len(buckets) >= 2 * 5 * 2  # ranks, steps, buckets
     assert (buckets.issue_ns <= buckets.start_ns).all()
     assert (buckets.start_ns < buckets.end_ns).all()
-    for rank in (0, 1):  # one after the other, and none before the last had ended
+    for rank in (0, 1):  # one after the other, each begun after the last had ended
         own = buckets.rows(buckets.rank == rank)
         assert (own.start_ns[1:] >= own.end_ns[:-1]).all()
     check_carried(run, buckets)
@@ -920,7 +920,7 @@ def test_a_profiler_may_be_put_away_as_soon_as_a_collective_has_ended() -> None:
 
 
 def check_carried(run: fw.Run, buckets: Collectives) -> None:
-    """Of every bucket the transport itself tells; nobody had to ask it."""
+    """Check that the transport itself reports every bucket, without a request."""
     carried = run.carried
     assert len(carried) == len(run.collectives)
     by_key = {key: row for row, key in enumerate(keys(carried))}

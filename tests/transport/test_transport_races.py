@@ -39,7 +39,7 @@ def test_what_runs_out_or_is_encrypted_leaves_no_memory_wrong(
 ) -> None:
     program = exhaustion.build(tmp_path, optimized, f"-fsanitize={sanitizer}")
     for kind, first, manner in [
-        ("memory", 10**6, ["encrypted"]),  # no call has that number: nothing fails
+        ("memory", 10**6, ["encrypted"]),  # no call has that number, so all succeed
         ("memory", 60, ["encrypted"]),
         ("memory", 120, ["for-good"]),
         ("send", 5, []),

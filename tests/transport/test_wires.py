@@ -1,4 +1,4 @@
-"""Captures of made-up trainings, packet by packet: what is said is right, or it is left open."""
+"""Captures of made-up trainings, packet by packet: every statement is right, or left open."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_trainings_that_follow_each_other_are_told_each_for_itself(
     assert whole.groups == ()
     assert whole.iterations is not None
     assert whole.iterations.count == 9
-    # Nor are hosts whose clocks are hours apart jobs of their own.
+    # Hosts whose clocks are hours apart are one job, too.
     apart = [
         w.capture(w.seen_at(first, host), replace(how, ahead_ns=host * 3600 * 10**9))
         for host in range(4)

@@ -1,4 +1,4 @@
-"""The command line inside the test's own process, where that is enough: a start takes 0.4 s."""
+"""The command line inside the test's own process: a process of its own takes 0.4 s to start."""
 
 from __future__ import annotations
 

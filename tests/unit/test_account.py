@@ -94,7 +94,7 @@ def test_transfers_under_way_together_share_one_link() -> None:
 
 
 def test_small_collectives_show_what_a_message_costs() -> None:
-    """1 ms for 8 bytes: 1 ms of the large one's 12 is latency too."""
+    """Take 1 ms for 8 bytes: 1 ms of the large one's 12 is latency too."""
     rank = Rank(70, [BACKWARD], [(8, 50, 51), (10 * PER_MS, 58, 70)])
     assert parts_ms(a_job(rank, rank)) == pytest.approx(
         {"compute": 50, "line_rate": 10, "latency": 2, "transport": 1, "host": 7}, abs=1e-3
@@ -102,7 +102,7 @@ def test_small_collectives_show_what_a_message_costs() -> None:
 
 
 def test_small_collectives_that_were_held_up_do_not_make_messages_dear() -> None:
-    """Of four small ones two take ten times as long: 1 ms of the large one's 12 is latency."""
+    """Two of four small ones take ten times as long: 1 ms of the large one's 12 is latency."""
     small = [(8, 50, 51), (8, 52, 53), (8, 54, 64), (8, 66, 76)]
     rank = Rank(100, [BACKWARD], [*small, (10 * PER_MS, 80, 92)])
     found = parts_ms(a_job(rank, rank))
@@ -243,7 +243,7 @@ def test_times_that_cannot_be_are_refused_with_their_place() -> None:
 
 
 def test_the_earliest_time_that_a_number_can_hold_is_refused() -> None:
-    """Its magnitude is one more than a number holds, and so comes out as itself."""
+    """Its magnitude is one more than the largest number, so the absolute value overflows."""
     run = a_job(Rank(100, [("compute", "work", 0.0, 50.0)]))
     start_ns = run.spans.start_ns.copy()
     start_ns[0] = np.iinfo(np.int64).min
@@ -261,7 +261,7 @@ times = st.integers(0, 40).map(float)
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Run:
-    """Make a job of any sane intervals: steps of 50 ms, everything else anywhere in them."""
+    """Generate a job of any sane intervals: steps of 50 ms, everything else anywhere in them."""
     ranks = []
     count = draw(st.integers(0, 3))
     for _ in range(draw(st.integers(1, 4))):

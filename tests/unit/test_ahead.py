@@ -1,4 +1,4 @@
-"""Time that a host takes before a step computes: said, with what the program's thread did."""
+"""Host time before a step computes: the finding, and the work of the program's thread."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def noted(directory: Path, work: str) -> np.ndarray:
     while work == "works" and time.thread_time_ns() - began_ns < 10 * MS:
         pass
     before.ends()
-    before.ends()  # a second forward of the step says nothing more
+    before.ends()  # a second forward of the step adds no note
     return np.array([each for each in journal.waiting if each[0] == Note.BEFORE_FORWARD])
 
 

@@ -1,4 +1,4 @@
-"""A number that cannot be is never printed: the last check over every answer."""
+"""Impossible numbers are refused before they are printed: the last check over every answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLD = Path(__file__).parents[1] / "data" / "format-1"
 
 
 def without_length(run: Run, name: str | None = None) -> Run:
-    """Return a run whose spans, or those of a name, end where they begin."""
+    """Return a run in which all spans, or those of one name, end where they begin."""
     spans = run.spans
     chosen = np.ones(len(spans), bool) if name is None else spans.name == name
     return replace(run, spans=replace(spans, end_ns=np.where(chosen, spans.start_ns, spans.end_ns)))
@@ -35,7 +35,7 @@ def test_a_run_whose_spans_take_no_time_predicts_nothing(name: str) -> None:
     absurd = without_length(read_run(OLD / f"{name}.run"))
     for transport in ("full", "measured"):
         if transport == "measured" and name == "kineto-made":
-            continue  # it has no collectives to measure one from
+            continue  # it has no collectives to measure a transport from
         with pytest.raises(DamagedInput, match="cannot all be true") as refused:
             whatif(absurd, transport=transport)
         assert refused.value.exit_status == 3

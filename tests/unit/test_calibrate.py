@@ -1,4 +1,4 @@
-"""A measured transport: found from a run's own collectives, and asked for what was not measured."""
+"""A measured transport: fitted to a run's own collectives, and used for other conditions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_run_that_the_processors_hold_up_shows_their_cost() -> None:
 
 
 def test_our_backend_is_not_believed_to_work_for_nothing() -> None:
-    """A slow line shows nothing of its work; Gloo's is known, and what ours is of that."""
+    """A slow line hides our backend's work; Gloo's work is known, and ours is a share of it."""
     ours = a_transport(processor_s_per_byte=0.9e-9, processor_s_per_hop=0.04e-3, apart=0.05)
     shown = a_trained_job(ours, facts={"backend": "fullwire"})
     truth = a_trained_job(ours, rate_bps=25 * GBPS)
@@ -163,7 +163,7 @@ def test_a_model_that_is_split_over_ranks_sums_gradients_among_the_others(
 
 
 def test_a_transport_that_fills_the_line_still_costs_each_message_something() -> None:
-    """A storm of tiny messages is no matter of a full line."""
+    """Many tiny messages leave the line idle, so their cost is not the line's."""
     run = a_trained_job(
         a_transport(processor_s_per_hop=0.2), gradients_mib=[0.001] * 40, buckets="ddp:1kB"
     )
@@ -215,7 +215,7 @@ def test_what_is_no_number_of_ranks_is_refused(ranks: object) -> None:
 
 
 def computing(own_s: float, communicating_s: float = 0.03) -> dict[str, FactValue]:
-    """Say what two ranks use of processors: in all, and in the threads that communicate."""
+    """Return the facts about two ranks' processors: in all, and in the threads that communicate."""
     whole = tuple((float(rank), own_s + communicating_s) for rank in range(2))
     return {**used(communicating_s), "processor_s": whole}
 
@@ -262,7 +262,7 @@ def test_gradients_that_are_summed_by_hand_are_sent_once() -> None:
 
 
 def with_halves(job: Run) -> Run:
-    """Say that what a job sends are halves of its gradients."""
+    """Return the job with the fact that it sends halves of its gradients."""
     gradients = dataclasses.replace(job.gradients, bytes=2 * job.gradients.bytes)
     facts = job.facts | Facts(hook="fp16_compress_hook")
     return dataclasses.replace(job, gradients=gradients, facts=facts)
@@ -279,7 +279,7 @@ def test_what_a_hook_sends_is_what_is_sent_on_another_line() -> None:
 
 
 def beside_others(job: Run, utilization: float) -> Run:
-    """Say how busy the two processors were of the machine on which a job was recorded."""
+    """Return the job with the utilization of the two processors on which it was recorded."""
     moments = np.arange(0, job.spans.end_ns.max(), 10_000_000)
     count = 2 * len(moments)
     hosts = Hosts(
@@ -410,7 +410,7 @@ def test_a_line_rate_is_refused_where_it_would_be_ignored() -> None:
         fw.whatif(run, line_rate="10Gbps")
 
 
-# What one would do about it
+# Advice
 
 
 def test_every_fix_is_what_the_model_says_of_the_changed_job() -> None:
@@ -458,7 +458,7 @@ def test_halves_spare_the_line_and_not_the_processors_that_add_them() -> None:
 
 
 def test_where_a_faster_line_helps_the_sentence_does_not_say_otherwise() -> None:
-    """A transport may leave a share of whatever line there is."""
+    """A transport may leave a share of any line unused."""
     lazy = a_trained_job(
         a_transport(share=0.4), gradients_mib=[1] * 24, buckets="ddp:1MiB", facts=used(0.02)
     )
@@ -511,7 +511,7 @@ def test_where_ranks_wait_for_each_other_no_link_is_blamed_for_it() -> None:
     late = break_even(a_forecaster(trained_by_hand(late_ms=60)), 0.10)
     assert late.is_limited
     assert late.sentence.startswith("On any link, waiting for late ranks alone costs 10%")
-    # An account that knows of little waiting, 1.6 %, is not contradicted.
+    # An account with little waiting, 1.6 %, is not contradicted.
     little = break_even(a_forecaster(trained_by_hand(late_ms=60)), 0.10, waited=0.016)
     assert little.sentence.startswith("On any link, communication costs 10%")
     on_time = break_even(a_forecaster(trained_by_hand()), 0.10)
@@ -579,7 +579,7 @@ def test_our_backend_is_predicted_to_fill_the_line_as_far_as_processors_can(
     assert found.full_s <= found.predicted_s < measured_s(before)
     if rate_gbps == 1:  # the line alone decides
         assert found.predicted_s == pytest.approx(found.full_s, rel=0.02)
-    assert verify(after, before) is None  # of what Gloo would do, this run says nothing
+    assert verify(after, before) is None  # this run does not show Gloo's time
 
 
 def test_nothing_is_verified_where_nothing_changed_that_can_be_predicted() -> None:

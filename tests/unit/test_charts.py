@@ -1,4 +1,4 @@
-"""Pictures: written in every format, offline, honest about what lies between the points."""
+"""Pictures: every format, offline, and true to the values between the points."""
 
 from __future__ import annotations
 

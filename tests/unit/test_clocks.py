@@ -1,4 +1,4 @@
-"""Clocks of machines: what the collectives tell of them, and what they cannot."""
+"""Clocks of machines: the differences that collectives show, and those that they hide."""
 
 from __future__ import annotations
 

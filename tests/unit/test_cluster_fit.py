@@ -24,7 +24,7 @@ SIZES = [2**power for power in range(10, 33)]
 
 
 def a_machine(nodes: int = 16) -> Cluster:
-    """A cluster whose library starts, hops and fills as no usual one does."""
+    """Return a cluster whose library has unusual start-up, hop and fill times."""
     where = replace(cluster("dgx-h100", nodes), measured=None)
     found = usual(where)
     slower = [

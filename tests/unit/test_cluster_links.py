@@ -1,4 +1,4 @@
-"""Described clusters: what links there are, and which of them a transfer uses."""
+"""Described clusters: their links, and the links that a transfer uses."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_every_route_leads_from_its_source_to_its_target(fabric: Cluster) -> Non
 
 def follow(path: Sequence[str], fabric: Cluster, node: int) -> int:
     """Walk along a path by the names of its links, and return the node where it ends."""
-    switch: str | None = None  # where the transfer is, if it is not in a node
+    switch: str | None = None  # the switch where the transfer is, or None in a node
     for link in path:
         place, _, way = link.rpartition(".")
         if way in ("east", "west", "south", "north"):

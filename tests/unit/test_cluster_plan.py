@@ -41,7 +41,7 @@ def stated(op: str, algorithm: str, layout: Layout) -> Plan | None:
 
 
 def promised(made: Plan, vectors: NDArray[np.int64], held: NDArray[np.int64]) -> bool:
-    """Say whether every rank ends with what the collective owes it."""
+    """Say whether every rank ends with the result that the collective promises."""
     workers, total = made.workers, vectors.sum(axis=0)
     edges = np.arange(made.blocks + 1) * vectors.shape[1] // made.blocks
     if made.op == "allreduce":

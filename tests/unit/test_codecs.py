@@ -1,4 +1,4 @@
-"""Codecs by name: what each leaves on the wire, what it costs, and where nobody knows the cost."""
+"""Codecs by name: the bytes of each on the wire, its cost, and codecs with unknown cost."""
 
 from __future__ import annotations
 

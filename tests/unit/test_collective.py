@@ -28,7 +28,7 @@ from tests.reference_network import Move, ReferenceNetwork
 
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-6), (1e9, 1e-3)))
 # Every move of a random plan has a size of its own. With equal sizes two transfers may become ready
-# for one connection at the same instant, and which goes first is a choice, not a fact to check.
+# for one connection at the same instant. Their order is then a choice, not a fact to check.
 SIZES = [(Fraction(1000 + 2**i), Fraction(0 if i % 3 else 300 + i)) for i in range(14)]
 
 
@@ -219,7 +219,7 @@ def processor_s(process: int) -> float:
 
 
 def test_ctrl_c_ends_a_long_play() -> None:
-    # Of a tree nothing is alike, so all of it is played.
+    # A tree has no equal transfers, so all of it is played.
     command = (
         "collective allreduce --bytes 1GB --workers 3000 --bandwidth 1Gbps --chunks 500 "
         "--algorithm tree"

@@ -1,6 +1,6 @@
 """The event engine on plans of any shape: its rules in small examples, then laws on random plans.
 
-Collectives are in test_collective.py; here a plan is whatever a test writes down.
+Collectives are in test_collective.py; here each test makes its own plan.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ latencies = st.sampled_from([0.0, 0.75, 5.0])
 
 
 def reference_s(parts: list[list[Wish]], latency_s: float, chunks: int) -> float:
-    """Return the exact time; give up where it hangs on which of two equals goes first."""
+    """Return the exact time; reject a case that depends on the order of two equal transfers."""
     network = ReferenceNetwork(
         [
             [Move(*wish[:3], Fraction(wish.size), Fraction(wish.add_s)) for wish in part]
@@ -208,7 +208,7 @@ def test_events_agree_with_every_closed_form_that_is_offered(
     try:
         closed_s = time_s("closed")
     except UsageError:
-        return  # none is exact, and it says so
+        return  # the closed form would be inexact, and the error says so
     assert time_s("event") == pytest.approx(closed_s, rel=1e-9)
 
 

@@ -43,7 +43,7 @@ def pod(
     nics: int = 8,
     per_leaf: int = 4,
 ) -> Cluster:
-    """Describe nodes behind leaves whose uplinks carry a share of what their ports do."""
+    """Describe nodes behind leaves; uplinks carry a share of the rate of the leaves' ports."""
     return Cluster(
         name="pod",
         nodes=nodes,
@@ -152,7 +152,7 @@ def test_sixteen_thousand_devices_are_a_few_kinds() -> None:
     found = collective_time("allreduce", "hierarchical", fabric, 2**30)
     assert found.transfers == 16384 * (7 + 2 * 2047 + 7)
     assert (found.played or 0) < 300_000
-    # Of each device an eighth of the message goes around 2,048 nodes over its own NIC.
+    # An eighth of the message goes from each device around 2,048 nodes over its own NIC.
     assert found.time_s > 2 * 2047 / 2048 * 2**27 * 8 / 400e9
 
 
@@ -180,7 +180,7 @@ def test_events_agree_with_every_closed_form_that_is_exact(
     try:
         closed_s = time_s("closed")
     except UsageError:
-        return  # none is exact, and it says so
+        return  # the closed form would be inexact, and the error says so
     assert time_s("event") == pytest.approx(closed_s, rel=1e-9)
 
 
@@ -202,7 +202,7 @@ def test_closed_forms_come_near_events_where_they_are_not_exact(rails: bool) -> 
     fabric = pod(8, rails=rails, per_leaf=4)
     for algorithm in fitting("allreduce", fabric):
         if algorithm in ("tree", "hierarchical-tree"):
-            continue  # at full utilization, which chunks come near
+            continue  # their closed form is full utilization, to which chunks come near
         known = collective_cost("allreduce", algorithm, fabric)
         for size in (2**14, 2**22, 2**30):
             played = collective_time("allreduce", algorithm, fabric, size)
@@ -243,7 +243,7 @@ def test_a_bad_order_over_an_oversubscribed_spine_costs_what_it_costs() -> None:
     together = ring(None)
     assert together.busiest == "NICs"
     assert together.time_s == pytest.approx(2 * 127 / 128 * size * 8 / 400e9, rel=0.02)
-    # With leaves in turn every hop of every rank crosses the spine, whose uplinks carry a quarter.
+    # With leaves in turn every hop of every rank crosses the spine; its uplinks carry a quarter.
     leaves_in_turn = np.arange(128).reshape(4, 4, 8).transpose(2, 1, 0).reshape(-1)
     crossing = ring(leaves_in_turn.tolist())
     assert crossing.busiest == "spine uplinks"
@@ -275,7 +275,7 @@ class Flow(NamedTuple):
 
 
 def played_s(flows: Sequence[Flow], links: int, latency_s: float = 0.0) -> float:
-    """Play flows, each of its own connection, in the order of rounds."""
+    """Play flows in the order of rounds; each flow has a connection of its own."""
     begin = np.cumsum([0, *(len(flow.links) for flow in flows)], dtype=np.int64)
     count = len(flows)
     # A stage has one size: every flow is a stage of its own, and a round is not a stage. So only
@@ -311,7 +311,7 @@ def played_s(flows: Sequence[Flow], links: int, latency_s: float = 0.0) -> float
 
 
 def reference_s(flows: Sequence[Flow], latency_s: float) -> float:
-    """Share by filling all alike, in exact fractions, until nothing is left."""
+    """Share by filling all flows alike, in exact fractions, until all are done."""
     left = {number: Fraction(flow.size) for number, flow in enumerate(flows)}
     now = end = Fraction(0)
     while left:

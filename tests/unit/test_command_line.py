@@ -1,4 +1,4 @@
-"""What a run keeps of the command that it was recorded with."""
+"""The part of the recorded command that a run keeps."""
 
 from __future__ import annotations
 

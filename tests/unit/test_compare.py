@@ -40,7 +40,7 @@ def test_a_real_improvement_is_told_from_noise() -> None:
 
 
 def test_what_differs_from_run_to_run_is_no_improvement() -> None:
-    """Steps that scatter little tell their own median well, and not that of the same job again."""
+    """The steps of one run scatter little, but medians differ from run to run of the same job."""
     one, again = steps_run([100.0, 100.1] * 500), steps_run([99.0, 99.1] * 500)
     assert fw.compare(one, again).is_significant is False
     assert fw.compare(one, steps_run([96.0, 96.1] * 500)).is_significant is True
@@ -71,7 +71,7 @@ def test_another_number_of_workers_is_other_work_in_a_step() -> None:
 
 
 def accumulated(passes: int) -> Run:
-    """Let each step of a job add up the gradients of more passes, 134 ms each, before its own."""
+    """Make each step of a job add up the gradients of more passes, 134 ms each, before its own."""
     run, usual_ms, earlier_ms = a_trained_job(), 146.0, 134.0 * (passes - 1)
 
     def later(table: Any) -> Any:
@@ -187,7 +187,7 @@ def test_the_answer_is_the_same_every_time() -> None:
 
 
 def recorded(median_ms: float, *off: float, seed: int = 0) -> list[Run]:
-    """Record a job of steady steps several times, each time this much slower as a whole."""
+    """Record a job of steady steps several times; each recording is slower as a whole by `off`."""
     return [
         steps_run([median_ms * (1 + each) * (1 + noise) for noise in 0.01 * steady])
         for number, each in enumerate(off)
@@ -318,7 +318,7 @@ def test_one_recording_given_several_times_is_no_evidence_of_noise() -> None:
     run, other = a_trained_job(), a_trained_job(late_ms=30.0)
     with pytest.raises(UsageError, match="recordings 1 and 3 after are one and the same"):
         fw.compare(run, [other, run, other])
-    assert fw.compare(run, run).ratio == 1.0  # which is a question of its own
+    assert fw.compare(run, run).ratio == 1.0  # a question of its own
 
 
 def test_times_that_explain_refuses_are_not_compared() -> None:

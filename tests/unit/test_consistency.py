@@ -1,4 +1,4 @@
-"""Verdict, account, break-even and advice of one run say one thing, for every run that there is."""
+"""Verdict, account, break-even and advice of a run agree, for every run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.trained_jobs import a_transport
 from tests.unit.test_explain import JOBS
 
 DATA = Path(__file__).parents[1] / "data"
-# Verdicts that name no loss, or none that an account has.
+# Verdicts whose loss, if they name one, is outside the account.
 _WITHOUT_PART = {"scales", "unknown", "compute"}
 
 
@@ -55,14 +55,14 @@ def explained(name: str) -> tuple[Run, Explanation]:
 
 
 def amounts(found: object) -> Iterator[Amount]:
-    """Go through the times that a finding names as lost."""
+    """Yield the times that a finding names as lost."""
     for value in vars(found).values():
         if isinstance(value, Amount):
             yield value
 
 
 def is_answer(fix: Fix, found: Explanation) -> bool:
-    """Say whether a fix is of the part that the verdict names."""
+    """Say whether a fix shortens the part that the verdict names."""
     kinds = fix_kinds()
     own = kinds[fix.kind].addresses if fix.kind in kinds else ()
     return found.verdict.kind in (fix.kind, *own)
@@ -139,7 +139,7 @@ def test_real_traces_are_told_as_consistently(shared_data: Path) -> None:
 
 
 def waiting(late_ms: float) -> Run:
-    """Make a job of which one rank is late by so much of some 100 ms."""
+    """Make a job in which one rank is late by `late_ms` in some 100 ms."""
     early = RankByHand(
         100 + late_ms, [("compute", "backward", 0.0, 85.0)], [(8, 85, 100 + late_ms)]
     )

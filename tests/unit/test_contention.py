@@ -21,7 +21,7 @@ RATES = {0: 1e9, 1: 1e9, 2: 1e9}
 
 
 def judged_with(crowded_share: float) -> Verdict:
-    """Judge a job of whose computation such a share is contention."""
+    """Judge a job in which this share of the computation is contention."""
     run = a_trained_job()
     found = account(run, RATES)
     parts_ns = found.parts_ns.copy()
@@ -70,7 +70,7 @@ BLAMED = ("network", "line rate", "bandwidth", "links", "transport")
 
 
 def on_one_host(**facts: Any) -> fw.Run:
-    """Make a job of two ranks whose sums nothing hides, 40 of 100 ms."""
+    """Make a job of two ranks whose sums, 40 of 100 ms, are fully exposed."""
     both = Rank(
         length=100, spans=[("compute", "backward", 0, 60)], collectives=[(50_000_000, 60, 100)]
     )
@@ -143,7 +143,7 @@ COMPUTES_MS = 100.0  # of a step of the job by hand, on every rank
 
 
 def probed(run: fw.Run, alone_ms: float, *, probes: int = 3, **facts: Any) -> fw.Run:
-    """Add probe steps to a job, in which each rank computes for so long."""
+    """Add probe steps to a job; each rank computes for `alone_ms` in them."""
     last_ns, rows = int(run.spans.end_ns.max()), []
     for number in range(probes):
         begin_ns = last_ns + round(number * 200e6)

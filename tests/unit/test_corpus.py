@@ -1,4 +1,4 @@
-"""A folder of files is gone through: read, refused with the reason, or wrong by what is known."""
+"""Each file of a folder is read, refused with the reason, or read wrongly by the known truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results in Python and in notebooks: what they say of themselves, data frames, paths as runs."""
+"""Results in Python and in notebooks: their text, data frames, paths as runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict: every kind from the account that deserves it, and none where data cannot tell."""
+"""The verdict: each kind from the account that shows it, or no verdict if the data is unclear."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_line_that_transfers_do_not_fill_is_not_what_limits_them() -> None:
 
 
 def test_large_messages_that_cost_something_are_no_storm_of_small_ones() -> None:
-    """Of 100 ms, 48 are the floor, 40 what a small collective says of messages, 12 the rest."""
+    """Of 100 ms, 48 are the floor, 40 the cost of messages by a small collective, 12 the rest."""
     small, large = (
         (8, 50, 55),
         [(6 * PER_MS, 60 + 12.5 * n, 72.5 + 12.5 * n) for n in range(8)],
@@ -586,7 +586,7 @@ def test_a_run_whose_collectives_are_lost_is_explained_as_partial(cli: Cli, tmp_
 
 @pytest.mark.parametrize("name", ["spans", "collectives"])
 def test_no_verdict_rests_on_a_part_of_what_was_written(name: str) -> None:
-    """Without its collectives this job waits for nobody, and its host looks idle."""
+    """Without its collectives, the job's waiting is hidden, and its host looks idle."""
     job = JOBS["transport"]
     table = getattr(job, name)
     left = table.rows(np.arange(len(table) // 2))
@@ -612,7 +612,7 @@ def test_explaining_loads_neither_torch_nor_pictures(tmp_path: Path) -> None:
 
 
 def test_time_in_which_several_streams_transfer_counts_once() -> None:
-    """From 10 to 30 ms two collectives are on their way, half of it both; they fill the line."""
+    """From 10 to 30 ms two collectives transfer, both at once in half of it, and fill the line."""
     whole = {
         "rank": [0, 0, 1],
         "step": [0, 0, 0],

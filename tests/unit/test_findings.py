@@ -36,7 +36,7 @@ def all_fixes() -> list[type[Fix]]:
 
 
 def fields_in(template: str) -> Iterator[str]:
-    """Go through the fields that a template names, also within how another is written."""
+    """Yield the fields that a template names, also those within the format of another field."""
     for _, name, spec, _ in string.Formatter().parse(template):
         if name is not None:
             yield name.partition(".")[0]

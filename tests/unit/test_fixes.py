@@ -1,4 +1,4 @@
-"""What would help: each change where it is the right one, and none where it cannot help."""
+"""Fixes: each change is proposed for the jobs that it helps, and only for those."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_facts(run: Run, **facts: Any) -> Run:
 
 
 def without_ddp(run: Run) -> Run:
-    """Make a job one that sums its gradients itself, when its backward pass is over."""
+    """Make a job that sums its gradients itself, when its backward pass is over."""
     backward, rows = run.spans.rows(run.spans.name == "backward"), run.collectives
     over_ns = dict(
         zip(zip(backward.rank, backward.step, strict=True), backward.end_ns, strict=True)
@@ -164,7 +164,7 @@ def test_a_pause_among_small_collectives_is_not_spared() -> None:
 
 
 def test_sums_that_computation_waits_for_cannot_be_joined() -> None:
-    """Split layers sum amidst the forward pass, which does not wait for what is asynchronous."""
+    """Split layers sum amidst the forward pass, which waits only for synchronous collectives."""
     job = beside_ddp("allreduce", at_ms=5)
     assert len(typical_step(job).others.small("allreduce", 2**20)) == 30
     rows = job.collectives.rows(job.collectives.bytes == 16)
@@ -196,7 +196,7 @@ def test_the_late_rank_is_named_with_where_to_look() -> None:
 
 
 def with_a_hook(run: Run, packs_ms: int) -> Run:
-    """Let a hook send half the bytes, and pack the last bucket when the backward pass is over."""
+    """Make a hook send half the bytes, and pack the last bucket when the backward pass is over."""
     sent, marks = run.collectives, run.spans.rows(run.spans.name == "backward")
     last = np.where(sent.sequence % 4 == 3, packs_ms * MS, 0)
     later = dataclasses.replace(
@@ -229,7 +229,7 @@ def test_what_a_hook_packs_is_predicted_as_it_was() -> None:
 
 
 def in_turns(run: Run) -> Run:
-    """Let two ranks change places in every other step."""
+    """Make two ranks change places in every other step."""
 
     def swapped(table: Any) -> Any:
         return dataclasses.replace(table, rank=np.where(table.step % 2, 1 - table.rank, table.rank))
@@ -341,7 +341,7 @@ def test_what_a_job_has_already_is_not_offered_again() -> None:
 
 
 def test_gradients_summed_by_hand_are_told_from_a_model_that_is_sharded() -> None:
-    """The setting of DDP helps who sums by hand, and would not fit who shards."""
+    """The setting of DDP helps a script that sums by hand, and not one that shards its model."""
     by_hand = summed_by_hand()
     found = fixes_of(by_hand)
     assert setting(found["overlap"]).startswith("DistributedDataParallel(model)")

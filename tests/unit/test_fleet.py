@@ -129,7 +129,7 @@ def test_what_is_in_a_run_is_counted_a_file_at_a_time(tmp_path: Path, cli: Cli) 
 def test_ranks_that_share_a_file_are_read_together(tmp_path: Path) -> None:
     run = read(five_ranks(tmp_path / "traces"))
     with fullwire.run.store.RunWriter(tmp_path / "x.run") as writer:
-        for ranks in ([0, 1], [1, 2], [3], [4]):  # of rank 1 each file has half
+        for ranks in ([0, 1], [1, 2], [3], [4]):  # each file has half of rank 1
             mine = np.isin(run.spans.rank, ranks)
             if 1 in ranks:
                 half = run.spans.start_ns < np.median(run.spans.start_ns)
@@ -188,7 +188,7 @@ def test_a_disk_without_room_is_one_line_and_leaves_nothing(
 
 
 def importing(traces: Path, place: Path) -> subprocess.Popen[bytes]:
-    """Begin to import by two processes, and return when the first trace was read."""
+    """Start an import with two processes, and return when the first trace was read."""
     command: list[str | Path] = [sys.executable, "-m", "fullwire", "import", traces]
     command += ["-o", place, "--processes", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)

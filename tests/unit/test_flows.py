@@ -1,4 +1,4 @@
-"""What packets say of a training: shape, iterations, gradient, slow link; or that they do not."""
+"""Training found in packets: shape, iterations, gradient and slow link, or that it is hidden."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_transfer_that_its_sender_paces_is_no_training() -> None:
     assert analysed(paced).iterations is None
     answers: list[Sent] = [(1, 0, 200, 10 * n, 10 * n + 3) for n in range(300)]
     assert analysed(paced + answers).iterations is None
-    # Beside a training it is a stranger, and the training stays.
+    # Beside a training it is other traffic, and the training is still found.
     beside: list[Sent] = [(2, 3, 100_000, 10 * n, 10 * n + 3) for n in range(300)]
     assert count(analysed([*ring(2, 12), *beside])) == 12
 
@@ -156,7 +156,7 @@ def test_one_long_transfer_has_no_iterations() -> None:
 def test_the_slow_link_is_the_one_that_is_always_busy(slow: int) -> None:
     sent: list[Sent] = []
     for iteration in range(10):
-        for turn in range(6):  # in each, everyone waits for the slowest
+        for turn in range(6):  # in each, all wait for the slowest
             now = iteration * 320 + turn * 40.0
             sent += [
                 (host, (host - 1) % 4, 10**6, now, now + (40 if host == slow else 10))
@@ -288,7 +288,7 @@ def test_a_capture_without_such_packets_is_a_mistake_in_one_line(cli: Cli, tmp_p
 
 
 def test_packets_without_payload_are_a_mistake_in_one_line(cli: Cli, tmp_path: Path) -> None:
-    """Acknowledgements alone, say: no host has a part in anything."""
+    """For example acknowledgements alone: no host sends or receives data."""
     (tmp_path / "x.pcap").write_bytes(p.pcap([(1, p.segment(1, 0))]))
     done = cli("flows", tmp_path / "x.pcap")
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""A run that a past version wrote opens as it did then; a new column does not lose a table."""
+"""A past version's run opens as it did then; a column that it lacks loses no table."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_killed_job_leaves_a_timeline_that_is_read(tmp_path: Path) -> None:
         opened += 1
         assert len(run.collectives) <= whole
     assert opened > 50
-    path.write_text(text.removesuffix("]"))  # killed between two events: nothing is lost
+    path.write_text(text.removesuffix("]"))  # killed between two events: all events are read
     assert len(read(path).collectives) == whole
 
 

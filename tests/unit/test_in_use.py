@@ -1,4 +1,4 @@
-"""How much of a link a job used: bits sent over what its line could have sent."""
+"""The used share of a link: bits sent over the bits that its line could have sent."""
 
 from __future__ import annotations
 

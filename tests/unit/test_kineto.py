@@ -492,7 +492,7 @@ def test_the_profiler_before_kineto_is_read(tmp_path: Path) -> None:
 
 
 def test_a_device_with_a_process_of_its_own_is_one_rank(tmp_path: Path) -> None:
-    """An inference trace: what the device's own process launches has numbers of its own."""
+    """In an inference trace, the launches of the device's own process have numbers of their own."""
     trace = Job(None).kernel(GEMM, 0, 10, launch=0).kernel(GEMM, 20, 30, launch=18)
     for event in trace.events[2:]:
         event["pid"] = 4_000_007
@@ -762,7 +762,7 @@ def many_ranks(
     late_us: int = 0,
     steps: bool = True,
 ) -> Path:
-    """Make the traces of some of four ranks, of which rank 2 is late; clocks are seconds apart."""
+    """Make the traces of some of four ranks; rank 2 is late, and clocks are seconds apart."""
     length = 600 + late_us + transfer_us + host_us
     for rank in ranks:
         job = Job(rank, world=4, baseTimeNanoseconds=10**15 + 10**9 * rank * rank)

@@ -1,8 +1,8 @@
-"""Figures of invented traces against a slow reference that shares nothing with the reader.
+"""Figures of invented traces against a slow reference that shares no code with the reader.
 
-A case is a few ranks whose kernels, copies and collectives have whole microseconds; the reference
-goes through them microsecond by microsecond. The same case is then written in the ways in which
-profilers of several years and makers write it, which must change nothing.
+A case is a few ranks whose kernels, copies and collectives have whole microseconds. The reference
+goes through them microsecond by microsecond. The same case is then written as profilers of several
+years and makers write it. The figures must stay the same.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ SENDING = (
     "mscclpp::allreduce<float>(void*)",
     "void mscclKernel_Sum_float_Simple_false(ncclDevComm*)",
 )
-UNNAMED = ("nvshmemi_proxy_quiet", "void deep_ep::intranode::dispatch<4>(int4*)")  # no operation
-_BARE = "@"  # around a number that is to be written as it stands: a float of 10^15 is not exact
+# names that tell no operation
+UNNAMED = ("nvshmemi_proxy_quiet", "void deep_ep::intranode::dispatch<4>(int4*)")
+_BARE = "@"  # Around a number that is written literally, because a float of 10^15 is inexact.
 Interval = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank did: intervals of microseconds, the end not among them."""
+    """The work of one rank: intervals of microseconds, without their ends."""
 
     computing: tuple[Interval, ...]
     copying: tuple[Interval, ...]
@@ -115,7 +116,7 @@ def reference(job: tuple[Rank, ...]) -> list[dict[str, int | None]]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a profiler writes: all of these say the same."""
+    """A profiler's way of writing; the content is the same in all of them."""
 
     sending: str = SENDING[0]
     origin_us: int = 0
@@ -124,9 +125,9 @@ class Dialect:
     fraction: str = ""  # of a microsecond, behind every start
     is_compressed: bool = False
     has_arguments: bool = True
-    has_marks: bool = False  # record_param_comms around launches, where kernels say nothing
+    has_marks: bool = False  # `record_param_comms` around launches, where kernels have no details.
     is_old: bool = False  # the categories of PyTorch 1.8
-    has_others: bool = False  # events that mean nothing here
+    has_others: bool = False  # events that the reader ignores
     reversed: bool = False
     spaces: int | None = None
 

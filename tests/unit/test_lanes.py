@@ -1,4 +1,4 @@
-"""What is drawn of a step, and of the use of links over time."""
+"""The drawing of a step, and of the use of links over time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_of_many_ranks_those_whose_waiting_is_unusual_are_drawn() -> None:
 
 
 def sampled(run: Run, count: int) -> Run:
-    """Sample a link that sends 100 Mbps in the first half of the run and nothing later."""
+    """Sample a link that sends 100 Mbps in the first half of the run and is silent later."""
     time_ns = np.linspace(0, run.spans.end_ns.max(), count).astype(np.int64)
     sent = np.minimum(time_ns, time_ns[-1] // 2) * 100e6 / 8e9
     none = np.zeros(count, np.int64)

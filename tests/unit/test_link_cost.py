@@ -84,7 +84,7 @@ def test_a_ring_is_as_fast_as_the_nics_between_nodes() -> None:
     wire_s = 2 * 127 / 128 * 8e9 / 100e9
     assert time_s(found, FAT_TREE) == pytest.approx(wire_s + 12e-6)
     assert found.busiest(1e9, 1e-11) == "NICs"
-    faster = float(found.time_s(1e9, 1 / 10e12))  # then what joins the devices decides
+    faster = float(found.time_s(1e9, 1 / 10e12))  # then the link between the devices decides
     assert faster == pytest.approx(2 * 127 / 128 * 8e9 / 1200e9, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""The lock of `make environment` says versions, and nothing of a machine."""
+"""The lock of `make environment` holds versions, and no paths or names of a machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def locked() -> dict[str, str]:
 
 
 def test_the_core_draws_no_pictures_and_brings_no_torch() -> None:
-    """An install without extras stays small; docs/design/install.md says why."""
+    """An install without extras stays small; docs/design/install.md gives the reasons."""
     text = (ROOT / "pyproject.toml").read_text()
     core = "".join(re.findall(r"^dependencies = (\[.*?^\])$", text, re.M | re.S))
     assert "pyarrow" in core

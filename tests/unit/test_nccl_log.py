@@ -1,4 +1,4 @@
-"""What NCCL and RCCL log: real logs with known answers, forms of several versions, broken logs."""
+"""Logs of NCCL and RCCL: real ones with known answers, forms of many versions, broken ones."""
 
 from __future__ import annotations
 

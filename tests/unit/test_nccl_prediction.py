@@ -14,7 +14,7 @@ def test_large_collectives_of_eight_a100_are_predicted_within_a_tenth(shared_dat
     found = compared(shared_data / "nccl")
     assert len(found) == 27
     missed = {(each.op, each.bytes >> 20) for each in found if abs(each.error) > TOLERANCE}
-    # Why these two miss, validation/README.md says.
+    # validation/README.md explains why these two miss.
     assert missed == {("allgather", 32), ("allgather", 128)}
     assert all(abs(each.error) < 0.2 for each in found)
 

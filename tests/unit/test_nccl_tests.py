@@ -1,4 +1,4 @@
-"""What nccl-tests print: real output with known answers, and broken output."""
+"""Output of nccl-tests: real output with known answers, and broken output."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Topologies that NCCL dumps become clusters.
 
 The form is that of a real dump of an A100 host, as published notes on ncclTopoGetSystemFromXml show
-it, and of NVIDIA/nccl (src/graph/xml.cc, topo.h).
+it. It also follows NVIDIA/nccl (src/graph/xml.cc, topo.h).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_devices_links_and_adapters_are_those_of_the_host(tmp_path: Path) -> Non
     assert host.inside is not None
     assert (host.inside.kind, host.inside.rate_bps) == ("switch", 8 * 12 * 25e9)
     assert (host.nics.per_node, host.nics.rate_bps) == (2, 200e9)
-    assert host.nics.of_device == (0, 0, 1, 1)  # each the adapter on its own switch
+    assert host.nics.of_device == (0, 0, 1, 1)  # each uses the adapter on its own switch
     assert described(as_toml(host), "again") == host
 
 

@@ -45,7 +45,7 @@ def read_log(path: Path, content: str | bytes, *, step_time: str | float = "10s"
 
 @contextmanager
 def refused(path: Path, line: int | None, problem: str) -> Iterator[None]:
-    """Expect damage to be found at this line."""
+    """Expect a refusal that names this line."""
     with pytest.raises(DamagedInput) as refusal:
         yield
     assert refusal.value.line == line
@@ -300,7 +300,7 @@ def test_a_damaged_table_of_additions_is_read_or_refused(tmp_path: Path, content
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Let pass what is refused on purpose, in one short sentence."""
+    """Accept a refusal in one short sentence."""
     try:
         yield
     except FullwireError as refusal:

@@ -47,7 +47,7 @@ def test_the_answer_is_what_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", IN_WORDS)
 def test_the_words_are_what_they_were(name: str) -> None:
-    """Where they were meant to change, write them anew: see `tests/old_answers.py`."""
+    """After a deliberate change of words, write them anew: see `tests/old_answers.py`."""
     assert answer(QUESTIONS[name]) == (ANSWERS / name).read_text()
 
 

@@ -1,4 +1,4 @@
-"""What the OSU benchmarks print, in the forms in which people publish it.
+"""Output of the OSU benchmarks, in the forms in which people publish it.
 
 The forms are those of converged-computing/metrics-operator (examples/tests/network-osu-benchmark),
 of converged-computing's runs on Usernetes, and of sites' guides for versions 5.6 to 7.5.

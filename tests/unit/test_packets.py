@@ -1,4 +1,4 @@
-"""Captures become flows: every format, exact bytes, and no capture that harms the reader."""
+"""Captures become flows: every format, exact bytes, and no harm from any capture."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ SEGMENT6 = p.ip(p.tcp(1, 100), "fe80::1", "fe80::2")
         (1, p.tunnel(SEGMENT6, 41), 94),
         (1, p.gre(SEGMENT, 0x0800), 78),
         (1, p.gre(p.ethernet(SEGMENT), 0x6558, flags=0x2000, more=bytes(4)), 96),
-        # What a switch mirrors was on its wire without what is around it now: ERSPAN I, II, III.
+        # Mirrored packets were on their wire without the mirror's headers: ERSPAN I, II, III.
         (1, p.gre(p.ethernet(SEGMENT), 0x88BE), 54),
         (1, p.gre(p.ethernet(SEGMENT), 0x88BE, flags=0x1000, more=bytes(12)), 54),
         (1, p.gre(p.ethernet(SEGMENT), 0x22EB, flags=0x1000, more=bytes(16)), 54),
@@ -269,8 +269,8 @@ def test_extended_reliable_packets_are_counted_without_their_headers(
 def test_what_roce_did_not_send_again_was_not_lost(
     capture: Path, opcode: int, missed: int, lost: int
 ) -> None:
-    # Reliable: a gap that nothing fills is the capture's. Unreliable (its send
-    # middle is 33): nobody can tell.
+    # Reliable: a gap that is never filled is the capture's. Unreliable (its send middle is 33): the
+    # cause of a gap is unknown.
     frames = [
         (psn * 1000, p.ethernet(p.ip(p.roce(psn, 1024, opcode=opcode), protocol=17)))
         for psn in range(1, 21)
@@ -332,7 +332,7 @@ def test_a_packed_capture_that_was_cut_is_partial(capture: Path) -> None:
     assert "cannot be unpacked to its end" in run.missing[0]
 
 
-# What happens to the bytes of one direction: (sequence, bytes) in order of arrival, 10 ms apart.
+# The bytes of one direction: (sequence, bytes) in order of arrival, 10 ms apart.
 WRAP = 2**32 - 150
 
 
@@ -506,12 +506,12 @@ def test_a_bomb_is_refused_and_does_not_swell(
 
 
 def test_who_interrupts_the_reading_need_not_wait(capture: Path) -> None:
-    """A capture that is none is refused at once, however long the others would take."""
+    """A file that is no capture is refused at once, even if the others would take long."""
     frames = p.pcap(a_stream(*((1 + 100 * n, 100) for n in range(2_000))))[24:]
     packed = io.BytesIO()
     with gzip.open(packed, "wb", compresslevel=1) as file:
         file.write(p.pcap([]))
-        for _ in range(1_500):  # which takes a while to unpack
+        for _ in range(1_500):  # takes a while to unpack
             file.write(frames)
     capture.write_bytes(packed.getvalue())
     other = capture.with_name("other.pcap")
@@ -564,7 +564,7 @@ def test_pieces_of_any_size_give_the_same(piece: int, first: int) -> None:
 
 
 def test_threads_make_no_difference(capture: Path) -> None:
-    """Lost, repeated and reordered segments of many flows, in batches that threads take in turn."""
+    """Use lost, repeated and reordered segments of many flows, which threads take in batches."""
     rng = random.Random(1)
     frames, sent = [], [0] * 300
     for number in range(40_000):
@@ -593,7 +593,7 @@ def test_threads_make_no_difference(capture: Path) -> None:
 def test_payload_is_the_union_of_what_was_sent(
     segments: list[tuple[int, int]], wraps: bool
 ) -> None:
-    """Whatever order, overlap and repetition: each byte counts once."""
+    """In any order, with any overlap and repetition, each byte counts once."""
     first = 2**32 - 60 if wraps else 1000
     frames = a_stream((first, 1), *((first + 1 + seq, size) for seq, size in segments))
     scan = PacketScan()

@@ -1,4 +1,4 @@
-"""What another user may have put into a folder of ours is refused, and nobody waits for it."""
+"""Files that another user may have put into our folders are refused without waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files say what they are: at once or late, and for another reason than their name."""
+"""Files are recognised by their content, at once or late, and not by their name."""
 
 from __future__ import annotations
 

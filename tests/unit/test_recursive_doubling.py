@@ -1,4 +1,4 @@
-"""Recursive doubling beside what it is an alternative to; that it adds up is in test_plan.py."""
+"""Recursive doubling compared with its alternatives; test_plan.py checks its sums."""
 
 from __future__ import annotations
 

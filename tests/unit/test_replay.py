@@ -57,7 +57,7 @@ def test_a_replay_is_stored_and_compared_like_any_run(tmp_path: Path) -> None:
     fw.write(slow, tmp_path / "slow.run")
     found = fw.compare(fw.read(tmp_path / "slow.run"), fast)
     assert found.ratio < 0.2
-    assert found.is_significant is None  # one step each: nothing is known of noise
+    assert found.is_significant is None  # one step each: noise is unknown
     assert ("line_rate_bps", "10000000000.0", "100000000000.0") in found.differing_facts
 
 

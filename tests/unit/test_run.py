@@ -1,4 +1,4 @@
-"""A run holds what it says: typed columns of one length, known facts, text that can be stored."""
+"""A run keeps its promises: typed columns of one length, known facts, text that can be stored."""
 
 from __future__ import annotations
 

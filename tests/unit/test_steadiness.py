@@ -1,4 +1,4 @@
-"""Steps that are not alike: what the mean step would hide is said."""
+"""Unsteady steps: the findings that the mean step would hide."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.trained_jobs import a_trained_job, a_transport, with_long_steps
 
 
 def a_job(waits_ms: Sequence[int], computes_ms: Sequence[int]) -> Run:
-    """Make a run of two ranks whose steps wait for data and compute as long as is said."""
+    """Make a run of two ranks whose steps wait for data and compute for the given times."""
     rows, start = [], 0
     for step, (waits, computes) in enumerate(zip(waits_ms, computes_ms, strict=True)):
         begin, end = start + waits * MS, start + (waits + computes) * MS

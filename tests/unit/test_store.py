@@ -1,4 +1,4 @@
-"""A run comes back as it was written, or says what is gone; nothing half-written looks whole."""
+"""A run is read as it was written, or with its gaps; a half-written run never looks complete."""
 
 from __future__ import annotations
 
@@ -487,8 +487,8 @@ def test_a_description_too_large_to_be_read_again_is_not_written(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
-# Crashes. Every file operation of a writer is announced to an audit hook, which ends the process
-# there as a power cut would: by SIGKILL, without any clean-up.
+# Crashes. An audit hook sees every file operation of a writer. It ends the process there as a power
+# cut would: by SIGKILL, without any clean-up.
 CRASHING_WRITER = """
     import os, shutil, signal, sys
     from pathlib import Path
@@ -533,7 +533,7 @@ def test_a_writer_killed_at_any_step_leaves_the_old_run_or_the_new(tmp_path: Pat
 
 
 def source_after_crash(place: Path) -> str:
-    """Say which run is there; between two renames the old one stands aside, whole."""
+    """Return which run is in its place; between two renames the old one stands aside, whole."""
     for hidden in place.parent.glob(".x.run.writing-*"):
         assert not opens_whole(hidden) or read_run(hidden).provenance.source == "new"
     if place.exists():

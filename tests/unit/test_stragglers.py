@@ -31,7 +31,7 @@ def column(name: str, run: Run | str, **conditions: Any) -> list[float]:
 
 
 def a_step(*alone_ns: float, usual_ns: int = 100_000_000) -> Step:
-    """Make a step of 100 ms which ranks took so long for."""
+    """Make a step of 100 ms for which ranks took these times."""
     step = typical_step(a_run(gradients=[(10, 1)], forward_ms=90))
     assert step.step_ns == usual_ns
     return Step(
@@ -46,11 +46,11 @@ def a_step(*alone_ns: float, usual_ns: int = 100_000_000) -> Step:
 
 
 def late(scatter: str, workers: int, steps: int = 1) -> float:
-    """Return by which share of a step the slowest of so many is late."""
+    """Return the share of a step by which the slowest of `workers` ranks is late."""
     return float(jitter(scatter).late_s(a_step(), [workers], steps)[0]) / 0.1
 
 
-# What can be worked out by hand
+# Cases with a known formula
 
 
 @pytest.mark.parametrize("deviation", [1, 5, 30, 100])

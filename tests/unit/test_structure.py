@@ -1,4 +1,4 @@
-"""Promises about structure: who may import whom, what is exported, what a start loads."""
+"""Promises about structure: imports between rooms, exports, and modules loaded at the start."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def module(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Go through the modules that a file imports, at its top or within functions."""
+    """Yield the modules that a file imports, at its top or within functions."""
     here = module(path).split(".")
     here = here if path.name == "__init__.py" else here[:-1]
     for node in ast.walk(ast.parse(path.read_text())):

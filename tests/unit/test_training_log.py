@@ -1,8 +1,11 @@
 """Logs of training scripts: the lines of known ones, and any by a pattern.
 
-The lines are those that karpathy/nanoGPT (train.py), NVIDIA/Megatron-LM (training_log, as in
-bigscience's published logs) and pytorch/examples (imagenet/main.py, as in the guides of
-dusty-nv/jetson-inference, docs/pytorch-plants.md) print.
+The known lines are those of three scripts:
+
+- karpathy/nanoGPT (train.py);
+- NVIDIA/Megatron-LM (training_log, as in bigscience's published logs);
+- pytorch/examples (imagenet/main.py, as in the guides of dusty-nv/jetson-inference,
+  docs/pytorch-plants.md).
 """
 
 from __future__ import annotations

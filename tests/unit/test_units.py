@@ -1,4 +1,4 @@
-"""What people type is read exactly or refused with a sentence; what is printed reads back."""
+"""Typed quantities are read exactly or refused with a sentence; printed ones read back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fullwire.units import (
 from tests.strategies import ODD_TEXT, cases
 
 Reader = Callable[[Any, str], float]
-ARABIC, WIDE = "\u0661\u0660", "\uff11\uff10"  # both say 10 where any digit counts
+ARABIC, WIDE = "\u0661\u0660", "\uff11\uff10"  # both mean 10 where any digit counts
 READERS: tuple[Reader, ...] = (bits_per_second, size_bytes, seconds, ratio)
 
 

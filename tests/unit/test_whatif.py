@@ -1,4 +1,4 @@
-"""What-if answers: the paper's numbers, and the laws that any replay keeps."""
+"""Answers of whatif: the paper's numbers, and the laws that any replay keeps."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_no_run_is_made_of_bytes_and_times_below_nothing(
         a_run(gradients=[gradient])
 
 
-# Laws. Gradients, cluster sizes and rates are drawn; what is claimed holds to the last bit.
+# Laws. Gradients, cluster sizes and rates are generated; each law holds to the last bit.
 
 runs = st.lists(
     st.tuples(st.floats(0, 20), st.integers(1, 200_000_000)), min_size=1, max_size=12
@@ -403,7 +403,7 @@ def test_with_an_add_table_that_falls_fewer_bytes_can_slow_a_step() -> None:
 
 def test_with_a_flush_by_time_a_faster_backward_can_slow_a_step() -> None:
     # At its usual pace both gradients wait 6 ms, so each leaves by itself and the first overlaps
-    # the backward pass; twice as fast, they wait 3 ms, share a message and leave at the end.
+    # the backward pass. Twice as fast, they wait 3 ms, share a message and leave at the end.
     conditions: dict[str, Any] = {"workers": 2, "bandwidth": LINE, "buckets": "64MiB/5ms"}
     usual = a_run(gradients=[(6, 30_000_000), (12, 1_000)], forward_ms=0)
     faster = a_run(gradients=[(4.9, 30_000_000), (9.7, 1_000)], forward_ms=0)

@@ -1,4 +1,4 @@
-"""What packets say beyond bytes: Gloo's messages, round trips, clocks, a host's addresses."""
+"""Packets beyond their bytes: Gloo's messages, round trips, clocks, a host's addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def preamble(payload: int, opcode: int = SEND, *, collective: int = 4, tag: int 
 
 
 def sent(seq: int, content: bytes, more: int = 0) -> bytes:
-    """Return a frame of a segment with this content, and so many bytes after it."""
+    """Return a frame of a segment with this content, and `more` bytes after it."""
     return p.ethernet(p.ip(p.tcp(seq, 0)[:20] + content + bytes(more)))
 
 
@@ -119,7 +119,7 @@ def test_clocks_of_two_captures_are_compared_and_set_right(tmp_path: Path) -> No
     run = read(tmp_path, *two_ends(7 * MS))
     assert run.facts.capture_clocks == "1.pcap +7000 us (+- 40 us)"
     answers = run.flows.source == "10.0.0.2:2000"
-    # The answers' own end is the second capture, whose times are told by the first one's clock.
+    # The answers' own end is the second capture; its times are converted to the first one's clock.
     assert run.flows.start_ns[answers].min() == pytest.approx(START + 85 * US, abs=300 * US)
 
 

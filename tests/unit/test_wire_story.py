@@ -1,4 +1,4 @@
-"""What packets say beyond iterations: collectives, ranks, causes, hot spots, more shapes."""
+"""Training in packets beyond iterations: collectives, ranks, causes, hot spots, more shapes."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_what_is_counted_with_the_collective_before_is_told_by_the_sum_of_both()
 
 
 def test_edges_that_only_start_up_used_tell_the_size_and_so_the_count() -> None:
-    """A slow link leaves no silence, and the longest one is not where start-up ends."""
+    """A slow link leaves no silence, so the longest one is elsewhere than after start-up."""
     sent: list[Sent] = [(0, 1, 8 * MB, 0, 80), (0, 2, 8 * MB, 0, 80)]
     now = 81.0
     for iteration in range(14):
@@ -357,7 +357,7 @@ def matrix(hosts: int, edges: Iterator[tuple[int, int, float]]) -> Pattern:
 
 
 def double_tree(ranks: int) -> Iterator[tuple[int, int, float]]:
-    """NCCL's: a tree in which odd ranks are leaves, and its mirror, each with half both ways."""
+    """Yield NCCL's: a tree whose leaves are odd ranks, and its mirror, each half both ways."""
     for rank in range(1, ranks):
         bit = rank & -rank
         above = (rank ^ bit) | bit << 1
@@ -386,7 +386,7 @@ def test_rings_in_several_orders_are_taken_apart() -> None:
 
 
 def rings_of_rings() -> Iterator[tuple[int, int, float]]:
-    """Rings of four reduce-scatter and gather; between them, pairs reduce what each has."""
+    """Yield rings of four that reduce-scatter and gather; across rings, pairs reduce parts."""
     for group in range(2):
         for n in range(4):
             yield group * 4 + n, group * 4 + (n + 1) % 4, 2 * 3 / 4

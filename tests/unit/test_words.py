@@ -1,4 +1,4 @@
-"""How fields are written into sentences."""
+"""The way in which fields are written into sentences."""
 
 from __future__ import annotations
 

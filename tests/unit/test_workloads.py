@@ -1,4 +1,4 @@
-"""The built-in models: exact sizes and order, and times that keep what the docstring promises."""
+"""The built-in models: exact sizes and order, and times as the docstring promises."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def step_on_v100(label: str) -> workloads.Workload:
 
 
 def with_batch_norms(vgg: Model) -> Model:
-    """The network that was measured: a batch norm between each convolution and its ReLU."""
+    """Return the measured network: a batch norm between each convolution and its ReLU."""
     return replace(vgg, layers=tuple(layers_with_batch_norms(vgg)))
 
 

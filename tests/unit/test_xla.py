@@ -1,7 +1,7 @@
 """Timelines of JAX and TensorFlow, in the form that XLA's profiler writes.
 
 The form is that of tensorflow/tensorflow (tsl/profiler/convert/trace_events_to_json.cc) with the
-names of tsl/profiler/utils/xplane_schema.cc; the GPU's lines are those that AMD's TraceLens and
+names of tsl/profiler/utils/xplane_schema.cc. The GPU's lines are those that AMD's TraceLens and
 published JAX traces show ("Stream #14(Compute)", NCCL's kernels, step_num on the host).
 """
 

@@ -234,7 +234,7 @@ class Cluster(Result):
 
     @property
     def devices(self) -> int:
-        """How many devices there are in all."""
+        """Return the number of devices of all nodes."""
         return self.nodes * self.devices_per_node
 
     def node_rate_bps(self, node: int) -> float:
@@ -244,12 +244,12 @@ class Cluster(Result):
 
     @property
     def nics_per_node(self) -> int:
-        """How many NICs a node has."""
+        """Return the number of NICs of a node."""
         return self.nics.per_node
 
     @property
     def is_flat(self) -> bool:
-        """Whether it is no more than workers with equal links around one switch."""
+        """Whether it has only workers with equal links around one switch."""
         return (
             self.devices_per_node == 1
             and self.inside is None
@@ -304,7 +304,7 @@ class Cluster(Result):
 
     @property
     def link_count(self) -> int:
-        """How many links there are."""
+        """Return the number of links."""
         return self.link_blocks[-1]
 
     @cached_property
@@ -346,7 +346,7 @@ class Cluster(Result):
 
     @property
     def link_names(self) -> LinkNames:
-        """The name of each link, such as node3.nic2.up, made when it is asked for."""
+        """The name of each link, such as node3.nic2.up, made on demand."""
         return LinkNames(self)
 
     @property
@@ -390,7 +390,7 @@ class LinkClass:
 
 
 def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
-    """Go through the kinds of links that there are."""
+    """Go through the kinds of links that a cluster has."""
     network, inside, nics = cluster.network, cluster.inside, cluster.nics
     for kind, name in enumerate(LINK_KINDS):
         rates_bps = cluster.link_rate_bps[cluster.link_kind == kind]

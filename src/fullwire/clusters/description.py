@@ -3,13 +3,13 @@
     name = "two racks"
     nodes = 8
     devices_per_node = 8
-    startup = "30us"              # what a collective takes before its bytes move
+    startup = "30us"              # time of a collective before its bytes move
 
-    [inside]                      # what joins the devices of a node; left out where there is one
-    kind = "switch"               # or "pcie": then what leaves the node passes it as well
+    [inside]                      # links between the devices of a node, if it has several
+    kind = "switch"               # or "pcie": then transfers that leave the node use it as well
     rate = "450GB/s"              # of each device, each way
     latency = "1us"
-    payload_share = 0.8           # of the rate, what is left for payload
+    payload_share = 0.8           # share of the rate that is left for payload
 
     [nics]
     per_node = 8
@@ -22,7 +22,7 @@
     kind = "fat-tree"             # or "switch", "rails", "torus" with rows and columns
     nodes_per_leaf = 4
     oversubscription = "2:1"
-    latency = "1us"               # what the way through the spine adds
+    latency = "1us"               # added by the way through the spine
     leaves_per_pod = 4            # each pod has a spine, and pods reach each other through a core
     core_oversubscription = "4:1"
 
@@ -30,10 +30,10 @@
     node = 3
     nic_rate = "100Gbps"
 
-    [measured]                    # what `fullwire cluster fit` found in tables (measured.py)
+    [measured]                    # by `fullwire cluster fit` from tables (measured.py)
     source = "nccl_8.log, nccl_16.log"
-    tree_share = 0.9              # what a tree fills of the rate that a ring fills
-    pair_share = 0.5              # how little a tree gains between two nodes
+    tree_share = 0.9              # rate that a tree fills, over the rate that a ring fills
+    pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0)
     spread = 0.06                 # of a time's logarithm
 
     [[measured.protocols]]
@@ -44,7 +44,7 @@
     inside_share = 0.2            # of the line rates
     between_share = 0.2
 
-    [[measured.shown]]            # what each table shows, as times of what protocols say
+    [[measured.shown]]            # each table's times, as multiples of the protocols' times
     op = "allreduce"
     workers = 16
     bytes = [65536, 131072]
@@ -117,7 +117,7 @@ _NETWORK_KEYS: Mapping[str, Sequence[str]] = {
 
 
 def described(text: str, place: str) -> Cluster:
-    """Read a cluster from TOML; `place` says in complaints where the text is from."""
+    """Read a cluster from TOML; `place` names the source of the text in error messages."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -233,7 +233,7 @@ class _Table:
             self.check_keys(self.known)
 
     def check_keys(self, known: Sequence[str]) -> None:
-        """Refuse a key that nobody would read."""
+        """Refuse an unknown key."""
         for key in self.held:
             if key not in known:
                 near = get_close_matches(key, known, n=1)
@@ -257,7 +257,7 @@ class _Table:
         raise UsageError(f"{self._what(key)}: expected {words}, got {shown(value)}")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Return how many there are of something, at least one."""
+        """Return a count of at least one."""
         return self._within(key, self._value(key, default, "a whole number"), least=1)
 
     def whole(self, key: str) -> int:
@@ -265,14 +265,14 @@ class _Table:
         return self._within(key, self._value(key, None, "a whole number"), least=0)
 
     def whole_numbers(self, key: str, most: int = _MOST) -> tuple[int, ...]:
-        """Return a list of numbers that count from 0; empty if there is none."""
+        """Return a list of numbers that count from 0; empty if it is missing."""
         value = self.held.get(key, [])
         if not isinstance(value, list):
             raise UsageError(f"{self._what(key)}: expected a list, like [0, 1], got {shown(value)}")
         return tuple(self._within(key, number, least=0, most=most) for number in value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """Return a list of plain numbers; empty if there is none."""
+        """Return a list of plain numbers; empty if it is missing."""
         value = self.held.get(key, [])
         if not isinstance(value, list) or not all(
             isinstance(each, int | float) and not isinstance(each, bool) for each in value
@@ -428,7 +428,7 @@ def _plain(exact: Decimal) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Print a TOML string that no terminal obeys; JSON's escapes are TOML's."""
+    """Print a TOML string, with control characters escaped: JSON's escapes are TOML's."""
     escaped = json.dumps(text, ensure_ascii=False)
     return "".join(
         letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in escaped

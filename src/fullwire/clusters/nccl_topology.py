@@ -33,7 +33,7 @@ Way = tuple[int, ...]  # through the tree, by places
 
 
 def cluster_of_topology(text: str, place: str) -> Cluster:
-    """Read a topology of NCCL as two such hosts."""
+    """Read NCCL's topology of a host as a cluster of two such hosts."""
     if "<!" in text.replace("<!--", ""):
         raise UsageError(f"{place}: expected a topology of NCCL, which declares nothing")
     try:

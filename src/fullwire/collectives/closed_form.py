@@ -32,15 +32,14 @@ def recorded_cost(op: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) 
 
 
 def recorded_as(op: str) -> tuple[str, str]:
-    """Return which collective with a known cost stands for one of a run, and its algorithm."""
+    """Return the collective with a known cost that stands for one of a run, and its algorithm."""
     return _LIKELY.get(op, _OTHERS)
 
 
 def sent_as(op: str, backend: object) -> str:
     """Return the collective whose messages a backend sends for one.
 
-    For a reduce-scatter Gloo makes the sum on every rank: a lab's NICs counted the bytes of an
-    all-reduce.
+    Gloo carries out a reduce-scatter as an all-reduce: a lab's NICs counted the bytes of one.
     """
     return "allreduce" if (op, backend) == ("reducescatter", "gloo") else op
 

@@ -171,7 +171,7 @@ def _between(cluster: Cluster, workers: int, nodes: int) -> tuple[float, float, 
 def ways_s(
     measured: Measured, of_algorithms: Mapping[str, Needs], sizes: ArrayLike
 ) -> tuple[list[tuple[str, Protocol]], Floats]:
-    """Return each algorithm by each protocol, and in a row for each the times for these sizes."""
+    """Return each pair of algorithm and protocol, and for each a row of times at these sizes."""
     size = np.asarray(sizes, np.float64)
     ways, rows = [], []
     for name, need in of_algorithms.items():
@@ -192,7 +192,7 @@ def ways_s(
 def beside_protocols(
     measured: Measured, op: str, cluster: Cluster, workers: int, sizes: Sequence[float]
 ) -> Floats:
-    """Return how many times as long as by the protocols it takes, according to the tables."""
+    """Return the times that the tables predict, as factors of the protocols' times."""
     inside = workers <= cluster.devices_per_node
     alike = [
         table

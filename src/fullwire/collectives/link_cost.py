@@ -87,7 +87,7 @@ class LinkCost:
     startup_s: float = 0.0
     nic_rate_bps: float = 1.0
     is_exact: bool = False  # at that rate
-    is_near: bool = True  # else ranks drift apart, and only events tell
+    is_near: bool = True  # else ranks drift apart, and only events give the time
 
     # From events: a message's time at the NICs' rate, and the factor from this cost to its time.
     played: tuple[tuple[float, float], ...] = ()
@@ -128,7 +128,7 @@ class LinkCost:
         return self.startup_s + total
 
     def busiest(self, size_bytes: float, per_bit: float) -> str | None:
-        """Name the kind of link that takes most of the time; None among one worker."""
+        """Name the kind of link that takes most of the time; None for one worker."""
         time_s: dict[str, float] = {}
         for cost in self.rounds:
             here_s = float(cost.time_s(size_bytes, per_bit))
@@ -243,7 +243,7 @@ class _Load:
     share: Floats
 
     def equals(self, other: _Load) -> bool:
-        """Say whether the same connections carry the same."""
+        """Return whether the same connections carry the same."""
         return np.array_equal(self.connection, other.connection) and np.array_equal(
             self.share, other.share
         )
@@ -263,7 +263,7 @@ class _Step:
     beside: tuple[_Load, ...]
 
     def continues(self, other: _Step) -> bool:
-        """Say whether these rounds are more of the same."""
+        """Return whether these rounds continue the other ones with the same loads."""
         return len(self.beside) == len(other.beside) and all(
             one.equals(another)
             for one, another in zip(

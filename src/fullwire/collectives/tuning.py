@@ -68,7 +68,7 @@ def over_links(costs: Mapping[str, LinkCost], adds: AddTimes) -> Times:
 
 
 def tuned(times_s: Times) -> Tuning:
-    """Say which algorithm is the cheapest for which sizes."""
+    """Return the cheapest algorithm for each size, and the sizes where it changes."""
     sizes = [4**power for power in range(1, 18)]
     return Tuning(ranges=tuple(ranges(times_s)), table=tuple(choices(times_s, sizes)))
 

@@ -1,4 +1,4 @@
-"""What a lab is to be: hosts, lines and settings, checked before anything is made."""
+"""The description of a lab: hosts, lines and settings, checked before anything is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fullwire.units import bits_per_second, seconds, show_rate
 MOST_HOSTS = MOST_RANKS = 128
 LEAST_RATE_BPS = 1e6  # below, one packet takes longer than a measurement may
 MOST_RATE_BPS = 8 * (2**32 - 1)  # tbf counts bytes per second in 32 bits
-LEAST_ADDED_S = 50e-6  # a small message between two hosts takes as long without any
+LEAST_ADDED_S = 50e-6  # a small message between two hosts takes as long without added latency
 LEAST_MTU, MOST_MTU = 576, 9000
 
 _ETHERNET_HEADER_BYTES = 14
@@ -26,11 +26,11 @@ class LabDescription:
     """A cluster to be made of namespaces, one host for each worker.
 
     `cpus` holds, for each host, the processors that its job may use; empty means all of them.
-    The cluster's latency is added on the way out of each host, and `loss` there drops that share.
-    With dilation links are that many times slower than the cluster's, and times longer, for a job
-    that computes so much slower too. A host is a node: it has a rank for each device, and as many
-    NICs, and hosts may be on leaves below a spine. `is_described` says that the cluster was
-    described as it was bought, and not by workers, a rate and a latency.
+    The cluster's latency is added on the way out of each host, and `loss` drops that share of the
+    frames there. With a dilation of 10, links are 10 times slower than the cluster's and times are
+    10 times longer, for a job that also computes 10 times slower. A host is a node: it has one rank
+    for each device and may have several NICs. Hosts may be on leaves below a spine. `is_described`
+    is true for a cluster from a cluster description, false for workers, a rate and a latency.
     """
 
     cluster: Cluster
@@ -63,13 +63,13 @@ class LabDescription:
 
     @property
     def rates_bps(self) -> Sequence[float]:
-        """The line rate of each host, as it is made."""
+        """The line rate of each host, with dilation."""
         hosts = range(self.cluster.nodes)
         return [self.cluster.node_rate_bps(host) / self.dilation for host in hosts]
 
     @property
     def latency_s(self) -> float:
-        """What is added on the way out of each host, as it is made."""
+        """The latency added on the way out of each host, with dilation."""
         return self._added_s(self.cluster.nics.latency_s)
 
     @property
@@ -78,18 +78,18 @@ class LabDescription:
         return 0.0 if self.latency_s else self.cluster.nics.latency_s
 
     def _added_s(self, latency_s: float) -> float:
-        """Add nothing to a described cluster that a message takes in any lab."""
+        """Return the latency to add: 0 where a message in any lab takes that long anyway."""
         dilated_s = latency_s * self.dilation
         return dilated_s if not self.is_described or dilated_s >= LEAST_ADDED_S else 0.0
 
     @property
     def ranks_per_host(self) -> int:
-        """How many ranks each host has, one for each device."""
+        """The number of ranks on each host, one for each device."""
         return self.cluster.devices_per_node
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are; they count from host to host."""
+        """The number of ranks; they are numbered from host to host."""
         return self.cluster.nodes * self.ranks_per_host
 
     def host_of(self, rank: int) -> int:
@@ -98,20 +98,20 @@ class LabDescription:
 
     @property
     def nics_per_host(self) -> int:
-        """How many NICs each host has."""
+        """The number of NICs of each host."""
         return self.cluster.nics_per_node
 
     def nic_of(self, rank: int) -> int:
-        """Return the NIC that is near a rank's device."""
+        """Return the number of the NIC that is nearest to a rank's device."""
         return int(self.cluster.nic_of_device[self.place_of(rank)])
 
     def place_of(self, rank: int) -> int:
-        """Return which rank of its host it is."""
+        """Return the local rank: the place of a rank on its host."""
         return rank % self.ranks_per_host
 
     @property
     def leaves(self) -> int:
-        """How many leaves hang below a spine; none where all hosts are on one switch."""
+        """The number of leaves below a spine; 0 where all hosts are on one switch."""
         return self.cluster.leaves
 
     def leaf_of(self, host: int, nic: int) -> int:
@@ -122,12 +122,12 @@ class LabDescription:
 
     @property
     def uplink_rate_bps(self) -> float:
-        """The line rate of a leaf's uplinks together, as they are made."""
+        """The line rate of a leaf's uplinks together, with dilation."""
         return self.cluster.uplink_rate_bps / self.dilation
 
     @property
     def spine_latency_s(self) -> float:
-        """What is added on the way up to the spine, as it is made."""
+        """The latency added on the way up to the spine, with dilation."""
         if not isinstance(self.cluster.network, LeafSpine):
             return 0.0
         return self._added_s(self.cluster.network.latency_s)
@@ -157,7 +157,7 @@ def describe(
     loss: str = "0%",
     dilation: float = 1.0,
 ) -> LabDescription:
-    """Read what people type: "1Gbps" is for every host, "2:300Mbps" for host 2 alone.
+    """Read the options of a user: "1Gbps" is for every host, "2:300Mbps" for host 2 alone.
 
     Hosts, rates and latency come from a described cluster, if there is one.
     """
@@ -201,7 +201,7 @@ def _one_switch(workers: int | None, rate: Sequence[str], latency: str) -> Clust
 
 
 def _as_made(cluster: Cluster) -> Cluster:
-    """Return a described cluster, or say why a lab cannot make it."""
+    """Return a described cluster; refuse one that a lab cannot make, with the reason."""
     if isinstance(cluster.network, Torus):
         raise UsageError(
             f"{cluster.name}: a lab cannot make a torus, where hosts pass on what is for others: "
@@ -216,7 +216,7 @@ def _as_made(cluster: Cluster) -> Cluster:
 
 
 def _for_all_and_one(texts: Sequence[str], what: str) -> tuple[list[str], dict[int, str]]:
-    """Tell values for every host from those that begin with a host and a colon."""
+    """Separate values for every host from values that begin with a host and a colon."""
     common: list[str] = []
     own: dict[int, str] = {}
     for text in texts:
@@ -229,7 +229,7 @@ def _for_all_and_one(texts: Sequence[str], what: str) -> tuple[list[str], dict[i
 
 
 def interface_of(nic: int) -> str:
-    """Return what a NIC is called inside its host."""
+    """Return the name of a NIC inside its host."""
     return f"eth{nic}"
 
 
@@ -277,7 +277,7 @@ def _share(text: str) -> float:
 
 
 def check_rate(rate_bps: float, dilation: float) -> None:
-    """Refuse a line rate that the kernel's token bucket cannot hold, or nobody could measure."""
+    """Refuse a line rate too high for the kernel's token bucket, or too low to be measured."""
     made_bps = rate_bps / dilation
     if not LEAST_RATE_BPS <= made_bps <= MOST_RATE_BPS:
         dilated = f", {show_rate(made_bps)} when dilated" if dilation > 1 else ""

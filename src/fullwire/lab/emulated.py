@@ -20,11 +20,11 @@ from fullwire.units import show_bytes
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _PREFIX, _SUFFIX = "fullwire-emulation-", ".json"
-_TIME_TO_LOCK_S = 60.0  # after its making a file may not be locked yet
+_TIME_TO_LOCK_S = 60.0  # a file younger than this may not be locked yet
 
 
 def check_possible(emulation: Emulation, workers: int) -> None:
-    """Refuse what does not fit into memory, and a Python without torch."""
+    """Refuse an emulation larger than the memory, and a Python that lacks torch."""
     needed, available = workers * emulation.memory_bytes, available_bytes()
     if needed > available:
         raise UsageError(
@@ -41,19 +41,19 @@ def check_possible(emulation: Emulation, workers: int) -> None:
 
 @contextmanager
 def trainer_command(emulation: Emulation) -> Iterator[list[str]]:
-    """Give the command that each host is to run, for as long as it may be needed."""
+    """Yield the command for each host; its file exists until the block ends."""
     _remove_orphans()
     with tempfile.NamedTemporaryFile(prefix=_PREFIX, suffix=_SUFFIX) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # held until the file is removed, or we are killed
+        fcntl.flock(file, fcntl.LOCK_EX)  # held until the file is removed or we are killed
         file.write(msgspec.json.encode(emulation))
         file.flush()
         yield [sys.executable, "-m", "fullwire.lab.trainer", file.name]
 
 
 def _remove_orphans() -> None:
-    """Remove the files of those who were killed; who lives holds a lock on its own."""
+    """Remove the files of killed processes; a living process holds a lock on its file."""
     for orphan in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
-        with suppress(OSError), orphan.open("rb") as file:  # locked, another user's, or just gone
+        with suppress(OSError), orphan.open("rb") as file:  # locked, of another user, or gone
             if time.time() - os.fstat(file.fileno()).st_mtime < _TIME_TO_LOCK_S:
                 continue
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +61,7 @@ def _remove_orphans() -> None:
 
 
 def available_bytes() -> int:
-    """Return the memory that new processes may take: the machine's, or less in a container."""
+    """Return the memory for new processes: the machine's, or a container's smaller limit."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     try:

@@ -1,4 +1,4 @@
-"""What goes wrong on a timetable: a slow link, a cut cable, a killed or paused host.
+"""Faults on a timetable: a slow link, a cut cable, a killed or paused host.
 
     5s slow 2 100Mbps    host 2's link runs at this line rate, both ways
     8s cut 2             host 2's cable is pulled: the carrier is gone
@@ -6,7 +6,7 @@
     10s kill 1           every process on host 1 gets SIGKILL
     10s pause 1          every process on host 1 gets SIGSTOP
 
-Times count from the start of the job; dilation stretches them, and slows rates, as everything else.
+Times count from the start of the job. Dilation stretches these times and slows these rates too.
 """
 
 from __future__ import annotations

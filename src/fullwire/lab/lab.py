@@ -1,4 +1,4 @@
-"""The handle of a lab: making it, starting commands on its hosts, disturbing it, ending it."""
+"""The handle of a lab: make it, start commands on its hosts, disturb it, end it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Lab:
     def __enter__(self) -> Lab:
         ours, theirs = socket.socketpair()
         with theirs:
-            # It finds our modules where we found them, whatever directory we are in.
+            # The supervisor finds our modules in the same places, in any working directory.
             program = (
                 f"import sys; sys.path[:] = {sys.path!r}\n"
                 "from fullwire.lab.supervisor import main\n"
@@ -70,7 +70,7 @@ class Lab:
         in_foreground: bool = False,
         packet_socket: str | None = None,
     ) -> None:
-        """Start a rank's command on its host, with our standard output and error as its own."""
+        """Start a rank's command on its host, with this process's standard output and error."""
         self._tell(
             Start(
                 rank=rank,
@@ -82,11 +82,11 @@ class Lab:
         )
 
     def disturb(self, fault: Fault) -> None:
-        """Do to a host what the fault says, now."""
+        """Apply a fault to its host now."""
         self._tell(fault)
 
     def signal(self, number: int) -> None:
-        """Send a signal to every command that runs."""
+        """Send a signal to every running command."""
         self._tell(Signal(number))
 
     def next_end(self, timeout_s: float | None) -> Ended | None:
@@ -108,7 +108,7 @@ class Lab:
         self.warnings = answer.warnings
 
     def _tell(self, message: LabDescription | Start | Fault | Signal) -> None:
-        with contextlib.suppress(BrokenPipeError):  # what happened is heard with the next answer
+        with contextlib.suppress(BrokenPipeError):  # the next answer tells the reason
             self._connection.send(message)
 
     def _hear(self) -> Ready | Refused | Ended:
@@ -119,11 +119,11 @@ class Lab:
         return answer
 
     def _end(self) -> None:
-        """Close the socket, at which the supervisor ends and everything in the lab with it."""
+        """Close the socket: the supervisor then ends, and everything in the lab with it."""
         self._connection.close()
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._supervisor.wait(_END_S)
-        finally:  # it hangs, or a person does not want to wait
+        finally:  # the supervisor hangs, or the user interrupts the wait
             self._supervisor.kill()
             self._supervisor.wait()

@@ -1,15 +1,17 @@
 """Hosts on a switch: a bridge, a veth pair for each host, a token bucket at both its ends.
 
-Below a spine there is a bridge for each leaf, and one in a namespace of its own for the spine; a
-veth pair with its two buckets joins them, as slow as the leaf's uplinks are together.
+With a spine, each leaf is a bridge, and the spine is a bridge in a namespace of its own. A veth
+pair with two buckets joins a leaf to the spine. Its rate is that of the leaf's uplinks together.
 
-A host with several NICs has a veth pair for each, and each NIC a network of its own: what goes to
-the address of NIC 2 leaves by NIC 2, so no traffic goes from rail to rail. Ranks of one host reach
-each other through its loopback, whichever addresses they use, and that nothing shapes.
+A host with several NICs has a veth pair for each, and each NIC has a network of its own. Frames to
+the address of NIC 2 leave by NIC 2, so no traffic goes from rail to rail. Ranks of one host reach
+each other through its loopback, at any of its addresses, and the loopback has no bucket.
 
-The bucket at the host's end holds what the host sends to the line rate, the one at the switch's end
-what it receives: full duplex. tbf counts whole Ethernet frames without preamble and checksum, also
-when the kernel hands it many segments as one, so a 1500 byte MTU leaves 1448/1514 for payload.
+The bucket at the host's end limits sending to the line rate. The bucket at the switch's end limits
+receiving. So the link is full duplex.
+
+The bucket (tbf) counts whole Ethernet frames without preamble and checksum, even when the kernel
+hands it many segments as one. So an MTU of 1500 bytes leaves 1448/1514 for payload.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ _FIRST_NETWORK = 77  # 10.77.0.0/16; nothing else is in the lab to collide with
 
 _TBF, _NETEM = 0x10000, 0x20000  # handles 1: and 2:
 _ROOT = 0xFFFFFFFF
-_NETEM_FRAMES = 1_000_000  # its default of 1,000 would drop what a fast line has under way
+_NETEM_FRAMES = 1_000_000  # the default of 1,000 is fewer than a fast line has under way
 _NO_PREFIX_ROUTE = 0x200  # we add the route ourselves, with the congestion control in it
 _LARGEST_FRAME_BYTES = MOST_MTU + 14
-_MOST_SEGMENTS_BYTES = 65_536  # that the kernel hands down in one piece
-_LARGEST_HAND_DOWN_BYTES = 74_000  # the same, with the headers of each segment, however small
-# A host drops nothing on its own way out: its NIC makes TCP wait. The kernel's usual queue is as
-# long as this, a thousand hand-downs.
+_MOST_SEGMENTS_BYTES = 65_536  # the most that the kernel hands down in one piece.
+_LARGEST_HAND_DOWN_BYTES = 74_000  # the same, with the headers of many small segments.
+# A host drops no frames on its own way out: its NIC makes TCP wait. This is the length of the
+# kernel's usual queue, a thousand hand-downs.
 _HOST_QUEUE_BYTES = 1000 * _LARGEST_HAND_DOWN_BYTES
 
 
@@ -63,12 +65,12 @@ class Nic:
 
     @property
     def interface(self) -> str:
-        """What it is called inside its host."""
+        """Its name inside its host."""
         return interface_of(self.number)
 
     @property
     def port(self) -> str:
-        """What the switch calls it."""
+        """The name of its port on the switch."""
         return f"port{self.host}.{self.number}"
 
     @property
@@ -87,12 +89,12 @@ class Host:
 
     @property
     def name(self) -> str:
-        """What the host calls itself."""
+        """The host name that the host's own processes see."""
         return f"host{self.number}"
 
     @property
     def address(self) -> str:
-        """The address that its name stands for, its first NIC's."""
+        """The address for the host's name: that of its first NIC."""
         return self.nics[0].address
 
 
@@ -106,17 +108,17 @@ class Leaf:
     down: str
 
     def address(self, nic: int = 0) -> str:
-        """The leaf's own address on a NIC's network, for those who measure."""
+        """The leaf's own address on a NIC's network, for measurements."""
         return str(_network_of(nic)[-2 - 2 * self.number])
 
     @property
     def spine_address(self) -> str:
-        """The spine's, as this leaf sees it."""
+        """The spine's address on its link to this leaf."""
         return str(_network_of(0)[-3 - 2 * self.number])
 
 
 class Network:
-    """The lab's network, made where this process is; it goes when its namespaces go."""
+    """The lab's network, made in this process's namespaces; it ends with them."""
 
     def __init__(self, description: LabDescription) -> None:
         self._description = description
@@ -124,8 +126,8 @@ class Network:
         self.congestion = _congestion(description.congestion)
         _no_ipv6()
         self.leaves: list[Leaf] = []
-        self.spine: int | None = None  # its namespace, if there is one
-        self._waiting_bytes: dict[int, int] = {}  # of one piece, at a host's link, at most
+        self.spine: int | None = None  # the spine's namespace, if there is a spine
+        self._waiting_bytes: dict[int, int] = {}  # by host: the largest waiting piece at its link
         with _kernel_refusals_explained():
             self._switch.link("set", index=_index(self._switch, "lo"), state="up")
             if description.leaves:
@@ -160,7 +162,7 @@ class Network:
             self._make_leaf(self.leaves[-1], self.spine)
 
     def _make_leaf(self, leaf: Leaf, spine: int) -> None:
-        """Make a leaf and join it to the spine; each knows the other's address on this way only."""
+        """Make a leaf and join it to the spine; each reaches the other over this link only."""
         mtu = self._description.mtu
         bridge = self._make_bridge(self._switch, leaf.bridge)
         self._switch.link(
@@ -194,7 +196,7 @@ class Network:
         host = Host(number, namespaces.new_network(), nics)
         with namespaces.inside(host.network):
             _no_ipv6()
-            # Let our own group ping: the capability that ping carries means nothing in a lab.
+            # Let our own group ping: the capability of the ping program has no effect in a lab.
             group = os.getegid()
             with contextlib.suppress(OSError):
                 Path("/proc/sys/net/ipv4/ping_group_range").write_text(f"{group} {group}")
@@ -230,7 +232,7 @@ class Network:
             flags=_NO_PREFIX_ROUTE,
         )
         own.link("set", index=index, state="up")
-        # By the route, and not by sysctl: that refuses algorithms that the machine itself offers.
+        # Set in the route: the sysctl refuses some algorithms that the machine itself offers.
         asked = self._description.congestion
         metrics = {"cc_algo": asked} if asked else {}
         own.route("add", dst=str(network), oif=index, scope="link", metrics=metrics)
@@ -249,8 +251,8 @@ class Network:
                     _hold_to(at_spine, _index(at_spine, leaf.down), rate_bps, *sizes)
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
-        """Hold what each NIC of a host sends and what it receives to a rate each."""
-        # Leave room for what waits: in a bucket smaller than it is it would wait for ever.
+        """Limit the sending and the receiving of each NIC of a host to a rate."""
+        # Leave room for waiting pieces: a piece larger than the bucket would wait for ever.
         whole_bytes = _burst_bytes(rate_bps)
         waiting_bytes = max(
             self._waiting_bytes.get(host.number, 0), min(_LARGEST_HAND_DOWN_BYTES, whole_bytes)
@@ -264,9 +266,9 @@ class Network:
                 _hold_to(self._switch, port, rate_bps, burst_bytes, queue_bytes)
                 index = _index(own, nic.interface)
                 _hold_to(own, index, rate_bps, burst_bytes, _HOST_QUEUE_BYTES)
-                # What is larger than the bucket would be cut into single frames, each of which
-                # wakes the receiver: a NIC hands up what came in together. TCP's headers must fit
-                # the bucket too.
+                # The kernel cuts a piece larger than the bucket into single frames, and each frame
+                # wakes the receiver. A real NIC hands up frames that came together as one. TCP's
+                # headers must fit into the bucket too.
                 piece_bytes = min(_MOST_SEGMENTS_BYTES, round(0.9 * whole_bytes))
                 own.link("set", index=index, gso_max_size=piece_bytes)
 
@@ -283,7 +285,7 @@ class Network:
                 _delay(self._switch, leaf.up, self._description.spine_latency_s, loss=0.0)
 
     def sent_bytes(self, host: Host) -> int:
-        """Return what a host has sent so far, as its ports on the switches have counted."""
+        """Return the bytes that a host has sent so far, as counted by its ports on the switches."""
         ports = [_index(self._switch, nic.port) for nic in host.nics]
         links = [self._switch.link("get", index=port)[0] for port in ports]
         return sum(int(link.get_attr("IFLA_STATS64")["rx_bytes"]) for link in links)
@@ -336,7 +338,7 @@ def _delay(netlink: IPRoute, name: str, latency_s: float, loss: float) -> None:
 
 
 def _add_way(netlink: IPRoute, bridge: int, own: str | None, other: str) -> None:
-    """Say that an address is reached over this bridge, and from which one of our own."""
+    """Add a route to an address over this bridge, with our own address to send from."""
     source = {}
     if own is not None:
         netlink.addr("add", index=bridge, address=own, prefixlen=32)
@@ -345,22 +347,22 @@ def _add_way(netlink: IPRoute, bridge: int, own: str | None, other: str) -> None
 
 
 def _answer_for_own_addresses_only() -> None:
-    """Let each interface answer for its own address: all of them hear who is asked for."""
+    """Let each interface answer for its own address only, although all hear each request."""
     Path("/proc/sys/net/ipv4/conf/all/arp_ignore").write_text("1")
 
 
 def _burst_bytes(rate_bps: float) -> int:
-    """Return how much may pass at once after a pause: 1 ms of the line where that is little.
+    """Return the bytes that may pass at once after a pause: on slow lines, 1 ms of the line rate.
 
-    On faster lines, one whole hand-down of TCP and beside it what the line carries between two
-    wake-ups of the bucket: what it has no room for then is bandwidth that nobody can use.
+    On faster lines the bucket has room for one whole hand-down of TCP and for the bytes that the
+    line carries between two wake-ups of the bucket. A smaller bucket would waste bandwidth.
     """
     enough_bytes = _LARGEST_HAND_DOWN_BYTES + _carried_bytes(rate_bps, 200e-6)
     return max(4 * _LARGEST_FRAME_BYTES, min(enough_bytes, _carried_bytes(rate_bps, 1e-3)))
 
 
 def _switch_queue_bytes(rate_bps: float) -> int:
-    """Return what waits at a port before frames are dropped, as much as a shallow switch has."""
+    """Return the bytes that may wait at a port before it drops frames, as in a shallow switch."""
     return max(256 * 1024, _carried_bytes(rate_bps, 5e-3))
 
 
@@ -378,7 +380,7 @@ def _congestion(asked: str | None) -> str:
 
 
 def _no_ipv6() -> None:
-    """Give coming interfaces no IPv6: its neighbour discovery would be traffic of our making."""
+    """Switch IPv6 off for new interfaces: its neighbour discovery would add traffic of our own."""
     with contextlib.suppress(FileNotFoundError):
         Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
 

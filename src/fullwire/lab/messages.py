@@ -1,8 +1,8 @@
-"""What the handle and the supervisor of a lab tell each other, pickled over one socket.
+"""The messages between the handle and the supervisor of a lab, pickled over one socket.
 
 The handle sends a LabDescription and gets Ready or Refused. Then it sends Start, Fault and Signal,
-none of them answered; Ended comes whenever a job's process has ended. The end of the socket is the
-end of the lab.
+which get no answer. The supervisor sends Ended when a process of the job has ended. When either end
+closes the socket, the lab ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRate:
-    """What a host's NIC, or a leaf's uplinks, delivered each way before the job, as payload."""
+    """The payload rate of a host's NIC or of a leaf's uplinks each way, measured before the job."""
 
     host: int
     line_rate_bps: float
@@ -29,15 +29,15 @@ class LinkRate:
 
     @property
     def delivered_share(self) -> float:
-        """The same as a share of what the line rate allows."""
+        """The delivered payload as a share of the payload that the line rate allows."""
         return self.delivered_bps / self.payload_limit_bps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The lab stands, and this is what was measured in it.
+    """The lab is ready, with its measurements.
 
-    `in_host_bps` is what one rank sends another on the same host, where there are several.
+    `in_host_bps` is the rate from one rank to another on the same host, where a host has several.
     """
 
     links: tuple[LinkRate, ...]
@@ -51,7 +51,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The lab cannot be; the sentence says why."""
+    """The lab cannot be made; the sentence says why."""
 
     sentence: str
 
@@ -60,8 +60,9 @@ class Refused:
 class Start:
     """Start a rank's command on its host; in the foreground it gets the terminal.
 
-    `packet_socket` is the variable that is to name open packet sockets of the host, one for each of
-    its NICs, for a command that captures: the capability to open one ends where a command begins.
+    `packet_socket` names an environment variable for a command that captures. The variable will
+    list open packet sockets of the host, one for each NIC. The supervisor opens them, because a
+    command starts without the capability to do so.
     """
 
     rank: int
@@ -73,7 +74,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Send a signal to the process groups of all commands that run."""
+    """Send a signal to the process groups of all running commands."""
 
     number: int
 
@@ -82,7 +83,7 @@ class Signal:
 class Ended:
     """A rank's command has ended, with an exit status as a shell shows it.
 
-    `sent_bytes` is what its host has sent to the switches since a command began there.
+    `sent_bytes` counts the bytes from its host to the switches since a command began there.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Namespaces of our own, entered with or without root, and left to the kernel to remove.
+"""Namespaces of our own, entered with or without root, and removed by the kernel.
 
 Python has `os.unshare` and `os.setns` since 3.12 only, and no `mount` or `prctl` at all, so these
 four calls go to the C library.
@@ -24,7 +24,7 @@ _NEW_PIDS = 0x20000000
 _NEW_NETWORK = 0x40000000
 _OWN = _NEW_NETWORK | _NEW_MOUNTS | _NEW_PIDS
 _MOUNT_BIND, _MOUNT_PRIVATE_TREE = 0x1000, 0x4000 | 0x40000
-_MOUNT_HARMLESS = 0x2 | 0x4 | 0x8  # nosuid, nodev, noexec: what /proc and /sys are mounted with
+_MOUNT_HARMLESS = 0x2 | 0x4 | 0x8  # nosuid, nodev, noexec: the usual options of /proc and /sys
 _SIGNAL_AT_PARENTS_DEATH = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -33,23 +33,23 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def enter_own_namespaces() -> None:
     """Leave the machine's network, mounts and processes; children will be in a new pid namespace.
 
-    Root needs no more. Others become the owner of a user namespace, in which they keep their own
-    user and group: the job sees who it runs as.
+    Root needs no more. Other users become the owner of a user namespace, in which they keep their
+    own user and group. So the job sees its true user.
     """
     try:
         if os.geteuid() != 0 or not _is_permitted(_OWN):
             user, group = os.geteuid(), os.getegid()
             _unshare(_NEW_USER | _OWN)
-            Path("/proc/self/setgroups").write_text("deny")  # the kernel's price for a group map
+            Path("/proc/self/setgroups").write_text("deny")  # required before a group map
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        _mount("none", "/", "", _MOUNT_PRIVATE_TREE)  # what we mount stays with us
+        _mount("none", "/", "", _MOUNT_PRIVATE_TREE)  # our mounts stay in our namespace
     except OSError as error:
         raise UsageError(_why_not(error)) from None
 
 
 def _is_permitted(flags: int) -> bool:
-    """Unshare as root; a container's root may lack the right, and then is like any other user."""
+    """Unshare as root; return false for a root of a container that lacks the right."""
     try:
         _unshare(flags)
     except PermissionError:
@@ -57,7 +57,7 @@ def _is_permitted(flags: int) -> bool:
     return True
 
 
-# Each sysctl that closes user namespaces, what it holds where they are closed, and how to open it.
+# Each sysctl that closes user namespaces, with its value when closed and its value when open.
 _CLOSED_BY = (
     ("kernel/unprivileged_userns_clone", "0", "1"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
@@ -84,7 +84,7 @@ def _why_not(error: OSError) -> str:
 
 
 def new_network() -> int:
-    """Make a network namespace and return its handle, an open file; we stay where we are."""
+    """Make a network namespace and return its handle, an open file; stay in the present one."""
     here = network_here()
     try:
         _unshare(_NEW_NETWORK)
@@ -116,7 +116,7 @@ def become_host(network: int, name: str) -> None:
     _setns(network)
     _unshare(_NEW_HOSTNAME | _NEW_MOUNTS)
     _checked(_libc.sethostname(name.encode(), len(name)))
-    with contextlib.suppress(PermissionError):  # a container that masks parts of /sys keeps its own
+    with contextlib.suppress(PermissionError):  # a container that masks parts of /sys keeps it
         _mount("sysfs", "/sys", "sysfs", _MOUNT_HARMLESS)
 
 
@@ -145,17 +145,17 @@ def name_hosts(addresses: dict[str, str]) -> None:
     """Show an /etc/hosts with these names, in our mount namespace only."""
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     for name, address in addresses.items():
-        # The second is what a dual-stack server, like torch's store, sees its clients as.
+        # A dual-stack server, like torch's store, sees its clients at the second address.
         lines += [f"{address} {name}", f"::ffff:{address} {name}"]
-    # The file needs a file system of our own, for as long as it takes to bind it to its place.
+    # The file needs a file system of our own until it is bound to its place.
     _mount("tmpfs", "/tmp", "tmpfs", _MOUNT_HARMLESS)
     try:
         own = Path("/tmp/hosts")
         own.write_text("\n".join(lines) + "\n")
-        with contextlib.suppress(FileNotFoundError):  # an image without /etc/hosts goes without
+        with contextlib.suppress(FileNotFoundError):  # the image has no /etc/hosts
             _mount(str(own), "/etc/hosts", "", _MOUNT_BIND)
     finally:
-        _checked(_libc.umount2(b"/tmp", 2))  # 2: detach; the bound file keeps the rest alive
+        _checked(_libc.umount2(b"/tmp", 2))  # 2 is MNT_DETACH: the bound file stays
 
 
 def die_with_parent() -> None:

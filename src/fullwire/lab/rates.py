@@ -1,10 +1,12 @@
-"""What does a link deliver? A short TCP transfer over each, one link at a time and one way.
+"""The measured rate of each link: a short TCP transfer over it, one link at a time and one way.
 
-And what does this machine move between hosts at all? Measured once over bare links, and kept: the
-figure lies in XDG_CACHE_HOME, apart for each kernel, count of processors and number of pairs.
+This module also measures the bytes per second that this machine can move between hosts. It does so
+once, over bare links. The figure is kept in XDG_CACHE_HOME, with one entry for each kernel, count
+of processors and number of pairs.
 
-Payload of a link is counted from the end of the first arrivals, when the bucket's burst is spent,
-to the end of the last, so that neither the start nor the size of the pieces enters the rate.
+The count of a link's payload begins at the end of the first arrivals, when the bucket's burst is
+spent. It ends with the last arrivals. So the start and the size of the pieces do not enter the
+rate.
 """
 
 from __future__ import annotations
@@ -29,19 +31,19 @@ from fullwire.lab.links import Host, Network
 from fullwire.lab.messages import LinkRate
 from fullwire.units import show_rate
 
-LEAST_SHARE = 0.9  # of the payload that the line rate allows; below, the lab is refused
+LEAST_SHARE = 0.9  # of the payload that the line rate allows; below, the lab is refused.
 _CONVINCING_SHARE = 0.97
-_IMPOSSIBLE_SHARE = 1.01  # more can only have piled up while the receiver waited for a processor
-_ATTEMPTS, _MOST_ATTEMPTS = 4, 20  # a busy machine may spoil some; more only before a refusal
-_BREATHER_S = 0.2  # before those, for whatever keeps the processors busy to pass
+_IMPOSSIBLE_SHARE = 1.01  # more: the bytes piled up while the receiver waited for a processor
+_ATTEMPTS, _MOST_ATTEMPTS = 4, 20  # a busy machine may spoil some; the larger one before a refusal
+_BREATHER_S = 0.2  # pause before the further attempts, for a busy machine
 
 _WARM_UP_S, _LEAST_S, _MOST_S = 0.02, 0.08, 0.5
 _ENOUGH_ARRIVALS = 40
 _PIECE = bytes(1 << 20)
-_UNTOUCHED = bytearray(1 << 26)  # more than TCP buffers, so that one read takes all there is
-_DISCARD = socket.MSG_TRUNC  # TCP counts the bytes as read, and copies none of them
-_FORGET_UNSENT = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # linger, for 0 s
-_MEASURED_S = 0.3  # of the whole machine
+_UNTOUCHED = bytearray(1 << 26)  # larger than TCP's buffers, so that one read empties them.
+_DISCARD = socket.MSG_TRUNC  # TCP counts the bytes as read without a copy.
+_FORGET_UNSENT = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # SO_LINGER, for 0 s.
+_MEASURED_S = 0.3  # for the capacity of the whole machine
 
 
 def measured_links(network: Network, description: LabDescription) -> tuple[LinkRate, ...]:
@@ -70,7 +72,7 @@ def measured_uplinks(network: Network, description: LabDescription) -> tuple[Lin
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """From a namespace to an address of the switches' own."""
+    """A way to measure: from a network namespace to an address of a switch."""
 
     network: int
     address: str
@@ -92,7 +94,7 @@ def _measured_link(way: _Way, number: int, line_rate_bps: float, payload_share: 
 
 
 def check_delivery(link: LinkRate, whose: str) -> None:
-    """Refuse a link that delivers too little to be called by its line rate."""
+    """Refuse a link that delivers much less than its line rate."""
     if link.delivered_share < LEAST_SHARE:
         raise UsageError(
             f"{whose}: the link delivers {show_rate(link.delivered_bps)} of payload "
@@ -102,7 +104,7 @@ def check_delivery(link: LinkRate, whose: str) -> None:
 
 
 def _best(sender: socket.socket, receiver: socket.socket, limit_bps: float) -> float:
-    """Measure until the link has shown what it can, within reason."""
+    """Return the best rate of several attempts, which end once it is near the limit."""
     most_bps = _IMPOSSIBLE_SHARE * limit_bps
     rates_bps: list[float] = []
     with _sending(sender):
@@ -140,8 +142,8 @@ def _discard(receiver: socket.socket) -> int:
 
 @contextlib.contextmanager
 def _connection(way: _Way, line_rate_bps: float) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Connect a host to the switch, whose own end has no limit: only this link is measured."""
-    # No more under way than a port's queue holds: a loss would pile arrivals up behind it.
+    """Connect a host to the switch; the switch's own end has no limit, so only this link counts."""
+    # A port's queue holds all bytes under way: after a loss, arrivals would pile up behind it.
     under_way_bytes = max(65536, round(line_rate_bps / 8 * 5e-3))
     with socket.create_server((way.address, 0)) as listener:
         with namespaces.inside(way.network):
@@ -156,10 +158,10 @@ def _connection(way: _Way, line_rate_bps: float) -> Iterator[tuple[socket.socket
 
 @contextlib.contextmanager
 def _sending(sender: socket.socket) -> Iterator[None]:
-    """Send as fast as the link takes it, while the block runs."""
+    """Send as fast as the link allows, while the block runs."""
 
     def send() -> None:
-        with contextlib.suppress(OSError):  # shut down under our feet: that is the end
+        with contextlib.suppress(OSError):  # the other thread has shut the socket down: the end
             while True:
                 sender.sendall(_PIECE)
 
@@ -173,9 +175,9 @@ def _sending(sender: socket.socket) -> Iterator[None]:
 
 
 def capacity_warning(network: Network, description: LabDescription) -> str | None:
-    """Say so if all links at full rate need more than this machine moves.
+    """Return a warning if all links at full rate need more than this machine can move.
 
-    Asked before the network is shaped, for it is the bare links that are measured.
+    Call it before the network is shaped, because it measures the bare links.
     """
     needed_bps = sum(description.rates_bps) * description.nics_per_host * description.payload_share
     pairs = min(len(network.hosts) // 2, max(1, (os.cpu_count() or 1) // 2))
@@ -191,7 +193,7 @@ def capacity_warning(network: Network, description: LabDescription) -> str | Non
 
 
 def in_host_bps(network: Network, description: LabDescription) -> float | None:
-    """Return what a rank can send another on its host; None where hosts have one each."""
+    """Return the rate between two ranks of a host; None where each host has one rank."""
     first = network.hosts[0]
     return _moved_bps([first, first]) if description.ranks_per_host > 1 else None
 
@@ -205,7 +207,7 @@ def _cached_capacity_bps(network: Network, pairs: int) -> float:
     with contextlib.suppress(KeyError, ValueError, TypeError):
         return float(known[machine])
     capacity_bps = _moved_bps(network.hosts[: 2 * pairs])
-    with contextlib.suppress(OSError):  # a home that cannot be written: it is measured every time
+    with contextlib.suppress(OSError):  # the cache cannot be written: measure every time
         cached.parent.mkdir(parents=True, exist_ok=True)
         building = cached.with_name(f"{cached.name}.{os.getpid()}")
         building.write_text(json.dumps(known | {machine: capacity_bps}))
@@ -218,7 +220,7 @@ def _cache_directory() -> Path:
         return Path(named)
     try:
         return Path.home() / ".cache"
-    except RuntimeError:  # of a user whom the machine does not know, as in a container
+    except RuntimeError:  # no home folder: the user is unknown, as in a container
         return Path("/nonexistent")
 
 
@@ -231,7 +233,7 @@ def _moved_bps(hosts: Sequence[Host]) -> float:
             at_sender, at_receiver = stack.enter_context(_bare_connection(sender, receiver))
             stack.enter_context(_sending_process(at_sender))
             receivers.append(at_receiver)
-        # Read from all in turn, copying as a job would, and return what arrives in a while.
+        # Read from all in turn, with a copy as in a job, and return the rate of arrivals.
         buffer = bytearray(1 << 20)
         arrived_bytes = 0
         began_s = time.perf_counter()

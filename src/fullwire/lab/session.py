@@ -1,9 +1,9 @@
-"""One job on a lab: ranks on their hosts, faults on a timetable, and the exit status of it all.
+"""One job on a lab: ranks on their hosts, faults on a timetable, and the job's exit status.
 
 The lab starts every rank itself, with the variables that frameworks read. A command may also be a
-launcher, which starts ranks of its own. torchrun takes the other hosts from variables as well as
-from options (torch/distributed/argparse_util.py). Other launchers take them from options only. A
-host that sent nothing shows a job that never met the others.
+launcher, which starts ranks of its own. torchrun takes the other hosts from variables or from
+options (torch/distributed/argparse_util.py). Other launchers take them from options only. A host
+that sent nothing ran a job of its own.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fullwire.lab.lab import Lab
 from fullwire.lab.terminal import take_terminal
 from fullwire.units import show_rate, show_time
 
-MASTER_PORT = 29500  # torch's own default; the network is the lab's alone, so it is free
+MASTER_PORT = 29500  # torch's own default; it is free in the lab's own network
 GRACE_S = 10.0  # for the other ranks, once one has failed
-_LAST_WORDS_S = 0.5  # for an end that is on its way to us
-_LONGEST_WAIT_S = 3600.0  # at once: the kernel counts milliseconds, in 31 bits
+_LAST_WORDS_S = 0.5  # for the news of an end that is on its way
+_LONGEST_WAIT_S = 3600.0  # in one call: the kernel counts milliseconds in 31 bits
 _POLITE_S = 3.0  # between asking a job to end and ending it
 
-_TALK_BYTES = 1000  # a host that sends less is in no job with others
-_LONG_JOB_S = 2.0  # a shorter command may be no job of several hosts
+_TALK_BYTES = 1000  # a host that sends less runs a job of its own
+_LONG_JOB_S = 2.0  # a shorter command may be a job of one host
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _OTHER_LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun")
 _APART = re.compile(
     r"--standalone|--nnodes[= ]1(:1)?(?=\s|$)|--rdzv[-_]endpoint[= ](localhost|127\.0\.0\.1)\S*"
 )
-_SCRIPT_BYTES = 1 << 16  # of a shell script, in which a launcher may stand
+_SCRIPT_BYTES = 1 << 16  # read from a shell script, which may start a launcher
 
 Say = Callable[[str], None]
 
@@ -48,10 +48,10 @@ def run_job(
     packet_socket: str | None = None,
     say: Say = lambda sentence: None,
 ) -> int:
-    """Run a command as every rank and return its exit status, which is the first failing rank's."""
+    """Run a command as every rank; return the exit status of the first rank to fail, or 0."""
     words = _words(command)
     launcher = next((word for word in words if word in (*_TORCHRUN, *_OTHER_LAUNCHERS)), None)
-    apart = _APART.search(" ".join(words))  # told so: torchrun would wait for hosts in vain
+    apart = _APART.search(" ".join(words))  # such an option keeps torchrun on one host
     if launcher in _OTHER_LAUNCHERS or (launcher and apart):
         cause = apart[0] if apart else f"{launcher} reads no variable that names the others"
         if lab.description.ranks > 1:
@@ -88,7 +88,7 @@ def run_shell(lab: Lab, host: int) -> int:
         while (ended := lab.next_end(None)) is None:
             pass
     finally:
-        take_terminal()  # back from the shell, or what we say would stop us
+        take_terminal()  # back from the shell, or printing would stop us
     return ended.status
 
 
@@ -107,7 +107,7 @@ def summary(lab: Lab) -> str:
         nics = f" and {lab.description.nics_per_host} NICs"
     of_ranks = f" of {ranks} ranks{nics}" if ranks > 1 else ""
     hosts = f"{count} host{'s' if count > 1 else ''}{of_ranks}"
-    # What of a described cluster this machine has in its own way.
+    # The parts of a described cluster that this machine has in its own way.
     words = ""
     if lab.in_host_bps is not None:
         words += (
@@ -150,7 +150,7 @@ def rank_environment(lab: Lab, rank: int) -> dict[str, str]:
 
 
 def _torchrun_environment(lab: Lab, rank: int) -> dict[str, str]:
-    """Return what makes one job of a torchrun in each rank's place; its options still win."""
+    """Return the variables that join a torchrun in each rank's place; its options still win."""
     return {
         "PET_NNODES": str(lab.description.ranks),
         "PET_NODE_RANK": str(rank),
@@ -173,23 +173,23 @@ def _words(command: Sequence[str]) -> list[str]:
 
 
 class _Job:
-    """The ranks that run, what is still to happen to them, and what went wrong first."""
+    """The running ranks, the faults that are still to come, and the first failure."""
 
     def __init__(self, lab: Lab, faults: Sequence[Fault], say: Say) -> None:
         self._lab = lab
         self._running = set(range(lab.description.ranks))
-        self._paused: set[int] = set()  # hosts
+        self._paused: set[int] = set()  # the numbers of paused hosts
         self._to_come = list(faults)
         self._say = say
         self._began_s = time.monotonic()
         self._ends_at_s: float | None = None
         self._status = 0
-        self._sent_bytes: dict[int, int] = {}  # by each host that a rank has ended on
+        self._sent_bytes: dict[int, int] = {}  # by host, once a rank has ended there
 
     def finish(self) -> int:
         """Wait for the last rank, while the timetable runs."""
         while self._running:
-            # End in a little while if nothing that is left can ever go on.
+            # End soon if every host that is left is paused for good.
             if self._ends_at_s is None and self._is_at_a_standstill():
                 self._ends_at_s = time.monotonic() + _LAST_WORDS_S
                 self._say("only paused hosts are left, and nothing restores them: they are killed")
@@ -223,7 +223,7 @@ class _Job:
         return left <= self._paused - awaited
 
     def end(self, number: int) -> None:
-        """Ask the ranks to end, and wait a little; what stays then is ended with the lab."""
+        """Ask the ranks to end, and wait a little; the lab ends those that remain."""
         self._lab.signal(number)
         until_s = time.monotonic() + (0 if self._is_at_a_standstill() else _POLITE_S)
         while self._running and (left_s := until_s - time.monotonic()) > 0:

@@ -1,9 +1,9 @@
-"""The process that holds a lab: it enters the namespaces, makes what is in them, and serves.
+"""The process that holds a lab: it enters the namespaces, makes the network, and serves the handle.
 
 It is two processes. The outer one enters new namespaces and waits. The inner one is the first of a
-pid namespace: when it ends, the kernel kills every process of the lab and removes the networks with
-their last user. It ends when the handle closes the socket or dies in any way, and it is killed when
-the outer one is.
+pid namespace. When the inner one ends, the kernel kills every process of the lab. It removes the
+networks with their last user. The inner one ends when the handle closes the socket or dies in any
+way, and the kernel kills it when the outer one dies.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fullwire.lab.terminal import take_terminal
 if TYPE_CHECKING:  # pyroute2, which it loads, is large, and namespaces want no threads
     from fullwire.lab.links import Host
 
-_NOT_STARTED = 127  # as a shell says that a command could not be started
+_NOT_STARTED = 127  # the exit status in a shell for a command that could not be started
 
 
 def main(channel: int) -> None:
-    """Hold a lab for whoever has the other end of this socket."""
-    os.setpgid(0, 0)  # a Ctrl-C is for the handle, which ends the lab in order
-    os.set_inheritable(channel, False)  # no job may hold the lab's own socket
+    """Hold a lab for the handle at the other end of this socket."""
+    os.setpgid(0, 0)  # a Ctrl-C reaches the handle alone, which ends the lab in order
+    os.set_inheritable(channel, False)  # a job must not inherit the lab's own socket
     connection = Connection(channel)
     try:
         namespaces.enter_own_namespaces()
@@ -64,7 +64,7 @@ def _make_and_serve(connection: Connection) -> None:
 
 
 class _Inside:
-    """The lab as the inner process holds it."""
+    """The lab in the inner process."""
 
     def __init__(self, description: LabDescription) -> None:
         # Loaded here: entering namespaces wants a process without threads, and pyroute2 is large.
@@ -84,9 +84,9 @@ class _Inside:
         self._network.shape()
         links = measured_links(self._network, description)
         uplinks = measured_uplinks(self._network, description)
-        self._network.add_netem()  # after measuring: delay and loss are no matter of the rate
+        self._network.add_netem()  # after measuring: delay and loss would lower the rate
         self._processes = Processes()
-        self._sent_before: dict[int, int] = {}  # by each host, the job that is on it
+        self._sent_before: dict[int, int] = {}  # by host: the bytes sent before its present job
         self.ready = Ready(
             links=links,
             uplinks=uplinks,
@@ -98,7 +98,7 @@ class _Inside:
         )
 
     def serve(self, connection: Connection) -> None:
-        """Do what the handle asks, and tell it of every end, until it has gone."""
+        """Carry out the handle's requests and report each command's end, until the handle ends."""
         with _children_wake_us() as child_ended:
             while True:
                 for source in wait([connection, child_ended]):
@@ -139,17 +139,17 @@ class _Inside:
 
 @contextlib.contextmanager
 def _children_wake_us() -> Iterator[socket.socket]:
-    """Give a socket that becomes readable whenever a child has ended."""
+    """Yield a socket that becomes readable whenever a child has ended."""
     ours, kernels = socket.socketpair()
     with ours, kernels:
         for end in (ours, kernels):
             end.setblocking(False)
         signal.set_wakeup_fd(kernels.fileno())
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up needs a handler to be there
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up needs some handler
         try:
             yield ours
         finally:
-            signal.set_wakeup_fd(-1)  # children end after this, too, and the socket is closed then
+            signal.set_wakeup_fd(-1)  # later children would write to a closed socket
 
 
 class Processes:
@@ -160,23 +160,24 @@ class Processes:
 
     @property
     def hosts(self) -> set[Host]:
-        """Those that a command runs on."""
+        """The hosts with a running command."""
         return {host for _, host in self._started.values()}
 
     def start(self, host: Host, request: Start, processors: frozenset[int]) -> None:
         """Start a rank's command on its host."""
-        # Python forgets in a child what it has not handled: a Ctrl-C waits until it may end it.
+        # In a child Python drops signals that wait for a handler. So a Ctrl-C is held back by the
+        # kernel until it may end the child.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pid = os.fork()
         if pid == 0:
             _become_command(host, request, processors)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        with contextlib.suppress(OSError):  # whoever of us both comes first: it is to be a group
+        with contextlib.suppress(OSError):  # parent and child both ask, the first one makes it
             os.setpgid(pid, pid)
         self._started[pid] = request.rank, host
 
     def reaped(self) -> Iterator[Ended]:
-        """Take leave of every process that has ended; orphans come to us and go unmentioned."""
+        """Reap every process that has ended, orphans too; yield the ends of the commands only."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, wait_status = os.waitpid(-1, os.WNOHANG)
@@ -185,10 +186,10 @@ class Processes:
                 if pid in self._started:
                     rank, _ = self._started.pop(pid)
                     code = os.waitstatus_to_exitcode(wait_status)
-                    yield Ended(rank, code if code >= 0 else 128 - code)  # as a shell says it
+                    yield Ended(rank, code if code >= 0 else 128 - code)  # as a shell shows it
 
     def signal_groups(self, number: int) -> None:
-        """Signal the commands and whatever is in their process groups."""
+        """Signal the process groups of the commands."""
         for pid in self._started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
@@ -196,7 +197,7 @@ class Processes:
     def signal_host(self, host: Host, number: int) -> None:
         """Signal every process on a host, also those that left their group or their parent."""
         signalled: set[int] = set()
-        while pids := self._on(host) - signalled:  # until no new one was born meanwhile
+        while pids := self._on(host) - signalled:  # until no new process has started meanwhile
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -214,7 +215,7 @@ class Processes:
 
 
 def _become_command(host: Host, request: Start, processors: frozenset[int]) -> None:
-    """Turn this fresh child into the command; nothing of ours may run in it afterwards."""
+    """Turn this fresh child into the command; none of our code runs in it afterwards."""
     try:
         # Take a group of our own, so that a Ctrl-C reaches the lab first, or the shell alone.
         os.setpgid(0, 0)

@@ -1,4 +1,4 @@
-"""Who has the terminal: the lab, or the shell that it opened."""
+"""The foreground of the terminal passes between the lab and the shell that it opened."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import signal
 
 
 def take_terminal() -> None:
-    """Become the foreground of the terminal, where standard input is one."""
+    """Become the foreground of the terminal, if standard input is a terminal."""
     if not os.isatty(0):
         return
-    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else this very call would stop us
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else the next call would stop us
     try:
         os.tcsetpgrp(0, os.getpgrp())
     finally:

@@ -2,18 +2,19 @@
 
     python -m fullwire.lab.trainer EMULATION.json
 
-runs on every host of a lab. A step is what it is in any script: forward, backward, optimizer. But
-each layer sleeps until the profile says that an accelerator would have finished it, which leaves
-the processor to the transport, and its gradient is of the true size and ready at that moment.
+runs on every host of a lab. A step has a forward pass, a backward pass and the optimizer, as in any
+script. But each layer sleeps until the profile says that an accelerator would have finished it.
+Sleep leaves the processor to the transport. The layer's gradient has the true size and is ready at
+that moment.
 
-What makes gradients does not take the time that an accelerator would not:
+The emulation avoids processor time that a job with an accelerator would not need:
 
-- A gradient is handed over in the place where DDP wants it, a view of its bucket, so nothing is
-  filled or copied. Its values are what the last all-reduce left there: numbers like any others.
-- DDP would divide each bucket by the number of workers before it sends it, on the accelerator. Our
-  hook sends it as it is; sums grow from step to step and are brought back now and then, in a
-  forward pass, long before float32 ends.
-- Parameters are never read, so they take no memory. The optimizer changes nothing.
+- A gradient is handed over in the place where DDP wants it, a view of its bucket. So no memory is
+  filled or copied. The last all-reduce left its values there, and they serve like any others.
+- DDP would divide each bucket by the number of workers, on the accelerator, before it sends it. Our
+  hook sends the bucket undivided. So sums grow from step to step. Now and then a forward pass
+  brings them back, long before they exceed float32.
+- Layers ignore their parameters, which take no memory. The optimizer leaves them unchanged.
 """
 
 # Annotations stay values here, not text: DDP reads those of a communication hook.
@@ -33,20 +34,20 @@ from torch.nn.parallel import DistributedDataParallel
 from fullwire.run.emulation import BYTES_A_VALUE, Emulation
 from fullwire.units import show_time
 
-_WARM_UP_PASSES = 2  # DDP makes its buckets anew after the first, in the order that it saw
+_WARM_UP_PASSES = 2  # after the first, DDP makes new buckets in the order it saw
 _MOST_GROWTH = 2.0**100  # float32 ends at 2^128
-_LATE_SHARE = 0.02  # of a step: more than that and the emulation is not to be trusted
+_LATE_SHARE = 0.02  # of a step: an emulation that is later than this is unreliable.
 
 
 def main() -> None:
-    """Train as this host's rank, and let rank 0 say what came of it."""
+    """Train as this host's rank, and print the result on rank 0."""
     emulation = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Emulation)
-    torch.set_num_threads(1)  # there is nothing to compute
+    torch.set_num_threads(1)  # the layers compute nothing
     try:
         dist.init_process_group(emulation.backend)
         _train(emulation)
         dist.destroy_process_group()
-    except RuntimeError as error:  # a peer is gone, or does not answer
+    except RuntimeError as error:  # a peer is gone or silent
         sys.exit(f"fullwire: communication failed: {' '.join(str(error).split())}")
 
 
@@ -89,7 +90,7 @@ class Trainer:
             layers,
             bucket_cap_mb=None if cap is None else cap / 2**20,
             gradient_as_bucket_view=True,
-            init_sync=False,  # parameters are never read, so they need not agree
+            init_sync=False,  # parameters are never read, so they may differ
         )
         self._model.register_comm_hook(self.accelerator, sum_undivided)
         self.parameters = layers.in_order_of_readiness()
@@ -100,7 +101,7 @@ class Trainer:
         for _ in range(_WARM_UP_PASSES):
             self._forward_and_backward()
         dist.barrier()
-        # A recorder takes what comes before an evaluation for no part of the first step.
+        # A recorder leaves passes before an evaluation out of the first step.
         self._model.eval()
         self._model.train()
         self.accelerator.begin([parameter.grad for parameter in self.parameters])
@@ -122,32 +123,32 @@ class Trainer:
 class _Accelerator:
     """Waits as long as the profile says, and hands out gradients at their times.
 
-    It keeps a clock of its own, as an accelerator does that goes on with what was queued: what
-    torch does on the processor meanwhile is hidden behind it as long as it takes less.
+    It keeps a clock of its own, like an accelerator with a queue of work. The work of torch on the
+    processor is hidden behind this clock as long as it takes less time.
     """
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
-        self._gradients: list[Any] = []  # none while it warms up, and then it does not wait
+        self._gradients: list[Any] = []  # empty while it warms up, without waiting
         self._growth = 1.0
-        self._step_ns = self._backward_ns = 0  # when it began with them
-        self._summed_ns = 0  # when the last bucket had come back
+        self._step_ns = self._backward_ns = 0  # when it began with this step and this backward pass
+        self._summed_ns = 0  # when the last bucket came back
         self.late_ns: list[int] = []
 
     @property
     def is_warm(self) -> bool:
-        """Whether steps count."""
+        """Say whether the warm-up is over, so that steps count."""
         return bool(self._gradients)
 
     def begin(self, gradients: list[Any]) -> None:
-        """Wait from now on, and hand out these."""
+        """Begin to wait as the profile says, and to hand out these gradients."""
         self._gradients = gradients
         self._step_ns = time.monotonic_ns()
 
     def end_forward(self) -> None:
-        """Take the forward pass's time."""
+        """Wait until the forward pass would be over."""
         if self.is_warm:
-            # Undo what summing without dividing has done to the values, before they are too large.
+            # Divide the values, which grew by sums without a division, before they are too large.
             self._growth *= dist.get_world_size()
             if self._growth > _MOST_GROWTH:
                 for gradient in self._gradients:
@@ -163,24 +164,24 @@ class _Accelerator:
             values = self._emulation.gradient_bytes[number] // BYTES_A_VALUE
             return torch.empty(values).uniform_(0.5, 1)
         _wait_until(self._backward_ns + self._dilated(self._emulation.ready_ns[number]))
-        return self._gradients[number].detach()  # a tensor that nobody else holds is not copied
+        return self._gradients[number].detach()  # so that DDP, its one owner, avoids a copy
 
     def end_backward(self, _gradient: Any) -> None:
-        """Take what the backward pass does after its last gradient."""
+        """Wait for the rest of the backward pass, after its last gradient."""
         if self.is_warm:
             end_ns = self._backward_ns + self._dilated(self._emulation.backward_ns)
             _wait_until(end_ns)
             self.late_ns.append(time.monotonic_ns() - end_ns)
 
     def note_sum(self) -> None:
-        """Remember when a bucket came back."""
+        """Keep the time at which a bucket came back."""
         self._summed_ns = time.monotonic_ns()
 
     def end_step(self) -> None:
-        """Take the optimizer's time, after the backward pass and the last bucket."""
+        """Wait for the optimizer's time, after the backward pass and the last bucket."""
         backward_end_ns = self._backward_ns + self._dilated(self._emulation.backward_ns)
         ready_ns = max(backward_end_ns, self._summed_ns)
-        self._step_ns = ready_ns + self._dilated(self._emulation.rest_ns)  # of the next one
+        self._step_ns = ready_ns + self._dilated(self._emulation.rest_ns)  # of the next step
         _wait_until(self._step_ns)
 
     def _dilated(self, time_ns: int) -> int:
@@ -205,11 +206,11 @@ class _Layers(torch.nn.Module):  # type: ignore[misc]  # torch may be absent whe
         )
 
     def in_order_of_readiness(self) -> list[Any]:
-        """Return the parameters as the backward pass comes by."""
+        """Return the parameters in the order of the backward pass."""
         return list(self.parameters_forward)[::-1]
 
     def forward(self, passed: Any) -> Any:
-        """Lay the backward pass out, which takes next to no time, and wait for the rest of it."""
+        """Build the backward graph, which takes almost no time, and wait for the forward pass."""
         last = len(self.parameters_forward) - 1
         for place, parameter in enumerate(self.parameters_forward):
             passed = _Layer.apply(passed, parameter, self._accelerator, last - place)
@@ -224,18 +225,18 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, passed: Any, parameter: Any, accelerator: _Accelerator, number: int
     ) -> Any:
-        """Remember which gradient this is."""
+        """Keep the number of this gradient."""
         ctx.gradient = lambda: accelerator.gradient(number)
         return passed.clone()
 
     @staticmethod
     def backward(ctx: Any, passed: Any) -> Any:
-        """Take this layer's time."""
+        """Wait until this layer's gradient is ready, and return the value for the next layer."""
         return passed, ctx.gradient(), None, None
 
 
 class _Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """Takes an optimizer's time and changes nothing."""
+    """Takes an optimizer's time and leaves the parameters unchanged."""
 
     def __init__(self, parameters: list[Any], accelerator: _Accelerator) -> None:
         super().__init__(parameters, {})

@@ -502,7 +502,7 @@ _CALLED: Mapping[type[np.generic], str] = {
 
 def _refuse_other_than_text(place: str, values: Iterable[object]) -> None:
     try:
-        "".join(set(values)).encode()  # type: ignore[arg-type]  # which is what this finds out
+        "".join(set(values)).encode()  # type: ignore[arg-type]  # this line finds other types
     except TypeError:
         raise UsageError(f"{place}: expected text and nothing else") from None
     except UnicodeEncodeError as error:

@@ -9,9 +9,10 @@ not depend on the order inside. Periods with equal contents are one observation,
 All periods are of one rank: where ranks form groups, others send over other links meanwhile.
 
 The four numbers of a transport are fitted to all observations at once, in logarithms. Prior
-knowledge enters as observations of its own, each with its uncertainty. It is the share of the line
-rate that headers leave, and the processor time that the ranks' communication threads have used. So
-even a run on a slow line, which never loads its processors fully, tells their speed, less surely.
+knowledge enters as observations of its own, each with its uncertainty. It includes the share of the
+line rate that headers leave, and the processor time that the ranks' communication threads have
+used. So even a run on a slow line, which never loads its processors fully, tells their speed,
+less surely.
 
 Two uncertainties make the prediction's interval wider. One is left by the fit. The other is that a
 run of any length shows the line and the processors only as they were while it lasted.
@@ -139,7 +140,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
 
 
 def filling(found: Calibration, payload_share: float) -> Calibration:
-    """Return our own transport on the processors that Gloo was measured on."""
+    """Return our own transport on the processors on which Gloo was measured."""
 
     def ours(
         line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0, apart: float = 0.0
@@ -257,7 +258,7 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
 
 
 def _off(runs: Sequence[Sequence[_Period]]) -> tuple[float, float]:
-    """Return how far below and above it the median of a step's periods may be, in logarithms."""
+    """Return how far below and above the usual time of a step's periods may be, in logarithms."""
     lows, highs = [], []
     for periods in runs:
         by_step: dict[int, float] = defaultdict(float)

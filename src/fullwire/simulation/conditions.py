@@ -46,7 +46,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Condition):
-    """A condition that makes another step of the one that was recorded."""
+    """A condition that turns the recorded step into another one."""
 
     option: str  # of the command line, and the argument of `fw.whatif`
     help: str
@@ -247,7 +247,7 @@ def with_names(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
 
 
 def unfolded(predictions: Predictions, changes: Changes) -> Predictions:
-    """Return what was predicted for changed subjects with an axis of its own for each change."""
+    """Return the predictions of changed subjects, with an axis of its own for each change."""
     if not changes:
         return predictions
     lengths = [len(values) for values in changes.values()]

@@ -260,7 +260,7 @@ def messages_of(
     grid: Grid,
     sizes: slice = slice(None),
 ) -> Messages:
-    """Work out the messages of a step for the cluster sizes, or some, and compressors of a grid."""
+    """Work out the messages of a step for a grid's compressors and some or all cluster sizes."""
     buckets = grouped(subject.step, policy)
     on_links = OnLinks.of(grid.cluster, latency_s, is_scattered=grid.is_scattered)
     ways = tried(grid) if algorithm == AUTO else (algorithm,)

@@ -42,7 +42,7 @@ class AsRecorded:
     """The waiting of the recorded job, the same for any number of steps and workers."""
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
-        """Return what a step waits, by workers."""
+        """Return the waiting of a step, for each number of workers."""
         del steps
         return np.full(len(workers), step.waiting_ns * 1e-9)
 
@@ -55,7 +55,7 @@ class NoJitter:
     """Ranks that take equally long."""
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
-        """Return what a step waits, by workers: nothing."""
+        """Return a waiting of 0 for each number of workers."""
         del step, steps
         return np.zeros(len(workers))
 
@@ -71,7 +71,7 @@ class Spread:
     deviation: float
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
-        """Return what a step waits, by workers."""
+        """Return the waiting of a step, for each number of workers."""
         if self.deviation == 0:
             lateness = np.zeros(len(workers))
         elif steps > 1:
@@ -92,7 +92,7 @@ class MeasuredJitter:
     """The scatter of the run's own computation, over its ranks and steps."""
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
-        """Return what a step waits, by workers."""
+        """Return the waiting of a step, for each number of workers."""
         taken = np.sort(step.spread)
         if len(taken) < 2:
             raise UsageError(

@@ -62,7 +62,7 @@ class MeasuredTransport:
     share: float
     processor_s_per_byte: float
     processor_s_per_hop: float
-    apart: float  # share of the work for bytes that is done while nothing is on the line
+    apart: float  # share of the work for bytes that is done while the line is idle
     processors: int
     machines: int
     workers: int
@@ -113,7 +113,7 @@ class MeasuredTransport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTransport:
-    """A transport that somebody timed: seconds for the bytes that a rank sends, ascending.
+    """A transport by a table of times: seconds for the bytes that a rank sends, ascending.
 
     Between sizes it is a straight line. Below the smallest size it is that size's time, and beyond
     the largest it goes on at that size's rate. A larger message is never faster than a smaller one.
@@ -137,7 +137,7 @@ class TableTransport:
         return np.asarray(np.maximum(line_s, np.maximum(within_s, beyond_s)))
 
     def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
-        """Return how many ranks share a processor: it does not matter here."""
+        """Return how many ranks share a processor: always 1, because it does not matter here."""
         del ranks_per_host
         return np.ones(len(workers))
 

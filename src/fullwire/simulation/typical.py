@@ -53,7 +53,7 @@ class Others:
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
 
     def small(self, wanted: str, most_bytes: int) -> list[int]:
-        """Return the places of one kind among all ranks that have no more bytes and can wait."""
+        """Return the places of small collectives of one kind, among all ranks, that can wait."""
         rows = zip(self.op, self.bytes, self.members, self.awaited, strict=True)
         return [
             place
@@ -105,7 +105,7 @@ class Step:
     )  # the time of each rank in each step, alone
 
     def with_joined(self, places: Sequence[int]) -> Step:
-        """Return the step with some of its collectives joined, and not called for one by one."""
+        """Return the step with some of its collectives joined, which saves the calls for each."""
         after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
         spared = (len(places) - 1) / max(len(self.others.op) - 1, 1)
         sooner_ns = min(round(self.others.calling_ns * spared), after_ns)
@@ -118,7 +118,7 @@ class Step:
 
 
 def typical_step(run: Run) -> Step:
-    """Work out what a step of this run usually takes."""
+    """Work out the usual step of a run."""
     table = _table_of_steps(run)
     own_workers = _workers(run)
     sent = _communication(run, table, own_workers)
@@ -371,7 +371,7 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
         packed, sent_then = work.rows(work.step == number), mine.rows(mine.step == number)
         start_ns, end_ns = packed.start_ns, packed.end_ns
         sending = (sent_then.issue_ns, sent_then.end_ns)
-        # In the backward pass, and after it beside no bucket.
+        # In the backward pass, and after it while no bucket is on its way.
         amidst_end_ns = np.where(packed.lane == "host", np.minimum(end_ns, computed_ns), start_ns)
         late = np.maximum(start_ns, computed_ns), np.maximum(end_ns, computed_ns)
         packing_ns.append(
@@ -386,7 +386,7 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
 
 
 def _in_the_middle(of_steps: Whole) -> list[int]:
-    """Pick the values of the steps that are looked at one by one."""
+    """Pick the values of the steps in the middle, which are examined one by one."""
     middle = len(of_steps) // 2
     looked_at = of_steps[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
     picked: list[int] = looked_at.tolist()

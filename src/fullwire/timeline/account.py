@@ -55,6 +55,7 @@ SMALL_BYTES = 16 * 1024  # of a collective that shows the cost of a message with
 RATHER_SMALL_BYTES, OF_THEIR_TIME = 64 * 1024, 0.1
 FEWEST_SMALL = 5  # stretches of small collectives, to believe their times of messages
 UNDISTURBED = 0.25  # of them: on busy processors the others take up to ten times as long
+
 WARM_UP = 1.5  # first steps longer than this many medians are warm-up
 UNUSUAL = 3.0  # medians; any other step longer than this is left out, see MOST_UNUSUAL
 CULPRIT = 0.5  # of all waiting; ranks that cause more are named, if they are at most half of all
@@ -108,9 +109,9 @@ class Account:
     gaps_ns: Whole  # the host's between a step's computations, by rank and step
     gap_count: Whole
     caused_ns: Floats  # the others' waiting for each rank, by rank and step
-    untold_ns: Whole  # exposed communication with ranks that are not in the run, by rank and step
+    untold_ns: Whole  # exposed communication with ranks outside the run, by rank and step
     breakdowns: tuple[RankBreakdown, ...]
-    lines: tuple[Timeline, ...]  # empty where ranks were looked at one by one
+    lines: tuple[Timeline, ...]  # empty where spans came in parts
     latency: LatencySource
     beyond_line_rate: float  # the floor of all transfers over the time that they took
     clock_error_ns: int

@@ -29,7 +29,7 @@ def usual_ahead_s(account: Account) -> float:
 
 
 def usual_gaps(account: Account) -> tuple[float, float]:
-    """Return how long the host lets ranks idle between computations, a step, and how often."""
+    """Return the usual time of a step's gaps between computations, and their number."""
     gaps_s = float(np.median(account.gaps_ns[:, account.is_typical])) * 1e-9
     count = float(np.median(account.gap_count[:, account.is_typical]))
     return min(gaps_s, account.parts_s[Part.HOST.key]), count  # the part is a mean

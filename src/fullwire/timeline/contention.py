@@ -1,13 +1,13 @@
-"""What computing takes longer than it takes by itself, since the job shares its processors.
+"""The additional time of computing because the job shares its processors: contention.
 
-In a probe step communication waits until computing is done, so computing there is not slowed down
-by it. Ranks that share a processor still take turns, and so may other programs: the time that the
-computing thread was ready and had no processor comes off, but never more than leaves the time for
-which it ran.
+In a probe step communication waits until computing is done, so computing there runs at full speed.
+Ranks that share a processor still take turns, and so may other programs. So the time in which the
+computing thread was ready and waited for a processor comes off. At least the time for which the
+thread ran remains.
 
-Without probe steps run delay decides: how long a computing thread was ready to run and had no
-processor. It is a lower bound, because work beside memory traffic is slower, too. Run delay that
-other programs cause is none of the job's: it counts as far as the job itself used the processors.
+A run without probe steps uses run delay: how long a computing thread was ready to run and waited
+for a processor. It is a lower bound, because work beside memory traffic is slower, too. Other
+programs also cause run delay. It counts only by the job's own share of the processors' work.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from fullwire.timeline.timeline import Timeline
 
 CrowdingSource: TypeAlias = Literal["probe steps", "run delay", "none"]
 
-FEWEST_PROBES = 2  # of a rank, to believe what they say
-MOST_DELAYED = 0.9  # of computing: more of it cannot have been waiting for a processor
+FEWEST_PROBES = 2  # of a rank, to believe their times
+MOST_DELAYED = 0.9  # of computing: the most that can be waiting for a processor
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Crowding:
-    """What share of each rank's computing is contention, what says so, and how sure that is."""
+    """The share of contention in each rank's computing, its source, and how sure it is."""
 
     source: CrowdingSource
     shares: Floats = field(default_factory=lambda: np.zeros(0))
-    alone_s: float = 0.0  # from probe steps: what a step of the middle rank needs by itself
+    alone_s: float = 0.0  # from probe steps: the step of the middle rank by itself
     probes: int = 0  # of a rank
-    scatter: float = 0.0  # of what probe steps compute, from one to the next
+    scatter: float = 0.0  # of computing, from one probe step to the next
 
     @property
     def is_told(self) -> bool:
-        """Say whether anything tells it."""
+        """Return whether the share is known."""
         return self.source != "none"
 
 
@@ -65,9 +65,9 @@ def computed_in(line: Timeline, windows: Spans) -> Whole:
 def crowding_of(
     run: Run, ranks: Sequence[int], apart_ns: Sequence[Whole], computed_ns: Sequence[Whole]
 ) -> Crowding:
-    """Say what share of computing is contention, from probe steps or else from run delay.
+    """Return the share of contention in computing, from probe steps or else from run delay.
 
-    Of each rank there is what it computed in each probe step, and in each usual one.
+    `apart_ns` has each rank's computing in each probe step, and `computed_ns` in each usual step.
     """
     none = np.zeros(len(ranks))
     facts = run.facts
@@ -83,7 +83,7 @@ def crowding_of(
         undelayed_ns = wall_ns - _by_rank_ns(facts.probe_run_delay_s, ranks)
         alone_ns = np.minimum(np.maximum(undelayed_ns, run_ns), wall_ns)
         middle = [np.median(abs(each / max(np.median(each), 1.0) - 1)) for each in apart_ns]
-        # The thread runs beside computing, too: it copies buckets while others are outstanding.
+        # The thread also works outside computing: it copies buckets while others are outstanding.
         needed_ns = np.sort(np.maximum(alone_ns, run_ns))
         return Crowding(
             "probe steps",
@@ -109,7 +109,7 @@ def _ranks_per_processor(run: Run) -> float:
 
 
 def _own_share(run: Run) -> float:
-    """Return how much of the processors' work in steps was the job's; 1 where nobody can tell."""
+    """Return the job's share of the processors' work in steps; 1 where it is unknown."""
     hosts, facts = run.hosts, run.facts
     steps = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
     if not len(hosts) or not len(steps) or facts.processor_s is None:

@@ -106,7 +106,7 @@ class LinkUse:
 
 
 class Windows:
-    """When steps ran and when collectives were outstanding, by rank; kept while parts go by.
+    """When steps ran and when collectives were outstanding, by rank; gathered part by part.
 
     For a long job the collectives of every n-th step are enough: those of an hour are too many.
     """

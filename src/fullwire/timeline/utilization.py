@@ -39,7 +39,7 @@ class SocketUse:
 
     send_buffer: float | None  # shares of the time with data to send
     receive_window: float | None
-    idle: float | None  # share of the time looked at with nothing to send
+    idle: float | None  # share of the examined time without data to send
     retransmits: int
     is_exposed: bool
 
@@ -56,7 +56,7 @@ class ProcessorUse:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Looked:
-    """The time that is looked at: exposed communication, or all steps where samples are coarse."""
+    """The examined time: exposed communication, or all steps where samples are coarse."""
 
     starts_ns: Whole
     ends_ns: Whole
@@ -153,7 +153,7 @@ def series(
 
 
 def _looked(run: Run, lines: Sequence[Timeline], host: str, time_ns: Whole) -> _Looked:
-    """Choose the time to look at for the samples of a host, within the time that they cover."""
+    """Choose the time to examine for the samples of a host, within the time that they cover."""
     ranks = _ranks_on(run, host)
     chosen = [line for line in lines if line.rank in ranks]
     exposed = [_pieces(line, (Doing.TRANSFER, Doing.UNTOLD)) for line in chosen]
@@ -194,7 +194,7 @@ def _joined(pieces: Sequence[Interval], time_ns: Whole, gap_ns: float = 0.0) -> 
 
 
 def _gained(time_ns: Whole, counter: Whole | Floats, looked: _Looked) -> float:
-    """Return how much a counter grew in the time looked at; it may have begun anew meanwhile."""
+    """Return how much a counter grew in the examined time; it may have restarted meanwhile."""
     grown = np.cumsum(np.maximum(np.diff(counter.astype(np.float64), prepend=counter[:1]), 0.0))
     at_end, at_start = (
         np.interp(each, time_ns, grown) for each in (looked.ends_ns, looked.starts_ns)
@@ -337,7 +337,7 @@ def _picture(title: str, unit: str, lines: list[Line]) -> Iterator[Usage]:
 
 
 def _rate(time_ns: Whole, counter: NDArray[np.generic], edges_ns: Floats) -> Floats:
-    """Return how fast a counter grew in each piece; it may have begun anew between samples."""
+    """Return how fast a counter grew in each piece; it may have restarted between samples."""
     amounts = counter.astype(np.float64)
     grown = np.cumsum(np.maximum(np.diff(amounts, prepend=amounts[:1]), 0.0))
     at_edges = np.interp(edges_ns, time_ns, grown, left=np.nan, right=np.nan)

@@ -1,12 +1,13 @@
-"""What the links of a new group are like, and how many connections two ranks need on them.
+"""The measured links of a new group, and the number of connections that two ranks need.
 
-A few collectives of the group's own measure its links. All ranks choose algorithms by these two
-numbers, so all take the same: the worst that any has seen.
+A few collectives, run before the group is handed out, measure the rate and the latency of its
+links. All ranks choose algorithms by these two numbers, so all take the same ones: the worst that
+any rank has measured.
 
-Two ranks have several connections where one would not fill the line between them. One connection
-has no more on its way than its buffers hold, so over a long way it fills `window / round trip`. And
-whatever the way, one thread drives it, which moves and adds up some 10 Gbps. All ranks open the
-most that any of them would: that is for the slowest of them.
+Two ranks open several connections if one cannot fill the line between them. The buffers of one
+connection limit its bytes on the way, so its rate is at most `window / round trip`. On any link,
+one thread drives a connection, and moves and adds up some 10 Gbps. Each rank counts the connections
+that it needs. All ranks open the largest of these counts, which is that of the slowest rank.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fullwire.transport import programs
 from fullwire.transport.programs import Links
 from fullwire.transport.rendezvous import interface_address
 
-STREAMS_VARIABLE = "FULLWIRE_STREAMS"  # so many, instead of what is found here
+STREAMS_VARIABLE = "FULLWIRE_STREAMS"  # the number of connections, instead of the measured one
 MOST_STREAMS = 16
 _MOST_CHOSEN = 8
 _ONE_THREAD_BPS = 10e9
@@ -38,11 +39,11 @@ _MIN_RTT_OFFSET = 148  # in struct tcp_info
 _SMALL_TRIALS = 5
 _LARGE_BYTES = 2**18
 _LARGE_TRIALS = 2
-_LOOK_UP_S = 0.5  # so often Python sees whether somebody wants it to end
+_LOOK_UP_S = 0.5  # the interval at which Python looks for a Ctrl-C
 
 
 class Trials:
-    """Collectives of a group that nobody has yet."""
+    """Collectives of a group before it is handed out."""
 
     def __init__(self, engine: Any, rank: int, size: int, timeout_s: float) -> None:
         self._engine, self._rank, self._size, self._timeout_s = engine, rank, size, timeout_s
@@ -63,15 +64,15 @@ class Trials:
         return Links(rate_bps=8 / byte_s, latency_s=latency_s)
 
     def most(self, *values: float) -> tuple[float, ...]:
-        """Return the largest that any rank has of each value."""
+        """Return the largest of each value over all ranks."""
         form = f"{len(values)}d"
         struct.pack_into(form, self._space, 0, *values)
         self._carry_out(self._exchange, struct.calcsize(form), "float64", "MAX")
         return struct.unpack_from(form, self._space, 0)
 
     def _mean_s(self, program: Any, count: int, trials: int) -> float:
-        # Several in a row after one that lets all begin together: of a single one, who comes last
-        # finds everything there and thinks that it took no time.
+        # The first lets all ranks begin together, and several in a row follow. In a single one, the
+        # last rank to come finds all messages there, and would measure almost no time.
         self._carry_out(program, count)
         began = time.perf_counter()
         for _ in range(trials):
@@ -100,8 +101,8 @@ class Trials:
 
 
 def processors_of_a_rank(machines: list[str], rank: int) -> float:
-    """Return how many there are for each rank of this machine, of this group or of others."""
-    of_the_job = os.environ.get("LOCAL_WORLD_SIZE", "")  # as torchrun says
+    """Return the processors for each rank of this machine, in this group or in others."""
+    of_the_job = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun sets it
     neighbours = max(
         machines.count(machines[rank]), int(of_the_job) if of_the_job.isdecimal() else 0
     )
@@ -109,7 +110,7 @@ def processors_of_a_rank(machines: list[str], rank: int) -> float:
 
 
 def streams(trials: Trials, links: Links, sockets: Sequence[int], processors: float) -> int:
-    """Return how many connections every rank opens to each other one."""
+    """Return the number of connections that every rank opens to each other rank."""
     said = os.environ.get(STREAMS_VARIABLE)
     if said is not None and not (said.isdecimal() and 1 <= int(said) <= MOST_STREAMS):
         raise TransportError(
@@ -125,8 +126,8 @@ def streams(trials: Trials, links: Links, sockets: Sequence[int], processors: fl
 
 
 def best_streams(links: Links, sockets: Sequence[int], processors: float) -> int:
-    """Count those that fill the longest way, and those for which there are processors."""
-    # The longest round trip from each of the own addresses, of which there are few.
+    """Return the larger need: connections to fill the longest round trip, or threads to drive."""
+    # The longest round trip from each of this rank's addresses, of which there are few.
     ways_s: dict[str, float] = {}
     for connection in filter(lambda each: each >= 0, sockets):
         with socket.fromfd(connection, socket.AF_INET, socket.SOCK_STREAM) as known:
@@ -142,7 +143,7 @@ def best_streams(links: Links, sockets: Sequence[int], processors: float) -> int
 
 
 def _round_trip_s(connection: socket.socket) -> float:
-    """Return the shortest that the kernel has seen, which knows of no process that sleeps."""
+    """Return the shortest round trip that the kernel saw; sleeping processes do not lengthen it."""
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     if len(told) < _MIN_RTT_OFFSET + 4:  # an old kernel
         return 0.0
@@ -150,7 +151,7 @@ def _round_trip_s(connection: socket.socket) -> float:
 
 
 def _window_bytes() -> float:
-    """Return what a connection may grow to: half of what it receives into is the kernel's own."""
+    """Return the largest window of a connection: the kernel keeps half of the receive buffer."""
     try:
         sent, received = (
             int((_SETTINGS / name).read_text().split()[2]) for name in ("tcp_wmem", "tcp_rmem")
@@ -161,7 +162,7 @@ def _window_bytes() -> float:
 
 
 def _interface_bps(address: str) -> float:
-    """Return the rate of the interface with this address, 0 where nobody says."""
+    """Return the rate of the interface with this address, 0 where it is unknown."""
     names = (name for _, name in socket.if_nameindex())
     interface = next((name for name in names if interface_address(name) == address), "")
     try:

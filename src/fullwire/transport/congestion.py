@@ -1,8 +1,8 @@
 """Which congestion control the transport's connections send with, and why.
 
 BBR sends a little at a time by a timer, which costs processor time that both directions of a fast
-link need. Where BBR is only the kernel's default, connections take cubic instead, or reno where
-this process may not choose cubic (`net.ipv4.tcp_allowed_congestion_control`).
+link need. Where BBR is only the kernel's default, connections take cubic instead. Where this
+process may not choose cubic (`net.ipv4.tcp_allowed_congestion_control`), they take reno. The page
 docs/guides/congestion-control.md has the measured cost of each.
 """
 
@@ -29,7 +29,7 @@ class CongestionControl:
 
 
 def congestion_control() -> CongestionControl:
-    """Return the choice for connections of this process; a route that names another wins."""
+    """Return the choice for this process's connections; a route may name another, which wins."""
     with socket.socket() as unconnected:
         return choose(unconnected)
 
@@ -37,7 +37,7 @@ def congestion_control() -> CongestionControl:
 def choose(unconnected: socket.socket) -> CongestionControl:
     """Choose for a socket that listens or will connect, and for the connections it accepts.
 
-    The choice has to come before the connection: one that BBR has begun stays paced.
+    Call it before the connection exists: a connection that began with BBR stays paced.
     """
     try:
         default = name_of(unconnected)
@@ -59,8 +59,8 @@ def choose(unconnected: socket.socket) -> CongestionControl:
 
 
 def in_use(chosen: CongestionControl, connections: Iterable[int]) -> CongestionControl:
-    """Return what connections have: a route may have named another than was chosen."""
-    if chosen.name == _UNKNOWN:  # a kernel that does not tell it of one socket tells it of none
+    """Return the congestion control in use; a route may have named another than the chosen one."""
+    if chosen.name == _UNKNOWN:  # this kernel names it for no socket
         return chosen
     names: set[str] = set()
     for connection in connections:

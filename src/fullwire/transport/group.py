@@ -1,7 +1,7 @@
 """The process group that torch sees: collectives in, tasks for the engine out.
 
-Tensors of processors only, for now: `_memory` is where a device would hand over what it has, and
-`Work._finish` where it would take the result back.
+Only tensors in the memory of the processors, for now. For a device, `_memory` would copy a tensor
+out, and `Work._finish` would copy the result back.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from fullwire.transport.rendezvous import Meeting, Met, meet, why_no_group
 from fullwire.transport.untraced import untraced
 from fullwire.transport.work import Completer, InFlight, Work
 
-LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than the group's time-out
-CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: what this rank sends bears checksums
-SHORTEST_RENDEZVOUS_S = 30.0  # processes start when they start, whatever collectives may take
-# How to reduce what is not added up, but moves as uint8: by nothing, and divided by 1.
+LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; at most the group's time-out.
+CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: this rank adds checksums to its frames.
+SHORTEST_RENDEZVOUS_S = 30.0  # processes may start late even where collectives are quick.
+# For tensors that only move, as uint8: without a reduction, divided by 1.
 _MOVED = (None, programs.NUMBERS["uint8"], 1)
-Places: TypeAlias = list[tuple[int, int]]  # in memory, and how many bytes
+Places: TypeAlias = list[tuple[int, int]]  # addresses, and their numbers of bytes
 _EMPTY = (0, 0)
-_SPIN_US = 50  # while a small message is on its way, where processors are not shared
-_REMEMBERED = 100  # sums of one number: far more than DDP's join() has under way
-_open: list[FullwireGroup] = []  # the groups of this process
-_told: list[str] = []  # what ended some of them, since there was none
+_SPIN_US = 50  # while a small message is on its way and processors are free.
+_REMEMBERED = 100  # sums of one number; DDP's join() has far fewer under way.
+_open: list[FullwireGroup] = []  # the groups of this process.
+_told: list[str] = []  # problems of groups, until one opens while no other is open
 
 
 def _leave_to_parent() -> None:
-    """Let go of connections in a forked process: who outlives its parent would keep them open."""
+    """Close connections in a forked process, which would keep them open after its parent."""
     for group in _open:
         group._engine.leave_to_parent()
 
@@ -74,7 +74,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._process = os.getpid()
         try:
             self._start(options.store, checks)
-        except BaseException as error:  # nobody will have the group, so nobody could leave it
+        except BaseException as error:  # no caller will have the group, to leave it later
             own = f"rank {self._members[rank]}"
             problem = why_no_group(error, own, self._label, options.store, rank, size)
             if self._engine is not None:
@@ -127,43 +127,43 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     # ---- What torch asks a group ----
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
-        """Return the name that the group was asked for by."""
+        """Return the name of this backend."""
         return "fullwire"
 
     _get_backend_name = name = getBackendName
 
     # Torch keeps a group's names in its backends, and this one has none below it.
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the name that torch knows the group by."""
+        """Return torch's name for the group."""
         return self._label
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Take the name that torch knows the group by."""
+        """Keep torch's name for the group."""
         self._label = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return what the group is for, in a person's words."""
+        """Return the purpose of the group, as its user described it."""
         return self._purpose
 
     def setGroupDesc(self, purpose: str) -> None:  # noqa: N802
-        """Take what the group is for, in a person's words."""
+        """Keep the purpose of the group, as its user described it."""
         self._purpose = purpose
 
     def _get_backend(self, device: Any) -> FullwireGroup:
-        """Stand in for the backend that other groups have for each device."""
+        """Return this group itself, in place of a backend for a device."""
         return self
 
     @property
     def _device_types(self) -> list[Any]:
-        """Tell FSDP and checkpoints where tensors for this group are to be."""
+        """Return the devices on which FSDP and checkpoints put tensors for this group."""
         return [torch.device("cpu")]
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Say that tensors need no memory of ours."""
+        """Return False: tensors need no memory of ours."""
         return False
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Let collectives that are issued from now on take so long."""
+        """Set the time-out of collectives that are issued from now on."""
         self._timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -174,10 +174,10 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def shutdown(self) -> None:
         """Leave the group: connections and threads are gone when this returns."""
         if self._process != os.getpid():
-            return  # a fork has the descriptors, and no say
+            return  # a fork has the descriptors, but does not own the group
         atexit.unregister(self.shutdown)
         if self in _open:
-            # Who waits for us elsewhere is to hear what has ended this process's part.
+            # Ranks that wait for this process in other groups are told the problem.
             _told.extend(problem for group in _open if (problem := group._engine.problem))
             _open.remove(self)
         self._engine.close(_told[0] if _told else "")
@@ -187,21 +187,21 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._of_one_number.clear()
 
     def abort(self) -> None:
-        """Leave the group in the middle of whatever happens, and tell the others."""
+        """Leave the group at once, even during a collective, and tell the other ranks."""
         self._engine.abort(f"rank {self._members[self._rank]} has aborted the group")
         self.shutdown()
 
     # ---- Collectives ----
 
     def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> Work:
-        """Leave the reduction of every rank's tensor in each of them."""
+        """Leave the reduction of all ranks' tensors in every tensor."""
         tensor = _only(tensors)
         if tensor.layout is torch.sparse_coo:
             return self._summing_few(tensor, opts)
         work = self._reducing([tensor], opts)
         if tensor.numel() == 1:
-            # DDP's join() leaves such a sum to its C++ alone and drops the object, without which
-            # torch finds no Future, and waits for ever.
+            # DDP's join() hands such a sum to its C++ and drops the Python object. Without that
+            # object torch finds no Future and waits for ever.
             self._of_one_number.append(work)
         return work
 
@@ -224,7 +224,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return self._work(tasks, list(tensors), tensors)
 
     def _summing_few(self, tensor: Any, opts: Any) -> Work:
-        """Add up sparse tensors: every rank gathers all entries, once it has heard how many."""
+        """Add up sparse tensors: every rank gathers the counts of entries, then all entries."""
         if _called(opts) != "SUM":
             raise ValueError(f"fullwire: sparse tensors can only be summed, not {_called(opts)}")
         own, counts = tensor.coalesce(), torch.empty(self._size, dtype=torch.int64)
@@ -247,7 +247,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return self._work(tasks, [tensor], pairs, add_up)
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
-        """Copy the root's tensor to all."""
+        """Copy the root's tensor to all ranks."""
         tensor, root = _only(tensors), _root(opts, more)
         memory = _memory(tensor, dense=True)
         small = programs.is_small(memory[1], self.links)
@@ -277,7 +277,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return self._work([task], list(lists), (landing, given), spread)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
-        """Collect every rank's tensor in one, on each rank."""
+        """Collect every rank's tensor in one tensor, on each rank."""
         given = given.contiguous()
         task = self._gathering(given, _cut(output, self._size, given), opts)
         return self._work([task], [output], (output, given))
@@ -416,7 +416,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return self._work([task], [output], (landing, parts), spread)
 
     def barrier(self, opts: Any = None, **_: Any) -> Work:
-        """Let nobody go on before everybody has come."""
+        """Let each rank go on once all ranks have come."""
         program = programs.barrier(self._size, self._rank)
         return self._work([self._task("barrier", program, [_EMPTY], [_EMPTY], opts)], [], None)
 
@@ -453,11 +453,11 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         opts: Any,
         how: tuple[int | None, int, int] = _MOVED,
     ) -> Callable[[], Any]:
-        """Make what issues a collective to the engine."""
+        """Return a function that issues a collective to the engine."""
         given = getattr(opts, "timeout", None)
         asked_s = given.total_seconds() if given is not None else 0.0
         timeout_s = asked_s if asked_s > 0 else self._timeout_s
-        rest = (*how, timeout_s, not getattr(opts, "asyncOp", True))  # whether it waits at once
+        rest = (*how, timeout_s, not getattr(opts, "asyncOp", True))  # the caller waits at once
         return partial(self._engine.collective, what, program, source, places, *rest)
 
     def _work(
@@ -467,16 +467,16 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         kept: Any,
         afterwards: Callable[[], None] | None = None,
     ) -> Work:
-        """Issue tasks, all known to be good by now: one refused half-way nobody would hold."""
+        """Issue checked tasks; after a refusal half-way, the earlier ones would have no owner."""
         issued = [issue() for issue in tasks]
         of_group = (self._engine, self._completer, self._in_flight)
         return Work(*of_group, issued, result, kept, afterwards)
 
     def _how(self, tensor: Any, opts: Any) -> tuple[int, int, int]:
-        """Return what to reduce with: the operation, the number's kind and what to divide by."""
+        """Return the operation of a reduction, its type of number, and its divisor."""
         name, dtype = _called(opts), tensor.dtype
         if dtype.is_complex and name in ("SUM", "AVG"):
-            dtype = dtype.to_real()  # whose pairs are added as any others
+            dtype = dtype.to_real()  # a complex number is added as two real ones
         kind = str(dtype).removeprefix("torch.")
         if kind not in programs.NUMBERS:
             raise TypeError(f"fullwire cannot reduce {_typed(tensor)} by {name}")
@@ -490,7 +490,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return programs.REDUCTIONS[name], programs.NUMBERS[kind], divide_by
 
     def _algorithm(self, size_bytes: int) -> str:
-        """Choose by size, rounded to half a power of two: computed once for each."""
+        """Choose an algorithm by the size, rounded to half a power of two; keep each choice."""
         if size_bytes > programs.LARGEST_UNPIPELINED_BYTES:
             return "ring"
         power = size_bytes.bit_length()
@@ -508,18 +508,18 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
 
 def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
-    """Return where a tensor's bytes are, and how many."""
+    """Return the address of a tensor's bytes, and their number."""
     if (place := tensor.device).type != "cpu":
         raise ValueError(f"fullwire: expected a tensor of the processor, got one on {place}")
     if tensor.layout is not torch.strided:
         raise ValueError(f"fullwire: expected a dense tensor, got {tensor.layout}")
     if not tensor.is_contiguous() and not (dense and _is_without_gaps(tensor)):
-        raise ValueError("Tensors must be contiguous")  # as Gloo says it
+        raise ValueError("Tensors must be contiguous")  # the words of Gloo
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
 def _landing(outputs: Sequence[Any]) -> tuple[list[Any], Callable[[], None] | None]:
-    """Give tensors without gaps to receive in, and what spreads them where some have gaps."""
+    """Return tensors without gaps to receive in, and a function that copies them to the others."""
     dense = [each if each.is_contiguous() else each.new_empty(each.shape) for each in outputs]
     apart = [(out, one) for out, one in zip(outputs, dense, strict=True) if out is not one]
 
@@ -531,7 +531,7 @@ def _landing(outputs: Sequence[Any]) -> tuple[list[Any], Callable[[], None] | No
 
 
 def _is_without_gaps(tensor: Any) -> bool:
-    """Say whether it is contiguous but for the order of its dimensions."""
+    """Say whether a tensor is contiguous in some order of its dimensions."""
     expected = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1 and stride != expected:
@@ -554,7 +554,7 @@ def _listed(tensors: Any) -> Sequence[Any]:
 
 
 def _cut(whole: Any, parts: int, part: Any) -> Places:
-    """Cut a tensor into places of tensors like the part, of whose type torch has not made sure."""
+    """Cut a tensor into places of tensors like the part; check the type, which torch has not."""
     if whole.dtype is not part.dtype:
         raise ValueError(f"expected tensors of one type, got {_typed(part)} and {_typed(whole)}")
     address, size = _memory(whole)
@@ -565,7 +565,7 @@ def _cut(whole: Any, parts: int, part: Any) -> Places:
 
 
 def _split(memory: tuple[int, int], tensor: Any, splits: Sequence[int], parts: int) -> Places:
-    """Cut a tensor along its first dimension, into equal parts unless told."""
+    """Cut a tensor along its first dimension, into equal parts unless splits are given."""
     rows = int(tensor.shape[0]) if tensor.dim() else 1
     counts = list(splits) or [rows // parts] * parts
     if len(counts) != parts or sum(counts) != rows:

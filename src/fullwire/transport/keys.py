@@ -1,8 +1,9 @@
-"""The key of a job: where it comes from, and the secrets that two ranks make of it.
+"""The key of a job: its source, and the secrets that two ranks derive from it.
 
-`FULLWIRE_KEY_FILE` names a file that its owner alone may read, `FULLWIRE_KEY` is the key itself,
-for a launcher that passes variables on. Any 32 characters or more will do that a stranger cannot
-guess: `openssl rand -hex 32`. docs/design/security.md says what a key protects from whom.
+`FULLWIRE_KEY_FILE` names a file that its owner alone may read. `FULLWIRE_KEY` is the key itself,
+for a launcher that passes variables on. A key has 32 characters or more that a stranger cannot
+guess, for example from `openssl rand -hex 32`. docs/design/security.md lists the attackers that a
+key keeps out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fullwire.errors import TransportError
 
 KEY_FILE_VARIABLE = "FULLWIRE_KEY_FILE"
 KEY_VARIABLE = "FULLWIRE_KEY"
-ENCRYPT_VARIABLE = "FULLWIRE_ENCRYPT"  # 1: everything between two ranks is encrypted
+ENCRYPT_VARIABLE = "FULLWIRE_ENCRYPT"  # 1: encrypt all bytes between two ranks
 SECRET_BYTES = 32
 _SHORTEST_KEY_BYTES = 32
 _LONGEST_KEY_BYTES = 4096
@@ -28,9 +29,9 @@ _said_once: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What the ranks of a job share before they meet; all of them have to have the same."""
+    """The key and the choice of encryption; all ranks of a job need the same before they meet."""
 
-    key: bytes  # b"": whoever reads the store may join
+    key: bytes  # b"": every process that reads the store may join
     encrypts: bool
 
     def __str__(self) -> str:
@@ -38,7 +39,7 @@ class Protection:
 
 
 def protection() -> Protection:
-    """Read the key and whether to encrypt from this process's environment."""
+    """Read the key and the choice of encryption from this process's environment."""
     path, said = os.environ.get(KEY_FILE_VARIABLE), os.environ.get(KEY_VARIABLE)
     key = b""
     if path:
@@ -57,7 +58,7 @@ def protection() -> Protection:
 
 
 def say_once_that_the_network_is_trusted() -> None:
-    """Tell people, at the first group of a process that has no key."""
+    """Warn once, at the first group of a process without a key."""
     if not _said_once:
         _said_once.append("said")
         sys.stderr.write(
@@ -66,19 +67,19 @@ def say_once_that_the_network_is_trusted() -> None:
 
 
 def extracted(salt: bytes, secret: bytes) -> bytes:
-    """Take the first half of HKDF (RFC 5869)."""
+    """Do the first half of HKDF (RFC 5869)."""
     return hmac.digest(salt, secret, "sha256")
 
 
 def expanded(key: bytes, purpose: bytes) -> bytes:
-    """Take the second half of HKDF: 32 bytes for one purpose."""
+    """Do the second half of HKDF: return 32 bytes for one purpose."""
     return hmac.digest(key, purpose + b"\x01", "sha256")
 
 
 def _read(path: Path) -> bytes:
-    """Read a key file; what is checked is what is open, so nobody can exchange it in between."""
+    """Read a key file; check the open file, so that it cannot be exchanged after the check."""
     try:
-        # Without waiting: a FIFO would keep the job until somebody writes to it.
+        # Without waiting: a FIFO would block the job until another process writes to it.
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise TransportError(f"{KEY_FILE_VARIABLE}: {path}: {error.strerror}") from None

@@ -1,9 +1,9 @@
-"""What one rank sends and receives in a collective, for the engine to carry out.
+"""The program of a collective: the sends and receives of one rank, for the engine to carry out.
 
-Where `collectives/` states a collective, the program is that plan as one rank sees it: the same
-transfers that the simulator plays. The rest is stated here: what everybody sends to everybody at
-once, and collectives with a root. Of these nobody ends before everybody has come (the root hears
-from each rank, or each rank from the root, though it be an empty message), so that ranks that
+Where `collectives/` has the plan of a collective, the program is one rank's part of that plan. The
+simulator plays the same transfers. This module has the other collectives: those in which every rank
+sends to every rank at once, and those with a root. Each of these ends once all ranks have come: the
+root hears from each rank, or each rank from the root, if only by an empty message. So ranks that
 disagree find out.
 """
 
@@ -21,7 +21,7 @@ from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.plan import plan
 from fullwire.collectives.stages import Plan, Transfers
 
-# As the engine numbers them.
+# The engine's numbers for them.
 NUMBERS = {
     "float32": 0,
     "float64": 1,
@@ -35,24 +35,24 @@ NUMBERS = {
     "bool": 9,
 }
 REDUCTIONS = {"SUM": 0, "AVG": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
-LARGEST_UNPIPELINED_BYTES = 2**20  # what the engine takes from a rank before it is asked for
-_SEGMENT_BYTES = 2**21  # for each rank: two of these of every rank lie in the processor's caches
+LARGEST_UNPIPELINED_BYTES = 2**20  # the engine accepts this much from a rank unasked.
+_SEGMENT_BYTES = 2**21  # for each rank; the caches hold two segments of each rank
 
 
 @dataclass(frozen=True)
 class Send:
-    """One send: `after` is the receive that it passes on, -1 for what is the rank's own."""
+    """One send: `after` is the receive that it passes on, -1 for the rank's own data."""
 
     rank: int
     first_block: int
     blocks: int = 1
     after: int = -1
-    after_all_of: int = 0  # so many receives must be whole first
+    after_all_of: int = 0  # this many receives must be whole first
 
 
 @dataclass(frozen=True)
 class Receive:
-    """One receive: see native/transport/transport.hpp."""
+    """One receive; native/transport/transport.hpp describes the fields."""
 
     rank: int
     first_block: int
@@ -66,14 +66,14 @@ class Receive:
 
 @dataclass(frozen=True)
 class Links:
-    """What the algorithms are chosen by: the same on every rank."""
+    """The two numbers that choose the algorithms: the same on every rank."""
 
     rate_bps: float
     latency_s: float
 
 
 def allreduce_algorithm(workers: int, size_bytes: int, links: Links) -> str:
-    """Return the algorithm that costs least on these links."""
+    """Return the algorithm that takes the least time on these links."""
     costs = {
         name: cost("allreduce", name, workers, size_bytes, AddTimes())
         for name in ("recursive-doubling", "halving-doubling", "ring")
@@ -84,19 +84,19 @@ def allreduce_algorithm(workers: int, size_bytes: int, links: Links) -> str:
 
 
 def is_small(size_bytes: int, links: Links) -> bool:
-    """Say whether a message is on the wire for less time than it takes to get there."""
+    """Say whether a message takes less time to put on the link than the link's latency."""
     on_the_wire_s = 8 * size_bytes / links.rate_bps
     return size_bytes <= LARGEST_UNPIPELINED_BYTES and on_the_wire_s < links.latency_s
 
 
 def ring_segments(workers: int, size_bytes: int) -> int:
-    """Return into how many parts a vector is cut, a power of two so that there are few programs."""
+    """Return the number of parts of a vector: a power of two, so that there are few programs."""
     return 1 << max(size_bytes // (workers * _SEGMENT_BYTES), 1).bit_length() - 1
 
 
 @cache
 def allreduce(algorithm: str, workers: int, rank: int, segments: int = 1) -> Any:
-    """Every rank gets the sum; a ring is carried out on several segments, one after the other."""
+    """Return a program in which every rank gets the sum; a ring may work segment by segment."""
     stated = plan("allreduce", algorithm, workers)
     if algorithm == "recursive-doubling":
         return _program(stated.blocks, *_as_seen_from(stated, rank))
@@ -114,8 +114,8 @@ def _staggered(
 ) -> tuple[list[Send], list[Receive]]:
     """Begin each segment one round after the one before it.
 
-    So what was added up is sent on while it is still in the processor's caches, and each part of a
-    large vector is read from memory and written to it once instead of twice.
+    So a rank sends a sum on while the sum is still in the processor's caches. Each part of a large
+    vector is read from memory and written to it once instead of twice.
     """
     rounds = range(len(sends))
     order = sorted(
@@ -136,7 +136,7 @@ def _staggered(
 
 @cache
 def barrier(workers: int, rank: int) -> Any:
-    """Nobody goes on before everybody has come."""
+    """Return a program in which each rank goes on once all ranks have come."""
     stated = plan("allreduce", "recursive-doubling", workers)
     sends, receives = _as_seen_from(stated, rank)
     return _program(1, sends, [replace(receive, reduces=False) for receive in receives])
@@ -144,7 +144,7 @@ def barrier(workers: int, rank: int) -> Any:
 
 @cache
 def allgather(workers: int, rank: int, small: bool) -> Any:
-    """Block r is rank r's own."""
+    """Return a program in which every rank gets block r from rank r."""
     if not small:
         return _planned(plan("allgather", "ring", workers), rank)
     others = _others(workers, rank)
@@ -157,7 +157,7 @@ def allgather(workers: int, rank: int, small: bool) -> Any:
 
 @cache
 def reducescatter(workers: int, rank: int, small: bool) -> Any:
-    """Block r of the sum ends at rank r."""
+    """Return a program in which rank r gets block r of the sum."""
     if not small:
         return _planned(plan("reducescatter", "ring", workers), rank)
     others = _others(workers, rank)
@@ -170,7 +170,7 @@ def reducescatter(workers: int, rank: int, small: bool) -> Any:
 
 @cache
 def alltoall(workers: int, rank: int) -> Any:
-    """Block p of what a rank has goes to rank p, and block p of what it gets comes from there."""
+    """Return a program in which a rank sends its block p to rank p, and gets block p from there."""
     others = _others(workers, rank)
     return _program(
         workers,
@@ -181,7 +181,7 @@ def alltoall(workers: int, rank: int) -> Any:
 
 @cache
 def broadcast(workers: int, rank: int, root: int, small: bool) -> Any:
-    """Block 0 of the root goes to all; block 1 is empty, and says that it has come."""
+    """Return a program that copies the root's block 0 to all; empty block 1 confirms that."""
     stated = plan("broadcast", "tree" if small else "ring", workers)
     sends, receives = _as_seen_from(stated, (rank - root) % workers)
     sends = [_turned(each, root, workers) for each in sends]
@@ -196,7 +196,7 @@ def broadcast(workers: int, rank: int, root: int, small: bool) -> Any:
 
 @cache
 def reduce(workers: int, rank: int, root: int, small: bool) -> Any:
-    """A broadcast backwards: the sum of block 0 ends at the root, which tells all with block 1."""
+    """Return a broadcast backwards: the root gets the sum of block 0, and tells all by block 1."""
     stated = plan("broadcast", "tree" if small else "ring", workers)
     here = (rank - root) % workers
     part = stated.parts[0] if stated.parts else None
@@ -216,7 +216,7 @@ def reduce(workers: int, rank: int, root: int, small: bool) -> Any:
 
 @cache
 def gather(workers: int, rank: int, root: int) -> Any:
-    """Block r of rank r goes to the root, which tells all with the last block, an empty one."""
+    """Return a program that sends rank r's block r to the root; the last, empty block tells all."""
     others = _others(workers, rank)
     if rank != root:
         return _program(workers + 1, [Send(root, rank)], [Receive(root, workers)])
@@ -229,7 +229,7 @@ def gather(workers: int, rank: int, root: int) -> Any:
 
 @cache
 def scatter(workers: int, rank: int, root: int) -> Any:
-    """Block r of the root goes to rank r, which thanks with the last block, an empty one."""
+    """Return a program that sends the root's block r to rank r; the last, empty block confirms."""
     others = _others(workers, rank)
     if rank != root:
         return _program(workers + 1, [Send(root, workers, after_all_of=1)], [Receive(root, rank)])
@@ -241,7 +241,7 @@ def scatter(workers: int, rank: int, root: int) -> Any:
 
 
 def _others(workers: int, rank: int) -> list[int]:
-    """List the other ranks, each beginning with the next so that not all talk to one at once."""
+    """List the other ranks from the next one on, so that the ranks send to different ones."""
     return [(rank + step) % workers for step in range(1, workers)]
 
 
@@ -263,7 +263,7 @@ def _reducing_one_after_another(
 
 
 def _planned(stated: Plan, rank: int) -> Any:
-    # Who sends several blocks at once may cut them otherwise than who receives them.
+    # A sender of several blocks at once may cut them otherwise than their receiver.
     return _program(stated.blocks, *_as_seen_from(stated, rank), signals=False)
 
 
@@ -282,7 +282,7 @@ def _as_seen_from(stated: Plan, rank: int) -> tuple[list[Send], list[Receive]]:
             for row in rows:
                 if part.target[row] == rank:
                     receive = _received(part, row, latest, mine)
-                    if stated.blocks == 1:  # it takes the place of what is being sent
+                    if stated.blocks == 1:  # received data overwrites the sent data
                         receive = replace(receive, after_sends=len(sends))
                     receives.append(receive)
                     first, count = int(part.first_block[row]), int(part.block_count[row])
@@ -291,7 +291,7 @@ def _as_seen_from(stated: Plan, rank: int) -> tuple[list[Send], list[Receive]]:
 
 
 def _pieces(part: Transfers, row: int, latest: list[int]) -> list[Send]:
-    """Cut a transfer where its blocks came by different receives."""
+    """Cut a transfer between blocks that came by different receives."""
     pieces: list[Send] = []
     first, count = int(part.first_block[row]), int(part.block_count[row])
     for block in range(first, first + count):

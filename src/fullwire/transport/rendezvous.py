@@ -1,23 +1,24 @@
-"""How the ranks of a group find and trust each other, before any of them says anything else.
+"""The rendezvous: the ranks of a group find each other and prove that they belong to the job.
 
 Each rank listens, writes its address into the group's store, and connects to all ranks below its
-own. Rank 0 writes a random number there, another one for each attempt. Of the job's key and that
-number comes a secret, into which the names of the group, its ranks and this protocol go too; where
-the job has no key, whoever reads the store can make it. A connection counts after both ends have
-shown that they know it:
+own. Rank 0 writes a random number there, a new one for each attempt. A secret is derived from the
+job's key and that number. The names of the group, its ranks and this protocol enter the secret too.
+Where the job has no key, every process that reads the store can derive the secret. A connection
+counts after both ends have shown that they know the secret:
 
     client   "FWT3", its rank, the rank it looks for, 32 random bytes, an X25519 key
     server   32 random bytes, an X25519 key, HMAC(secret, "server" and all of the above)
     client   HMAC(secret, "client" and all of the above)
 
-The X25519 keys are new for each connection, and zero where nothing is encrypted. Of what they give
-to both ends come the keys of both directions: who learns the job's key later cannot read what was
-said before. docs/design/security.md says what that keeps from whom.
+The X25519 keys are new for each connection, and zero without encryption. Both ends derive the same
+shared secret from them, and the keys of both directions from that. So an attacker who learns the
+job's key later cannot read earlier traffic. docs/design/security.md lists the attackers that this
+keeps out.
 
-Whatever else comes closes its connection and is counted; it gets no answer. A store may still hold
-addresses and numbers of a job that was restarted: what does not work is read again and tried again
-until the time is over. Once the last rank has come nobody listens any more. A rank that cannot
-start says so in the store, in place of its address.
+A connection that sends anything else is closed without an answer, and counted. A store may still
+hold addresses and numbers of a job that was restarted. So an attempt that fails is repeated, with
+the store read again, until the time is over. A rank stops listening once the last rank has come. A
+rank that cannot start says so in the store, in place of its address.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ _MAGIC = b"FWT3"
 _HELLO = struct.Struct("!4sII32s32s")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-_NO_KEY = bytes(SECRET_BYTES)  # where nothing is encrypted
+_NO_KEY = bytes(SECRET_BYTES)  # without encryption
 _PATIENCE_S = 5.0  # with one stranger
 _MOST_PENDING = 64
 _RETRY_S = 0.02
-_LOOK_UP_S = 0.5  # so often a rank that waits looks whether those it waits for have failed
+_LOOK_UP_S = 0.5  # the interval at which a waiting rank looks whether the others failed
 _FAILED = "failed"
-_LONGEST_WAIT_FOR_NUMBER_S = 20.0  # of rank 0, which may begin later
+_LONGEST_WAIT_FOR_NUMBER_S = 20.0  # for the number of rank 0, which may begin later
 _LACKS = {
     errno.EMFILE: "too many open files",
     errno.ENFILE: "too many open files",
@@ -65,9 +66,9 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Met:
-    """Connections by rank (-1 at the own place), and who else was at the door.
+    """The connections by rank (-1 at the own place), and the number of refused connections.
 
-    `keys` are those of both directions, what is sent first, by rank; none without encryption.
+    `keys` holds, by rank, the key for sending and the key for receiving; empty without encryption.
     """
 
     sockets: list[int]
@@ -78,16 +79,16 @@ class Met:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Who is to meet, and what they have in common before."""
+    """The ranks of a rendezvous, and the data that they share before it."""
 
     store: Any
     rank: int
     size: int
-    name: str  # of the group, its ranks and the stream: no connection of another one counts
+    name: str  # of the group, its ranks and the stream; other connections are refused
     protection: Protection
 
     def secret(self) -> bytes:
-        """Make what a rank of this group has to know; of this attempt, as far as one can see."""
+        """Derive the secret of this group, from the number that the store holds at present."""
         number = bytes.fromhex(_read(self.store, "number"))
         purpose = f"{_MAGIC.decode()} {self.protection} {self.size} {self.name}"
         return expanded(extracted(number, self.protection.key), purpose.encode())
@@ -106,7 +107,7 @@ class Meeting:
         return host, int(port), machine
 
     def raise_if_failed(self, others: list[int]) -> None:
-        """Raise what one of these ranks has said in this attempt instead of its address."""
+        """Raise the problem that one of these ranks left in this attempt instead of its address."""
         for other in others:
             with contextlib.suppress(_NotYet):
                 said = _read(self.store, f"rank {other}")
@@ -114,7 +115,7 @@ class Meeting:
                     raise TransportError(said.split(" ", 2)[2])
 
     def why_not(self, other: int) -> str:
-        """Say why a rank has not come, if the store tells."""
+        """Return the reason why a rank has not come, if the store has one."""
         try:
             self.record(other)
         except _NotYet as error:
@@ -155,7 +156,7 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
         found |= door.trusted
         try:
             machines = [meeting.record(other)[2] for other in range(size)]
-        except _NotYet as error:  # a rank that was met, and has failed since
+        except _NotYet as error:  # a rank failed after it was met
             raise TransportError(str(error)) from None
         for each in found.values():
             each.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -170,7 +171,7 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
 
 
 def lack(error: BaseException) -> str:
-    """Name what a process has run out of, "" if it is anything else."""
+    """Name the resource that a process has run out of; "" for any other error."""
     if isinstance(error, MemoryError):
         return "out of memory"
     if isinstance(error, OSError) and not isinstance(error, BlockingIOError):
@@ -179,8 +180,8 @@ def lack(error: BaseException) -> str:
 
 
 def leave_word(store: Any, rank: int, problem: str) -> None:
-    """Tell in the store why this rank does not come."""
-    with contextlib.suppress(_NotYet, RuntimeError, OSError):  # the store may be what is gone
+    """Write into the store why this rank does not come."""
+    with contextlib.suppress(_NotYet, RuntimeError, OSError):  # the store itself may be gone
         until = time.monotonic() + _LONGEST_WAIT_FOR_NUMBER_S
         while not store.check(["number"]) and time.monotonic() < until:
             time.sleep(_RETRY_S)
@@ -190,7 +191,7 @@ def leave_word(store: Any, rank: int, problem: str) -> None:
 def why_no_group(
     error: BaseException, own: str, group: str, store: Any, rank: int, size: int
 ) -> str:
-    """Say why this rank has no group; what it lacked itself is left in the store as well."""
+    """Say why this rank has no group; leave a resource that it lacked in the store as well."""
     lacks = lack(error)
     problem = f"{own}: {lacks}, at the start of group {group}" if lacks else ""
     if isinstance(error, TransportError | RuntimeError) and str(error).startswith(f"{own}: "):
@@ -198,7 +199,7 @@ def why_no_group(
     if problem:
         leave_word(store, rank, problem)
     elif isinstance(error, TransportError):
-        words = [str(error)]  # and those of ranks that did not come, as they say
+        words = [str(error)]  # and the words of ranks that did not come
         with contextlib.suppress(_NotYet, RuntimeError, OSError):
             said = [_read(store, f"rank {other}") for other in range(size)]
             words += [each.split(" ", 2)[2] for each in said if each.startswith(_FAILED)]
@@ -209,15 +210,15 @@ def why_no_group(
 @dataclass(frozen=True)
 class _Trusted:
     connection: socket.socket
-    keys: tuple[bytes, bytes]  # of what is sent, and of what is received
+    keys: tuple[bytes, bytes]  # for sending, and for receiving
 
 
 def _connected(
     meeting: Meeting, other: int, door: _Door, until: float, *, is_current: bool
 ) -> _Trusted:
-    """Connect to a rank, answering at the own door meanwhile.
+    """Connect to a rank, and answer ranks that connect here meanwhile.
 
-    Once rank 0 has been met, the store's number is known to be of this attempt.
+    Once rank 0 has been met, the store's number is certainly of this attempt.
     """
     reason, looked = "it has not said where it is", 0.0
     while time.monotonic() < until:
@@ -239,7 +240,7 @@ def _connected(
 
 
 def _introduced(host: str, port: int, meeting: Meeting, other: int) -> _Trusted:
-    """Connect and show that one knows the secret, once the other end has shown it."""
+    """Connect, and prove the knowledge of the secret once the other end has proved it."""
     secret = meeting.secret()
     own = secrets.token_bytes(SECRET_BYTES)
     nonce, public = secrets.token_bytes(_NONCE_BYTES), _public(meeting, own)
@@ -269,7 +270,7 @@ def _public(meeting: Meeting, own: bytes) -> bytes:
 def _session(
     meeting: Meeting, secret: bytes, own: bytes, other: bytes, said: bytes
 ) -> tuple[bytes, bytes]:
-    """Make the keys of both directions, the client's first."""
+    """Derive the keys of both directions, the client's first."""
     if not meeting.protection.encrypts:
         return _NO_KEY, _NO_KEY
     try:
@@ -296,22 +297,22 @@ def _proof(secret: bytes, who: bytes, said: bytes) -> bytes:
 
 @dataclass
 class _Guest:
-    """Somebody who has connected and has not shown the secret yet."""
+    """A connection that has not proved the knowledge of the secret yet."""
 
     connection: socket.socket
     until: float
     received: bytes = b""
     hello: bytes = b""
-    expected: bytes = b""  # the proof that would make a rank of it
+    expected: bytes = b""  # the proof that a rank would send
     rank: int = -1
     own: bytes = b""  # our X25519 key for this guest
-    said: bytes = b""  # by both, but for the proofs
+    said: bytes = b""  # by both ends, without the proofs
     secret: bytes = b""
 
 
 @dataclass
 class _Door:
-    """The listening socket, and everybody at it."""
+    """The listening socket and its connections."""
 
     listener: socket.socket
     meeting: Meeting
@@ -323,7 +324,7 @@ class _Door:
         self._guests.register(self.listener, selectors.EVENT_READ, None)
 
     def answer(self, wait_s: float) -> None:
-        """Let in who is there and hear who has said something."""
+        """Accept new connections, and read from those that have sent bytes."""
         for key, _ in self._guests.select(wait_s):
             if key.data is None:
                 self._let_in()
@@ -335,7 +336,7 @@ class _Door:
                 self._turn_away(guest)
 
     def close(self) -> None:
-        """Turn everybody away who has shown nothing."""
+        """Close all connections of the door."""
         for guest in self._waiting():
             guest.connection.close()
         for each in self.trusted.values():
@@ -349,19 +350,19 @@ class _Door:
         try:
             connection, _ = self.listener.accept()
         except OSError as error:
-            if lack(error):  # or it would be asked again and again, and nobody would be let in
+            if lack(error):  # or accept would fail again and again
                 raise
             return
         waiting = self._waiting()
         if len(waiting) >= _MOST_PENDING:
-            # Who has said something plausible may be a rank; and of all others the first to come.
+            # A plausible hello may come from a rank: refuse the oldest connection without one.
             self._turn_away(min(waiting, key=lambda guest: (bool(guest.hello), guest.until)))
         connection.setblocking(False)
         guest = _Guest(connection, time.monotonic() + _PATIENCE_S)
         self._guests.register(connection, selectors.EVENT_READ, guest)
 
     def _hear(self, guest: _Guest) -> None:
-        if guest.connection.fileno() < 0:  # turned away while what it said was waiting
+        if guest.connection.fileno() < 0:  # refused while its bytes were waiting
             return
         wanted = (_PROOF_BYTES if guest.hello else _HELLO.size) - len(guest.received)
         try:
@@ -383,7 +384,7 @@ class _Door:
         is_plausible = magic == _MAGIC and looked_for == meeting.rank < guest.rank < meeting.size
         if not is_plausible:
             return self._turn_away(guest)
-        try:  # made each time: the number of an earlier attempt may have been there first
+        try:  # derived each time: an earlier number may be of an earlier attempt
             guest.secret = meeting.secret()
             guest.own = secrets.token_bytes(SECRET_BYTES)
             answer = secrets.token_bytes(_NONCE_BYTES) + _public(meeting, guest.own)
@@ -407,7 +408,7 @@ class _Door:
             return self._turn_away(guest)
         self._guests.unregister(guest.connection)
         known = self.trusted.pop(guest.rank, None)
-        if known is not None:  # it began anew, and has given this one up
+        if known is not None:  # the rank began anew, and has given this connection up
             known.connection.close()
         self.trusted[guest.rank] = _Trusted(guest.connection, (of_server, of_client))
         return None
@@ -419,7 +420,7 @@ class _Door:
 
 
 class _NotYet(Exception):
-    """What another rank has to do has not happened yet, or not in this attempt."""
+    """Another rank has yet to do its part in this attempt."""
 
 
 def _attempt(store: Any) -> str:
@@ -428,7 +429,7 @@ def _attempt(store: Any) -> str:
 
 
 def _read(store: Any, key: str) -> str:
-    if not store.check([key]):  # which does not wait, so the own door stays attended
+    if not store.check([key]):  # `check` returns at once, so this rank still answers others
         raise _NotYet(f"{key!r} is not in the store yet")
     return bytes(store.get(key)).decode()
 
@@ -446,7 +447,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _own_address(store: Any) -> str:
-    """Choose the address that the store is reached from: there the other ranks can reach us."""
+    """Return this rank's address towards the store, where the other ranks can reach it too."""
     wanted = os.environ.get(INTERFACE_VARIABLE) or os.environ.get("GLOO_SOCKET_IFNAME")
     if wanted:
         wanted = wanted.split(",")[0]
@@ -466,13 +467,13 @@ def _own_address(store: Any) -> str:
             host, 9, type=socket.SOCK_DGRAM
         ):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # of a datagram socket: nothing is sent
+                probe.connect(address)  # a datagram socket sends nothing here
                 return str(probe.getsockname()[0])
     return "127.0.0.1"
 
 
 def interface_address(name: str) -> str:
-    """Return an interface's address, "" where there is none, or no such interface."""
+    """Return an interface's address; "" for an interface without one or an unknown name."""
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -484,7 +485,7 @@ def interface_address(name: str) -> str:
 
 
 def _machine() -> str:
-    """Name the running kernel, whose processors ranks may have to share."""
+    """Return a name of the running kernel; ranks with the same one share its processors."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return boot.read().strip()

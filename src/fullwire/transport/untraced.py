@@ -1,8 +1,8 @@
-"""torch.compile passes by what torch calls here from C++, as it passes by what other backends do.
+"""Keep torch.compile away from functions that torch calls here from C++, as in other backends.
 
-It would trace these functions where a compiled model's buckets are sent, and ends the job at the
-first attribute of a group. Marking them loads nothing of the compiler; torch.compiler.disable
-would load all of it, for jobs that compile nothing too.
+Where a compiled model sends its buckets, torch.compile would trace these functions. It would end
+the job at the first attribute of a group. A mark on a function leaves the compiler unloaded.
+`torch.compiler.disable` would load all of it, even in jobs that do not compile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def untraced(kind: Kind) -> Kind:
-    """Keep the methods of a class out of graphs, and whatever they call."""
+    """Keep the methods of a class, and all functions that they call, out of graphs."""
     codes = [each.__code__ for each in vars(kind).values() if isinstance(each, FunctionType)]
     with contextlib.suppress(AttributeError):  # a torch without this compiler
         kernel = torch._C._dynamo.eval_frame

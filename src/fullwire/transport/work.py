@@ -1,7 +1,8 @@
-"""What a collective returns: something to wait for, and a Future only where one is asked for.
+"""The work that a collective returns: callers wait for it, or ask it for a Future.
 
 Completing a Future from another thread costs some 80 us, because a thread of Python has to take the
-interpreter for it. `wait` needs none, and does the work itself if nobody else is at it.
+interpreter for it. `wait` works without a Future. It drives the engine itself if no other thread
+does.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         self._in_flight = in_flight
         self._finishing = threading.Lock()
         self._ended: Any = None
-        self._future: Any = None  # that has the result, or what went wrong, once `_ended` has ended
-        self._mark: Any = None  # a Future that ends what a profiler shows of this work
+        self._future: Any = None  # the result or the error, after `_ended`
+        self._mark: Any = None  # a Future that ends this work in a profiler
         in_flight.hold(self)
         if torch.autograd._profiler_enabled():
             self._show_to_profiler()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when the result is there, or raise what went wrong."""
+        """Return when the result is there, or raise the error."""
         until = time.monotonic() + timeout.total_seconds() if timeout else math.inf
         for task in self.tasks:
-            # Now and then Python looks up, so that Ctrl-C ends it.
+            # Python looks up at intervals, so that Ctrl-C ends the wait.
             while not self._engine.wait(task, min(_LOOK_UP_S, until - time.monotonic())):
                 if time.monotonic() >= until:
                     raise TransportError(f"it did not end within {timeout}")
@@ -81,15 +82,15 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         return True
 
     def is_completed(self) -> bool:
-        """Say whether it has come to an end, good or bad."""
+        """Say whether the work has ended, with or without an error."""
         return all(task.is_done for task in self.tasks)
 
     def is_success(self) -> bool:
-        """Say whether it has come to a good end."""
+        """Say whether the work has ended without an error."""
         return self.is_completed() and not self.problem()
 
     def exception(self) -> TransportError | None:
-        """Return what went wrong."""
+        """Return the error, if there is one."""
         problem = self.problem()
         return TransportError(problem) if problem else None
 
@@ -113,7 +114,7 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
             is_first = self._future is None
             if is_first:
                 # A Future's own set_exception is for Python alone: DDP's C++ would take the
-                # exception for a tensor. What raises in a callback has failed for both.
+                # exception for a tensor. A Future whose callback raises has failed for both.
                 self._ended = torch.futures.Future()
                 self._future = self._ended.then(self._outcome)
                 first = self._result[0] if isinstance(self._result, list) and self._result else None
@@ -138,11 +139,11 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         return self._result
 
     def problem(self) -> str | None:
-        """Say what went wrong, if it is over and anything did."""
+        """Return the words of the error, if the work has ended with one."""
         return next((task.problem for task in self.tasks if task.problem), None)
 
     def _finish(self) -> None:
-        """Do once what is left to do with the bytes, and let go of the tensors."""
+        """Do the last step on the bytes, once, and let go of the tensors."""
         with self._finishing:
             afterwards, self._afterwards = self._afterwards, None
             if afterwards is not None and not self.problem():
@@ -154,39 +155,39 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         self._in_flight.let_go(self)
 
     def _show_to_profiler(self) -> None:
-        """Let a profiler that is on see this work from here to its end, as it sees Gloo's.
+        """Let an active profiler see this work from here to its end, as it sees Gloo's.
 
-        Its end is marked before anybody is told: who was told may put the profiler away, and torch
-        then has nothing left to mark it in.
+        The end is marked before any caller learns of it. A caller may then end the profiler, and
+        torch could no longer mark the end.
         """
         self._mark = torch.futures.Future()
         word = re.split(r"\W", self.tasks[0].description)[0]
-        name = "recv" if word == "receive" else word  # as torch's own backends say it
+        name = "recv" if word == "receive" else word  # the word of torch's own backends
         with torch.autograd.profiler.record_function(f"fullwire:{name}") as shown:
             shown._call_end_callbacks_on_future(self._mark)
-        self.get_future()  # so that it is finished though nobody waits
+        self.get_future()  # so that it is finished even without a wait
 
 
 def _is_asked_by_cpp() -> bool:
-    """Say whether DDP's own C++ asks in a backward pass, and no hook in Python."""
+    """Say whether DDP's own C++ asks in a backward pass, instead of a hook in Python."""
     frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals["__name__"].startswith("fullwire"):  # a recorder's, too
+    while frame.f_back and frame.f_globals["__name__"].startswith("fullwire"):  # a recorder's too
         frame = frame.f_back
     return bool(frame.f_globals["__name__"] == "torch.autograd.graph")
 
 
 @functools.cache
 def _compiled() -> Any:
-    """Compile what makes a Future whose value is a list of tensors to C++ as well.
+    """Compile a function that makes a Future whose value C++ also sees as a list of tensors.
 
-    DDP's C++ hook that sends float16 insists on one. A Future that Python makes holds an object of
-    Python's; one that TorchScript makes does not, and costs some 40 us.
+    DDP's C++ hook that sends float16 needs such a Future. A Future made in Python holds an object
+    of Python. One made by TorchScript holds the tensors themselves, and costs some 40 us.
     """
     return torch.jit.CompilationUnit(_OF_TENSORS)
 
 
 class InFlight:
-    """Works that have not ended: who drops one and its tensor still has the engine use both."""
+    """Works under way: the engine uses a work and its tensor even after the caller drops both."""
 
     def __init__(self) -> None:
         self._works: set[Work] = set()
@@ -196,49 +197,49 @@ class InFlight:
     def hold(self, work: Work) -> None:
         """Keep a work until it has ended."""
         with self._lock:
-            if len(self._works) >= self._most:  # some ended that nobody waited for
+            if len(self._works) >= self._most:  # some may have ended without a wait
                 self._works = {each for each in self._works if not each.is_completed()}
                 self._most = 2 * len(self._works) + 1
             self._works.add(work)
 
     def let_go(self, work: Work) -> None:
-        """Forget a work that has ended, at once: its tensor may be large."""
+        """Forget an ended work at once, because its tensor may be large."""
         with self._lock:
             self._works.discard(work)
 
     def clear(self) -> None:
-        """Forget all, once the engine is closed."""
+        """Forget all works, once the engine is closed."""
         self._works.clear()
 
 
 class Completer:
     """Threads that complete Futures; the first one exists from the first Future on.
 
-    What a Future sets off runs in the thread that completes it, and may wait for another Future,
-    as PowerSGD's hook does. So before it completes any, a thread leaves the watch to another one.
+    The callbacks of a Future run in the thread that completes it, and may wait for another Future,
+    as PowerSGD's hook does. So before a thread completes a Future, it leaves the watch to another.
     """
 
     def __init__(self, engine: Any, name: str) -> None:
         self._engine = engine
-        self._name = name  # of the rank, for problems
+        self._name = name  # the rank's name, for problems
         self._lock = threading.Lock()
         self._watch = threading.Lock()
         self._waiting: list[Work] = []
         self._threads: list[threading.Thread] = []
-        self._on_watch = 0  # threads that watch, or would take over
+        self._on_watch = 0  # threads that watch, or wait to take over
 
     def add(self, work: Work) -> None:
-        """Complete this one's Future when it is over."""
+        """Complete the Future of a work when the work ends."""
         with self._lock:
             self._waiting.append(work)
             has_watch = bool(self._threads) or self._start()
         if not has_watch:
             self._complete_without_threads()
-        if work.is_completed():  # it may have ended before we had it
+        if work.is_completed():  # it may have ended before it was added
             self._complete_ended()
 
     def close(self) -> None:
-        """Complete the rest, once the engine is closed."""
+        """Complete the remaining Futures, once the engine is closed."""
         self._complete_ended()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -257,7 +258,7 @@ class Completer:
         return True
 
     def _complete_without_threads(self) -> None:
-        """Complete all once the group has ended, for want of a thread to do it in time."""
+        """Complete all Futures after the group has ended, because no thread could be started."""
         for work in list(self._waiting):
             for task in work.tasks:
                 while not self._engine.wait(task, _LOOK_UP_S):
@@ -265,7 +266,7 @@ class Completer:
         self._complete_ended()
 
     def _run(self) -> None:
-        """Complete what ends next, and keep nothing of it while watching for more."""
+        """Complete the works that end next, and keep no reference to them during the next watch."""
         while ended := self._watched():
             for work in ended:
                 work.complete()

@@ -38,7 +38,7 @@ def _chain_cost(workers: int, size: Floats, _adds: AddTimes) -> Cost:
 
 
 def _exactly(costs: Costs, *, reducing: int, copying: int) -> Exactly:
-    """Time a ring that goes around so often, with chunks that follow each other closely."""
+    """Make the exact time of a ring, by how often it goes around reducing and copying."""
 
     def exactly_s(wires: Wires, size_bytes: float, adds: AddTimes, chunks: int) -> float:
         if chunks == 1:

@@ -211,7 +211,7 @@ class _Format1(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_description(place: Path) -> Described:
-    """Read run.json of any format so far, and note changes since it was written."""
+    """Read run.json of today's or a past format, and note changes since it was written."""
     path = place / DESCRIPTION
     content = _content(place)
     try:

@@ -178,7 +178,7 @@ class _Held:
         return takers
 
     def _started_mpi(self) -> MpiTurns | None:
-        """Start OpenMPI beside every rank, or, if a rank lacks it, beside none of them."""
+        """Start OpenMPI beside every rank; if it fails on one of them, end it on all."""
         missing = "OpenMPI is not installed: sudo apt install openmpi-bin"
         if self._lacks(None if shutil.which("mpirun") else missing):
             return None
