@@ -67,7 +67,7 @@ class Clock:
                 self._journal.give_up(error)
 
     def close(self) -> None:
-        """Write the notes whose events have passed, and count the others as missing."""
+        """Write the notes whose events have passed, and report the others as missing."""
         self.collect()
         if self._device is not None:
             self._device.say_what_is_missing()

@@ -479,8 +479,8 @@ def watch_names(methods: Iterable[str]) -> None:
     for name in ("_register", "_unregister", "_resolve"):
         _replace(f"{name}_process_group", getattr(names, name.removeprefix("_")))
     _replace("_unregister_all_process_groups", names.unregister_all)
-    # Symmetric memory of devices takes the store of the group that it finds, and visible groups have
-    # no store.
+    # Symmetric memory of devices takes the store of the group that it finds, and visible groups
+    # have no store.
     memory = getattr(torch._C._distributed_c10d, "_SymmetricMemory", None)
     for name in ("empty_strided_p2p", "get_mempool_allocator", "rendezvous"):
         if hasattr(memory, name):

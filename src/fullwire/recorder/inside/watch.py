@@ -93,7 +93,7 @@ def _close(journal: Journal, clock: Clock) -> None:
         journal.define(
             kind="cost",
             notes=journal.noted,
-            note_ns=note_ns,  # the next figures include some notes as well
+            note_ns=note_ns,  # spent_ns includes some notes as well
             spent_ns=journal.spent_ns,
         )
     journal.close()
