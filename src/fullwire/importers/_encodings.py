@@ -41,7 +41,7 @@ _MOST_VARINT_BYTES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pickled:
-    """A pickle's value. If it ended early: the values it had put together, and the problem."""
+    """A pickle's value, or the values read so far and the problem if it ended early."""
 
     value: object
     unfinished: tuple[object, ...]

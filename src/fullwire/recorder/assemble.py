@@ -72,7 +72,7 @@ SPARSE = (  # few in a step
     Note.PROBE,
     Note.DELAY,
 )
-OFTEN = 0.5  # Share of the steps: work before the forward is usual if so many have it.
+OFTEN = 0.5  # Share of the steps that must have work before the forward, for it to be usual.
 DISK_BLOCK_BYTES = 512  # The kernel counts such blocks.
 PART_NOTES = 2**14  # Notes of a rank in memory at once.
 CLOCK_COLLECTIVES = 20_000  # Per rank. More would say little more of its machine's clock.
@@ -341,7 +341,7 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
 def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
     """Bring all times to one zero, by the wall clocks and then by the collectives."""
     to_wall: dict[str, int] = {}
-    for journal in journals:  # read a machine's clocks once: somebody may set the wall clock
+    for journal in journals:  # read a machine's clocks once: the wall clock may be set
         to_wall.setdefault(machine_of(journal), wall_beyond_monotonic_ns(journal.header))
     first_ns = []
     for journal in journals:

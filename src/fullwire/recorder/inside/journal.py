@@ -2,7 +2,7 @@
 
     header    512 bytes: JSON padded with spaces. Its `status` is rewritten in place when the
               process ends or its recorder fails, which needs no room on a full disk
-    blocks    tag, kind, length, CRC-32, then so many bytes:
+    blocks    tag, kind, length, CRC-32, then as many bytes as the length says:
                  notes        rows of a kind from `Note`, a number, a time and a rest, packed
                  definitions  JSON: the meaning of the numbers that notes use, and facts
                  passes       when all gradients of backward passes were ready, packed
@@ -47,7 +47,7 @@ NOTES, DEFINITIONS, PASSES = 1, 2, 3
 SUFFIX = ".journal"
 PROBE_VARIABLE = "FULLWIRE_PROBE"  # Set if some steps are to be probes.
 MOST_WAITING = 2048  # Notes of 32 bytes, which are some 0.4 MB in Python.
-MOST_HELD = 16 * MOST_WAITING  # One backward pass may bring so many before any other note.
+MOST_HELD = 16 * MOST_WAITING  # One backward pass may bring this many before any other note.
 MOST_PASSES = 64  # Passes that wait, with four bytes for each gradient.
 WORTH_DEFLATING_BYTES = 4096  # Less, four times a second, is at most 60 MB an hour.
 PLAIN = b"p"  # Plain content begins so, and deflated content never does.
@@ -59,9 +59,10 @@ _LASTING = ("parameter", "fact", "missing")
 
 
 class Note:
-    """The kinds of rows. A row has a number that a definition explains, a time, and a rest, in ns.
+    """The kinds of rows in a block of notes.
 
-    The kinds are plain integers. An IntEnum costs a microsecond a note on its way into an array.
+    A row has a number that a definition explains, a time, and a rest. Times are in nanoseconds. The
+    kinds are plain integers. An IntEnum costs a microsecond a note on its way into an array.
     """
 
     OPTIMIZER = 1  # Number of the optimizer, start, length.

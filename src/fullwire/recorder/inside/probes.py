@@ -174,7 +174,7 @@ class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we che
         return self._work is not None and bool(self._work.is_success())
 
     def exception(self) -> Any:
-        """Return what went wrong."""
+        """Return the error of the all-reduce."""
         return self._problem
 
     def result(self) -> Any:
