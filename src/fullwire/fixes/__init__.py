@@ -107,8 +107,12 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     useful.sort(
         key=lambda fix: (round(fix.step_s / (_AS_GOOD * from_s)), fix.kind == "link", fix.step_s)
     )
-    tried = frozenset(fix.kind for fix in considered)
-    return Fixes(tuple(useful), from_s, job.alone_s, tried)
+    tried = {fix.kind for fix in considered}
+    if run.facts.buckets == "none":
+        # Each gradient is one collective, as in a trace: smaller pieces may begin sooner, and
+        # nothing tells when they would be ready.
+        tried -= {key for key, kind in fix_kinds().items() if kind.begins_sooner}
+    return Fixes(tuple(useful), from_s, job.alone_s, frozenset(tried))
 
 
 def fixes_by_account(run: Run, account: Account) -> Fixes:
