@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shlex import quote
 from textwrap import wrap
 from typing import cast
 
+import numpy as np
+
 from fullwire.findings.audit.capture import capture_audit
 from fullwire.report.terminal import columns
-from fullwire.run.run import Hosts, Links
+from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
+from fullwire.timeline.contention import probe_steps
 from fullwire.timeline.summary import (
     Windows,
     links_in_use,
@@ -35,6 +38,13 @@ def recording_lines(path: Path) -> Iterator[str]:
     yield f"Next: fullwire {'explain' if has_steps else 'show'} {quote(str(path))}"
 
 
+def _counting_probes(parts: Iterable[Run], probes: list[int]) -> Iterator[Run]:
+    """Hand the parts of a run on, and note how many probe steps each rank has had."""
+    for part in parts:
+        probes += np.unique(probe_steps(part).rank, return_counts=True)[1].tolist()
+        yield part
+
+
 def _summary(path: Path) -> Iterator[str]:
     """Yield the parts of the summary; only some ranks are in memory at a time."""
     run = read_run(path, only=())
@@ -42,7 +52,8 @@ def _summary(path: Path) -> Iterator[str]:
     collectives = rows_written(path).get("collectives", 0)
     windows = Windows(every_nth_step=1 + collectives // MOST_COLLECTIVES)
     parts = read_parts(path, only=("spans", "collectives"))
-    summary = summarised(windows.seen_in(parts))
+    probes = [0]
+    summary = summarised(windows.seen_in(_counting_probes(parts, probes)))
     ranks = f"{summary.ranks} rank{'' if summary.ranks == 1 else 's'}"
     if summary.step_s is None or summary.step_low_s is None or summary.step_high_s is None:
         yield f"fullwire: {ranks}, no steps"
@@ -51,6 +62,7 @@ def _summary(path: Path) -> Iterator[str]:
             f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
             f"{show_time(summary.step_s)} (median; 8 in 10: {show_time(summary.step_low_s)} to "
             f"{show_time(summary.step_high_s)})"
+            + (f", and {max(probes)} probe steps" if max(probes) else "")
         )
     if summary.exposed_s is not None and summary.step_s and summary.mean_step_s:
         yield (
