@@ -107,7 +107,7 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 def test_the_completion_of_a_shell_is_shown_and_installed(tmp_path: Path, cli: Cli) -> None:
     home = os.environ | {"HOME": str(tmp_path)}
-    command = f"fullwire() {{ :; }}; {sys.executable} -m fullwire --show-completion"
+    command = f"fullwire() {{ :; }}; {sys.executable} -m fullwire --show-completion; true"
     shown = subprocess.run(
         ["bash", "-c", command], env=home, capture_output=True, text=True, check=False
     )
