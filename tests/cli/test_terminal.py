@@ -21,6 +21,7 @@ import fullwire as fw
 from fullwire.cli.app import app
 from fullwire.errors import FullwireError
 from fullwire.fixes import Fix, fix_kinds
+from fullwire.report.cluster import print_cluster
 from fullwire.report.recording import recording_lines
 from fullwire.report.terminal import print_table, say_command
 from fullwire.words import lines_to_paste
@@ -124,6 +125,30 @@ def test_columns_that_find_no_room_follow_below(capsys: pytest.CaptureFixture[st
         line.startswith("value0") for line in lines
     )
     assert {word for line in lines for word in line.split()} >= {*heads, "value12"}
+
+
+def test_a_long_first_column_leaves_room_for_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    heads = ["run", *(f"column{number}" for number in range(6))]
+    with patch.dict(os.environ, COLUMNS="80"):
+        print_table(heads, [["x" * 90, *(f"{number}.123456" for number in range(6))]], texts=set())
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "5.123456" in printed
+
+
+@pytest.mark.parametrize("wide", [80, 100])
+def test_a_drawn_cluster_is_as_wide_as_the_terminal_allows(
+    wide: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with patch.dict(os.environ, COLUMNS=str(wide)):
+        print_cluster(fw.cluster("dgx-h100", nodes=512))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= wide
+    [top] = [line for line in lines if "╔" in line]
+    assert "╗" in top
+    [leaves] = [line for line in lines if "leaves" in line and "leaf0" in line]
+    assert leaves.count("[leaf") == (3 if wide == 80 else 4)
+    assert "leaf15" in leaves
 
 
 # ---- the lines of a fix --------------------------------------------------------------------------

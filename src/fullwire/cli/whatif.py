@@ -215,14 +215,13 @@ def _check_replay(runs: list[str], accumulate: str, local_steps: str) -> None:
 
 def _show(result: WhatIf, format_: str, best: int | None) -> None:
     from fullwire.report import as_data, terminal
-    from fullwire.words import sentences
 
     if format_ == "csv":
         as_data.write_whatif_csv(result, sys.stdout)
     elif format_ == "json":
         print_json(as_data.whatif_object(result, best))
     else:
-        for lines in (sentences(result.holding_back), sentences(result.reaching)):
-            if lines:
-                terminal.print_sentences(lines)
+        for found in filter(None, (result.holding_back, result.reaching)):
+            terminal.print_sentences_of(found)
+            terminal.say("")
         terminal.print_whatif(result, best)

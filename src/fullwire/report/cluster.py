@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from fullwire.clusters.cluster import (
@@ -17,14 +16,14 @@ from fullwire.clusters.cluster import (
     link_classes,
 )
 from fullwire.report.charts import COLOURS, save, titled
-from fullwire.report.terminal import print_table, say
+from fullwire.report.terminal import columns, draw, print_table, say, say_flush
 from fullwire.units import show_bytes, show_rate, show_time
 
 if TYPE_CHECKING:
     from fullwire.answers.cluster_fit import ClusterFit
 
-_LABEL, _CELL, _WIDE = 12, 16, 92
-_MOST_CELLS = 5
+_LABEL, _CELL = 12, 16
+_FEWEST_CELLS, _MOST_CELLS = 3, 5
 _MOST_IN_ROW = 16
 _MOST_STRANDS = 8
 _CARRIED_OVER = (
@@ -38,7 +37,7 @@ def print_cluster(fabric: Cluster) -> None:
     say(cluster_sentence(fabric))
     say("")
     for line in drawing(fabric):
-        say(line)
+        draw(line)
     say("")
     rows = []
     for links in link_classes(fabric):
@@ -48,8 +47,7 @@ def print_cluster(fabric: Cluster) -> None:
         rows.append([links.kind, f"{links.count:,}", rate, payload, latency])
     heads = ["links", "how many", "line rate", "for payload", "latency"]
     print_table(heads, rows, texts={"links"})
-    for line in wrap(fabric.rests_on, _WIDE):
-        say(line)
+    say_flush(fabric.rests_on)
 
 
 def print_clusters(fabrics: Sequence[Cluster]) -> None:
@@ -67,8 +65,8 @@ def print_clusters(fabrics: Sequence[Cluster]) -> None:
     heads = ["cluster", "devices a node", "in the node", "NICs a node", "network"]
     print_table(heads, rows, texts={"cluster", "network"})
     for each in fabrics:
-        for number, line in enumerate(wrap(each.rests_on, _WIDE - 4)):
-            say(f"    {line}" if number else f"{each.name}: {line}")
+        if each.rests_on:
+            say(f"{each.name}: {each.rests_on}")
 
 
 def cluster_sentence(fabric: Cluster) -> str:
@@ -106,18 +104,18 @@ def drawing(fabric: Cluster) -> Iterator[str]:
     """Yield a drawing of the cluster from the top down; each row is named."""
     network = fabric.network
     if isinstance(network, Torus):
-        columns = some(network.columns, _MOST_CELLS)
+        across = some(network.columns, _MOST_CELLS)
         for row in some(network.rows, _MOST_CELLS):
             if row is None:
-                yield f"{'':{_LABEL}}   " + "    ".join("⋮".center(9) for _ in columns).rstrip()
+                yield f"{'':{_LABEL}}   " + "    ".join("⋮".center(9) for _ in across).rstrip()
                 continue
-            names = ["…" if n is None else f"node{row * network.columns + n}" for n in columns]
+            names = ["…" if n is None else f"node{row * network.columns + n}" for n in across]
             yield f"{'':{_LABEL}}╶─ " + " ── ".join(name.center(9) for name in names) + " ─╴"
         yield f"{'':{_LABEL}}each row and each column is a ring"
     elif fabric.leaves:
         yield from _leaves(fabric)
     else:
-        cells = some(fabric.nodes, _MOST_CELLS)
+        cells = _cells(fabric.nodes)
         by_rail = isinstance(network, LeafSpine) and network.by_rail and fabric.nics_per_node > 1
         rails = f"{fabric.nics_per_node} switches, one for each rail"
         yield _switch(rails if by_rail else "switch", cells)
@@ -148,11 +146,17 @@ def some(count: int, most: int) -> list[int | None]:
     return [*range(most - 2), None, count - 1]
 
 
+def _cells(count: int) -> list[int | None]:
+    """Return the numbers of the nodes or leaves that stand side by side within the terminal."""
+    room = (columns() - _LABEL) // _CELL
+    return some(count, max(_FEWEST_CELLS, min(room, _MOST_CELLS)))
+
+
 def _leaves(fabric: Cluster) -> Iterator[str]:
     """Draw the spine, or the core over a spine in each pod, and leaves with their nodes below."""
     network = fabric.network
     assert isinstance(network, LeafSpine)
-    leaves = some(-(-fabric.nodes // network.nodes_per_leaf), _MOST_CELLS)
+    leaves = _cells(-(-fabric.nodes // network.nodes_per_leaf))
     yield _switch("core" if fabric.pods else "spine", leaves)
     if fabric.pods:
         width = _CELL * len(leaves)
@@ -252,8 +256,7 @@ def print_cluster_fit(fit: ClusterFit) -> None:
     ]
     print_table(["bytes", *names], rows, texts=set())
     say("")
-    for line in wrap(_CARRIED_OVER, _WIDE):
-        say(line)
+    say_flush(_CARRIED_OVER)
 
 
 def plot_cluster_fit(fit: ClusterFit, path: Path) -> None:

@@ -143,13 +143,6 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
         say(line)
 
 
-def print_sentences(lines: Iterable[str]) -> None:
-    """Print the sentences of an answer, one for each case."""
-    for line in lines:
-        say(line)
-    say("")
-
-
 def print_workloads(loads: Sequence[Workload]) -> None:
     """Print the built-in models."""
     rows = [
@@ -401,10 +394,8 @@ def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> 
     ]
     while texts_at and sum(least) <= room < sum(widths):
         widths[max(texts_at, key=widths.__getitem__)] -= 1
-    widths = [
-        min(width, columns() - 2 - widths[0] if place else columns() // 2)
-        for place, width in enumerate(widths)
-    ]
+    first = min(widths[0], columns() // 2)
+    widths = [first, *(min(width, columns() - 2 - first) for width in widths[1:])]
     for places in _parts_of_table(widths):
         for number, row in enumerate(shown):
             cells = [wrap(row[place], widths[place]) or [""] for place in places]
