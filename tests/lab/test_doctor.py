@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -88,6 +90,20 @@ def test_a_made_up_host_with_fast_cards_and_a_slow_clock(
     assert rows["perf_event"].state == "missing"
     assert rows["threads"].seen == "100 (pids.max of the container)"
     assert "--pids-limit" in rows["threads"].do
+    assert all(bool(row.do) == (row.state != "ok") for row in rows.values())
+
+
+def test_a_kernel_without_packet_sockets_is_said_to_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(family: int, *_: int) -> NoReturn:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr("fullwire.recorder.launch.socket.socket", refuse)
+    [packets] = checks._packets()
+    assert packets.state == "missing"
+    assert packets.seen == "no packet sockets: Address family not supported by protocol"
+    assert packets.do
 
 
 def test_a_torch_that_does_not_load_is_told_with_its_last_line(

@@ -150,6 +150,11 @@ def test_names_are_there_for_completion() -> None:
     for result in (found, table, fw.read(GLOO)):
         for name in dir(result):
             getattr(result, name)
+    predicted = fw.whatif(GLOO, transport="measured", bandwidth="1Gbps,10Gbps")
+    assert predicted.has_intervals
+    for completed in predicted._ipython_key_completions_():
+        assert len(predicted[completed]) == 2
+    assert "step_low_s" in predicted._repr_html_()
 
 
 def test_a_comparison_takes_paths_and_runs_alike(tmp_path: Path) -> None:

@@ -118,30 +118,36 @@ def _look(check: Callable[[], Iterator[Check]]) -> Callable[[], Iterator[Check]]
     return check
 
 
+def _check(
+    name: str, *, is_ok: object, seen: str, means: str, do: str, otherwise: State = "limited"
+) -> Check:
+    """Return a row; a remedy stands only where the part is not ok."""
+    if is_ok:
+        return Check(name=name, state="ok", seen=seen, means=means)
+    return Check(name=name, state=otherwise, seen=seen, means=means, do=do)
+
+
 @_look
 def _native() -> Iterator[Check]:
-    means = "captures, replays on described clusters and the transport need it"
+    seen, why = "", ""
     try:
-        module = importlib.import_module("fullwire._native")
+        seen = Path(importlib.import_module("fullwire._native").__file__ or "").name
     except ImportError as error:
-        yield Check(
-            name="native module",
-            state="missing",
-            seen=str(error),
-            means=means,
-            do="install a wheel for this Python and this processor: pip install --force-reinstall "
-            "fullwire",
-        )
-        return
-    yield Check(
-        name="native module", state="ok", seen=Path(module.__file__ or "").name, means=means
+        why = str(error)
+    yield _check(
+        name="native module",
+        is_ok=not why,
+        seen=why or seen,
+        means="captures, replays on described clusters and the transport need it",
+        do="install a wheel for this Python and this processor: pip install --force-reinstall "
+        "fullwire",
+        otherwise="missing",
     )
 
 
 @_look
 def _privileges() -> Iterator[Check]:
-    held = int(_line("proc/self/status", "CapEff") or "0", 16)
-    names = [name for bit, name in _CAPABILITIES.items() if held >> bit & 1]
+    names = _capabilities()
     who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
     if _text("proc/self/uid_map").split()[2:] not in ([], [_ALL_USERS]):
         who += " of a user namespace"
@@ -180,19 +186,21 @@ def _lab() -> Iterator[Check]:
 
 @_look
 def _packets() -> Iterator[Check]:
-    means = "record --packets keeps the headers of what the job sends"
+    seen, do = "packet sockets open", ""
     try:
         check_capturing()
     except UsageError as error:
-        yield Check(
-            name="packets",
-            state="missing",
-            seen="no right to capture (CAP_NET_RAW)",
-            means=means,
-            do=str(error).partition("has not: ")[2],
-        )
-        return
-    yield Check(name="packets", state="ok", seen="packet sockets open", means=means)
+        seen, do = "no right to capture (CAP_NET_RAW)", str(error).partition("has not: ")[2]
+    except OSError as error:
+        seen, do = f"no packet sockets: {error.strerror}", "use a kernel with CONFIG_PACKET"
+    yield _check(
+        name="packets",
+        is_ok=not do,
+        seen=seen,
+        means="record --packets keeps the headers of what the job sends",
+        do=do,
+        otherwise="missing",
+    )
 
 
 @_look
@@ -203,44 +211,46 @@ def _counters() -> Iterator[Check]:
         socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _DIAGNOSE_SOCKETS).close()
     except OSError:
         missing.append("sock_diag")
-    yield Check(
+    yield _check(
         name="samples",
-        state="limited" if missing else "ok",
+        is_ok=not missing,
         seen=f"not here: {', '.join(missing)}"
         if missing
         else "processors, memory, TCP connections",
         means="a recording tells how busy the host was, and what each connection did",
-        do="use a kernel of its own: some sandboxes (gVisor) leave these out" if missing else "",
+        do="use a kernel of its own: some sandboxes (gVisor) leave these out",
     )
     has_delay = len(_text("proc/self/schedstat").split()) == 3
-    yield Check(
+    yield _check(
         name="run delay",
-        state="ok" if has_delay else "missing",
+        is_ok=has_delay,
         seen="/proc/self/schedstat" if has_delay else "no /proc/self/schedstat",
         means="tells a rank that waits for a processor from one that computes",
-        do="" if has_delay else "use a kernel with CONFIG_SCHED_INFO",
+        do="use a kernel with CONFIG_SCHED_INFO",
+        otherwise="missing",
     )
 
 
 @_look
 def _looking_into() -> Iterator[Check]:
     scope = _text("proc/sys/kernel/yama/ptrace_scope") or "0"
-    is_open = scope == "0" or _has("CAP_SYS_PTRACE")
-    yield Check(
+    is_open = scope == "0" or "CAP_SYS_PTRACE" in _capabilities()
+    yield _check(
         name="other processes",
-        state="ok" if is_open else "limited",
+        is_ok=is_open,
         seen=f"kernel.yama.ptrace_scope={scope}",
         means="whether a debugger or a profiler may look into a job that runs already",
-        do="" if is_open else "sysctl -w kernel.yama.ptrace_scope=0, or be root",
+        do="sysctl -w kernel.yama.ptrace_scope=0, or be root",
     )
     paranoid = _text("proc/sys/kernel/perf_event_paranoid")
-    is_allowed = paranoid != "" and (int(paranoid) <= 2 or _has("CAP_SYS_ADMIN"))
-    yield Check(
+    is_allowed = paranoid != "" and (int(paranoid) <= 2 or "CAP_SYS_ADMIN" in _capabilities())
+    yield _check(
         name="perf_event",
-        state="ok" if is_allowed else "limited" if paranoid else "missing",
+        is_ok=is_allowed,
         seen=f"kernel.perf_event_paranoid={paranoid}" if paranoid else "not in this kernel",
         means="for perf beside a job; Fullwire itself counts no such events",
-        do="" if is_allowed else "sysctl -w kernel.perf_event_paranoid=2" if paranoid else "",
+        do="sysctl -w kernel.perf_event_paranoid=2" if paranoid else "nothing, without perf",
+        otherwise="limited" if paranoid else "missing",
     )
 
 
@@ -248,25 +258,25 @@ def _looking_into() -> Iterator[Check]:
 def _clocks() -> Iterator[Check]:
     source = _text("sys/devices/system/clocksource/clocksource0/current_clocksource")
     is_fast = source.startswith(_FAST_CLOCKS)
-    yield Check(
+    yield _check(
         name="clock",
-        state="ok" if is_fast else "limited",
+        is_ok=is_fast,
         seen=source or "the kernel does not tell its clock source",
         means="every recorded event reads the clock; a slow one adds to what recording costs",
-        do="" if is_fast else "boot with clocksource=tsc, if the processor's is stable",
+        do="boot with clocksource=tsc, if the processor's is stable",
     )
     # adjtimex(2): modes 0 asks and changes nothing. Its structure begins with 4 longs and an int.
     timex = (ctypes.c_long * 64)()
     status = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
     is_synchronized = status != -1 and not timex[5] & _UNSYNCHRONIZED
-    yield Check(
+    yield _check(
         name="time of day",
-        state="ok" if is_synchronized else "limited",
+        is_ok=is_synchronized,
         seen=f"synchronized, off by at most {show_time(timex[3] * 1e-6)}"
         if is_synchronized
         else "nothing synchronizes it",
         means="hosts are brought to one clock by their collectives; without any, by this",
-        do="" if is_synchronized else "run chrony or systemd-timesyncd on every host",
+        do="run chrony or systemd-timesyncd on every host",
     )
 
 
@@ -278,24 +288,25 @@ def _network() -> Iterator[Check]:
             megabits = _read(device / "speed")
             rates[device.name] = int(megabits) * 1e6 if megabits.isdecimal() else 0.0
     shown = [f"{name} {show_rate(rate) if rate else '?'}" for name, rate in rates.items()]
-    yield Check(
+    yield _check(
         name="network cards",
-        state="ok" if rates and all(rates.values()) else "limited",
+        is_ok=rates and all(rates.values()),
         seen=", ".join(shown) or "none; only virtual interfaces",
         means="explain compares what was sent with the line rate of the card",
-        do="" if rates and all(rates.values()) else "name the rate: explain --line-rate 10Gbps",
+        do="name the rate: explain --line-rate 10Gbps",
     )
     ports = {
         f"{adapter.name}/{port.name}": _read(port / "rate").partition(" (")[0]
         for adapter in sorted(_below("sys/class/infiniband"))
         for port in sorted((adapter / "ports").iterdir())
     }
-    yield Check(
+    yield _check(
         name="RDMA",
-        state="ok" if ports else "missing",
+        is_ok=ports,
         seen=", ".join(f"{name} {rate}" for name, rate in ports.items()) or "no adapter",
         means="record counts what RDMA ports send",
-        do="" if ports else "nothing, if there is no such card; else load its driver, as mlx5_ib",
+        do="nothing, if there is no such card; else load its driver, as mlx5_ib",
+        otherwise="missing",
     )
 
 
@@ -303,12 +314,12 @@ def _network() -> Iterator[Check]:
 def _limits() -> Iterator[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_low = 0 <= soft < _FEW_DESCRIPTORS
-    yield Check(
+    yield _check(
         name="file descriptors",
-        state="limited" if is_low else "ok",
+        is_ok=not is_low,
         seen=f"{_count(soft)}, at most {_count(hard)}",
         means="a rank of the transport needs up to 8 for each other rank",
-        do=f"ulimit -n {_count(hard) if soft < hard else 65536}" if is_low else "",
+        do=f"ulimit -n {_count(hard) if soft < hard else 65536}",
     )
     group = _control_group()
     most = {
@@ -323,12 +334,12 @@ def _limits() -> Iterator[Check]:
         default=("", -1),
     )
     is_low = 0 <= threads < _FEW_THREADS
-    yield Check(
+    yield _check(
         name="threads",
-        state="limited" if is_low else "ok",
+        is_ok=not is_low,
         seen=f"{threads:,} ({what})" if what else "no limit",
         means="torch starts dozens of threads a rank",
-        do=f"raise {what}: ulimit -u, docker run --pids-limit or sysctl" if is_low else "",
+        do=f"raise {what}: ulimit -u, docker run --pids-limit or sysctl",
     )
 
 
@@ -339,40 +350,39 @@ def _memory() -> Iterator[Check]:
     if limit >= 0:
         used = max(0, _number(_control_group() / "memory.current"))
         available = min(available, limit - used)
-    yield Check(
+    yield _check(
         name="memory",
-        state="limited" if available < _LITTLE_MEMORY else "ok",
+        is_ok=available >= _LITTLE_MEMORY,
         seen=f"{show_bytes(available)} available",
         means="a rank of torch takes 0.4 GB before its model",
-        do="end other programs, or use fewer --workers" if available < _LITTLE_MEMORY else "",
+        do="end other programs, or use fewer --workers",
     )
+    seen, do, is_there = "", "mount -t tmpfs tmpfs /dev/shm", True
     try:
         shared = shutil.disk_usage("/dev/shm")
     except OSError as error:
-        yield Check(
-            name="/dev/shm",
-            state="missing",
-            seen=error.strerror or "",
-            means="data loaders and NCCL exchange data through it",
-            do="mount -t tmpfs tmpfs /dev/shm",
-        )
+        seen, is_there = error.strerror or "", False
     else:
-        yield Check(
-            name="/dev/shm",
-            state="limited" if shared.free < _LITTLE_SHARED else "ok",
-            seen=f"{show_bytes(shared.free)} free of {show_bytes(shared.total)}",
-            means="data loaders and NCCL exchange data through it",
-            do="docker run --shm-size=8g, or --ipc=host" if shared.free < _LITTLE_SHARED else "",
-        )
+        seen = f"{show_bytes(shared.free)} free of {show_bytes(shared.total)}"
+        do = "docker run --shm-size=8g, or --ipc=host" if shared.free < _LITTLE_SHARED else ""
+    yield _check(
+        name="/dev/shm",
+        is_ok=not do,
+        seen=seen,
+        means="data loaders and NCCL exchange data through it",
+        do=do,
+        otherwise="limited" if is_there else "missing",
+    )
     place = Path.cwd()
     free = shutil.disk_usage(place).free
     is_writable = os.access(place, os.W_OK)
-    yield Check(
+    yield _check(
         name="free space",
-        state="missing" if not is_writable else "limited" if free < _LITTLE_SPACE else "ok",
+        is_ok=is_writable and free >= _LITTLE_SPACE,
         seen=f"{show_bytes(free)} in {place}{'' if is_writable else ', which is read-only'}",
         means="record writes its run there, some 10 MB for 1,000 steps of a rank",
-        do="" if is_writable and free >= _LITTLE_SPACE else "name another place: record -o",
+        do="name another place: record -o",
+        otherwise="limited" if is_writable else "missing",
     )
 
 
@@ -380,7 +390,8 @@ def _memory() -> Iterator[Check]:
 def _torch() -> Iterator[Check]:
     """Check torch in a separate process: unfit libraries of a GPU can end it."""
     told, seen, do = None, "", "make `python -c 'import torch'` work first"
-    if find_spec("torch") is None:
+    is_installed = find_spec("torch") is not None
+    if not is_installed:
         seen = "not in Fullwire's Python"
         do = "pip install 'fullwire[torch]', or install Fullwire into the job's environment"
     else:
@@ -399,21 +410,22 @@ def _torch() -> Iterator[Check]:
         seen = f"{told['version']}, backends {', '.join(backends) or 'none'}"
         is_whole = {"gloo", "fullwire"} <= set(backends)
         do = "" if is_whole else "install torch 2.6 or newer with torch.distributed"
-    yield Check(
+    yield _check(
         name="torch",
-        state="missing" if find_spec("torch") is None else "limited" if do else "ok",
+        is_ok=not do,
         seen=seen,
         means="recorded jobs bring their own; study, bench and the transport use this one",
         do=do,
+        otherwise="limited" if is_installed else "missing",
     )
     control = told["congestion"] if told else _text("proc/sys/net/ipv4/tcp_congestion_control")
     is_paced = control.startswith("bbr")
-    yield Check(
+    yield _check(
         name="congestion control",
-        state="limited" if is_paced else "ok",
+        is_ok=not is_paced,
         seen=control or "the kernel does not tell it",
         means="the transport sends with it; BBR costs it processor time on fast links",
-        do="sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic'" if is_paced else "",
+        do="sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic'",
     )
     names = _gpu_names()
     do = ""
@@ -423,20 +435,22 @@ def _torch() -> Iterator[Check]:
         do = "install torch to train on them"
     elif told["gpus"] < len(names):
         do = f"torch sees {told['gpus']}: take one built for this driver; see CUDA_VISIBLE_DEVICES"
-    yield Check(
+    yield _check(
         name="GPUs",
-        state="missing" if not names else "limited" if do else "ok",
+        is_ok=not do,
         seen=", ".join(names) or "no NVIDIA driver, or no GPU",
         means="their use and memory are sampled beside a job",
         do=do,
+        otherwise="limited" if names else "missing",
     )
     nccl = told.get("nccl") if told else None
-    yield Check(
+    yield _check(
         name="NCCL",
-        state="ok" if nccl else "missing",
+        is_ok=nccl,
         seen=nccl or "torch has none that it can use here",
         means="collectives between GPUs; --packets and NCCL logs tell more of them",
-        do="" if nccl else "nothing, without GPUs; else a torch that was built for CUDA",
+        do="nothing, without GPUs; else a torch that was built for CUDA",
+        otherwise="missing",
     )
 
 
@@ -451,35 +465,25 @@ def _extras() -> Iterator[Check]:
         ),
         ("Ray", ("ray",), "--on ray shares imports and searches among machines", "ray"),
     ):
+        do = ""
         try:
             seen = ", ".join(f"{package} {version(package)}" for package in packages)
         except PackageNotFoundError as error:
-            yield Check(
-                name=name,
-                state="missing",
-                seen=f"{error.name} is not installed",
-                means=means,
-                do=f"pip install 'fullwire[{extra}]'",
-            )
-        else:
-            yield Check(name=name, state="ok", seen=seen, means=means)
+            seen, do = f"{error.name} is not installed", f"pip install 'fullwire[{extra}]'"
+        yield _check(name=name, is_ok=not do, seen=seen, means=means, do=do, otherwise="missing")
+    do = ""
     try:
         ctypes.CDLL("libcrypto.so.3")
     except OSError:
-        yield Check(
-            name="encryption",
-            state="missing",
-            seen="no libcrypto.so.3",
-            means="FULLWIRE_ENCRYPT=1 encrypts what ranks send each other",
-            do="sudo apt install libssl3",
-        )
-    else:
-        yield Check(
-            name="encryption",
-            state="ok",
-            seen="OpenSSL 3",
-            means="FULLWIRE_ENCRYPT=1 encrypts what ranks send each other",
-        )
+        do = "sudo apt install libssl3"
+    yield _check(
+        name="encryption",
+        is_ok=not do,
+        seen="no libcrypto.so.3" if do else "OpenSSL 3",
+        means="FULLWIRE_ENCRYPT=1 encrypts what ranks send each other",
+        do=do,
+        otherwise="missing",
+    )
 
 
 def _gpu_names() -> list[str]:
@@ -502,9 +506,9 @@ def _gpu_names() -> list[str]:
         library.nvmlShutdown()
 
 
-def _has(capability: str) -> bool:
+def _capabilities() -> list[str]:
     held = int(_line("proc/self/status", "CapEff") or "0", 16)
-    return any(held >> bit & 1 for bit, name in _CAPABILITIES.items() if name == capability)
+    return [name for bit, name in _CAPABILITIES.items() if held >> bit & 1]
 
 
 def _control_group() -> Path:

@@ -130,8 +130,7 @@ class WhatIf(Result):
         """Return the needs of the target, if one was asked for: a finding for each case."""
         if self.targets is None:
             return ()
-        varying = {axis for axis, values in self.predictions.axes.items() if len(values) > 1}
-        return tuple(target_findings(self.targets, varying))
+        return tuple(target_findings(self.targets, self._varying()))
 
     @property
     def tuner(self) -> tuple[Finding, ...]:
@@ -153,14 +152,15 @@ class WhatIf(Result):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns by name, as a data frame takes them."""
-        columns = self.predictions.columns()
-        if self.has_intervals:
-            columns |= dict(zip(("step_low_s", "step_high_s"), self.interval_s, strict=True))
-        return columns
+        return self.predictions.columns() | self._interval_columns()
+
+    def _interval_columns(self) -> dict[str, NDArray[Any]]:
+        if not self.has_intervals:
+            return {}
+        return dict(zip(("step_low_s", "step_high_s"), self.interval_s, strict=True))
 
     def _in_short(self) -> Iterator[str]:
-        runs = dict.fromkeys(self["run"].tolist())
-        yield f"{len(self):,} predictions of {', '.join(runs)}"
+        yield f"{len(self):,} predictions of {', '.join(self.predictions.axes['run'])}"
         step_s, factor = self["step_s"], self["scaling_factor"]
         least, most = show_time(float(step_s.min())), show_time(float(step_s.max()))
         low, high = f"{factor.min():.3f}", f"{factor.max():.3f}"
@@ -173,17 +173,22 @@ class WhatIf(Result):
         return {"predictions": self.columns()}
 
     def _picture(self) -> str:
-        varying = {axis for axis, values in self.predictions.axes.items() if len(values) > 1}
+        varying = self._varying()
         if "codec" in varying:
             varying.add("compression")
             if all(codec.is_free for codec in self.predictions.axes["codec"]):
                 varying.remove("codec")  # It is then a ratio and has no name.
-        shown = varying | {"step_s", "step_low_s", "step_high_s", "scaling_factor"}
-        return html_table({name: each for name, each in self.columns().items() if name in shown})
+        shown = varying | {"step_s", "scaling_factor"}
+        columns = {name: self[name] for name in self.predictions.names() if name in shown}
+        return html_table(columns | self._interval_columns())
+
+    def _varying(self) -> set[str]:
+        """Return the conditions with more than one value."""
+        return {axis for axis, values in self.predictions.axes.items() if len(values) > 1}
 
     def _ipython_key_completions_(self) -> list[str]:
         """Complete `table["` with the names of columns."""
-        return list(self.columns())
+        return list(self.predictions.names())
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows as dictionaries of plain values."""
