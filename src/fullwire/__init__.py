@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fullwire.run.run import Run as Run
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
+    from fullwire.transport.wire import wire as wire
 
 __version__ = "0.1.0"
 
@@ -70,6 +71,7 @@ _PLACES = {
     "replay": "fullwire.answers.whatif:replay",
     "study": "fullwire.studies.papers:study",
     "whatif": "fullwire.answers.whatif:whatif",
+    "wire": "fullwire.transport.wire:wire",
     "workloads": "fullwire.workloads:",
     "write": "fullwire.answers.opening:write",
     "write_page": "fullwire.report.page:write_page",

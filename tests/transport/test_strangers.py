@@ -109,7 +109,7 @@ def waiting(request: pytest.FixtureRequest) -> Waiting:
     return Waiting(Protection(KEY, encrypts=request.param))
 
 
-def hello(magic: bytes = b"FWT3", rank: int = 1, other: int = 0, public: bytes = NONCE) -> bytes:
+def hello(magic: bytes = b"FWT4", rank: int = 1, other: int = 0, public: bytes = NONCE) -> bytes:
     return HELLO.pack(magic, rank, other, NONCE, public)
 
 
@@ -248,7 +248,7 @@ WAYS: dict[str, Callable[[Waiting], None]] = {
     ),
     "of an earlier attempt": proves(
         lambda waiting: keys.expanded(
-            keys.extracted(bytes.fromhex(OTHER_NUMBER), KEY), b"FWT3 keyed-plain 2 0 of [0, 1]"
+            keys.extracted(bytes.fromhex(OTHER_NUMBER), KEY), b"FWT4 keyed-plain 2 0 of [0, 1]"
         )
     ),
     "with the server's word": proves(lambda waiting: waiting.secret_of(), b"server"),
