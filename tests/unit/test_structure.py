@@ -33,6 +33,7 @@ LEVELS = {
     "importers": 7,
     "recorder": 7,
     "timeline": 7,
+    "convergence": 7,
     "simulation": 7,
     "transport": 7,
     "lab": 7,
