@@ -2,11 +2,11 @@
 
     .venv/bin/python -m validation.reference_points ../shared/data/accuracy/mlperf_rcp.csv
 
-Each benchmark has points: the batch, and what several runs needed to reach the target. The script
+A point is a batch, and the mean that several runs needed to reach the target. The script
 takes, for each benchmark, the round with the most batches, the latest of several. It leaves out one
 batch after the other and predicts it from the rest. A benchmark needs three batches. The last line
-is JSON: benchmarks, points, median and 90th percentile of the relative error, the median over the
-largest batches, and the share of points that lie in the 90 % interval.
+is JSON: benchmarks, points, median and 90th percentile of the relative error, and its median over
+the largest batches. `coverage` is the share of points in their 90 % interval.
 
 The unit differs between benchmarks: epochs, samples, tokens, and once steps. A curve that falls
 clearly as the batch grows counts steps, which times the batch are samples. Points of one benchmark

@@ -1,7 +1,6 @@
 """Samples to a target by batch: E(B) = E0 (1 + B/Bc).
 
-E0 is what a tiny batch needs, and Bc the critical batch: at B = Bc a training needs twice as many
-samples. Few batches are ever recorded, mostly two to five. So the fit keeps every Bc that they
+A tiny batch needs E0 samples. At the critical batch Bc a training needs twice as many. Few batches are ever recorded, mostly two to five. So the fit keeps every Bc that they
 allow, each with its weight, and the interval of a prediction comes from all of them.
 
 The relative deviations of the points from the law have an unknown size. Three things say what it
@@ -21,13 +20,13 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 
-# Of MLPerf's reference points, 17 benchmarks (validation/reference_points.py): how far a point lies
-# from its curve, how sure that is in points, and where critical batches lie beside the geometric
-# mean of the recorded ones (the logarithm's mean and standard deviation).
+# From MLPerf's 17 benchmarks (validation/reference_points.py). A point lies so far from its curve,
+# and this knowledge counts as so many points. Critical batches lie around the geometric mean of the
+# recorded ones: here are the mean and the standard deviation of the ratio's logarithm.
 MISFIT, MISFIT_COUNTS = 0.04, 3
 _USUAL_PLACE, _USUAL_RANGE = 0.8, 1.5
 USUAL_SPREAD = 0.038  # between runs of one point: the median of their coefficients of variation
-MOST_SPREAD = 0.3  # a larger one in a table is a slip; it would only take the point out
+MOST_SPREAD = 0.3  # a larger one in a table is a slip
 FAR = 4.0  # times the largest recorded batch
 COVERED = 0.90
 _CANDIDATES, _WIDEST = 121, 4.0  # of Bc, within so many standard deviations
@@ -86,7 +85,7 @@ class BatchLaw:
     ) -> tuple[Floats, Floats, Floats]:
         """Return the median, low and high end of the samples that each batch needs.
 
-        `variance` is that of what is predicted, beyond the law: one new run, unless it is given.
+        `variance` is that of the prediction's subject beyond the law: one new run by default.
         """
         distinct, place = np.unique(np.asarray(batches, float), return_inverse=True)
         at = distinct
