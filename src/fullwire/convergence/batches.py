@@ -1,10 +1,11 @@
 """Samples to a target by batch: E(B) = E0 (1 + B/Bc).
 
-A tiny batch needs E0 samples. At the critical batch Bc a training needs twice as many. Few batches are ever recorded, mostly two to five. So the fit keeps every Bc that they
-allow, each with its weight, and the interval of a prediction comes from all of them.
+A tiny batch needs E0 samples. At the critical batch Bc a training needs twice as many. Few batches
+are ever recorded, mostly two to five. So the fit keeps every Bc that they allow, each with its
+weight, and the interval of a prediction comes from all of them.
 
-The relative deviations of the points from the law have an unknown size. Three things say what it
-may be: the points themselves, the spread between runs of one point, and how well the law fits
+The relative deviations of the points from the law have an unknown size. Three things say how large
+they may be: the points themselves, the spread between runs of one point, and how well the law fits
 elsewhere (`MISFIT`). So a prediction at one Bc is Student's, and the whole a weighted sum of them.
 docs/design/time-to-target.md has the roads not taken.
 """

@@ -1,10 +1,10 @@
 """A step whose workers synchronise seldom: data parallel, DiLoCo and Streaming DiLoCo, by layers.
 
 The model of the papers (arXiv 2311.08105, 2501.18512, 2503.09799): layers have equal sizes. A
-third of the step is the forward pass, and the rest the backward pass. The sum of a layer's gradients, or
-of its outer gradients, may begin when its backward pass is done. Sums go one after the other over
-one link. A layer's sum must be there when its forward pass begins: in the next step, or `overlap`
-steps later. Workers wait until it is.
+third of the step is the forward pass, and the rest the backward pass. The sum of a layer's
+gradients, or of its outer gradients, may begin when its backward pass is done. Sums go one after
+the other over one link. A layer's sum must be there when its forward pass begins: in the next step,
+or `overlap` steps later. Workers wait until it is.
 
     data parallel      all layers, every step
     DiLoCo             all layers, every H steps
