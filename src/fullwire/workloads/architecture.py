@@ -133,7 +133,7 @@ class Architecture:
     def _latent_matrices(self, mla: Mla) -> tuple[Matrix, ...]:
         query = self.heads * (mla.nope_dim + mla.rope_dim)
         if mla.query_rank is None:
-            queries = (Matrix("query", self.hidden, query, "column"),)
+            queries: tuple[Matrix, ...] = (Matrix("query", self.hidden, query, "column"),)
         else:
             queries = (
                 Matrix("query_down", self.hidden, mla.query_rank, "none"),
