@@ -26,7 +26,8 @@ def test_a_codec_has_a_cost_with_its_source_or_says_that_it_has_none(
         assert cost.source
         assert bool(compressor.caveat) is not cost.is_measured
         again = parse_codec(str(compressor))
-        assert (again.ratio, again.encode_bps) == (compressor.ratio, compressor.encode_bps)
+        assert again.ratio == pytest.approx(compressor.ratio, rel=1e-9)
+        assert again.encode_bps == compressor.encode_bps
 
 
 @pytest.mark.parametrize("key", CODECS)
@@ -94,3 +95,26 @@ def test_bytes_follow_shapes_and_settings() -> None:
     for key in ("bf16", "int8", "onebit", "topk"):
         assert parse_choice(key).ratio(square) == pytest.approx(CODECS[key].ratio, rel=1e-3)
     assert parse_choice("topk:density=10%").ratio(square) == pytest.approx(5, rel=1e-3)
+
+
+def test_the_ratio_of_thin_factors_follows_the_gradients_of_the_run() -> None:
+    asked = {"workers": 4, "bandwidth": "1Gbps", "compression": "powersgd,powersgd:rank=4"}
+    wide, narrow = (
+        fw.whatif(run, **asked)["compression"] for run in ("vgg16@v100", "resnet50@v100")
+    )
+    assert wide[0] > narrow[0] > narrow[1] > 1
+    with pytest.raises(UsageError, match="expected one run, or runs with the same gradients"):
+        fw.whatif(["vgg16@v100", "resnet50@v100"], **asked)
+
+
+def test_an_exchange_sends_the_bytes_of_a_ring_and_unpacks_about_twice() -> None:
+    [exchange] = {codec.combining for codec in (CODECS["bf16"], CODECS["int8"], CODECS["onebit"])}
+    assert exchange == "exchange"
+    codec = parse_codec("2,8GB/s,8GB/s,exchange")
+    assert codec.codec_s_per_byte(4) == pytest.approx((1 + 1.75) / 8e9)
+    slow = {"workers": 4, "bandwidth": "1Gbps", "latency": "0us"}
+    one = fw.whatif("vgg16@v100", codec="2,1e9GB/s,1e9GB/s,exchange", **slow)
+    ideal = fw.whatif("vgg16@v100", compression=2, **slow)
+    assert one["communication_s"] == pytest.approx(ideal["communication_s"])
+    with pytest.raises(UsageError, match=r"sum\|exchange\|gather"):
+        parse_codec("2,8GB/s,8GB/s,ring")

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
+from fullwire.compression.costs import costs_in
 from fullwire.crew import HERE, Crew, crew
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
@@ -70,6 +72,7 @@ _REPLAYED = {
     "workers": "workers",
     "compression": "compression",
     "codec": "codec",
+    "codec_costs": "codec_costs",
     "transport": "transport_",
     "buckets": "buckets",
     "algorithm": "algorithm",
@@ -222,6 +225,7 @@ def whatif(
     workers: OneOrMany = None,
     compression: OneOrMany = None,
     codec: OneOrMany = None,
+    codec_costs: str | Path | None = None,
     transport: OneOrMany = "full",
     calibrate: RunLike | Sequence[RunLike] = (),
     buckets: OneOrMany = None,
@@ -250,6 +254,7 @@ def whatif(
     - `workers`: the number of workers.
     - `bandwidth` (bits per second), `latency` (seconds): those of the links.
     - `compression`, `codec`: an ideal ratio, or the name of a compressor.
+    - `codec_costs`: a file that `fullwire codecs --json` printed: the costs of named compressors.
     - `transport`: `"full"`, or `"measured"`, the one that the collectives of the runs show.
     - `calibrate`: more runs of the same cluster that show its transport.
     - `line_rate` (bits per second): that of the recorded links, if a run does not know it.
@@ -283,6 +288,7 @@ def whatif(
         workers=workers,
         compression=compression,
         codec=codec,
+        codec_costs=codec_costs,
         transport_=transport,
         buckets=buckets,
         algorithm=algorithm,
@@ -405,6 +411,7 @@ def _grid(
     workers: OneOrMany = None,
     compression: OneOrMany = None,
     codec: OneOrMany = None,
+    codec_costs: str | Path | None = None,
     transport_: OneOrMany = "full",
     buckets: OneOrMany = None,
     algorithm: OneOrMany = None,
@@ -453,7 +460,13 @@ def _grid(
             ),
             rate,
         ),
-        compressors=compressors(compression, codec, on_gpu=is_on_gpu),
+        compressors=compressors(
+            compression,
+            codec,
+            on_gpu=is_on_gpu,
+            models=[_gradient_bytes(run) for run in runs] if compression is not None else (),
+            costs=None if codec_costs is None else costs_in(Path(codec_costs)),
+        ),
         transports=several(transport_, lambda text: found.named(str(text))),
         buckets=several(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
@@ -470,6 +483,16 @@ def _grid(
         cluster=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
+
+
+def _gradient_bytes(run: Run) -> list[int]:
+    """Return the bytes of the gradients in one step of one rank."""
+    rows = run.gradients
+    if not len(rows):
+        return []
+    first = rows.rows((rows.rank == rows.rank[0]) & (rows.step == rows.step[0]))
+    found: list[int] = first.bytes.tolist()
+    return found
 
 
 def _first(*choices: OneOrMany) -> OneOrMany:
