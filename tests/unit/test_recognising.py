@@ -99,6 +99,11 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
             b'<system version="1">',
             "a topology of NCCL .*: not read; it describes hosts",
         ),
+        (
+            "graph.xml",
+            b'<graphs version="1">',
+            "a dump of NCCL's rings and trees .*: not read; NCCL_TOPO_DUMP_FILE",
+        ),
         ("x.svg", b'<?xml version="1.0"?><svg ', "a picture: not read"),
         ("out.txt", "# nThread 1".encode("utf-16"), "text in UTF-16.*: not read; `iconv -f"),
         ("train.sh", b"#!/bin/sh\n", "a script: not read"),
