@@ -178,9 +178,11 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
     likeness = {each.label: each.looks_like(beginning).lacks for each in formats.values()}
     near = near_miss({label: lacks for label, lacks in likeness.items() if lacks})
     known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
-    if not near and path.suffix in (".log", ".out") and beginning.isascii():
-        known = "a log without lines of a known tool: not read; --pattern REGEX says how its lines "
-        known += "tell a step"
+    if not near and b"\0" not in beginning[:_LOOKED_AT]:
+        known = "a text without lines of a known tool: not read; --pattern REGEX says how the lines"
+        known += " of a log tell a step"
+        if beginning.lstrip()[:1] in (b"{", b"["):
+            known = "JSON that is no known trace: not read"
     raise DamagedInput(path, f"{near}: {known}" if near else known)
 
 
@@ -277,7 +279,11 @@ _KINDS = (
     _Unread("a PDF", rb"%PDF-"),
     _Unread("a page (HTML)", rb"\s*<(?:!DOCTYPE html|html)"),
     _Unread("a script", rb"#!"),
-    _Unread("a table (CSV)", ends=(".csv", ".tsv"), instead="those of rccl-tests are"),
+    _Unread(
+        "a table (CSV)",
+        ends=(".csv", ".tsv", ".csv.gz", ".csv.xz", ".csv.zst"),
+        instead="those of rccl-tests are",
+    ),
     _Unread("a text (Markdown)", ends=(".md",)),
 )
 _LOOKED_AT = 8192
