@@ -84,7 +84,11 @@ def jobs() -> tuple[Run, Run]:
 
 def test_steps_and_time_follow_the_law_and_the_step(jobs: tuple[Run, Run]) -> None:
     small, large = jobs
-    asked = {"workers": [4, 16], "bandwidth": "1Gbps,10Gbps", "price": "2 EUR/device-hour"}
+    asked: dict[str, Any] = {
+        "workers": [4, 16],
+        "bandwidth": "1Gbps,10Gbps",
+        "price": "2 EUR/device-hour",
+    }
     table = fw.whatif(small, target=GOAL, curve=large, global_batch=[64, 256], **asked)
     columns = table.columns()
     assert len(table) == 8

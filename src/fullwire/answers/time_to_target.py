@@ -97,7 +97,7 @@ AnyPredicted = TypeVar("AnyPredicted", bound=Predicted)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a device costs in an hour, in the user's currency."""
+    """The cost of a device in an hour, in the user's currency."""
 
     amount: float
     currency: str = ""
@@ -109,7 +109,7 @@ class Price:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Evidence:
-    """What recorded runs say about the steps to a goal."""
+    """The steps to a goal, as recorded runs show them."""
 
     goal: Goal
     law: BatchLaw
