@@ -37,7 +37,9 @@ def test_a_codec_is_a_condition_beside_ratios(key: str) -> None:
     )
     none, codec, ideal = table["step_s"]
     assert table["codec"].tolist() == [None, key, None]
-    assert table["compression"].tolist() == [1, CODECS[key].ratio, CODECS[key].ratio]
+    first, ratio, last = table["compression"].tolist()
+    assert (first, last) == (1, CODECS[key].ratio)
+    assert ratio == last or CODECS[key].by_shape
     assert ideal <= codec < none
     caveat = CODECS[key].compressor(on_gpu=True).caveat
     assert (f"{key}: {caveat}." in table.warnings) is bool(caveat)
@@ -60,7 +62,7 @@ def test_bfloat16_halves_the_bytes_and_its_cost_on_a_gpu_is_unknown() -> None:
     none, codec = table["communication_s"]
     assert codec == pytest.approx(none / 2, rel=0.02)
     on_processor = CODECS["bf16"].compressor(on_gpu=False)
-    assert on_processor.codec_s_per_byte(8) == pytest.approx(1 / 16e9 + 1 / 15e9)
+    assert on_processor.codec_s_per_byte(8) == pytest.approx(1 / 14e9 + (2 - 1 / 8) / 12e9)
     assert "unknown" in CODECS["bf16"].compressor(on_gpu=True).caveat
 
 
@@ -113,8 +115,8 @@ def test_an_exchange_sends_the_bytes_of_a_ring_and_unpacks_about_twice() -> None
     codec = parse_codec("2,8GB/s,8GB/s,exchange")
     assert codec.codec_s_per_byte(4) == pytest.approx((1 + 1.75) / 8e9)
     slow = {"workers": 4, "bandwidth": "1Gbps", "latency": "0us"}
-    one = fw.whatif("vgg16@v100", codec="2,1e9GB/s,1e9GB/s,exchange", **slow)
+    one = fw.whatif("vgg16@v100", codec="2,1000GB/s,1000GB/s,exchange", **slow)
     ideal = fw.whatif("vgg16@v100", compression=2, **slow)
-    assert one["communication_s"] == pytest.approx(ideal["communication_s"])
+    assert one["communication_s"] == pytest.approx(ideal["communication_s"], rel=1e-2)
     with pytest.raises(UsageError, match=r"sum\|exchange\|gather"):
         parse_codec("2,8GB/s,8GB/s,ring")
