@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_the_json_of_a_machine_gives_a_prediction_its_costs(cli: Cli, tmp_path: 
     speeds = json.loads(done.stdout)["codecs"][0]["speeds"][0]
     cost = costs_in(place)["bf16"]
     assert (cost.encode_bps, cost.decode_bps) == (speeds["pack_bps"], speeds["unpack_bps"])
-    asked = {"workers": 4, "bandwidth": "10Gbps", "codec_costs": place}
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "10Gbps", "codec_costs": place}
     table = fw.whatif("vgg16@v100", compression="1,2,bf16", **asked)
     _, ideal, costly = table["step_s"]
     assert costly > ideal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import fullwire as fw
@@ -40,7 +42,8 @@ def test_a_codec_is_a_condition_beside_ratios(key: str) -> None:
     first, ratio, last = table["compression"].tolist()
     assert (first, last) == (1, CODECS[key].ratio)
     assert ratio == last or CODECS[key].by_shape
-    assert ideal <= codec < none
+    assert codec < none
+    assert ideal <= codec or CODECS[key].by_shape  # It may have more than the usual ratio.
     caveat = CODECS[key].compressor(on_gpu=True).caveat
     assert (f"{key}: {caveat}." in table.warnings) is bool(caveat)
 
@@ -100,7 +103,11 @@ def test_bytes_follow_shapes_and_settings() -> None:
 
 
 def test_the_ratio_of_thin_factors_follows_the_gradients_of_the_run() -> None:
-    asked = {"workers": 4, "bandwidth": "1Gbps", "compression": "powersgd,powersgd:rank=4"}
+    asked: dict[str, Any] = {
+        "workers": 4,
+        "bandwidth": "1Gbps",
+        "compression": "powersgd,powersgd:rank=4",
+    }
     wide, narrow = (
         fw.whatif(run, **asked)["compression"] for run in ("vgg16@v100", "resnet50@v100")
     )
@@ -114,7 +121,7 @@ def test_an_exchange_sends_the_bytes_of_a_ring_and_unpacks_about_twice() -> None
     assert exchange == "exchange"
     codec = parse_codec("2,8GB/s,8GB/s,exchange")
     assert codec.codec_s_per_byte(4) == pytest.approx((1 + 1.75) / 8e9)
-    slow = {"workers": 4, "bandwidth": "1Gbps", "latency": "0us"}
+    slow: dict[str, Any] = {"workers": 4, "bandwidth": "1Gbps", "latency": "0us"}
     one = fw.whatif("vgg16@v100", codec="2,1000GB/s,1000GB/s,exchange", **slow)
     ideal = fw.whatif("vgg16@v100", compression=2, **slow)
     assert one["communication_s"] == pytest.approx(ideal["communication_s"], rel=1e-2)
