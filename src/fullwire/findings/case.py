@@ -45,7 +45,7 @@ class Case:
 
     @property
     def step_s(self) -> float:
-        """Return the length of a typical step."""
+        """Return the time of a step."""
         return self.account.step_s
 
     @property
@@ -122,7 +122,7 @@ def computes(case: Case) -> bool:
 
 def enough_steps(case: Case) -> bool:
     """Say whether there are enough steps to judge by."""
-    count = 0 if case.account.is_whole_trace else int(case.account.is_typical.sum())
+    count = 0 if case.account.is_whole_trace else int(case.account.is_kept.sum())
     return case.run.provenance.origin != "measured" or count >= FEWEST_STEPS
 
 
