@@ -13,6 +13,7 @@ import pytest
 import fullwire
 
 PACKAGE = Path(fullwire.__file__).parent
+OLD_RUN = Path(__file__).parents[1] / "data/format-1/capture.run"
 # A room may import from rooms of lower levels, and from itself; rooms of one level do not meet.
 LEVELS = {
     "errors": 0,
@@ -33,6 +34,7 @@ LEVELS = {
     "importers": 7,
     "recorder": 7,
     "timeline": 7,
+    "convergence": 7,
     "simulation": 7,
     "transport": 7,
     "lab": 7,
@@ -115,6 +117,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "cluster",
         "collective",
         "compare",
+        "compress",
         "doctor",
         "explain",
         "export",
@@ -145,6 +148,18 @@ def test_importing_the_package_loads_neither_numpy_nor_torch_nor_native_code() -
     code = f"import fullwire, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_command_loads_pandas_which_pyarrow_would() -> None:
+    code = (
+        f"import sys; sys.argv = ['fullwire', 'show', {str(OLD_RUN)!r}, '--json']\n"
+        "from fullwire.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('pyarrow' not in sys.modules or 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_loads_no_numpy() -> None:
