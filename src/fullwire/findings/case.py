@@ -80,7 +80,11 @@ class Case:
     @property
     def whole(self) -> Length:
         """Return the length of the account: every step, or the trace where no step is marked."""
-        return Length(step_s=self.step_s, is_whole_trace=self.account.is_whole_trace)
+        return Length(
+            step_s=self.step_s,
+            is_whole_trace=self.account.is_whole_trace,
+            is_of_all=self.account.is_over_all,
+        )
 
     @property
     def floor_s(self) -> float:

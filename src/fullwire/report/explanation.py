@@ -176,7 +176,8 @@ def _print_account(result: Explanation, *, is_whole: bool) -> None:
     if not is_whole:
         by_size = sorted(parts, key=lambda key: -parts[key])[:_FIRST_PARTS]
         largest = [key for key in by_size if parts[key] > _LITTLE * step_s]
-    rows = [(labels[key], parts[key], key == blamed(result)) for key in parts if key in largest]
+    to_mark = "" if result.is_of_all_steps else blamed(result)
+    rows = [(labels[key], parts[key], key == to_mark) for key in parts if key in largest]
     others = [key for key in parts if key not in largest]
     others_s = sum(parts[key] for key in others)
     if others_s > _LITTLE * step_s:
@@ -196,7 +197,11 @@ def _of_which_steps(result: Explanation) -> str:
     usual, kept = int(result.detail.is_typical.sum()), int(result.detail.is_kept.sum())
     if kept < 2:
         return ""
-    return f" (mean of {'the middle half' if usual < kept else 'all'} of {kept:,} steps)"
+    told = f"mean of {'the middle half' if usual < kept else 'all'} of {kept:,} steps"
+    if result.is_of_all_steps:
+        mean_s = result.detail.over_all().step_s
+        told += f"; the verdict is of all of them, {show_time(mean_s)} in the mean"
+    return f" ({told})"
 
 
 def _print_ranks(result: Explanation) -> None:

@@ -115,6 +115,7 @@ class Account:
     beyond_line_rate: float  # the floor of all transfers over the time that they took
     clock_error_ns: int
     crowding: Crowding = NOT_TOLD
+    is_over_all: bool = False  # `is_typical` holds all kept steps
     crowded_s: float = 0.0  # the share of contention by which computing takes longer
 
     @property
@@ -129,7 +130,7 @@ class Account:
 
     def over_all(self) -> Account:
         """Return the account of all kept steps, as for a loss that only a few of them have."""
-        return replace(self, is_typical=self.is_kept)
+        return replace(self, is_typical=self.is_kept, is_over_all=True)
 
     @property
     def alone_s(self) -> float:
