@@ -198,7 +198,7 @@ def test_the_timeline_is_zoomed_and_read_by_keyboard(
     assert chromium.run("document.querySelector('.said').innerText").startswith("forward · rank 0")
     chromium.run("document.querySelector('[aria-label=\"next step\"]').click()")
     number = chromium.run("document.querySelector('.tools select').selectedOptions[0].innerText")
-    assert number.startswith("step 1")
+    assert number.startswith("step 2")
 
 
 def test_names_from_hostile_traces_are_text(chromium: Browser, job: Run, tmp_path: Path) -> None:
