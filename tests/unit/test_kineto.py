@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
@@ -22,6 +22,7 @@ from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.importers import read
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from tests.conftest import Cli
+from tests.strategies import cases
 
 Event = dict[str, Any]
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -690,7 +691,7 @@ _SPLICES = (
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases(300)
 @given(
     st.lists(
         st.tuples(st.integers(0, len(_BYTES)), st.integers(0, 40), st.sampled_from(_SPLICES)),
