@@ -228,7 +228,7 @@ def test_ctrl_c_ends_a_long_play() -> None:
     play = subprocess.Popen(
         [sys.executable, "-m", "fullwire", *command.split()], stderr=subprocess.PIPE, text=True
     )
-    while processor_s(play.pid) < 1.5:  # so it is loaded, and would play for minutes
+    while processor_s(play.pid) < 1.0:  # so it is loaded, and would play for minutes
         assert play.poll() is None
         time.sleep(0.05)
     play.send_signal(SIGINT)
