@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fullwire.answers.whatif import replay as replay
     from fullwire.answers.whatif import whatif as whatif
     from fullwire.clusters import cluster as cluster
+    from fullwire.compression.hook import compress as compress
     from fullwire.errors import DamagedInput as DamagedInput
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
@@ -59,6 +60,7 @@ _PLACES = {
     "cluster": "fullwire.clusters:cluster",
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.answers.compare:compare",
+    "compress": "fullwire.compression.hook:compress",
     "doctor": "fullwire.answers.doctor:doctor",
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fullwire as fw
-from fullwire.compression.codec import CODECS, Codec
+from fullwire.compression.codec import CODECS, Codec, parse_choice
 from fullwire.compression.compressor import parse_codec
 from fullwire.errors import UsageError
 
@@ -61,3 +61,36 @@ def test_bfloat16_halves_the_bytes_and_its_cost_on_a_gpu_is_unknown() -> None:
     on_processor = CODECS["bf16"].compressor(on_gpu=False)
     assert on_processor.codec_s_per_byte(8) == pytest.approx(1 / 16e9 + 1 / 15e9)
     assert "unknown" in CODECS["bf16"].compressor(on_gpu=True).caveat
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("powersdg", r"expected a codec among bf16, .*, got 'powersdg'; did you mean powersgd\?"),
+        ("powersgd:rnk=2", r"powersgd: expected NAME=VALUE, once, with rank, got 'rnk=2'"),
+        ("powersgd:rank=0", r"rank: expected a whole number from 1 to 1024, got '0'"),
+        ("powersgd:rank=1:rank=2", r"NAME=VALUE, once, with rank, got 'rank=2'"),
+        ("topk:density=0", r"density: expected a share above 0, up to 1, .*, got '0'"),
+        ("topk:density=nan", r"density: expected a share above 0, up to 1, .*, got 'nan'"),
+        ("bf16:rank=2", r"bf16: expected no options, got 'rank=2'"),
+    ],
+)
+def test_a_mistake_in_a_codec_is_refused_with_what_was_expected(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        parse_choice(text)
+
+
+def test_a_codec_with_settings_reads_as_it_is_written() -> None:
+    assert str(parse_choice("powersgd:rank=2")) == "powersgd:rank=2"
+    assert str(parse_choice("topk:density=1%")) == "topk:density=0.01"
+    assert str(parse_choice("bf16")) == "bf16"
+
+
+def test_bytes_follow_shapes_and_settings() -> None:
+    square = [(2560, 2560)]
+    assert parse_choice("powersgd").ratio(square) == CODECS["powersgd"].ratio == 1280
+    assert parse_choice("powersgd:rank=2").ratio(square) == 640
+    assert parse_choice("powersgd").ratio([(1000,)]) == 1
+    for key in ("bf16", "int8", "onebit", "topk"):
+        assert parse_choice(key).ratio(square) == pytest.approx(CODECS[key].ratio, rel=1e-3)
+    assert parse_choice("topk:density=10%").ratio(square) == pytest.approx(5, rel=1e-3)

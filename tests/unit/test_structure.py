@@ -117,6 +117,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "cluster",
         "collective",
         "compare",
+        "compress",
         "doctor",
         "explain",
         "export",

@@ -1,11 +1,22 @@
-"""Codecs by name, such as `fp16`: the bytes that each leaves, and its cost where it runs."""
+"""Codecs by name, such as `fp16` or `powersgd:rank=2`: their bytes, their costs, their work.
+
+A codec is described once. Predictions ask it for bytes and costs, and a job asks it for the method
+that packs real gradients.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from fullwire.compression.compressor import Combining, Compressor
+from fullwire.compression.method import FLOAT_BYTES, Method, Shape
+from fullwire.errors import UsageError
 from fullwire.registry import Registry
+from fullwire.units import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +31,30 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A setting of a codec, as `rank` in `powersgd:rank=2`."""
+
+    name: str
+    usual: Any
+    expected: str  # "a whole number from 1 to 64"
+    read: Callable[[str], Any]  # Raises ValueError for text that it does not expect.
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
     """A compressor that people name; an unknown cost is None, and predictions say so."""
 
     key: str
     label: str  # "gradients as float16"
-    ratio: float
+    ratio: float  # With the usual options, and for large gradients.
     combining: Combining = "sum"
     on_processor: Cost | None = None
     on_gpu: Cost | None = None
+    words: str = ""  # How it sends, and what it loses.
+    options: tuple[Option, ...] = ()
+    method: Callable[..., Method] | None = None  # By the options; None for predictions only.
+    most_error: float | None = None  # The guard's limit, where nobody gives one.
 
     def compressor(self, *, on_gpu: bool) -> Compressor:
         """Return the figures for gradients that are packed on a processor or on a GPU."""
@@ -53,3 +79,59 @@ class Codec:
 
 
 CODECS = Registry(Codec, "fullwire.compression.codecs", name="CODEC", group="fullwire.compressors")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A codec with its settings, as people write it: `powersgd:rank=2`."""
+
+    codec: Codec
+    settings: Mapping[str, Any] = field(default_factory=dict)  # Those that were given.
+
+    def __str__(self) -> str:
+        return ":".join(
+            [self.codec.key, *(f"{name}={value:g}" for name, value in self.settings.items())]
+        )
+
+    def method(self) -> Method:
+        """Return the work on real gradients, with state of its own."""
+        if self.codec.method is None:
+            raise UsageError(
+                f"compression: {self.codec.key} has figures for predictions only, and no method "
+                "that packs gradients"
+            )
+        usual = {option.name: option.usual for option in self.codec.options}
+        return self.codec.method(**(usual | dict(self.settings)))
+
+    def ratio(self, shapes: Iterable[Shape]) -> float:
+        """Return how many times fewer bytes the gradients of these shapes have when packed."""
+        method, whole, packed = self.method(), 0, 0
+        for shape in shapes:
+            whole += FLOAT_BYTES * math.prod(shape)
+            packed += method.wire_bytes(shape)
+        return max(whole / packed, 1.0) if packed else 1.0
+
+
+def parse_choice(text: str) -> Choice:
+    """Read a codec's name, and its settings after colons."""
+    key, *parts = text.strip().split(":")
+    if key not in CODECS:
+        known = ", ".join(CODECS)
+        near = difflib.get_close_matches(key, list(CODECS), 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"compression: expected a codec among {known}, got {shown(key)}{meant}")
+    codec = CODECS[key]
+    by_name = {option.name: option for option in codec.options}
+    settings: dict[str, Any] = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        if name not in by_name or name in settings:
+            known = "no options" if not by_name else f"NAME=VALUE, once, with {', '.join(by_name)}"
+            raise UsageError(f"compression: {key}: expected {known}, got {shown(part)}")
+        try:
+            settings[name] = by_name[name].read(value)
+        except ValueError:
+            raise UsageError(
+                f"compression: {key}: {name}: expected {by_name[name].expected}, got {shown(value)}"
+            ) from None
+    return Choice(codec, settings)

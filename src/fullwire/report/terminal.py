@@ -15,11 +15,12 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fullwire.simulation.conditions import CONDITIONS
-from fullwire.units import show_bytes, show_rate, show_time, visible
+from fullwire.units import show_bytes, show_duration, show_rate, show_time, visible
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
+    from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
     from fullwire.run.run import Run
@@ -44,6 +45,9 @@ _MOST_COLLECTIVES = 24
 
 def print_whatif(result: WhatIf, best: int | None = None) -> None:
     """Print what-if predictions: all in their order, or the best ones and their evidence."""
+    if result.to_target is not None:
+        _print_to_target(result, result.to_target, best)
+        return
     table = result.predictions
     varying, fixed = _split_axes(result)
     # The conditions that do not vary, except the default ones.
@@ -92,6 +96,43 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
     elif len(table) > MOST_ROWS:
         say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
     print_sentences_of(result.tuner[:_TUNED_SAID])
+    print_notes(result.warnings)
+
+
+def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
+    """Print the time to a target by row: all in their order, or the soonest."""
+    table = result.predictions
+    varying, _ = _split_axes(result)
+    rows = list(range(min(len(table), MOST_ROWS))) if best is None else found.soonest(best)
+    front = set(found.front())
+    names = [name for name in varying if name != "batch"]
+    values = {name: table[name][rows].tolist() for name in names}
+    cells = []
+    for number, row in enumerate(rows):
+        times_s = (found.time_s[row], found.low_s[row], found.high_s[row])
+        (middle, unit), (low, low_unit), high = (show_duration(each).split() for each in times_s)
+        between = f"{low if low_unit == unit == high[1] else f'{low} {low_unit}'}-{' '.join(high)}"
+        cost = [] if found.price is None else [found.price.show(float(found.device_hours[row]))]
+        cells.append(
+            [
+                *(_cell(name, values[name][number]) for name in names),
+                f"{found.batch[row]:g}",
+                f"{found.steps[row]:,.0f}",
+                show_time(float(table["step_s"][row])),
+                f"{middle} {unit} ({between})",
+                f"{found.device_hours[row]:.4g}",
+                *cost,
+                "*" if row in front else "",
+            ]
+        )
+    reached = f"to {found.goal} (90 %)"
+    headings = [CONDITIONS[name].heading for name in names]
+    headings += ["batch", "steps", "step", reached, "device-hours"]
+    headings += ([] if found.price is None else ["cost"]) + [""]
+    print_table(headings, cells, texts={"run", "buckets", reached, ""} & set(headings))
+    if best is None and len(table) > len(rows):
+        say(f"... and {len(table) - len(rows):,} more rows: --format csv prints them all")
+    say("* no other setting is both sooner and cheaper")
     print_notes(result.warnings)
 
 

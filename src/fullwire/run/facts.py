@@ -86,6 +86,7 @@ class _JobFacts:
     model: str | None = fact("the network being trained", must_match=True)
     device: str | None = fact("what computes", must_match=True)
     batch: str | None = fact("work of one worker in one step", must_match=True)
+    pass_samples: int | None = fact("samples of one worker in one pass", _AT_LEAST_ONE)
     precision: str | None = fact(
         "arithmetic of the model; gradients are sent as float32", must_match=True
     )

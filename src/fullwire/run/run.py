@@ -358,6 +358,7 @@ class Noise(Table):
     ranks_squared_norm: Real  # the mean over ranks of the squared norms of their gradients
     mean_squared_norm: Real  # the squared norm of the mean of the ranks' gradients
     samples: Count  # in the batch of one rank
+    ranks: Count = column(default=0)  # whose gradients were compared; 0 for all workers
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
