@@ -82,9 +82,10 @@ def misalignment(size: ArrayLike) -> Seconds:
     """
     whole = np.asarray(size, np.int64)
     lowest = whole & -whole  # the largest power of two that divides it
-    return np.select(
+    slowdown: Seconds = np.select(
         [lowest >= 64, lowest >= 32, lowest >= 16, lowest >= 8], [1.0, 1.01, 1.02, 1.04], MISALIGNED
     )
+    return slowdown
 
 
 def cast_s(device: Accelerator, values: ArrayLike, *, precision: str = "fp8") -> Seconds:
