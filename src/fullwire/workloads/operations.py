@@ -91,7 +91,8 @@ def misalignment(size: ArrayLike) -> Seconds:
 def cast_s(device: Accelerator, values: ArrayLike, *, precision: str = "fp8") -> Seconds:
     """Return the time in which values of 16 bits become 8 bits wide."""
     share = device.products_of(precision).cast_share
-    return 3 * np.asarray(values, float) / (device.memory_bytes_per_s * share)
+    seconds: Seconds = 3 * np.asarray(values, float) / (device.memory_bytes_per_s * share)
+    return seconds
 
 
 def attention_s(
@@ -133,7 +134,7 @@ def attention_s(
     # Unfused: no mask saves work. Scores are written, scaled, masked, made a softmax and read.
     passes = 10 if backward else 6
     moved = passes * 2 * b * h * q * 2 * seen
-    products = (1 + backward) * 2 * flops / (peak * 0.45) * misalignment(wide) ** 2
+    products: Seconds = (1 + backward) * 2 * flops / (peak * 0.45) * misalignment(wide) ** 2
     return products + memory_bound_s(device, moved, kernels=4 * (1 + backward))
 
 
