@@ -118,6 +118,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "WhatIf",
         "__version__",
         "cluster",
+        "codecs",
         "collective",
         "compare",
         "compress",
