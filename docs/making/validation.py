@@ -52,6 +52,7 @@ PAGES = {
         "torch-tests",
     ),
     "models": ("models",),
+    "operations": ("operations",),
     "time-to-target": ("reference-points", "diloco"),
 }
 

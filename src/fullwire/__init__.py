@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fullwire import workloads as workloads
     from fullwire.answers.cluster_fit import fit_cluster as fit_cluster
+    from fullwire.answers.codecs import codecs as codecs
     from fullwire.answers.collective import collective as collective
     from fullwire.answers.compare import Comparison as Comparison
     from fullwire.answers.compare import compare as compare
@@ -59,6 +60,7 @@ _PLACES = {
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
     "cluster": "fullwire.clusters:cluster",
+    "codecs": "fullwire.answers.codecs:codecs",
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.answers.compare:compare",
     "compress": "fullwire.compression.hook:compress",

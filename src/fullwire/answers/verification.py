@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fullwire.answers.conditions import rate, worker_count
-from fullwire.compression.codec import CODECS
+from fullwire.compression.codecs.fp16 import TORCH_HOOK
 from fullwire.errors import FullwireError
 from fullwire.findings.comparisons import (
     ChangedBackend,
@@ -143,5 +143,5 @@ def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]
         buckets = str(after.facts.buckets)
         yield ChangedBuckets(buckets=buckets), ("buckets", (bucket_policy(buckets),))
     if differs("hook") and after.facts.hook in _CASTING_HOOKS:
-        cast = CODECS["fp16"].compressor(on_gpu=after.facts.backend == "nccl")
+        cast = TORCH_HOOK.compressor(on_gpu=after.facts.backend == "nccl")
         yield ChangedHook(hook=str(after.facts.hook)), ("compressors", (cast,))

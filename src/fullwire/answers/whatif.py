@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
+from fullwire.compression.costs import costs_in
 from fullwire.crew import HERE, Crew, crew
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
@@ -72,6 +74,7 @@ _REPLAYED = {
     "workers": "workers",
     "compression": "compression",
     "codec": "codec",
+    "codec_costs": "codec_costs",
     "transport": "transport_",
     "buckets": "buckets",
     "algorithm": "algorithm",
@@ -232,6 +235,7 @@ def whatif(
     workers: OneOrMany = None,
     compression: OneOrMany = None,
     codec: OneOrMany = None,
+    codec_costs: str | Path | None = None,
     transport: OneOrMany = "full",
     calibrate: RunLike | Sequence[RunLike] = (),
     buckets: OneOrMany = None,
@@ -265,6 +269,7 @@ def whatif(
     - `workers`: the number of workers.
     - `bandwidth` (bits per second), `latency` (seconds): those of the links.
     - `compression`, `codec`: an ideal ratio, or the name of a compressor.
+    - `codec_costs`: a file that `fullwire codecs --json` printed: the costs of named compressors.
     - `transport`: `"full"`, or `"measured"`, the one that the collectives of the runs show.
     - `calibrate`: more runs of the same cluster that show its transport.
     - `line_rate` (bits per second): that of the recorded links, if a run does not know it.
@@ -343,6 +348,7 @@ def whatif(
         workers=workers,
         compression=compression,
         codec=codec,
+        codec_costs=codec_costs,
         transport_=transport,
         buckets=buckets,
         algorithm=algorithm,
@@ -465,6 +471,7 @@ def _grid(
     workers: OneOrMany = None,
     compression: OneOrMany = None,
     codec: OneOrMany = None,
+    codec_costs: str | Path | None = None,
     transport_: OneOrMany = "full",
     buckets: OneOrMany = None,
     algorithm: OneOrMany = None,
@@ -513,7 +520,13 @@ def _grid(
             ),
             rate,
         ),
-        compressors=compressors(compression, codec, on_gpu=is_on_gpu),
+        compressors=compressors(
+            compression,
+            codec,
+            on_gpu=is_on_gpu,
+            models=[_gradient_bytes(run) for run in runs] if compression is not None else (),
+            costs=None if codec_costs is None else costs_in(Path(codec_costs)),
+        ),
         transports=several(transport_, lambda text: found.named(str(text))),
         buckets=several(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
@@ -530,6 +543,16 @@ def _grid(
         cluster=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
+
+
+def _gradient_bytes(run: Run) -> list[int]:
+    """Return the bytes of the gradients in one step of one rank."""
+    rows = run.gradients
+    if not len(rows):
+        return []
+    first = rows.rows((rows.rank == rows.rank[0]) & (rows.step == rows.step[0]))
+    found: list[int] = first.bytes.tolist()
+    return found
 
 
 def _first(*choices: OneOrMany) -> OneOrMany:

@@ -16,6 +16,7 @@ import typer
 from fullwire.cli import (
     bench,
     cluster,
+    codecs,
     collective,
     compare,
     doctor,
@@ -55,6 +56,7 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare", cls=compare.TwoSides)(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.command("codecs")(codecs.codecs)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(lab.app, name="lab")

@@ -44,9 +44,13 @@ Compression: TypeAlias = Annotated[
 Codec: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|gather",
+        metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather",
         help="A compressor with its cost: 4,20GB/s,20GB/s,sum. Can be given several times.",
     ),
+]
+CodecCosts: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="Costs of codecs, as fullwire codecs --json printed them on your machine"),
 ]
 Transport: TypeAlias = Annotated[
     str,
@@ -141,6 +145,7 @@ def whatif(
     workers: Workers = None,
     compression: Compression = None,
     codec: Codec = None,
+    codec_costs: CodecCosts = None,
     transport: Transport = "full",
     calibrate: Calibrate = None,
     line_rate: LineRate = None,
@@ -197,7 +202,15 @@ def whatif(
     placed = {"workers": workers, "cluster": cluster, "nodes": nodes, "placement": placement}
     sent = {"compression": compression, "buckets": buckets, "algorithm": algorithm}
     believed = {"transport": transport, "calibrate": calibrate or (), "jitter": jitter}
-    conditions: dict[str, Any] = {**network, **placed, **sent, "codec": codec, **believed, **more}
+    conditions: dict[str, Any] = {
+        **network,
+        **placed,
+        **sent,
+        "codec": codec,
+        "codec_costs": codec_costs,
+        **believed,
+        **more,
+    }
     if output is not None:
         step = answers.replay(runs[0], lane=lane, **conditions)
         tell(f"written: {write(step, output, replace=force)}")

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fullwire.compression.codec import CODECS
+from fullwire.compression.codecs.fp16 import TORCH_HOOK
 from fullwire.fixes.fix import PLAIN, Fix, FixKind, Risk, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
@@ -91,5 +91,5 @@ class Compression(FixKind):
         kinds, sizes = codes_of(run.collectives.dtype), run.collectives.bytes
         is_small = np.array([_SMALL_NUMBERS.search(name) is not None for name in kinds.names], bool)
         if not len(sizes) or 2 * int(sizes[is_small[kinds.codes]].sum()) <= int(sizes.sum()):
-            cast = CODECS["fp16"].compressor(on_gpu=run.facts.backend == "nccl")
+            cast = TORCH_HOOK.compressor(on_gpu=run.facts.backend == "nccl")
             yield SentAsHalves(forecast=job.ask(compressors=(cast,)))
