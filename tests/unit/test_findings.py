@@ -96,7 +96,7 @@ def test_a_finding_is_a_frozen_dataclass_of_its_fields() -> None:
     assert length == Length(is_whole_trace=False, step_s=0.5)
     assert hash(length) == hash(replace(length))
     assert length != replace(length, step_s=0.25)
-    assert repr(length) == "Length(step_s=0.5, is_whole_trace=False)"
+    assert repr(length) == ("Length(step_s=0.5, is_whole_trace=False, is_of_all=False)")
     with pytest.raises(FrozenInstanceError, match="step_s"):
         length.step_s = 1.0  # type: ignore[misc]
     with pytest.raises(TypeError, match="is_whole_trace is missing"):
