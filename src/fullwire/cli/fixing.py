@@ -69,7 +69,9 @@ def apply(
     """
     from fullwire.answers.fixing import apply_fixes, split_fixes
 
-    raise typer.Exit(apply_fixes(split_fixes(fixes), command, say=say))
+    # Behind a first argument the parser leaves `--` where it stands.
+    words = command[1:] if command[:1] == ["--"] else command
+    raise typer.Exit(apply_fixes(split_fixes(fixes), words, say=say))
 
 
 def run(

@@ -119,7 +119,7 @@ def as_toml(recipe: Recipe) -> str:
 def _pairs(**values: str | float | None) -> Sequence[str]:
     """Print the keys that have a value; JSON's strings and numbers are those of TOML."""
     return [
-        f"{key} = {json.dumps(value)}".replace("\x7f", "\\u007f")
+        f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
         for key, value in values.items()
         if value is not None and value != ""
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from fullwire.units import shown
 _MIB = 2**20
 _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _MOST_MIB = 100_000
+_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +79,7 @@ class Buckets(FixKind):
 
     def checked(self, setting: str) -> str:
         """Take the size of a bucket in MiB."""
-        try:
-            size_mib = float(setting)
-        except ValueError:
-            size_mib = 0.0
+        size_mib = float(setting) if _NUMBER.fullmatch(setting) else 0.0
         if not 0 < size_mib <= _MOST_MIB:
             raise UsageError(
                 f"fix buckets: expected MiB of a bucket, above 0 and up to {_MOST_MIB}, got "

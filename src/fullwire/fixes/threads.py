@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator, Mapping
 
 from fullwire.errors import UsageError
@@ -43,5 +44,6 @@ class Threads(FixKind):
         import torch
 
         torch.set_num_threads(int(setting))
-        torch.set_num_threads = lambda number: process.did(f"applied: not the job's {number}")
-        process.did(f"applied: {setting} threads")
+        if multiprocessing.parent_process() is None:  # A loading process sets one thread itself.
+            torch.set_num_threads = lambda number: None
+        process.did(f"applied: torch.set_num_threads({setting})")
