@@ -43,6 +43,7 @@ OF_ITS_OWN = {  # set by one part of Fullwire for another one
     "FULLWIRE_FIXES_INTO",
     "FULLWIRE_PACKET_SOCKET",
     "FULLWIRE_PROBE",
+    "FULLWIRE_NOISE",
     "FULLWIRE_MPI_SOCKET",
     "FULLWIRE_MPI_STORE_PORT",
 }

@@ -129,6 +129,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "fit_cluster",
         "flows",
         "join",
+        "log",
         "read",
         "record",
         "replay",
