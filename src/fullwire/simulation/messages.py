@@ -20,7 +20,7 @@ from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy, Buckets
-from fullwire.simulation.grid import Grid, Subject, tried
+from fullwire.simulation.grid import Grid, Residue, Subject, tried
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.scenario import Order
 from fullwire.simulation.schedule import (
@@ -139,6 +139,7 @@ class Messages:
         exposed: Exposed,
         chosen: slice,
         transport: Transport,
+        residue: Residue,
         accumulate: int,
         local_steps: int,
         jitter: Jitter,
@@ -167,7 +168,7 @@ class Messages:
             all_s = own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
             overhead_s = np.maximum(overhead_s + longer_s[:, None, None], all_s - alone_s)
         if not isinstance(transport, FullTransport):
-            overhead_s = overhead_s + self.subject.residue.beside(overhead_s)
+            overhead_s = overhead_s + residue.beside(overhead_s)
         late_s = jitter.late_s(self.subject.step, workers, apart)
         overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
         overhead_s[np.array(workers) == 1] = 0.0  # one worker sends no messages
