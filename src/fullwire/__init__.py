@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fullwire.answers.doctor import doctor as doctor
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
+    from fullwire.answers.fixing import apply_fixes as apply_fixes
+    from fullwire.answers.fixing import run_recipe as run_recipe
     from fullwire.answers.opening import write as write
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.whatif import WhatIf as WhatIf
@@ -59,6 +61,7 @@ _PLACES = {
     "Study": "fullwire.studies.papers:Study",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
+    "apply_fixes": "fullwire.answers.fixing:apply_fixes",
     "cluster": "fullwire.clusters:cluster",
     "codecs": "fullwire.answers.codecs:codecs",
     "collective": "fullwire.answers.collective:collective",
@@ -74,6 +77,7 @@ _PLACES = {
     "read": "fullwire.importers:read",
     "record": "fullwire.recorder.record:record",
     "replay": "fullwire.answers.whatif:replay",
+    "run_recipe": "fullwire.answers.fixing:run_recipe",
     "study": "fullwire.studies.papers:study",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.workloads:",

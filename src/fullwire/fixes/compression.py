@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fullwire.compression.codec import CODECS
+from fullwire.compression.codec import CODECS, parse_choice
 from fullwire.compression.codecs.fp16 import TORCH_HOOK
-from fullwire.fixes.fix import PLAIN, Fix, FixKind, Risk, register
+from fullwire.fixes.fix import PLAIN, Fix, FixKind, Process, Risk, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
@@ -114,8 +114,10 @@ class Compression(FixKind):
 
     key = "compression"
     risk: ClassVar[Risk] = "numeric"
-    label = "compression"
+    label = "compressed gradients"
     addresses = ("line_rate", "transport")
+    example = "bf16"
+    setting = "a codec with its options"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the step with the best format, where gradients are sent uncompressed.
@@ -141,3 +143,27 @@ class Compression(FixKind):
         # Without an interval, nothing speaks against the prediction.
         better = [fix for fix in found if not fix.high_s >= job.measured_s]
         yield from sorted(better, key=lambda fix: fix.step_s)[:1]
+
+    def checked(self, setting: str) -> str:
+        """Take a codec with its settings."""
+        return str(parse_choice(setting))
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Compress the gradients of each DistributedDataParallel that has no hook of its own."""
+        import weakref
+
+        from torch.nn.parallel import DistributedDataParallel
+
+        from fullwire.compression.hook import compress
+
+        known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        def with_codec(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            model = given["self"]  # By its first pass the script has registered its own hook.
+            if model not in known:
+                known.add(model)
+                compress(model, setting)
+                process.did(f"applied: {setting}")
+            return {}
+
+        process.around(DistributedDataParallel, "forward", with_codec, may_repeat=False)

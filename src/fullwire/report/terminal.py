@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
+    from fullwire.fixes import FixKind
     from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
@@ -184,6 +185,16 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
     """Print findings, a sentence each."""
     for line in sentences(findings):
         say(line)
+
+
+def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
+    """Print the fixes: first those that `fullwire apply` can apply, then what the others need."""
+    can = [kind for kind in kinds if kind.example]
+    rows = [[f"{kind.key}:{kind.example}", kind.risk, kind.setting] for kind in can]
+    print_table(["applied with", "risk", "setting"], rows, {"applied with", "risk", "setting"})
+    print()
+    rest = [[kind.label, kind.risk, kind.needs] for kind in kinds if not kind.example]
+    print_table(["not applied", "risk", "needs"], rest, {"not applied", "risk", "needs"})
 
 
 def print_workloads(loads: Sequence[Workload]) -> None:
