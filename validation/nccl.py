@@ -19,7 +19,7 @@ from fullwire.clusters import cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.collectives.playing import collective_time
 from fullwire.importers._tables import Row
-from fullwire.importers.nccl_tests import read_table
+from fullwire.importers.nccl_tests import read_tables
 from validation import arguments, results
 
 MIB = 2**20
@@ -79,7 +79,7 @@ def predicted_s(fabric: Cluster, op: str, size_bytes: int) -> float:
 
 def rows_of(data: Path, op: str) -> tuple[Row, ...]:
     """Read one table."""
-    return read_table(data / f"nccl_{op}.log").rows
+    return read_tables(data / f"nccl_{op}.log")[0].rows
 
 
 def main() -> None:

@@ -266,8 +266,6 @@ def all_rounds(wanted: int) -> dict[str, Counter[str]]:
         for name, each in _recorder_rounds(place, share):
             found[name] = found.get(name, Counter()) + each
             print(f"{name:<14} {dict(each)}", flush=True)
-        for number in ("whole", "first"):
-            shutil.rmtree(place / number, ignore_errors=True)
         _played(place / "whole", "memory", 0, False)
         found["store"] = store_rounds(place / "whole", place, max(2, wanted * 2 // 10))
         print(f"store          {dict(found['store'])}", flush=True)

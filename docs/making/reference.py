@@ -38,8 +38,12 @@ VARIABLES: Mapping[str, str] = {
 }
 OF_ITS_OWN = {  # set by one part of Fullwire for another one
     "FULLWIRE_RECORD_INTO",
+    "FULLWIRE_AFTER_TORCH",
+    "FULLWIRE_FIXES",
+    "FULLWIRE_FIXES_INTO",
     "FULLWIRE_PACKET_SOCKET",
     "FULLWIRE_PROBE",
+    "FULLWIRE_NOISE",
     "FULLWIRE_MPI_SOCKET",
     "FULLWIRE_MPI_STORE_PORT",
 }
@@ -65,6 +69,7 @@ def pages() -> dict[str, str]:
         "reference/verdicts.md": verdicts(),
         "reference/glossary.md": glossary(),
         "reference/settings.md": settings(),
+        "reference/codecs.md": codecs(),
         "reference/built-in.md": built_in(),
     }
 
@@ -359,6 +364,37 @@ def _variables() -> set[str]:
     files = [*PACKAGE.rglob("*.py"), *NATIVE.rglob("*.cpp")]
     text = "\n".join(path.read_text() for path in files)
     return set(re.findall(r"[\"'](FULLWIRE_[A-Z_]+)[\"']", text))
+
+
+def codecs() -> str:
+    """Describe each codec, as its file registers it."""
+    from fullwire.compression.codec import CODECS
+
+    parts = [
+        "# Codecs",
+        "A codec is a name with settings, such as `powersgd:rank=2`. `fullwire.compress` sends "
+        "gradients with it ([guide](../guides/compression.md)), and `whatif --compression` "
+        "predicts it. The ratio is that of large gradients with the usual settings.",
+        table(
+            ("codec", "ratio", "sends", "limit of the guard"),
+            [
+                (
+                    f"`{codec.key}`",
+                    f"{codec.ratio:.4g}",
+                    codec.words,
+                    "none" if codec.most_error is None else f"{codec.most_error:g}",
+                )
+                for codec in CODECS.values()
+            ],
+        ),
+    ]
+    for codec in CODECS.values():
+        for option in codec.options:
+            parts.append(
+                f"`{codec.key}:{option.name}=`: {option.meaning}, {option.expected}. "
+                f"Usual: {option.usual:g}."
+            )
+    return "\n\n".join(parts)
 
 
 def built_in() -> str:

@@ -52,6 +52,8 @@ PAGES = {
         "torch-tests",
     ),
     "models": ("models",),
+    "operations": ("operations", "memory"),
+    "time-to-target": ("reference-points", "diloco"),
 }
 
 

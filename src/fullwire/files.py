@@ -108,13 +108,18 @@ def refuse_packed(files: Sequence[Path]) -> None:
 def lines_of(path: Path, *, most: int, longest: int) -> Iterator[bytes]:
     """Yield the lines of a file in bounded memory: a line without an end is refused."""
     with opened_plain(path) as file:
-        for number in range(1, most + 1):
-            line = file.readline(longest + 1)
-            if not line:
-                return
-            if len(line) > longest:
-                raise DamagedInput(path, f"longer than {longest} bytes", line=number)
-            yield line
+        yield from lines_in(file, path, most=most, longest=longest)
+
+
+def lines_in(file: BinaryIO, path: Path, *, most: int, longest: int) -> Iterator[bytes]:
+    """Yield the lines of an open file in bounded memory."""
+    for number in range(1, most + 1):
+        line = file.readline(longest + 1)
+        if not line:
+            return
+        if len(line) > longest:
+            raise DamagedInput(path, f"longer than {longest} bytes", line=number)
+        yield line
     raise DamagedInput(path, f"more than {most} lines")
 
 

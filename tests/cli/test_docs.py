@@ -146,7 +146,16 @@ def test_every_command_of_the_pages_exists_with_its_options(cli: Cli) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    made = {"commands", "python", "run-format", "json", "glossary", "settings", "built-in"}
+    made = {
+        "commands",
+        "python",
+        "run-format",
+        "json",
+        "glossary",
+        "settings",
+        "codecs",
+        "built-in",
+    }
     for target in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", text):
         path, _, anchor = target.partition("#")
         place = page.parent / path if path else page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
-from fullwire.lab.session import run_job
+from fullwire.lab.session import run_job, words_of
 from tests.lab.test_lab import needs_namespaces
 from tests.torch.test_record import needs_torch
 
@@ -119,3 +120,14 @@ def test_a_long_command_without_traffic_is_said_to_have_none() -> None:
     send = "test $RANK = 1 || head -c 4000 /dev/zero > /dev/udp/10.77.0.2/9; sleep 2.5"
     [said] = played("bash", "-c", send)
     assert said.startswith("warning: host 1 sent nothing")
+
+
+def test_only_shell_scripts_tell_which_launcher_a_command_starts(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "tool").write_text("#!/usr/bin/env python\nimport torchrun  # torchrun\n")
+    (tmp_path / "data").write_text("torchrun")
+    assert "torchrun" not in words_of([str(path) for path in tmp_path.iterdir()])
+    (tmp_path / "start").write_text("#!/usr/bin/env -S bash -e\nexec torchrun train.py\n")
+    assert "torchrun" in words_of([str(tmp_path / "start")])
+    (tmp_path / "start.sh").write_text("torchrun train.py\n")
+    assert "torchrun" in words_of(["sh", str(tmp_path / "start.sh")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, TAG
 from fullwire.recorder.record import join
-from fullwire.recorder.sampler import SUFFIX
+from fullwire.recorder.sampler import SUFFIX, network_key
 from fullwire.recorder.samples import SAMPLES, HostSamples, Kind, read_samples
 from fullwire.run.run import Run, Sockets
 from fullwire.run.store import read_run
@@ -209,6 +210,31 @@ def test_one_samples_a_host_and_another_goes_on_when_it_ends(tmp_path: Path) -> 
     assert eventually(lambda: statuses(tmp_path) == ["ended", "ended"])
     first, second = sorted((times_of(each) for each in of(tmp_path)), key=lambda each: each[0])
     assert first[-1] < second[0]
+
+
+def test_no_other_user_can_take_the_place_of_the_sampler(tmp_path: Path) -> None:
+    """A lock leaves no name in /proc/net/unix that somebody could take after its holder."""
+    with sampling(tmp_path, "cat") as task:
+        the_file(tmp_path)
+        [lock] = tmp_path.glob("sampler-*.lock")
+        assert lock.stat().st_mode & 0o777 == 0o600
+        assert not holds_a_name(tmp_path)
+        task.communicate()
+
+
+def test_a_planted_lock_does_not_keep_the_sampler_away(tmp_path: Path) -> None:
+    (tmp_path / f"sampler-{network_key()}.lock").symlink_to(tmp_path / "elsewhere")
+    with sampling(tmp_path, "cat") as task:
+        the_file(tmp_path)
+        assert holds_a_name(tmp_path)
+        task.communicate()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def holds_a_name(directory: Path) -> bool:
+    known = f"{directory}\n{(directory / 'secret').read_text()}"
+    name = f"fullwire-sampler-{hashlib.sha256(known.encode()).hexdigest()}"
+    return name in Path("/proc/net/unix").read_text()
 
 
 def sampling(directory: Path, *command: str) -> subprocess.Popen[bytes]:

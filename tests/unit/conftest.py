@@ -31,6 +31,7 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
         interrupted = signal.getsignal(signal.SIGINT)
         with monkeypatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
             patch.setattr(sys, "argv", words)
+            patch.setattr(sys, "meta_path", [*sys.meta_path])
             os.chdir(options.get("cwd", here))
             try:
                 main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections import defaultdict
 from dataclasses import replace
@@ -13,9 +14,9 @@ import pytest
 
 import fullwire as fw
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster
 from fullwire.clusters.description import as_toml, described
-from fullwire.clusters.measured import Measured
+from fullwire.clusters.measured import Measured, Protocol
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
 
@@ -170,6 +171,45 @@ def test_a_fit_reads_nccl_tests_osu_and_our_own_bench(tmp_path: Path) -> None:
         ("allreduce", 64),
     }
     assert fw.fit_cluster([of_bench], devices_per_node=1).cluster.devices == 2
+
+
+def test_packed_tables_and_packed_bench_answers_are_read_as_plain_ones_are(tmp_path: Path) -> None:
+    rows = [{"bytes": 2**20, "ours_s": 1e-3, "theirs_s": 2e-3}]
+    packed = tmp_path / "bench.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps({"workers": 2, "rows": rows}).encode()))
+    assert fw.fit_cluster([packed], devices_per_node=1).cluster.devices == 2
+    table = tmp_path / "ours.log.gz"
+    table.write_bytes(gzip.compress(nccl_text(a_table(a_machine(), 16)).encode()))
+    with pytest.raises(fw.UsageError, match=r"line \d+: allreduce of .*nics.rate of p3dn"):
+        fw.fit_cluster([table], cluster="p3dn")
+
+
+def test_several_servers_on_a_fitted_machine_are_played_and_not_looked_up(tmp_path: Path) -> None:
+    path = written(tmp_path / "fitted.toml", as_toml(a_machine(2)))
+    said = fw.collective("allreduce", bytes="1MiB", cluster=path, algorithm="auto", servers=2)
+    assert said.level != "tables"
+
+
+def test_the_busiest_link_of_a_tree_of_two_nodes_carries_both_its_directions() -> None:
+    machine = a_machine(2)
+    assert machine.measured is not None
+    # Costly hops within a node choose the tree. Its NICs take 2.5 ps a byte each way, NVLinks 4.4.
+    hops = Protocol(
+        name="Simple",
+        startup_s=0,
+        inside_hop_s=1e-3,
+        between_hop_s=0,
+        inside_share=1,
+        between_share=1,
+    )
+    measured = replace(machine.measured, protocols=(hops,), pair_share=1.0, tree_share=1.0)
+    said = library_time("allreduce", replace(machine, measured=measured), 2**20, 16)
+    assert (said.algorithm, said.busiest) == ("hierarchical-tree", LINK_KINDS[NIC])
+
+
+def test_a_chunk_order_that_does_not_exist_is_refused_where_tables_answer_too() -> None:
+    with pytest.raises(fw.UsageError, match="nonsense"):
+        fw.collective("allreduce", bytes="1MiB", cluster="dgx-h100", chunk_order="nonsense")
 
 
 def test_without_a_description_the_hosts_of_a_table_say_how_many_devices_share_one(

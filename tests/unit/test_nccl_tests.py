@@ -7,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.importers import read, tables
-from fullwire.importers.nccl_tests import read_table
+from fullwire.importers import nccl_tests, read, tables
+from fullwire.importers._tables import Table
+from fullwire.importers.nccl_tests import read_tables
 from fullwire.simulation.transport import TableTransport
 from tests.conftest import Cli
+from tests.strategies import cases
 
 HEAD = """# nThread 1 nGpus 2 minBytes 8 maxBytes 2048 step: 2(factor)
 # Using devices
@@ -30,6 +32,12 @@ TAIL = "# Avg bus bandwidth    : 1.0\n"
 def a_log(where: Path, rows: str, name: str = "all_reduce.log") -> Path:
     (where / name).write_text(HEAD + rows + TAIL)
     return where / name
+
+
+def read_table(path: Path) -> Table:
+    """Read the table of a file; of several, the all-reduce's, or else the first."""
+    found = read_tables(path)
+    return next((table for table in found if table.op == "allreduce"), found[0])
 
 
 def test_a_real_table_is_read_exactly(shared_data: Path) -> None:
@@ -216,6 +224,41 @@ def test_files_that_rccl_tests_write_are_read(
     row = table.rows[0]
     assert (row.bytes, row.dtype, row.time_us, row.in_place_us) == (2**20, "float32", 105.9, 105.7)
     assert len(table.problems) == broken
+    assert table.is_damaged == bool(broken)
+
+
+def test_rows_of_rccl_tests_that_are_wrong_or_too_many_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.csv"
+    path.write_text(CSV.replace("17.33,0", "17.33,3"))
+    monkeypatch.setattr(nccl_tests, "_MOST_ROWS", 3)
+    [table] = tables(path)
+    assert table.is_damaged
+    assert table.problems == (
+        f"{path}: 3 values were wrong, by its own validation",
+        f"{path}: 1 row is left out, for it has over 3",
+    )
+
+
+def test_rows_beyond_the_most_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f"  {8 * n}  2  float  sum  -1  9.5  0.1  0.1  0\n" for n in (1, 2, 3))
+    monkeypatch.setattr(nccl_tests, "_MOST_ROWS", 1)
+    table = read_table(a_log(tmp_path, rows))
+    assert table.is_damaged
+    assert table.problems[0].endswith("2 rows are left out, for it has over 1")
+
+
+def test_rows_without_marks_stay_among_lines_of_nccl(tmp_path: Path) -> None:
+    line = "n1:7:8 [0] NCCL INFO Using network Socket\n"
+    rows = "".join(
+        f"  {8 * n}  2  float  sum  -1  9.50  0.10  0.10  0  9.10  0.10  0.10  0\n" for n in (1, 2)
+    )
+    path = tmp_path / "all_reduce.txt"
+    path.write_text(line + rows)
+    run = read(path)
+    assert len(set(run.collectives.bytes)) == 2
+    assert run.facts.nccl_network == "Socket"
 
 
 def test_the_table_is_a_run_of_collectives(shared_data: Path) -> None:
@@ -254,7 +297,7 @@ def test_a_row_that_is_cut_is_left_out_and_said(tmp_path: Path) -> None:
     path.write_text(path.read_text().removesuffix(TAIL))
     table = read_table(path)
     assert [row.bytes for row in table.rows] == [8]
-    assert "1 rows are not whole" in table.problems[0]
+    assert "1 row is not whole, and is left out" in table.problems[0]
     assert "ends before its average" in table.problems[1]
 
 
@@ -339,7 +382,7 @@ _ROWS = HEAD + "".join(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases(300)
 @given(
     st.lists(
         st.tuples(

@@ -86,7 +86,7 @@ def test_commands_take_it_as_a_cluster(tmp_path: Path, cli: Cli) -> None:
     ("text", "why"),
     [
         ("<system", "expected a topology of NCCL"),
-        ("<graphs version='1'/>", "with the GPUs of a host"),
+        ("<graphs version='1'/>", "got a dump of its rings and trees"),
         (topology(nic(0)), "with the GPUs of a host"),
         (topology(gpu(0)), "it names no adapter"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><system/>', "which declares nothing"),

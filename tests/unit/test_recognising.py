@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import time
 from pathlib import Path
 
@@ -99,6 +100,11 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
             b'<system version="1">',
             "a topology of NCCL .*: not read; it describes hosts",
         ),
+        (
+            "graph.xml",
+            b'<graphs version="1">',
+            "a dump of NCCL's rings and trees .*: not read; NCCL_TOPO_DUMP_FILE",
+        ),
         ("x.svg", b'<?xml version="1.0"?><svg ', "a picture: not read"),
         ("out.txt", "# nThread 1".encode("utf-16"), "text in UTF-16.*: not read; `iconv -f"),
         ("train.sh", b"#!/bin/sh\n", "a script: not read"),
@@ -110,7 +116,10 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
         ("arrays.npz", b"NUMPY", "arrays of NumPy: not read"),
         ("look.ipynb", b'{"cells": []}', "a notebook: not read"),
         ("loss.csv", b"step,loss\n1,2\n", r"a table \(CSV\): not read; those of rccl-tests are"),
-        ("job.log", b"hello\n", "a log without lines of a known tool: not read; --pattern"),
+        ("job.log", b"hello\n", "a text without lines of a known tool: not read; --pattern"),
+        ("LICENSE", "Ünder terms\n".encode(), "a text without lines of a known tool: not read"),
+        ("a.json", b'{"loss": [1, 2]}', "JSON that is no known trace: not read"),
+        ("t.csv.xz", lzma.compress(b"step,loss\n1,2\n"), r"a table \(CSV\): not read"),
     ],
 )
 def test_what_is_not_read_is_refused_under_its_own_name(

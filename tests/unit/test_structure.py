@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 import fullwire
 
 PACKAGE = Path(fullwire.__file__).parent
+OLD_RUN = Path(__file__).parents[1] / "data/format-1/capture.run"
 # A room may import from rooms of lower levels, and from itself; rooms of one level do not meet.
 LEVELS = {
     "errors": 0,
@@ -33,6 +34,7 @@ LEVELS = {
     "importers": 7,
     "recorder": 7,
     "timeline": 7,
+    "convergence": 7,
     "simulation": 7,
     "transport": 7,
     "lab": 7,
@@ -60,18 +62,21 @@ def module(path: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, at its top or within functions."""
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
+    """Return the modules that a file imports, at its top or within functions."""
     here = module(path).split(".")
     here = here if path.name == "__init__.py" else here[:-1]
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*here[: len(here) + 1 - node.level], node.module or ""]).strip(".")
             base = base if node.level else node.module or ""
             names = [f"{base}.{alias.name}" for alias in node.names]
-            yield from (name if name in MODULES else base for name in names)
+            found.update(name if name in MODULES else base for name in names)
+    return frozenset(found)
 
 
 MODULES = {module(path): path for path in FILES}
@@ -112,18 +117,23 @@ def test_these_names_are_exported_and_no_others() -> None:
         "UsageError",
         "WhatIf",
         "__version__",
+        "apply_fixes",
         "cluster",
+        "codecs",
         "collective",
         "compare",
+        "compress",
         "doctor",
         "explain",
         "export",
         "fit_cluster",
         "flows",
         "join",
+        "log",
         "read",
         "record",
         "replay",
+        "run_recipe",
         "study",
         "whatif",
         "workloads",
@@ -145,6 +155,18 @@ def test_importing_the_package_loads_neither_numpy_nor_torch_nor_native_code() -
     code = f"import fullwire, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_command_loads_pandas_which_pyarrow_would() -> None:
+    code = (
+        f"import sys; sys.argv = ['fullwire', 'show', {str(OLD_RUN)!r}, '--json']\n"
+        "from fullwire.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('pyarrow' not in sys.modules or 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_loads_no_numpy() -> None:

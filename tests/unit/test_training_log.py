@@ -10,6 +10,7 @@ The known lines are those of three scripts:
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -87,11 +88,28 @@ def test_a_pattern_finds_the_steps_of_any_script(
     assert run.metrics.value.tolist() == ([0.1, 0.2] if "accuracy" in pattern else [])
 
 
-def test_what_nccl_says_in_the_log_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [1, 5_000])
+def test_steps_and_lines_of_nccl_in_one_log_are_both_read(tmp_path: Path, lines: int) -> None:
     line = "n1:7:8 [0] NCCL INFO Using network Socket\n"
-    run = read(written(tmp_path, line + NANOGPT), format="training-log")
+    written(tmp_path, lines * line + NANOGPT)
+    for place in (tmp_path / "train.log", tmp_path):
+        run = read(place)
+        assert run.facts.nccl_network == "Socket"
+        assert len(run.spans) == 3
+
+
+def test_beside_a_trace_the_lines_of_nccl_in_a_log_count(tmp_path: Path) -> None:
+    line = "n1:7:8 [0] NCCL INFO Using network Socket\n"
+    log = written(tmp_path, line + NANOGPT)
+    event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+    trace = tmp_path / "rank0.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
+    run = read(trace, log)
     assert run.facts.nccl_network == "Socket"
-    assert len(run.spans) == 3
+    assert [gap for gap in run.missing if "left out is what else is in it (training-log)" in gap]
+    log.write_text(NANOGPT)
+    with pytest.raises(UsageError, match=r"is a kineto, and .* is a training-log"):
+        read(trace, log)
 
 
 def test_a_log_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:

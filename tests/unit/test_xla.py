@@ -112,3 +112,35 @@ def test_a_timeline_that_is_cut_is_refused_in_one_line(tmp_path: Path, cut: floa
     with pytest.raises(FullwireError) as refused:
         read(path)
     assert "\n" not in str(refused.value)
+
+
+def test_operations_of_hlo_are_told_by_their_whole_names(tmp_path: Path) -> None:
+    names = {
+        "reduce-window.1": None,
+        "select-and-scatter.2": None,
+        "optimization-barrier": None,
+        "all-reduce.3": "allreduce",
+        "reduce-scatter.4.remat": "reducescatter",
+        "ragged-all-to-all": "alltoall",
+        "collective-permute.5": "sendrecv",
+    }
+    events = [meta(3, "/device:TPU:0"), meta(3, "XLA Ops", 3)]
+    events += [did(3, 3, 10 * place, 5, name) for place, name in enumerate(names)]
+    run = read(timeline(tmp_path, events))
+    assert run.collectives.op.tolist() == [op for op in names.values() if op]
+    assert run.spans.name.tolist() == [name for name, op in names.items() if op is None]
+    assert set(run.spans.lane) == {"compute"}
+
+
+def test_a_collective_beside_computation_lasts_from_its_start_to_its_end(tmp_path: Path) -> None:
+    events = [meta(3, "/device:TPU:0"), meta(3, "XLA Ops", 3)]
+    for ts, dur, name in (
+        (0, 1, "all-gather-start.1"),
+        (1, 1, "all-gather-start.2"),
+        (2, 30, "fusion.1"),
+        (32, 4, "all-gather-done.7"),
+        (40, 5, "all-gather-done.8"),
+    ):
+        events.append(did(3, 3, ts, dur, name))
+    sums = read(timeline(tmp_path, events)).collectives
+    assert (sums.start_ns.tolist(), sums.end_ns.tolist()) == ([0, 1000], [36_000, 45_000])

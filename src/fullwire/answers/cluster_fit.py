@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,9 @@ from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.measured import Protocol
 from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import LEAST_BYTES, Residual, Table, fitted, residuals
-from fullwire.collectives.library import FITTED_OPS, USUAL_PROTOCOLS, library_time
+from fullwire.collectives.library import FITTED_OPS, USUAL_PROTOCOLS, library_time, with_large
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import beginning_of, name_of, path_of
+from fullwire.files import beginning_of, name_of, opened_plain, path_of
 from fullwire.importers import tables as printed_tables
 from fullwire.importers._tables import Table as Printed
 from fullwire.units import show_bytes, show_rate
@@ -120,26 +121,16 @@ def fit_cluster(
     for each in kept:
         _check_against(where, each)
     rows = [each.table() for each in kept]
-    found = fitted(replace(where, measured=None), rows)
+    found = fitted(where, rows)
     sources = ", ".join(dict.fromkeys(each.source for each in kept))
     rests_on = f"{where.rests_on} Fitted by fullwire cluster fit to {sources}.".strip()
-    found = _with_stated(replace(found, name=name, rests_on=rests_on))
+    assert found.measured is not None
+    found = with_large(replace(found, name=name, rests_on=rests_on), found.measured)
     return ClusterFit(
         cluster=found,
         residuals=tuple(residuals(found, rows)),
         choices=tuple(_choices(found, rows)),
     )
-
-
-def _with_stated(found: Cluster) -> Cluster:
-    """Return the cluster with the start-up and shares of large messages, for single algorithms."""
-    assert found.measured is not None
-    large, inside, nics = found.measured.protocols[-1], found.inside, found.nics
-    if inside is not None and inside.payload_share == 1:
-        inside = replace(inside, payload_share=min(large.inside_share, 1.0))
-    if nics.payload_share == 1:
-        nics = replace(nics, payload_share=min(large.between_share, 1.0))
-    return replace(found, startup_s=found.startup_s or large.startup_s, inside=inside, nics=nics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +161,8 @@ def _shown(path: Path) -> Iterator[_Shown]:
     beginning = beginning_of(path)
     if beginning.lstrip().startswith(b"{"):
         try:
-            bench = msgspec.json.decode(path.read_bytes(), type=_Bench)
+            with opened_plain(path) as file:
+                bench = msgspec.json.decode(file.read(), type=_Bench)
         except msgspec.MsgspecError as error:
             raise DamagedInput(
                 path, f"expected JSON of fullwire bench transport: {error}"
@@ -273,10 +265,10 @@ def _check_against(where: Cluster, table: _Shown) -> None:
 
 def _line_of(path: Path, size: int) -> int:
     """Return the line of a file whose first number is this size; 1 if there is none."""
-    wanted = str(size)
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    wanted = str(size).encode()
+    with opened_plain(path) as lines:
         for number, line in enumerate(lines, 1):
-            if wanted in line.replace(",", " ").split()[:3]:
+            if wanted in line.replace(b",", b" ").split()[:3]:
                 return number
     return 1
 
@@ -284,29 +276,20 @@ def _line_of(path: Path, size: int) -> int:
 def _choices(cluster: Cluster, tables: Sequence[Table]) -> Iterator[Choice]:
     """Yield the choices of the fitted machine, for each operation and device count shown."""
     for op, workers in dict.fromkeys((table.op, table.workers) for table in tables):
-        begin, current = _FROM_BYTES, None
+        starts: list[tuple[int, str, str]] = []
         size = _FROM_BYTES
         while size <= _TO_BYTES:
             said = library_time(op, cluster, size, workers)
             way = (said.algorithm, said.protocol or "")
-            if current is not None and way != current:
-                yield Choice(
-                    op=op,
-                    workers=workers,
-                    algorithm=current[0],
-                    protocol=current[1],
-                    from_bytes=begin,
-                    to_bytes=size - 1,
-                )
-                begin = size
-            current = way
+            if not starts or way != starts[-1][1:]:
+                starts.append((size, *way))
             size *= 2
-        assert current is not None
-        yield Choice(
-            op=op,
-            workers=workers,
-            algorithm=current[0],
-            protocol=current[1],
-            from_bytes=begin,
-            to_bytes=None,
-        )
+        for (begin, algorithm, protocol), after in zip_longest(starts, starts[1:]):
+            yield Choice(
+                op=op,
+                workers=workers,
+                algorithm=algorithm,
+                protocol=protocol,
+                from_bytes=begin,
+                to_bytes=None if after is None else after[0] - 1,
+            )

@@ -21,15 +21,16 @@ from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, one_switch, scattered, with_workers
 from fullwire.collectives.cost import AddTimes, bus_factor
-from fullwire.collectives.library import FITTED_OPS, around, library_time, with_usual
+from fullwire.collectives.library import FITTED_OPS, around, library_time, usual, with_large
 from fullwire.collectives.playing import (
     Between,
     CollectiveTime,
     Told,
+    check_conditions,
     collective_time,
     quickest_time,
 )
-from fullwire.collectives.registry import names, open_to, usual_algorithm, with_formula
+from fullwire.collectives.registry import open_to, usual_algorithm, with_formula
 from fullwire.collectives.tuning import AUTO, around_a_switch, over_links, tuned
 from fullwire.errors import UsageError
 from fullwire.importers.netx import read_reduce_cost
@@ -97,12 +98,13 @@ def collective(
     states_startup = where.startup_s > 0 or where.is_flat
     has_library = op in FITTED_OPS and not where.is_torus and level is None
     by_library = has_library and (chunks, order, reduce_cost) == (1, None, None)
-    is_fitted = where.measured is not None and algorithm in (None, AUTO)
+    is_fitted = where.measured is not None and algorithm in (None, AUTO) and servers == 1
+    check_conditions(chunks, chunk_order, level or "event")
     if by_library and (is_fitted or (algorithm is None and not states_startup)):
         return _by_library(op, where, size, among or where.devices)
     if has_library and not states_startup:
-        where = with_usual(where)
-    algorithm = algorithm or (names(op)[0] if cluster is None else usual_algorithm(op, where))
+        where = with_large(where, usual(where))
+    algorithm = algorithm or usual_algorithm(op, where)
     question = _Asked(
         op=op,
         size_bytes=size,

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 # One thread is enough for our sums. A pool of idle threads would spin at every start.
@@ -18,8 +19,17 @@ if "OPENBLAS_NUM_THREADS" not in os.environ:
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
+class _WithoutPandas:
+    """Says that pandas is not installed: pyarrow loads it for 0.2 s, and no command needs it."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the command line does without pandas", name=name)
+
+
 def main() -> None:
     """Run the command line; Ctrl-C ends it without a word, also while it is still being loaded."""
+    sys.meta_path.insert(0, _WithoutPandas())
     # Imports make objects by the hundred thousand and little garbage. The collector can look
     # through them seldom, and skips them at the end.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)

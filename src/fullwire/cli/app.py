@@ -16,11 +16,13 @@ import typer
 from fullwire.cli import (
     bench,
     cluster,
+    codecs,
     collective,
     compare,
     doctor,
     explain,
     export,
+    fixing,
     flows,
     import_,
     lab,
@@ -55,6 +57,10 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare", cls=compare.TwoSides)(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.command("fixes")(fixing.fixes)
+app.command("apply", context_settings={"allow_interspersed_args": False})(fixing.apply)
+app.command("run", context_settings={"allow_interspersed_args": False})(fixing.run)
+app.command("codecs")(codecs.codecs)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(lab.app, name="lab")

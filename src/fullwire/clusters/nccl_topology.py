@@ -47,6 +47,11 @@ def cluster_of_topology(text: str, place: str) -> Cluster:
         for way, element in found
         if element.tag == "net" and element.get("dev") is not None
     }
+    if system.tag == "graphs":
+        raise UsageError(
+            f"{place}: expected a topology of NCCL, got a dump of its rings and trees: "
+            "NCCL_TOPO_DUMP_FILE=FILE dumps the topology"
+        )
     if system.tag != "system" or not gpus:
         raise UsageError(f"{place}: expected a topology of NCCL with the GPUs of a host")
     if not nets:

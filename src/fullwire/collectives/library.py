@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.clusters.cluster import IN_NODE, LINK_KINDS, NIC, Cluster, Floats, LeafSpine, Torus
-from fullwire.clusters.measured import Measured, Protocol
-from fullwire.collectives.registry import names
+from fullwire.clusters.measured import Measured, Protocol, Shown
+from fullwire.collectives.registry import names, usual_algorithm
 from fullwire.errors import UsageError
 
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
@@ -94,6 +94,10 @@ class Needs:
     is_tree: bool = False
     pair_s: float = 0.0
 
+    def crossing_s(self, pair_share: float) -> float:
+        """Return the seconds a byte between nodes, where a pair of nodes costs this share."""
+        return self.between_s + pair_share * self.pair_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryTime:
@@ -117,7 +121,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
     nodes, here = -(-workers // devices), min(workers, devices)
     inside = 8 / cluster.inside.rate_bps if cluster.inside is not None and here > 1 else 0.0
     nic_s, ring_crossing, pair_crossing = _between(cluster, workers, nodes)
-    ring = "multi-ring" if cluster.nics_per_node > 1 and "multi-ring" in names(op) else "ring"
+    ring = usual_algorithm(op, cluster)
     if op == "alltoall":
         return {
             "pairwise": Needs(
@@ -175,7 +179,7 @@ def ways_s(
     size = np.asarray(sizes, np.float64)
     ways, rows = [], []
     for name, need in of_algorithms.items():
-        between_s = need.between_s + measured.pair_share * need.pair_s
+        between_s = need.crossing_s(measured.pair_share)
         share = measured.tree_share if need.is_tree else 1.0
         for protocol in measured.protocols:
             fixed_s = (
@@ -193,12 +197,7 @@ def beside_protocols(
     measured: Measured, op: str, cluster: Cluster, workers: int, sizes: Sequence[float]
 ) -> Floats:
     """Return the times that the tables predict, as factors of the protocols' times."""
-    inside = workers <= cluster.devices_per_node
-    alike = [
-        table
-        for table in measured.shown
-        if table.op == op and (table.workers <= cluster.devices_per_node) == inside
-    ]
+    alike = [table for table in _of_this_side(measured, cluster, workers) if table.op == op]
     if not alike:
         return np.ones(len(sizes))
     at = np.log2([table.workers for table in alike])
@@ -206,6 +205,12 @@ def beside_protocols(
     alikeness = np.exp(-np.abs(at[:, None] - at) / _REACH) + _OWN_NOISE * np.eye(len(at))
     weight = np.linalg.solve(alikeness, np.exp(-np.abs(np.log2(workers) - at) / _REACH))
     return np.asarray(np.exp(weight @ np.array(rows)))
+
+
+def _of_this_side(measured: Measured, cluster: Cluster, workers: int) -> list[Shown]:
+    """Return the tables within a node, or of several nodes, as so many workers are."""
+    devices = cluster.devices_per_node
+    return [table for table in measured.shown if (table.workers <= devices) == (workers <= devices)]
 
 
 def usual(cluster: Cluster) -> Measured:
@@ -220,10 +225,8 @@ def usual(cluster: Cluster) -> Measured:
     between = nics.payload_share / large.between_share if nics.payload_share != 1 else 1.0
     return Measured(
         protocols=tuple(
-            Protocol(
-                name=each.name,
-                startup_s=each.startup_s,
-                inside_hop_s=each.inside_hop_s,
+            replace(
+                each,
                 between_hop_s=each.between_hop_s + longer_s,
                 inside_share=each.inside_share * inside,
                 between_share=each.between_share * between,
@@ -243,14 +246,15 @@ def library_time(op: str, cluster: Cluster, size_bytes: int, workers: int) -> Li
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
     of_algorithms = needs(op, cluster, workers)
-    ways, times_s = ways_s(measured, of_algorithms, [max(size_bytes, 1)])
+    sizes = [float(max(size_bytes, 1))]
+    ways, times_s = ways_s(measured, of_algorithms, sizes)
     best = int(np.argmin(times_s[:, 0]))
     algorithm, protocol = ways[best]
-    sizes = [float(max(size_bytes, 1))]
     time_s = float(times_s[best, 0] * beside_protocols(measured, op, cluster, workers, sizes)[0])
     off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers))
     need = of_algorithms[algorithm]
-    is_inside = need.inside_s / protocol.inside_share > need.between_s / protocol.between_share
+    between_s = need.crossing_s(measured.pair_share)
+    is_inside = need.inside_s / protocol.inside_share > between_s / protocol.between_share
     return LibraryTime(
         algorithm=algorithm,
         protocol=protocol.name,
@@ -266,12 +270,7 @@ def _spread(measured: Measured, op: str, cluster: Cluster, size: int, workers: i
     of_small = _OF_SMALL if measured.shown else _OF_SMALL_AND_USUAL
     terms = [measured.spread, of_small if size < _SMALL_BYTES else 0.0]
     if measured.shown:
-        inside = workers <= cluster.devices_per_node
-        side = [
-            table
-            for table in measured.shown
-            if (table.workers <= cluster.devices_per_node) == inside
-        ]
+        side = _of_this_side(measured, cluster, workers)
         of_op = [table for table in side if table.op == op]
         near = of_op or side or measured.shown
         away = min(abs(math.log2(workers / table.workers)) for table in near)
@@ -280,14 +279,16 @@ def _spread(measured: Measured, op: str, cluster: Cluster, size: int, workers: i
     return math.hypot(*terms)
 
 
-def with_usual(cluster: Cluster) -> Cluster:
-    """Return a cluster with the usual start-up, and shares of the line rates, if it states none."""
-    large, inside, nics = usual(cluster).protocols[-1], cluster.inside, cluster.nics
+def with_large(cluster: Cluster, measured: Measured) -> Cluster:
+    """Return a cluster with the start-up and shares of large messages, if it states none."""
+    large, inside, nics = measured.protocols[-1], cluster.inside, cluster.nics
     if inside is not None and inside.payload_share == 1:
-        inside = replace(inside, payload_share=large.inside_share)
+        inside = replace(inside, payload_share=min(large.inside_share, 1.0))
     if nics.payload_share == 1:
-        nics = replace(nics, payload_share=large.between_share)
-    return replace(cluster, startup_s=large.startup_s, inside=inside, nics=nics)
+        nics = replace(nics, payload_share=min(large.between_share, 1.0))
+    return replace(
+        cluster, startup_s=cluster.startup_s or large.startup_s, inside=inside, nics=nics
+    )
 
 
 def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[float, float]:

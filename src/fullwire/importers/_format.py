@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from fullwire.errors import UsageError
+from fullwire.units import shown
 
 if TYPE_CHECKING:
     from fullwire.importers._tables import Table
@@ -48,6 +52,16 @@ class Writing:
     on: str
     replace: bool
     told: Callable[[int, int], None]  # gets the number of traces read, and of all traces
+
+
+def compiled(option: Option, pattern: str) -> re.Pattern[str]:
+    """Compile a regular expression that the user gave for an option, or refuse it."""
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"{option}: expected a regular expression, got {shown(pattern)}: {error}"
+        ) from None
 
 
 # Adds facts from other files of the job to its run.

@@ -19,7 +19,7 @@ from fullwire.files import (
     path_of,
     refuse_packed,
 )
-from fullwire.importers._format import CERTAIN, Format
+from fullwire.importers._format import CERTAIN, POSSIBLE, Format
 from fullwire.packed import unpacked_elsewhere
 from fullwire.units import shown
 
@@ -45,10 +45,14 @@ def given(
     places = [path_of(path, where) for path in paths]
     found = [[format] if format else kinds_of(formats, place) for place in places]
     kinds = [each[0] for each in found]
-    kind = next((each for each in kinds if not _is_companion(formats, each)), kinds[0])
-    for place, each in zip(places, kinds, strict=True):
-        if each != kind and not _is_companion(formats, each):
-            raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {each}")
+    if len({*kinds}) > 1:  # beside a trace, the lines of NCCL in the log of a script count
+        for place, of_place in zip(places, found, strict=True):
+            of_place += _others_in(formats, place, of_place[0])
+    traces_alone = [each[0] for each in found if not _adds(formats, each)]
+    kind = (traces_alone or [each for each in kinds if not _adds(formats, [each])] or kinds)[0]
+    for place, of_place in zip(places, found, strict=True):
+        if of_place[0] != kind and not _adds(formats, of_place):
+            raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {of_place[0]}")
     traces = [place for place, each in zip(places, kinds, strict=True) if each == kind]
     is_of_many = kind not in (RUN, WORKLOAD) and formats[kind].is_of_many
     if not is_of_many and len(traces) > 1:
@@ -57,9 +61,7 @@ def given(
     left_out = []
     for place, of_place in zip(places, found, strict=True):
         others = {*of_place} - {kind}
-        unused = sorted(
-            each for each in others if each == _ARCHIVE or not _is_companion(formats, each)
-        )
+        unused = sorted(each for each in others if each == _ARCHIVE or not _adds(formats, [each]))
         if unused:
             left_out.append(
                 f"{name_of(place)}: left out is what else is in it ({', '.join(unused)}): a run "
@@ -114,9 +116,19 @@ def kinds_of(formats: Mapping[str, Format], path: Path) -> list[str]:
     raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
 
 
-def _is_companion(formats: Mapping[str, Format], kind: str) -> bool:
-    """Say whether files of this kind add to others, as NCCL's logs do."""
-    return kind not in (RUN, WORKLOAD) and formats[kind].beside is not None
+def _others_in(formats: Mapping[str, Format], place: Path, kind: str) -> list[str]:
+    """Return the companions whose lines stand among those of a file's own kind."""
+    if kind not in formats or _adds(formats, [kind]) or not place.is_file():
+        return []
+    score = formats[kind].looks_like(beginning_of(place, MOST_SNIFFED_BYTES)).score
+    companions = {key: each for key, each in formats.items() if each.beside is not None}
+    found = _kind_of_file(companions, place) if score <= POSSIBLE.score else ""
+    return [found] if found else []
+
+
+def _adds(formats: Mapping[str, Format], kinds: Sequence[str]) -> bool:
+    """Say whether files of any of these kinds add to others, as NCCL's logs do."""
+    return any(kind in formats and formats[kind].beside is not None for kind in kinds)
 
 
 def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:
@@ -166,9 +178,11 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
     likeness = {each.label: each.looks_like(beginning).lacks for each in formats.values()}
     near = near_miss({label: lacks for label, lacks in likeness.items() if lacks})
     known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
-    if not near and path.suffix in (".log", ".out") and beginning.isascii():
-        known = "a log without lines of a known tool: not read; --pattern REGEX says how its lines "
-        known += "tell a step"
+    if not near and b"\0" not in beginning[:_LOOKED_AT]:
+        known = "a text without lines of a known tool: not read; --pattern REGEX says how the lines"
+        known += " of a log tell a step"
+        if beginning.lstrip()[:1] in (b"{", b"["):
+            known = "JSON that is no known trace: not read"
     raise DamagedInput(path, f"{near}: {known}" if near else known)
 
 
@@ -176,7 +190,9 @@ def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:
     """Return a file's kind by its beginning; read more of a text that does not show it yet."""
     beginning = beginning_of(path)
     kind = _by_beginning(formats, beginning)
-    if kind or not _may_say_later(beginning):
+    # Lines of NCCL come first in the log of a job; lines that tell more may follow.
+    is_open = not kind or (len(formats) > 1 and _adds(formats, [kind]))
+    if not is_open or not _may_say_later(beginning):
         return kind
     return _by_beginning(formats, beginning_of(path, MOST_SNIFFED_BYTES))
 
@@ -187,14 +203,14 @@ def _may_say_later(beginning: bytes) -> bool:
 
 
 def _by_beginning(formats: Mapping[str, Format], beginning: bytes) -> str:
-    """Return the format that a beginning resembles most, the first among equals."""
+    """Return the format that a beginning resembles most; among equals, the one that tells most."""
     if unpacked_elsewhere(beginning):
         return _ARCHIVE  # an archive's first member could pass for the whole file
-    best, kind = 0.0, ""
+    best, kind = (0.0, 0), ""
     for key, each in formats.items():
         score = each.looks_like(beginning).score
-        if score > best:
-            best, kind = score, key
+        if score and (score, each.tells) > best:
+            best, kind = (score, each.tells), key
         if score >= CERTAIN.score:
             break
     return kind
@@ -246,8 +262,13 @@ _KINDS = (
     _Unread("a trace in OTF2", ends=(".otf2",)),
     _Unread("a snapshot of PyTorch's memory", rb"\x80.{0,4000}?(?:segments|device_traces)"),
     _Unread(
+        "a dump of NCCL's rings and trees (XML)",
+        rb"\s*(?:<\?xml[^>]*>)?\s*<graphs version=",
+        instead="NCCL_TOPO_DUMP_FILE=FILE dumps the host's topology, which --cluster takes",
+    ),
+    _Unread(
         "a topology of NCCL (XML)",
-        rb"\s*(?:<\?xml[^>]*>)?\s*<(?:system|graphs) version=",
+        rb"\s*(?:<\?xml[^>]*>)?\s*<system version=",
         instead="it describes hosts: name it after --cluster, or `fullwire cluster show` it",
     ),
     _Unread("a report of mpiP", rb"@ mpiP"),
@@ -258,7 +279,11 @@ _KINDS = (
     _Unread("a PDF", rb"%PDF-"),
     _Unread("a page (HTML)", rb"\s*<(?:!DOCTYPE html|html)"),
     _Unread("a script", rb"#!"),
-    _Unread("a table (CSV)", ends=(".csv", ".tsv"), instead="those of rccl-tests are"),
+    _Unread(
+        "a table (CSV)",
+        ends=(".csv", ".tsv", ".csv.gz", ".csv.xz", ".csv.zst"),
+        instead="those of rccl-tests are",
+    ),
     _Unread("a text (Markdown)", ends=(".md",)),
 )
 _LOOKED_AT = 8192

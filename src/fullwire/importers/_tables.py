@@ -6,6 +6,7 @@ are of the whole vector, as `collectives/cost.py` counts them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,18 @@ from fullwire.files import name_of
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Collectives, Provenance, Run
+
+# mpirun and srun put the rank before its output, even within a row; srun pads it with spaces.
+# Kubernetes puts the time before a line.
+_TAGS = re.compile(
+    r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^ {0,6}\d{1,7}:"
+    r"|^\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?) ?"
+)
+
+
+def without_tags(line: str) -> str:
+    """Return a line without the words that launchers put before it and into it."""
+    return _TAGS.sub("", line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +71,10 @@ class Table:
         return tuple(sorted(slowest.items()))
 
 
-def run_of(paths: Sequence[Path], tables: Sequence[Table], said: Facts, gaps: Sequence[str]) -> Run:
+def run_of(paths: Sequence[Path], tables: Sequence[Table]) -> Run:
     """Return tables as a run: a collective of all ranks for each size, one after another."""
     devices = dict.fromkeys(table.device for table in tables if table.device)
-    facts = said | Facts(
+    facts = Facts(
         workers=max(table.workers for table in tables),
         backend=", ".join(dict.fromkeys(table.backend for table in tables)),
         device=", ".join(devices).encode(errors="backslashreplace").decode() or None,
@@ -90,6 +103,6 @@ def run_of(paths: Sequence[Path], tables: Sequence[Table], said: Facts, gaps: Se
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
         facts=facts,
-        gaps=gaps_of([*(problem for table in tables for problem in table.problems), *gaps]),
+        gaps=gaps_of(problem for table in tables for problem in table.problems),
         collectives=Collectives.joined(parts),
     )

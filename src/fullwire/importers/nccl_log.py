@@ -101,18 +101,22 @@ def read_nccl_logs(paths: Sequence[Path]) -> Run:
 
 def with_logs(run: Run, paths: Sequence[Path]) -> Run:
     """Add the facts of a job's logs to its run; facts that the run has already stay."""
-    facts, missing = log_facts(paths)
-    return replace(run, facts=facts | run.facts, gaps=gaps_of([*run.gaps, *missing]))
+    return _logged(paths).added_to(run)
 
 
 def log_facts(paths: Iterable[Path]) -> tuple[Facts, tuple[str, ...]]:
     """Return the facts in logs, and the problems of the logs."""
-    log = _Log()
+    log = _logged(paths)
+    return log.facts(), tuple(log.problems())
+
+
+def _logged(paths: Iterable[Path]) -> Log:
+    log = Log()
     for path in paths:
         with opened_plain(path) as file:
             while line := file.readline(_LONGEST_LINE):
                 log.take(line.decode(errors="replace"))
-    return log.facts(), tuple(log.problems())
+    return log
 
 
 @dataclass(slots=True)
@@ -129,7 +133,7 @@ class _Communicator:
     ring_type: str = ""  # NVL where rings stay on NVLink
 
 
-class _Log:
+class Log:
     """Gathers the facts in messages."""
 
     def __init__(self) -> None:
@@ -249,6 +253,11 @@ class _Log:
             best.reach_gb_s = max(best.reach_gb_s, each.reach_gb_s)
             if each.layout_gb_s and each.layout_gb_s <= (best.layout_gb_s or each.layout_gb_s):
                 best.layout_gb_s, best.ring_type = each.layout_gb_s, each.ring_type
+
+    def added_to(self, run: Run) -> Run:
+        """Return a run with the facts and problems of the log; its own facts stay."""
+        facts = self.facts()
+        return replace(run, facts=facts | run.facts, gaps=gaps_of([*run.gaps, *self.problems()]))
 
     def problems(self) -> Iterator[str]:
         """Yield a problem if the logs end early."""

@@ -29,10 +29,10 @@ import msgspec
 
 from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
-from fullwire.files import SNIFFED_BYTES, lines_of, name_of, opened_plain
+from fullwire.files import SNIFFED_BYTES, lines_in, name_of, opened_plain
 from fullwire.importers._format import LIKELY, POSSIBLE, UNLIKE, Format, Likeness
-from fullwire.importers._tables import Row, Table, run_of
-from fullwire.importers.nccl_log import log_facts, read_nccl_logs
+from fullwire.importers._tables import Row, Table, run_of, without_tags
+from fullwire.importers.nccl_log import Log, log_facts, read_nccl_logs
 from fullwire.run.facts import NO_FACTS
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Run
@@ -61,12 +61,6 @@ _SEPARATED = re.compile(
     re.IGNORECASE,
 )
 _MOST_SEPARATED_BYTES = 64 * 2**20
-# mpirun and srun put the rank before its output, even within a row; srun pads it with spaces.
-# Kubernetes puts the time before a line.
-_TAGS = re.compile(
-    r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^ {0,6}\d{1,7}:"
-    r"|^\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?) ?"
-)
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
 _OPS = {
     "allreduce": "allreduce",
@@ -95,26 +89,26 @@ def looks_like(beginning: bytes) -> Likeness:
     return POSSIBLE if _BARE.search(beginning, 0, SNIFFED_BYTES) else UNLIKE
 
 
-def read_table(path: Path) -> Table:
-    """Read the table of a file; of several, take the all-reduce's, or else the first."""
-    tables = read_tables(path)
-    return next((table for table in tables if table.op == "allreduce"), tables[0])
+def read_tables(path: Path, log: Log | None = None) -> list[Table]:
+    """Read the tables that one or more of nccl-tests printed into a file.
 
-
-def read_tables(path: Path) -> list[Table]:
-    """Read the tables that one or more of nccl-tests printed into a file."""
-    with opened_plain(path) as file:
-        if _SEPARATED.match(file.read(1024)):
-            file.seek(0)
-            return _separated(path, file.read(_MOST_SEPARATED_BYTES))
+    `log` takes the lines of NCCL among them.
+    """
     tables, reading = list[Table](), _Reading()
-    for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
-        said = _OF_NCCL.split(line.decode(errors="replace"), maxsplit=1)[0]
-        text = _TAGS.sub("", said)
-        if _BEGINS_TABLE.search(text) and reading.has_rows:
-            tables += reading.tables(path)
-            reading = _Reading(op=reading.mentioned)
-        reading.take(text)
+    with opened_plain(path) as file:
+        is_separated = _SEPARATED.match(file.read(1024))
+        file.seek(0)
+        if is_separated:
+            return _separated(path, file.read(_MOST_SEPARATED_BYTES + 1))
+        for line in lines_in(file, path, most=_MOST_LINES, longest=_LONGEST_LINE):
+            whole = line.decode(errors="replace")
+            if log is not None:
+                log.take(whole)
+            text = without_tags(_OF_NCCL.split(whole, maxsplit=1)[0])
+            if _BEGINS_TABLE.search(text) and reading.has_rows:
+                tables += reading.tables(path)
+                reading = _Reading(op=reading.mentioned)
+            reading.take(text)
     tables += reading.tables(path)
     if not tables:
         raise DamagedInput(path, "expected a table of nccl-tests, and no whole row is in it")
@@ -126,7 +120,8 @@ class _Reading:
 
     def __init__(self, op: str = "") -> None:
         self.mentioned = ""  # the operation named after the table's end, which is the next table's
-        self._op, self._has_end, self._broken = op, False, 0
+        self._op, self._has_end = op, False
+        self._broken, self._beyond = 0, 0  # rows that are not whole, and rows beyond the most
         self._has_marks = False  # has lines that begin with #; the last such line is the average
         self._wrong = 0  # wrong values that the test's validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
@@ -166,7 +161,7 @@ class _Reading:
         if self._columns and begins_row:
             self._reduces |= words[3:4] != [] and words[3] in _REDUCTIONS
             self._has_root |= words[4:5] != [] and words[4].isdigit()
-            self._broken += not _keep(self._rows, self._row, self._columns)
+            self._end_row()
             self._row = words
         elif (
             self._row
@@ -175,9 +170,21 @@ class _Reading:
         ):
             self._row += words
 
+    def _end_row(self) -> None:
+        """Keep the row that was read if it is whole."""
+        if not self._row:
+            return
+        row = _row_of(self._row, self._columns)
+        if row is None:
+            self._broken += 1
+        elif len(self._rows) < _MOST_ROWS:
+            self._rows.append(row)
+        else:
+            self._beyond += 1
+
     def tables(self, path: Path) -> Iterator[Table]:
         """Yield the table, if it has a whole row."""
-        self._broken += not _keep(self._rows, self._row, self._columns)
+        self._end_row()
         if self._rows:
             widest = max(self._rows, key=lambda row: row.bus_gb_s)
             op = self._op or _op(path.stem)
@@ -186,11 +193,7 @@ class _Reading:
                 op = _op_told(widest, len(self._hosts), self._reduces, self._has_root)
             told = _ranks_told(op, widest)
             workers = len(self._hosts) or told or 1
-            problems = []
-            if self._wrong:
-                problems.append(f"{self._wrong:,} values were wrong, by its own validation")
-            if self._broken:
-                problems.append(f"{self._broken} rows are not whole, and are left out")
+            problems = _problems(self._wrong, self._broken, self._beyond)
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
@@ -216,15 +219,15 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
 
     If a test hung before its first row, the run holds NCCL's messages from the set-up.
     """
-    said, problems = log_facts(paths)
+    log = Log()
     try:
-        tables = [table for path in paths for table in read_tables(path)]
+        tables = [table for path in paths for table in read_tables(path, log)]
     except DamagedInput as error:
-        if said == NO_FACTS:
+        if log_facts(paths)[0] == NO_FACTS:
             raise
         run = read_nccl_logs(paths)
         return replace(run, gaps=(*run.gaps, Gap(str(error))))
-    return run_of(paths, tables, said, problems)
+    return log.added_to(run_of(paths, tables))
 
 
 def _columns(line: str) -> list[str]:
@@ -248,6 +251,8 @@ def _columns_of(words: list[str]) -> list[str]:
 
 def _separated(path: Path, content: bytes) -> list[Table]:
     """Read the CSV or the JSON of rccl-tests: one table for each operation and number of ranks."""
+    if len(content) > _MOST_SEPARATED_BYTES:
+        raise DamagedInput(path, f"larger than {_MOST_SEPARATED_BYTES:,} bytes unpacked")
     text = content.decode(errors="replace")
     try:
         if text.lstrip()[:1] == "[":
@@ -257,7 +262,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, csv.Error) as error:
         raise DamagedInput(path, f"expected the results of rccl-tests: {error}") from None
     tables: dict[tuple[str, int], dict[tuple[str, str, str, str], Row]] = {}
-    broken = 0
+    broken, wrong = 0, 0.0
     for each in given[:_MOST_ROWS]:
         told = {key.lower().strip(): str(value).strip(' "') for key, value in each.items()}
         op = _op(told.get("collective", told.get("name", path.stem)))
@@ -270,6 +275,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
         if not is_usable or not 0 < (time_us or 0) <= _LONGEST_US or (size or 0) > _MOST_BYTES:
             broken += 1
             continue
+        wrong += _number(told.get("#wrong", told.get("wrong", ""))) or 0
         dtype = told.get("type", "")[:40]
         rows = tables.setdefault((op, int(ranks)), {})
         key = (told.get("numcycle", ""), told.get("size", ""), dtype, told.get("redop", ""))
@@ -283,9 +289,16 @@ def _separated(path: Path, content: bytes) -> list[Table]:
                 algorithm_gb_s=algorithm or 0.0,
                 bus_gb_s=bus or 0.0,
             )
-    problems = [f"{name_of(path)}: {broken:,} rows are not whole, and are left out"] * (broken > 0)
+    problems = _problems(int(wrong), broken, len(given) - len(given[:_MOST_ROWS]))
     found = [
-        Table(op=op, workers=ranks, device="", rows=(*rows.values(),), problems=tuple(problems))
+        Table(
+            op=op,
+            workers=ranks,
+            device="",
+            rows=(*rows.values(),),
+            problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
+            is_damaged=bool(problems),
+        )
         for (op, ranks), rows in tables.items()
         if rows
     ]
@@ -294,36 +307,46 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     return found
 
 
+def _problems(wrong: int, broken: int, beyond: int) -> list[str]:
+    """Say which rows and values of a table cannot be trusted or are missing."""
+    problems = []
+    if wrong:
+        were = "value was" if wrong == 1 else "values were"
+        problems.append(f"{wrong:,} {were} wrong, by its own validation")
+    if broken:
+        are = "row is not whole, and is" if broken == 1 else "rows are not whole, and are"
+        problems.append(f"{broken:,} {are} left out")
+    if beyond:
+        are = "row is" if beyond == 1 else "rows are"
+        problems.append(f"{beyond:,} {are} left out, for it has over {_MOST_ROWS:,}")
+    return problems
+
+
 def _number(text: str) -> float | None:
     return float(text) if re.fullmatch(r"\d{1,18}(?:\.\d{1,18})?", text, re.ASCII) else None
 
 
-def _keep(rows: list[Row], words: list[str], columns: list[str]) -> bool:
-    """Add a row if it is whole; an empty list of words needs no row and passes."""
-    if not words:
-        return True
+def _row_of(words: list[str], columns: list[str]) -> Row | None:
+    """Return the row of these words, or None if it is not whole."""
     size, dtype = int(words[0]), words[2][:40]
     # If an operation does not reduce, some versions leave the column "redop" empty.
     has_redop = "redop" in columns and words[3:4] != [] and words[3][:1].isalpha()
     first = 3 + has_redop + ("root" in columns)
     numbers = [_number(word) for word in words[first : first + 7]]
-    if len(numbers) < 3 or None in numbers[:3] or len(rows) >= _MOST_ROWS or size > _MOST_BYTES:
-        return False
+    if len(numbers) < 3 or None in numbers[:3] or size > _MOST_BYTES:
+        return None
     time_us, algorithm, bus = (each or 0.0 for each in numbers[:3])
     if not 0 < time_us <= _LONGEST_US or not math.isfinite(algorithm + bus):
-        return False
-    rows.append(
-        Row(
-            bytes=size,
-            dtype=_DTYPES.get(dtype, dtype),
-            time_us=time_us,
-            algorithm_gb_s=algorithm,
-            bus_gb_s=bus,
-            in_place_us=numbers[4] if len(numbers) > 6 else None,
-            in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
-        )
+        return None
+    return Row(
+        bytes=size,
+        dtype=_DTYPES.get(dtype, dtype),
+        time_us=time_us,
+        algorithm_gb_s=algorithm,
+        bus_gb_s=bus,
+        in_place_us=numbers[4] if len(numbers) > 6 else None,
+        in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
     )
-    return True
 
 
 def _ranks_told(op: str, row: Row) -> int | None:

@@ -23,8 +23,7 @@ from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
 from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
-from fullwire.importers._tables import Row, Table, run_of
-from fullwire.run.facts import NO_FACTS
+from fullwire.importers._tables import Row, Table, run_of, without_tags
 from fullwire.run.run import Run
 
 _LONGEST_LINE = 64 * 1024
@@ -36,8 +35,6 @@ _MOST_RANKS = 100_000
 _LONGEST_US = 3.6e9
 _TITLE = re.compile(r"# OSU (MPI|NCCL|RCCL|XCCL)(?:-\w+)?[ _](.{1,80}?) [Tt]est(?: v\S+)?")
 _BEGINS = re.compile(rb"# OSU (?:MPI|NCCL|RCCL|XCCL)[-_ ]")
-# Launchers put the rank before its output; see nccl_tests.py.
-_TAG = re.compile(r"^(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|\s*\d{1,7}:(?=\s))\s?")
 _RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})\s")
 _ROW = re.compile(r"\s*(\d{1,16})\s+(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,8}\s*$", re.ASCII)
 _ALONE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,3}\s*$", re.ASCII)
@@ -128,7 +125,7 @@ def read_tables(path: Path) -> list[Table]:
     left_out: dict[str, None] = {}
     ranks, is_inside = 0, False
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
-        text = _TAG.sub("", line.decode(errors="replace")).strip()
+        text = without_tags(line.decode(errors="replace")).strip()
         if "osu_" in text and (told := _RANKS.search(f"{text} ")):
             ranks = int(told[1]) if 0 < int(told[1]) <= _MOST_RANKS else 0
         if (title := _TITLE.match(text)) is not None:
@@ -152,7 +149,7 @@ def read_tables(path: Path) -> list[Table]:
 
 def read_osu(paths: Sequence[Path]) -> Run:
     """Read the output of the benchmarks as a run: a collective for each size, one after another."""
-    return run_of(paths, [table for path in paths for table in read_tables(path)], NO_FACTS, ())
+    return run_of(paths, [table for path in paths for table in read_tables(path)])
 
 
 FORMAT = Format(

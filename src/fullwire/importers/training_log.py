@@ -22,8 +22,8 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of, name_of
-from fullwire.importers._format import UNLIKE, Format, Likeness
-from fullwire.importers.nccl_log import with_logs
+from fullwire.importers._format import POSSIBLE, UNLIKE, Format, Likeness, compiled
+from fullwire.importers.nccl_log import Log
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Metrics, Provenance, Run, Spans
@@ -51,12 +51,11 @@ _BEGINS = re.compile(
     rb"elapsed time per iteration \(ms\): \d|iter \d{1,9}: loss [\d.]{1,18}, time [\d.]{1,18}ms"
     rb"|Epoch: \[\d{1,6}\]\[ {0,8}\d{1,9}/\d{1,9}\]\s{1,4}Time {1,4}\d"
 )
-_MAYBE = Likeness(0.4)  # lines of other tools in the same log tell more of the job
 
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning holds lines of a known script."""
-    return _MAYBE if _BEGINS.search(beginning) else UNLIKE
+    return POSSIBLE if _BEGINS.search(beginning) else UNLIKE
 
 
 def read_training_log(path: Path, pattern: str | None) -> Run:
@@ -64,9 +63,10 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
     known = _KNOWN if pattern is None else (_asked_for(pattern),)
     steps: list[tuple[int, float, float]] = []  # number or -1, seconds, seconds of input wait
     metrics: list[tuple[int, str, float]] = []  # place among the steps, name, value
-    odd = 0
+    odd, log = 0, Log()
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
         text = line.decode(errors="replace")
+        log.take(text)
         told = next((found for each in known if (found := each.search(text))), None)
         if told is None:
             continue
@@ -131,17 +131,12 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
             time_ns=end_ns[place],
         ),
     )
-    return with_logs(run, [path])
+    return log.added_to(run)
 
 
 def _asked_for(pattern: str) -> re.Pattern[str]:
     """Compile the user's pattern; refuse one without a group for the length of a step."""
-    try:
-        found = re.compile(pattern)
-    except (re.error, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"pattern: expected a regular expression, got {shown(pattern)}: {error}"
-        ) from None
+    found = compiled("pattern", pattern)
     if len(_LENGTHS.keys() & found.groupindex.keys()) != 1:
         raise UsageError(
             "pattern: expected one group named s, ms, us or per_s, as in "
@@ -163,6 +158,6 @@ FORMAT = Format(
     label="logs of training scripts",
     looks_like=looks_like,
     read=lambda files, options: read_training_log(files[0], options.pattern),
-    tells=5,
+    tells=12,  # more than the lines of NCCL in such a log
     options=("pattern",),
 )

@@ -15,7 +15,7 @@ marks with a step_num. The trace lacks the sizes of collectives.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,29 @@ import numpy as np
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
 from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
-from fullwire.importers.kineto.recognise import Known, asked_for, kinds_of, op_of
+from fullwire.importers.kineto import OF_XLA
+from fullwire.importers.kineto.recognise import Known, asked_for, kinds_of, op_of, span_name
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
 
 _MOST_BYTES = 2 * 2**30
 _LATEST_US = 3.2e13  # a year after the start
-_LONGEST_NAME = 300
-_MEANT = ("step", "wait", "codec", "forward", "backward")  # names that mean something in a Run
 _DEVICE = re.compile(r"/device:(GPU|TPU|CUSTOM):?(\d{1,6})\b")
 _COPIES = re.compile(r"Mem(?:cpy|set)", re.IGNORECASE)
-_BEGINS = re.compile(rb'"/(?:job|host|device):')
+# An operation of HLO that communicates, as XLA names it: "all-reduce.3", or its start and its end.
+_COLLECTIVE = re.compile(
+    r"%?(?:ragged-)?(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    r"|collective-broadcast)(?:-(start|done))?(?:\.[\w.]*)?"
+)
+_OPS = {
+    "all-reduce": "allreduce",
+    "all-gather": "allgather",
+    "reduce-scatter": "reducescatter",
+    "all-to-all": "alltoall",
+    "collective-permute": "sendrecv",
+    "collective-broadcast": "broadcast",
+}
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -61,7 +72,7 @@ class _Timeline(msgspec.Struct):
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a timeline."""
     is_trace = beginning.lstrip()[:1] == b"{" and b'"traceEvents"' in beginning
-    return LIKELY if is_trace and _BEGINS.search(beginning) else UNLIKE
+    return LIKELY if is_trace and OF_XLA.search(beginning) else UNLIKE
 
 
 def read_xla(path: Path, *, communication: str | None = None) -> Run:
@@ -141,7 +152,8 @@ def _tables(
     """Divide the devices' work into spans and collectives, each in its rank's step."""
     names = list(dict.fromkeys(name for _, name, _, _ in work))
     kinds = dict(zip(names, kinds_of(names, pattern).tolist(), strict=True))
-    ops = {name: op_of(name.replace("-", "")) for name in names}
+    named = {name: _COLLECTIVE.fullmatch(name) for name in names}
+    ops = {name: _OPS[hlo[1]] if hlo else op_of(name) for name, hlo in named.items()}
     marks = {
         rank: sorted(steps[rank] or steps[-1], key=lambda mark: mark[1]) for rank in range(ranks)
     }
@@ -153,19 +165,27 @@ def _tables(
     ]
     found: list[tuple[int, int, int, str, int, int]] = []
     counted: Counter[tuple[int, int, str]] = Counter()
+    under_way: dict[tuple[int, str], deque[int]] = defaultdict(deque)  # places in `found`
     for rank, name, start_ns, end_ns in sorted(work, key=lambda row: (row[0], row[2])):
         place = int(np.searchsorted(begins[rank], start_ns, "right")) - 1
         is_inside = place >= 0 and start_ns < marks[rank][place][2]
         step = marks[rank][place][0] if is_inside else -1
-        communicates = kinds[name] == Known.COMMUNICATES or (ops[name] and "-" in name)
+        hlo = named[name]
+        communicates = hlo is not None or kinds[name] == Known.COMMUNICATES
         if communicates and ops[name]:
+            # What runs beside computation has two operations: it lasts from its start to its end.
+            part = hlo[2] if hlo else None
+            if part == "start":
+                under_way[rank, ops[name]].append(len(found))
+            elif part == "done" and under_way[rank, ops[name]]:
+                begun = under_way[rank, ops[name]].popleft()
+                found[begun] = (*found[begun][:5], max(found[begun][5], end_ns))
+                continue
             found.append((rank, step, counted[rank, step, ops[name]], ops[name], start_ns, end_ns))
             counted[rank, step, ops[name]] += 1
             continue
         lane = "communication" if communicates else "host" if _COPIES.match(name) else "compute"
-        shown = f"{name} (kernel)" if name in _MEANT else name[:_LONGEST_NAME]
-        text = shown.encode(errors="backslashreplace").decode()
-        spans.append((rank, step, lane, text, start_ns, end_ns))
+        spans.append((rank, step, lane, span_name(name), start_ns, end_ns))
     columns = [*zip(*spans, strict=True)] or [()] * 6
     of_all = [*zip(*found, strict=True)] or [()] * 6
     begin_ns = np.array(of_all[4], np.int64) - zero_ns

@@ -11,5 +11,9 @@ another user. When that process ends, for any reason, the kernel removes the nam
     lab           the handle: start, run jobs, disturb, end
     session       one job on a lab: its ranks, its timetable of faults, its exit status
     supervisor    the process that holds the namespaces, and serves the handle
-    namespaces, links, processes, rates, capacity    what the supervisor works with
-"""
+    namespaces, links, rates    what the supervisor works with
+    messages      the words between the handle and the supervisor
+    faults        what a timetable does to hosts: slow, cut, pause, restore, kill
+    terminal      who has the terminal's foreground
+    trainer       the built-in training, which imitates a workload
+    emulated      the same training as emulated ranks"""

@@ -14,7 +14,10 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from fullwire.errors import UsageError
+from fullwire.files import opened
 from fullwire.lab.description import interface_of
 from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
@@ -35,6 +38,8 @@ _APART = re.compile(
     r"--standalone|--nnodes[= ]1(:1)?(?=\s|$)|--rdzv[-_]endpoint[= ](localhost|127\.0\.0\.1)\S*"
 )
 _SCRIPT_BYTES = 1 << 16  # read from a shell script, which may start a launcher
+_FIRST_LINE_BYTES = 256  # as much as the kernel reads of it
+_SHELL = re.compile(rb"#![ \t]*(?:\S*/env\s+(?:-\S+\s+)*)?\S*sh\s")
 
 Say = Callable[[str], None]
 
@@ -49,7 +54,7 @@ def run_job(
     say: Say = lambda sentence: None,
 ) -> int:
     """Run a command as every rank; return the exit status of the first rank to fail, or 0."""
-    words = _words(command)
+    words = words_of(command)
     launcher = next((word for word in words if word in (*_TORCHRUN, *_OTHER_LAUNCHERS)), None)
     apart = _APART.search(" ".join(words))  # such an option keeps torchrun on one host
     if launcher in _OTHER_LAUNCHERS or (launcher and apart):
@@ -160,15 +165,14 @@ def _torchrun_environment(lab: Lab, rank: int) -> dict[str, str]:
     }
 
 
-def _words(command: Sequence[str]) -> list[str]:
+def words_of(command: Sequence[str]) -> list[str]:
     """Return the words of a command and of the shell scripts that it names, without folders."""
     words = " ".join(command).split()
     for word in command:
-        with contextlib.suppress(OSError, ValueError):
-            with open(word, "rb") as file:
-                text = file.read(_SCRIPT_BYTES)
-            if text.startswith(b"#!") or word.endswith(".sh"):
-                words += text.decode(errors="replace").split()
+        with contextlib.suppress(UsageError, ValueError), opened(Path(word)) as file:
+            text = file.read(_FIRST_LINE_BYTES)
+            if _SHELL.match(text) or word.endswith(".sh"):
+                words += (text + file.read(_SCRIPT_BYTES)).decode(errors="replace").split()
     return [word if word.startswith("-") else word.rpartition("/")[2] for word in words]
 
 

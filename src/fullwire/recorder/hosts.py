@@ -85,7 +85,7 @@ def what_is_not_sampled(
     machines = {_host(journal): machine_of(journal) for journal in journals}
     sentences = [
         f"host {host}: its links, connections and processors were not sampled: no sampler began "
-        "there (was it killed, or the job over before?)"
+        "there (was it killed, the job over before, or its name held by another user?)"
         for host in machines
         if host not in there
     ]

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -112,22 +114,58 @@ def _the_only_one(
 ) -> Iterator[bool]:
     """Wait until no other process does this work on this host, or the watched process has ended.
 
-    The process that holds a certain socket name does the work. Names without a file belong to the
-    network namespace and vanish with their holder. They need no locks, which file systems of
-    clusters often lack. Any user may hold a name. So the name is made of a secret that only this
-    user can read, and other users cannot foresee it.
+    The process that has the lock of a file in the folder of the recording does the work. The kernel
+    frees the lock when that process ends. No other user can take it, as the file belongs to this
+    user alone.
+
+    File systems of clusters often lack locks. There the process that holds a certain socket name
+    does the work. Names without a file belong to the network namespace and vanish with their
+    holder. Any user may hold a name that is free. So the name is made of a secret that only this
+    user can read.
     """
     known = f"{directory}\n{_secret(directory)}"
     name = f"\0fullwire-{role}-{hashlib.sha256(known.encode()).hexdigest()}"
+    file = _own_file(os.path.join(directory, f"{role}-{network_key()}.lock"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
         while _content(f"/proc/{watched}/stat").rpartition(")")[2].split()[:1] not in _GONE:
-            with contextlib.suppress(OSError):
-                holder.bind(name)
+            try:
+                if file < 0:
+                    holder.bind(name)
+                else:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass  # another process has the lock
+            except OSError as error:
+                if file >= 0 and error.errno != errno.EINTR:  # a file system without locks
+                    file = -1
+                    continue
+            else:
                 yield True
                 return
             on_stand_by()
             time.sleep(_STAND_BY_S)
         yield False
+
+
+def _own_file(path: str) -> int:
+    """Open a file that is this user's alone, or return -1: another user may have put it there."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+    about = os.fstat(file)
+    if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
+        return file
+    os.close(file)
+    return -1
+
+
+def network_key() -> str:
+    """Name the network namespace of this process, apart from those of all other hosts."""
+    known = f"{socket.gethostname()}\n{_content('/proc/sys/kernel/random/boot_id')}"
+    with contextlib.suppress(OSError):
+        known += f"\n{os.stat('/proc/self/ns/net').st_ino}"
+    return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 
 def _secret(directory: str) -> str:

@@ -16,10 +16,11 @@ def members_of(run: Run) -> dict[str, int]:
     workers, table = run.facts.workers or 1, run.collectives
     if not len(table):
         return {}
-    place: dict[str, int] = {}  # numbers sort sooner than names
-    of_group = [place.setdefault(name, len(place)) for name in table.group.tolist()]
+    names = table.group.tolist()
+    place = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    of_group = np.fromiter(map(place.__getitem__, names), np.int64, len(names))  # sorts soon
     ranks, of_rank = np.unique(table.rank, return_inverse=True)
-    pairs = np.unique(np.array(of_group) * len(ranks) + of_rank.reshape(-1))
+    pairs = np.unique(of_group * len(ranks) + of_rank.reshape(-1))
     counts = np.bincount(pairs // len(ranks))
     return {
         name: workers if count == len(ranks) else count

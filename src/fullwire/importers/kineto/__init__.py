@@ -24,7 +24,7 @@ _EVENTS = re.compile(
     rb'|user_annotation)"|"pid"\s?:\s?"C(?:PU|UDA) functions"'
 )
 _ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")
-_OF_ANOTHER = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow and JAX
+OF_XLA = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow and JAX
 
 
 def looks_like(beginning: bytes) -> Likeness:
@@ -34,7 +34,7 @@ def looks_like(beginning: bytes) -> Likeness:
         return CERTAIN if _EVENTS.search(beginning) else UNLIKE
     if soon[:1] != b"{":
         return UNLIKE
-    if _OF_ANOTHER.search(soon):
+    if OF_XLA.search(soon):
         return UNLIKE
     if sum(key in soon for key in _KEYS) > 1:
         return CERTAIN

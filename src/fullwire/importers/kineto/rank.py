@@ -24,16 +24,14 @@ from numpy.typing import NDArray
 
 from fullwire.importers.kineto import collectives as found_collectives
 from fullwire.importers.kineto.collectives import Found
-from fullwire.importers.kineto.recognise import Known, kinds_of
+from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
 from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
 from fullwire.run.run import SIZE_UNKNOWN, Gradients, Spans, Text, Whole
 
 LONG = 0.02  # Share of the span: unknown kernels that together take less change no answer.
 _MOST_STEPS = 20_000  # Steps whose ends are kept, to give one step the same number on every rank.
-_LONGEST_NAME = 300  # Characters of a kernel's name, as templates can fill a page.
 _LOADING = "enumerate(DataLoader)#"
-_MEANT = ("step", "wait", "codec", "forward", "backward")  # names that mean something in a Run
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -189,9 +187,7 @@ def _device_tables(
     in_spans[sending[is_named]] = False
     rows = np.flatnonzero(in_spans)
     names = np.empty(len(trace.names), object)  # shortened, and apart from the Run's own names
-    names[:] = [
-        f"{name} (kernel)" if name in _MEANT else name[:_LONGEST_NAME] for name in trace.names
-    ]
+    names[:] = [span_name(name) for name in trace.names]
     end_ns = work["start_ns"] + work["duration_ns"]
     spans = _spans(
         steps.numbered(by_launch.step[rows]),

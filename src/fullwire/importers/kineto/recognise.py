@@ -14,8 +14,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.errors import UsageError
-from fullwire.units import shown
+from fullwire.importers._format import compiled
+
+_LONGEST_NAME = 300  # Characters of a kernel's name, as templates can fill a page.
+_MEANT = ("step", "wait", "codec", "forward", "backward")  # names that mean something in a Run
 
 
 class Known(IntEnum):
@@ -118,14 +120,13 @@ def kinds_of(names: Sequence[str], communication: re.Pattern[str] | None) -> NDA
 
 def asked_for(pattern: str | None) -> re.Pattern[str] | None:
     """Compile the user's regular expression, or refuse it."""
-    if pattern is None:
-        return None
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"communication: expected a regular expression, got {shown(pattern)}: {error}"
-        ) from None
+    return None if pattern is None else compiled("communication", pattern)
+
+
+def span_name(name: str) -> str:
+    """Return the name of a kernel's span: short, fit for files, and none of a Run's own names."""
+    text = f"{name} (kernel)" if name in _MEANT else name[:_LONGEST_NAME]
+    return text.encode(errors="backslashreplace").decode()
 
 
 def op_of(text: str) -> str:

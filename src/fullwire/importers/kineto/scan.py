@@ -151,8 +151,8 @@ def scanned(path: Path) -> Trace:
         raise DamagedInput(path, f"not a profiler trace: {problems[0] if problems else why}")
     # In a file merged from several ranks, each rank has numbered its own launches, so numbers
     # collide. A device with a process of its own shares the numbers of the rank that uses it.
-    launched = scanner.launches()["correlation"]
-    if scanner.processes > 1 and len(set(launched.tolist())) < len(launched):
+    launched = scanner.launches()["correlation"].tolist() if scanner.processes > 1 else []
+    if len(set(launched)) < len(launched):
         raise DamagedInput(
             path,
             f"{scanner.processes} processes launched what is in it, as where ranks' traces "

@@ -1,0 +1,301 @@
+"""Compressed gradients under DistributedDataParallel, on any backend for processors.
+
+    import fullwire
+
+    compression = fullwire.compress(model, "powersgd:rank=2")   # before the first backward pass
+
+DDP calls the hook for bucket after bucket, in the same order on every rank. One thread of the
+process sends them, one after another. Backends whose threads also run callbacks would wait for
+themselves (pytorch#48478), and two threads could issue collectives in different orders.
+
+A guard measures each codec's loss in every 25th step. Beyond a limit, all ranks go back to float32
+together.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import nan, sqrt
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from fullwire.compression.codec import Choice, hook_of, parse_choice
+from fullwire.compression.method import Bucket, Loss, Tensor
+from fullwire.errors import UsageError
+from fullwire.units import shown
+
+MEASURED_EVERY = 25  # Steps: measuring costs about as much as unpacking.
+_KEPT = 1000  # Measurements.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The loss of one step's gradients on all ranks."""
+
+    step: int
+    squared_error: float  # Relative: of what was sent, to what was given.
+    zeroed_share: float  # Of the values: they arrive as zero and are none.
+    unsent_norm: float  # Of the kept rest, relative to the gradients; 0 without error feedback.
+    widened: int  # Messages so far that exceeded the format's range and had a wider one.
+
+
+LISTENERS: list[Callable[[Compression, Measured], None]] = []  # They hear each measurement.
+
+
+class Compression:
+    """The codec of one model's gradients: its state, and what its guard has measured."""
+
+    def __init__(
+        self, model: DistributedDataParallel, choice: Choice, max_error: float | None = None
+    ) -> None:
+        self.choice = choice
+        self.max_error = choice.codec.most_error if max_error is None else max_error
+        self.is_off = False  # The guard has found more loss than its limit.
+        self.measured: deque[Measured] = deque(maxlen=_KEPT)
+        self._method = choice.method()
+        self._model = weakref.ref(model)  # DDP holds the hook, and with it this object.
+        self._names = {id(each): name for name, each in model.module.named_parameters()}
+        self._errors = _Errors()
+        self._steps = 0
+        self._losses: list[Loss] = []
+        self._group: Any = None
+        self._broken: Any = None  # The group in which a message has failed.
+        self._told: set[Any] = set()  # Types of gradients that travel unchanged.
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps have sent gradients."""
+        return self._steps
+
+    @property
+    def loss(self) -> Measured | None:
+        """Return the latest measurement of the guard."""
+        return self.measured[-1] if self.measured else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank: each rank keeps another unsent rest."""
+        return {
+            "codec": str(self.choice),
+            "steps": self._steps,
+            "is_off": self.is_off,
+            "unsent": self._errors.copies(),
+            "method": {name: each.clone() for name, each in self._method.state().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the state that a rank has saved; every rank has to load one."""
+        if state["codec"] != str(self.choice):
+            raise UsageError(
+                f"compress: expected the state of {self.choice}, got one of {state['codec']}"
+            )
+        self._steps, self.is_off = state["steps"], state["is_off"]
+        self._errors = _Errors(state["unsent"])
+        self._method.restore(state["method"])
+
+    def send(self, bucket: Any) -> Any:
+        """Begin to average a bucket over the ranks, and return a future of it: the DDP hook."""
+        model = self._model()
+        assert model is not None  # It calls.
+        if bucket.index() == 0:
+            self._steps += 1
+        is_measured = (self._steps - 1) % MEASURED_EVERY == 0 and not self.is_off
+        flat, names = bucket.buffer(), tuple(self._names[id(p)] for p in bucket.parameters())
+        gradients, is_last, group = bucket.gradients(), bucket.is_last(), model.process_group
+
+        def average(_: Any) -> Tensor:
+            self._enter(group)
+            try:
+                with torch.no_grad():
+                    self._average(flat, gradients, names, is_measured)
+                    if is_measured and is_last:
+                        self._judge()
+            except BaseException:
+                self._broken = group
+                raise
+            return flat
+
+        begin: Any = torch.futures.Future()
+        averaged = begin.then(average)
+        # With unused parameters DDP issues a collective of its own before the buckets are sent.
+        if model.find_unused_parameters and not model.static_graph:
+            begin.set_result(None)
+        else:
+            _lane.put(begin)
+        return averaged
+
+    def _enter(self, group: Any) -> None:
+        """Notice another group, in which some ranks may be new."""
+        if self._broken is group:
+            raise RuntimeError("fullwire: an earlier message of gradients failed in this group")
+        if self._group is not group:
+            self._group, self._broken = group, None
+            self._method.forget_group()
+
+    def _average(
+        self, flat: Tensor, gradients: Sequence[Tensor], names: tuple[str, ...], is_measured: bool
+    ) -> None:
+        ranks = dist.get_world_size(self._group)
+        if ranks == 1:
+            return
+        if self.is_off or flat.dtype != torch.float32:
+            self._tell_type(flat.dtype)
+            dist.all_reduce(flat, group=self._group)
+            flat /= ranks
+            return
+        error = self._errors.of(names, gradients) if self._method.keeps_error else None
+        if error is not None:
+            flat += error
+        bucket = Bucket(
+            values=flat, gradients=gradients, names=names, error=error, is_measured=is_measured
+        )
+        loss = self._method.average(bucket, self._group)
+        if error is not None and not bool(error.sum().isfinite()):
+            error.zero_()  # The gradient had inf or NaN, which would stay for ever.
+        if loss is not None:
+            self._losses.append(loss)
+
+    def _judge(self) -> None:
+        """Add up the loss of a step over buckets and ranks, and stop the codec beyond the limit."""
+        own = [
+            *(float(sum(getattr(loss, of.name) for loss in self._losses)) for of in fields(Loss)),
+            self._errors.squared_norm(),
+            float(self._method.widened),
+        ]
+        self._losses.clear()
+        sums = torch.tensor(own, dtype=torch.float64)
+        dist.all_reduce(sums, group=self._group)
+        lost, given, zeroed, values, unsent, widened = sums.tolist()
+        found = Measured(
+            step=self._steps,
+            squared_error=lost / given if given else 0.0,
+            zeroed_share=zeroed / values if values else 0.0,
+            unsent_norm=sqrt(unsent / given) if given > 0 else nan if given else 0.0,
+            widened=int(widened),
+        )
+        self.measured.append(found)
+        if self.max_error is not None and found.squared_error > self.max_error:
+            self.is_off = True
+            self._say(
+                f"compression {self.choice} stops after step {self._steps}: its squared error "
+                f"{found.squared_error:.2g} is above the limit {self.max_error:g} (max_error). "
+                "Gradients are sent as float32"
+            )
+        for listener in LISTENERS:
+            listener(self, found)
+
+    def _tell_type(self, dtype: Any) -> None:
+        if dtype != torch.float32 and dtype not in self._told:
+            self._told.add(dtype)
+            self._say(
+                f"compression {self.choice} leaves gradients of {dtype} as they are: "
+                "it packs float32"
+            )
+
+    def _say(self, sentence: str) -> None:
+        if dist.get_rank(self._group) == 0:
+            sys.stderr.write(f"fullwire: {sentence}\n")
+
+
+def compress(
+    model: DistributedDataParallel, codec: str, *, max_error: float | None = None
+) -> Compression:
+    """Send a model's gradients with a codec, and return its state.
+
+    - `model`: a DistributedDataParallel whose parameters are on processors.
+    - `codec`: a name with settings, such as `"bf16"` or `"powersgd:rank=2"`.
+    - `max_error`: the relative squared error beyond which gradients go back to float32. Without
+      it, formats have a usual limit. Codecs with error feedback have none.
+
+    Every rank calls this before the first backward pass.
+
+        compression = fw.compress(model, "int8")
+        compression.loss                        # measured in every 25th step
+    """
+    choice = parse_choice(codec)
+    if not isinstance(model, DistributedDataParallel):
+        raise UsageError(
+            f"compress: expected a DistributedDataParallel, got {type(model).__name__}"
+        )
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        raise UsageError("compress: expected parameters on processors, got some on a device")
+    if max_error is not None and not max_error > 0:
+        raise UsageError(f"compress: max_error: expected a number above 0, got {shown(max_error)}")
+    if hooks := getattr(model, "_comm_hooks", None):
+        there = getattr(hooks[0][0], "__qualname__", "one")
+        raise UsageError(
+            f"compress: expected a model without a communication hook, got one with {there}: "
+            "torch allows one hook"
+        )
+    compression = Compression(model, choice, max_error)
+    hook = lambda state, bucket: state.send(bucket)  # noqa: E731  # torch reads annotations
+    hook.__name__ = hook.__qualname__ = hook_of(choice)
+    model.register_comm_hook(compression, hook)
+    return compression
+
+
+class _Errors:
+    """What was not sent so far of each parameter's gradient, wherever its bucket places it."""
+
+    def __init__(self, known: dict[str, Tensor] | None = None) -> None:
+        self._by_name = {name: each.clone() for name, each in (known or {}).items()}
+        self._by_bucket: dict[tuple[str, ...], Tensor] = {}
+
+    def of(self, names: tuple[str, ...], gradients: Sequence[Tensor]) -> Tensor:
+        """Return the unsent rests of a bucket as one tensor, which the caller changes."""
+        if names not in self._by_bucket:
+            sizes = [gradient.numel() for gradient in gradients]
+            flat = torch.zeros(sum(sizes))
+            for name, place in zip(names, flat.split(sizes), strict=True):
+                if name in self._by_name:
+                    place.copy_(self._by_name[name])
+                self._by_name[name] = place
+            # DDP has rebuilt its buckets: those that hold the same parameters are gone.
+            moved = set(names)
+            self._by_bucket = {
+                others: tensor
+                for others, tensor in self._by_bucket.items()
+                if moved.isdisjoint(others)
+            }
+            self._by_bucket[names] = flat
+        return self._by_bucket[names]
+
+    def copies(self) -> dict[str, Tensor]:
+        """Return a copy of each parameter's rest."""
+        return {name: each.clone() for name, each in self._by_name.items()}
+
+    def squared_norm(self) -> float:
+        """Return the squared norm of all rests."""
+        return sum(float(each.square().sum()) for each in self._by_name.values())
+
+
+class _Lane:
+    """The thread that sends the messages of all models of this process, in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[Any] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, begin: Any) -> None:
+        """Complete a future after those before it, in the thread; its callbacks run there."""
+        if self._thread is None or not self._thread.is_alive():  # A fork has no threads.
+            self._thread = threading.Thread(
+                target=self._work, name="fullwire-compression", daemon=True
+            )
+            self._thread.start()
+        self._waiting.put(begin)
+
+    def _work(self) -> None:
+        while True:
+            self._waiting.get().set_result(None)
+
+
+_lane = _Lane()

@@ -1,0 +1,192 @@
+"""The work of a codec on real gradients: packing, unpacking, and the mean over the ranks.
+
+A method that only stores values in fewer bits is a `Format`. Its gradients travel by direct
+exchange. Each rank owns one part of the bucket. The ranks send their packed parts to the owners, an
+owner adds them in float32 and rounds the mean once, and all ranks gather the rounded parts. So the
+error does not grow with the number of ranks, and all ranks hold equal bits.
+
+Torch is imported within functions, because predictions use the same classes without it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+Tensor: TypeAlias = Any  # torch.Tensor, which may be absent here
+Shape: TypeAlias = tuple[int, ...]
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Bucket:
+    """The gradients of some parameters, one after another in one flat float32 tensor."""
+
+    values: Tensor
+    gradients: Sequence[Tensor]  # Views of `values` in the shapes of their parameters.
+    names: tuple[str, ...]
+    error: Tensor | None  # Not sent so far, as long as `values`; None without error feedback.
+    is_measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Squared sums over the values that a rank sent, and over what was lost of them."""
+
+    lost: float
+    given: float
+    zeroed: int  # Values that arrive as zero and are none.
+    values: int
+
+    @classmethod
+    def of(cls, given: Tensor, arrived: Tensor) -> Loss:
+        """Compare values with their packed and unpacked form."""
+        return cls(
+            float((given - arrived).square().sum()),
+            float(given.square().sum()),
+            int(((arrived == 0) & (given != 0)).sum()),
+            given.numel(),
+        )
+
+
+class Method(ABC):
+    """Packs gradients, and leaves the mean of all ranks' gradients in a bucket."""
+
+    keeps_error: ClassVar[bool] = False  # Adds to a gradient what earlier steps did not send.
+    widened = 0  # Messages that were sent in a wider format, because values exceeded the range.
+
+    @abstractmethod
+    def wire_bytes(self, shape: Shape) -> int:
+        """Return the packed bytes of one gradient."""
+
+    @abstractmethod
+    def pack(self, gradient: Tensor) -> Tensor:
+        """Return a gradient's packed bytes."""
+
+    @abstractmethod
+    def unpack(self, packed: Tensor, shape: Shape) -> Tensor:
+        """Return the gradient that a receiver reads from packed bytes."""
+
+    @abstractmethod
+    def average(self, bucket: Bucket, group: Any) -> Loss | None:
+        """Leave the mean over the ranks in the bucket, and the unsent rest in its error.
+
+        Return the loss of this rank's own values, if the bucket is measured.
+        """
+
+    def forget_group(self) -> None:  # noqa: B027  # Most methods know nothing of a group.
+        """Forget everything that the ranks of a group had agreed on."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint needs, beside the unsent error."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:  # noqa: B027  # Most have no state.
+        """Continue with the tensors of a checkpoint."""
+
+
+class Format(Method):
+    """Stores each value in fewer bits, in blocks of equal size; values travel by exchange."""
+
+    block: ClassVar[int] = 1
+
+    @abstractmethod
+    def row_bytes(self, count: int) -> int:
+        """Return the packed bytes of one row of whole blocks."""
+
+    @abstractmethod
+    def pack_rows(self, rows: Tensor, out: Tensor) -> None:
+        """Pack each row of float32 values into a row of bytes."""
+
+    @abstractmethod
+    def unpack_rows(self, packed: Tensor, count: int) -> Tensor:
+        """Return the values of each row."""
+
+    def wire_bytes(self, shape: Shape) -> int:
+        """Return the packed bytes of one gradient."""
+        size = math.prod(shape)
+        return self.row_bytes(self._whole_blocks(size)) if size else 0
+
+    def pack(self, gradient: Tensor) -> Tensor:
+        """Return a gradient's packed bytes."""
+        if not gradient.numel():
+            return _bytes_like(gradient, 1, 0)[0]
+        rows = _in_rows(gradient.reshape(-1), 1, self._whole_blocks(gradient.numel()))
+        packed = _bytes_like(rows, 1, self.row_bytes(rows.shape[1]))
+        self.pack_rows(rows, packed)
+        return packed[0]
+
+    def unpack(self, packed: Tensor, shape: Shape) -> Tensor:
+        """Return the gradient that a receiver reads from packed bytes."""
+        size = math.prod(shape)
+        if not size:
+            return packed.float().reshape(shape)
+        values = self.unpack_rows(packed[None], self._whole_blocks(size))
+        return values[0, :size].float().reshape(shape)
+
+    def average(self, bucket: Bucket, group: Any) -> Loss | None:
+        """Leave the mean over the ranks in the bucket by direct exchange."""
+        import torch.distributed as dist
+
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        values, size = bucket.values, bucket.values.numel()
+        count = self._whole_blocks(-(-size // ranks))
+        rows = _in_rows(values, ranks, count)
+        packed = _bytes_like(rows, ranks, self.row_bytes(count))
+        for sent in (slice(0, rank), slice(rank + 1, ranks)):  # The own part stays float32.
+            if sent.start < sent.stop:
+                self.pack_rows(rows[sent], packed[sent])
+        received = packed.new_empty(packed.shape)
+        dist.all_to_all_single(received, packed, group=group)
+        total = rows[rank].clone()
+        for other in range(ranks):
+            if other != rank:
+                total += self.unpack_rows(received[other : other + 1], count)[0]
+        rounded = packed.new_empty((1, packed.shape[1]))
+        self.pack_rows((total / ranks)[None], rounded)
+        received = gathered(rounded[0], ranks, group)
+        loss = None
+        if bucket.error is not None or bucket.is_measured:
+            arrived = self.unpack_rows(packed, count).float()
+            if bucket.is_measured:
+                others = [other for other in range(ranks) if other != rank]
+                loss = Loss.of(rows[others], arrived[others])
+            if bucket.error is not None:
+                lost = rows - arrived
+                # An owner keeps the error of the mean, which counts once for each rank.
+                lost[rank] = total - ranks * self.unpack_rows(rounded, count)[0]
+                bucket.error.copy_(lost.view(-1)[:size])
+        values.copy_(self.unpack_rows(received, count).reshape(-1)[:size])
+        return loss
+
+    def _whole_blocks(self, count: int) -> int:
+        return -(-count // self.block) * self.block
+
+
+def gathered(packed: Tensor, ranks: int, group: Any) -> Tensor:
+    """Return the packed bytes of all ranks, a row each."""
+    import torch.distributed as dist
+
+    rows = packed.new_empty((ranks, packed.numel()))
+    # Torch 2.13 has a new name, and warns of the old one.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(rows.view(-1), packed, group=group)
+    return rows
+
+
+def _in_rows(values: Tensor, rows: int, count: int) -> Tensor:
+    """Return values as rows of so many, with zeros at the end."""
+    if values.numel() == rows * count:
+        return values.view(rows, count)
+    padded = values.new_zeros(rows * count)
+    padded[: values.numel()] = values
+    return padded.view(rows, count)
+
+
+def _bytes_like(values: Tensor, rows: int, count: int) -> Tensor:
+    import torch
+
+    return torch.empty((rows, count), dtype=torch.uint8, device=values.device)

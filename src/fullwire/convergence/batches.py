@@ -1,0 +1,169 @@
+"""Samples to a target by batch: E(B) = E0 (1 + B/Bc).
+
+A tiny batch needs E0 samples. At the critical batch Bc a training needs twice as many. Few batches
+are ever recorded, mostly two to five. So the fit keeps every Bc that they allow, each with its
+weight, and the interval of a prediction comes from all of them.
+
+The relative deviations of the points from the law have an unknown size. Three things say how large
+they may be: the points themselves, the spread between runs of one point, and how well the law fits
+elsewhere (`MISFIT`). So a prediction at one Bc is Student's, and the whole a weighted sum of them.
+docs/design/time-to-target.md has the roads not taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.collectives.cost import Floats
+from fullwire.errors import UsageError
+
+# From MLPerf's 17 benchmarks (validation/reference_points.py). A point lies so far from its curve,
+# and this knowledge counts as so many points. Critical batches lie around the geometric mean of the
+# recorded ones: here are the mean and the standard deviation of the ratio's logarithm.
+MISFIT, MISFIT_COUNTS = 0.04, 3
+_USUAL_PLACE, _USUAL_RANGE = 0.8, 1.5
+USUAL_SPREAD = 0.038  # between runs of one point: the median of their coefficients of variation
+MOST_SPREAD = 0.3  # a larger one in a table is a slip
+FAR = 4.0  # times the largest recorded batch
+COVERED = 0.90
+_CANDIDATES, _WIDEST = 121, 4.0  # of Bc, within so many standard deviations
+_PLACES, _REACH = 801, 8.0  # where the density of a prediction is computed
+_MOST_BATCHES = 64  # more are read off between these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Runs at one batch that reached the target: the mean of their samples, and their spread."""
+
+    batch: float
+    samples: float
+    runs: int = 1
+    spread: float = USUAL_SPREAD  # relative standard deviation of one run
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "samples"):
+            value = getattr(self, name)
+            if not (0 < value < math.inf):
+                raise UsageError(f"{name}: expected a number above 0, got {value:g}")
+
+    @property
+    def variance(self) -> float:
+        """The variance of the mean's logarithm."""
+        return min(self.spread, MOST_SPREAD) ** 2 / self.runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Critical:
+    """A critical batch known from elsewhere: 90 % sure to lie within a factor of the truth."""
+
+    batch: float
+    factor: float  # 1 or more; a user's own value counts as exact
+
+    def __post_init__(self) -> None:
+        if not (0 < self.batch < math.inf and self.factor >= 1):
+            raise UsageError(f"critical batch: expected a number above 0, got {self.batch:g}")
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class BatchLaw:
+    """Every law that the points allow, each with its weight."""
+
+    critical: Floats  # Bc
+    least: Floats  # log E0
+    weight: Floats  # adds up to 1
+    deviation: Floats  # of a point from the law
+    sureness: float  # the points' summed weight; the mean's variance is deviation^2 / sureness
+    freedom: float
+    smallest: float  # recorded batch
+    largest: float
+
+    def samples(
+        self, batches: Floats, *, variance: float = USUAL_SPREAD**2
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return the median, low and high end of the samples that each batch needs.
+
+        `variance` is that of the prediction's subject beyond the law: one new run by default.
+        """
+        distinct, place = np.unique(np.asarray(batches, float), return_inverse=True)
+        at = distinct
+        if len(distinct) > _MOST_BATCHES:
+            at = np.geomspace(distinct[0], distinct[-1], _MOST_BATCHES)
+        tail = (1 - COVERED) / 2
+        ends = np.array([self._quantiles(batch, variance, (0.5, tail, 1 - tail)) for batch in at])
+        if at is not distinct:
+            ends = np.stack(
+                [np.interp(np.log(distinct), np.log(at), end) for end in ends.T], axis=1
+            )
+        middle, low, high = np.exp(ends.T[:, place.reshape(np.shape(batches))])
+        return middle, low, high
+
+    def critical_between(self) -> tuple[float, float, float]:
+        """Return the median critical batch, and the ends of its interval."""
+        order = np.argsort(self.critical)
+        reached = np.cumsum(self.weight[order]) - self.weight[order] / 2
+        tail = (1 - COVERED) / 2
+        found = np.interp((0.5, tail, 1 - tail), reached, np.log(self.critical[order]))
+        middle, low, high = np.exp(found).tolist()
+        return middle, low, high
+
+    def is_far(self, batches: Floats) -> np.ndarray:
+        """Say which batches lie too far beyond the largest recorded one to be believed."""
+        return np.asarray(batches, float) > FAR * self.largest
+
+    def _quantiles(self, batch: float, variance: float, wanted: Sequence[float]) -> Floats:
+        """Return quantiles of the logarithm of the samples at one batch."""
+        middle = self.least + np.log1p(batch / self.critical)
+        own = 1 + min(variance, MOST_SPREAD**2) / MISFIT**2
+        width = self.deviation * math.sqrt(own + 1 / self.sureness)
+        centre = float((self.weight * middle).sum())
+        around = (self.weight * (np.square(middle - centre) + np.square(width))).sum()
+        share = np.linspace(-1, 1, _PLACES)
+        places = centre + _REACH * math.sqrt(around) * np.sign(share) * np.square(share)
+        away = (places - middle[:, None]) / width[:, None]
+        power = -(self.freedom + 1) / 2
+        density = (self.weight / width) @ (1 + np.square(away) / self.freedom) ** power
+        steps = (density[1:] + density[:-1]) / 2 * np.diff(places)
+        reached = np.concatenate([[0.0], np.cumsum(steps)])
+        return np.interp(wanted, reached / reached[-1], places)
+
+
+def fit_batches(points: Sequence[Point], known: Critical | None = None) -> BatchLaw:
+    """Fit the law to points at several batches, or to one with a critical batch from elsewhere."""
+    batches = np.array([point.batch for point in points], float)
+    if not len(batches):
+        raise UsageError("samples to a target: expected at least one run that reached it")
+    if known is None and len(set(batches.tolist())) < 2:
+        raise UsageError(
+            "critical batch: expected runs at two batches or more, gradient noise, or "
+            f"--critical-batch; got runs at batch {batches[0]:g} only"
+        )
+    if known is None:
+        centre = float(np.log(batches).mean()) + _USUAL_PLACE
+        width = _USUAL_RANGE
+    else:
+        centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / 1.645
+    critical = np.exp(centre + width * np.linspace(-_WIDEST, _WIDEST, _CANDIDATES))
+    observed = np.log([point.samples for point in points])
+    share = 1 / (1 + np.array([point.variance for point in points]) / MISFIT**2)
+    lost = np.log1p(batches / critical[:, None])
+    least = ((observed - lost) * share).sum(axis=1) / share.sum()
+    squares = (share * np.square(observed - lost - least[:, None])).sum(axis=1)
+    freedom = MISFIT_COUNTS + len(points) - 1
+    variance = (squares + MISFIT_COUNTS * MISFIT**2) / freedom
+    # The integral over the deviation leaves this power; a normal prior keeps log Bc in its range.
+    likely = -freedom / 2 * np.log(variance) - np.square((np.log(critical) - centre) / width) / 2
+    weight = np.exp(likely - likely.max())
+    return BatchLaw(
+        critical=critical,
+        least=least,
+        weight=weight / weight.sum(),
+        deviation=np.sqrt(variance),
+        sureness=float(share.sum()),
+        freedom=freedom,
+        smallest=float(batches.min()),
+        largest=float(batches.max()),
+    )

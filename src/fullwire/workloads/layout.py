@@ -1,0 +1,204 @@
+"""How the training of a large model is divided among devices: one parallel plan.
+
+The words are Megatron's. Tensor parallelism (`tp`) divides each matrix, pipeline parallelism (`pp`)
+divides the layers into stages, and context parallelism (`cp`) divides each sequence. Data
+parallelism (`dp`) divides the batch, and expert parallelism (`ep`) divides the experts of a layer.
+Ranks are numbered as Megatron numbers them: TP innermost, then CP, then DP, and PP outermost.
+Experts use the ranks of TP, CP and DP once more: EP innermost, where each expert is on `etp` ranks.
+
+A plan that cannot be carried out is refused in one line, with the nearest value that can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from fullwire.errors import UsageError
+
+Recompute: TypeAlias = Literal["none", "selective", "full"]
+Schedule: TypeAlias = Literal["1f1b", "interleaved", "zero-bubble", "dualpipe"]
+Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
+ContextKind: TypeAlias = Literal["ring", "all-gather", "ulysses"]
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A parallel plan with its batch. Each degree is a number of ranks.
+
+    - `vpp`: chunks of layers on each pipeline stage; above 1 the schedule is interleaved.
+    - `etp`: ranks that share one expert.
+    - `zero`: 0 keeps everything on each rank, 1 shards the optimizer, 2 gradients, 3 parameters.
+    - `shard`: ranks that share one shard group with ZeRO; None takes all of DP and CP.
+    - `recompute_layers`: with full recomputation, layers of a stage that are recomputed; None
+      takes all.
+    - `microbatch`: sequences of one microbatch on one data-parallel rank.
+    - `gradient_bytes`: bytes of a gradient where it is added up and reduced.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    zero: int = 1
+    shard: int | None = None
+    recompute: Recompute = "none"
+    recompute_layers: int | None = None
+    microbatch: int = 1
+    global_batch: int
+    sequence: int
+    sequence_parallel: bool = True
+    precision: Precision = "bf16"
+    schedule: Schedule = "1f1b"
+    context_kind: ContextKind = "ring"
+    gradient_bytes: int = 4
+    flash_attention: bool = True
+    tp_overlap: bool = False
+    dp_overlap: bool = True
+    ep_overlap: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "microbatch", "global_batch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.sequence < 1:
+            raise UsageError(f"sequence: expected 1 token or more, got {self.sequence}")
+        if self.zero not in range(4):
+            raise UsageError(f"zero: expected 0, 1, 2 or 3, got {self.zero}")
+        _check_choice("recompute", self.recompute, RECOMPUTE)
+        _check_choice("schedule", self.schedule, SCHEDULES)
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("context_kind", self.context_kind, CONTEXT_KINDS)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        together = self.dp * self.microbatch
+        if self.global_batch % together:
+            raise UsageError(
+                f"global batch: expected a multiple of dp {self.dp} x microbatch "
+                f"{self.microbatch}, got {self.global_batch}; the nearest is "
+                f"{nearest_multiple(self.global_batch, together)}"
+            )
+        ranks = self.tp * self.cp * self.dp
+        if ranks % (self.ep * self.etp):
+            raise UsageError(
+                f"ep: expected a divisor of tp x cp x dp = {ranks} over etp {self.etp}, got "
+                f"{self.ep}; the nearest is {nearest_divisor(ranks // self.etp or 1, self.ep)}"
+            )
+        if self.shard is not None and (self.shard < 1 or self.dp * self.cp % self.shard):
+            raise UsageError(
+                f"shard: expected a divisor of dp x cp = {self.dp * self.cp}, got {self.shard}; "
+                f"the nearest is {nearest_divisor(self.dp * self.cp, self.shard)}"
+            )
+        if self.vpp > 1 and self.pp == 1:
+            raise UsageError(f"vpp: expected 1 without pipeline stages, got {self.vpp}")
+        if self.sequence % (2 * self.cp if self.cp > 1 else 1):
+            raise UsageError(
+                f"cp: expected twice cp {self.cp} to divide the sequence {self.sequence}; the "
+                f"nearest is {nearest_divisor(self.sequence // 2 or 1, self.cp)}"
+            )
+
+    @property
+    def devices(self) -> int:
+        """Return the ranks of the whole job."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def microbatches(self) -> int:
+        """Return how many microbatches a data-parallel rank works through in one step."""
+        return self.global_batch // (self.dp * self.microbatch)
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of a step, over the whole job."""
+        return self.global_batch * self.sequence
+
+    @property
+    def rank_tokens(self) -> int:
+        """Return the tokens of one microbatch on one context-parallel rank."""
+        return self.microbatch * self.sequence // self.cp
+
+    @property
+    def expert_dp(self) -> int:
+        """Return the ranks that hold copies of the same expert."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    @property
+    def shard_group(self) -> int:
+        """Return the ranks among which ZeRO shards what is not an expert."""
+        return self.shard or self.dp * self.cp
+
+    @property
+    def name(self) -> str:
+        """Return the plan in short, such as "tp 8, pp 4, dp 16, zero 1, recompute selective"."""
+        parts = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
+        parts += [
+            f"{name} {value}"
+            for name, value in (("vpp", self.vpp), ("cp", self.cp), ("ep", self.ep))
+            if value > 1
+        ]
+        return ", ".join(
+            [*parts, f"zero {self.zero}", f"recompute {self.recompute}", f"mb {self.microbatch}"]
+        )
+
+
+def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) -> None:
+    """Refuse a plan that cannot divide a model with so many layers, heads and experts."""
+    if heads % layout.tp:
+        raise UsageError(
+            f"tp: expected a divisor of {heads} heads, got {layout.tp}; the nearest is "
+            f"{nearest_divisor(heads, layout.tp)}"
+        )
+    if layout.context_kind == "ulysses" and heads % (layout.tp * layout.cp):
+        raise UsageError(
+            f"cp: expected tp {layout.tp} x cp to divide {heads} heads with Ulysses, got "
+            f"{layout.cp}; the nearest is {nearest_divisor(heads // layout.tp, layout.cp)}"
+        )
+    if layers < layout.pp * layout.vpp:
+        raise UsageError(
+            f"pp: expected at most {layers} stages for {layers} layers, got pp {layout.pp} x vpp "
+            f"{layout.vpp}; the nearest is pp {max(1, layers // layout.vpp)}"
+        )
+    if layers % layout.pp:
+        raise UsageError(
+            f"pp: expected a divisor of {layers} layers, got {layout.pp}; the nearest is "
+            f"{nearest_divisor(layers, layout.pp)}"
+        )
+    if layers // layout.pp % layout.vpp:
+        raise UsageError(
+            f"vpp: expected a divisor of {layers // layout.pp} layers a stage, got {layout.vpp}; "
+            f"the nearest is {nearest_divisor(layers // layout.pp, layout.vpp)}"
+        )
+    if layout.ep > 1 and (experts == 0 or experts % layout.ep):
+        raise UsageError(
+            f"ep: expected a divisor of {experts} experts, got {layout.ep}; the nearest is "
+            f"{nearest_divisor(max(experts, 1), layout.ep)}"
+        )
+
+
+def divisors(number: int) -> list[int]:
+    """List the divisors of a number in ascending order."""
+    low = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
+    return sorted({*low, *(number // part for part in low)})
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """Return the divisor that is nearest, the smaller of two."""
+    return min(divisors(number), key=lambda part: (abs(part - wanted), part))
+
+
+def nearest_multiple(number: int, step: int) -> int:
+    """Return the multiple of a step that is nearest to a number, at least one step."""
+    return max(step, round(number / step) * step)
+
+
+def _check_choice(name: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise UsageError(f"{name}: expected one of {', '.join(known)}, got {given!r}")

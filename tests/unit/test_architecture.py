@@ -1,0 +1,177 @@
+"""Transformers by name and from files: their counts are the published ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullwire import UsageError
+from fullwire.workloads.architecture_files import architecture, names
+
+# Counted by Hugging Face from the tensors of each model.
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "bloom-176b": 176_247_271_424,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
+    assert architecture(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("1.7b", 1.7), ("18b", 18.4), ("39b", 39.1), ("76b", 76.1), ("145b", 145.6), ("310b", 310.1),
+     ("530b", 529.6), ("1t", 1008.0)],
+)  # fmt: skip
+def test_megatrons_models_have_the_sizes_of_its_paper(name: str, billions: float) -> None:
+    parameters = architecture(f"megatron-{name}").parameters
+    assert round(parameters / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("deepseek-v3", 37.6), ("deepseek-v2", 21.4), ("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2),
+     ("qwen3-30b-a3b", 3.4), ("qwen3-235b-a22b", 22.2), ("gpt-oss-120b", 5.7), ("kimi-k2", 32.9)],
+)  # fmt: skip
+def test_a_token_uses_as_many_parameters_as_published(name: str, billions: float) -> None:
+    """The sums hold embedding and head, as the publications with 37B and 12.9B do."""
+    assert round(architecture(name).active_parameters / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize(
+    ("spelt", "name"),
+    [("Llama-3.1-70B", "llama3.1-70b"), ("Llama 2 70B", "llama2-70b"), ("GPT3-175B", "gpt3-175b"),
+     ("DeepSeek-V3", "deepseek-v3"), ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b"),
+     ("gpt-174.6B", "gpt3-175b"), ("qwen3_30b_a3b", "qwen3-30b-a3b")],
+)  # fmt: skip
+def test_a_name_is_known_as_others_spell_it(spelt: str, name: str) -> None:
+    assert architecture(spelt).name == name
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="the nearest is llama3-70b"):
+        architecture("llama3-71b")
+
+
+def test_operations_of_a_token_are_twice_its_matrices_and_attention() -> None:
+    model = architecture("llama3-8b")
+    matrices = model.active_parameters - model.vocab * model.hidden  # a lookup costs none
+    attention = model.layers * 4 * model.hidden * (8192 + 1) / 2
+    assert model.flops(8192) == pytest.approx(2 * matrices + attention, rel=1e-4)
+
+
+def test_a_window_limits_the_keys_that_a_query_sees() -> None:
+    model = architecture("gpt-oss-20b")
+    assert model.keys(0, 8192) == pytest.approx(128 - 128 * 127 / 2 / 8192)
+    assert model.keys(1, 8192) == 8193 / 2
+
+
+def test_further_predictions_cost_operations_and_are_no_parameters_of_the_model() -> None:
+    model = architecture("deepseek-v3")
+    assert 11e9 < model.mtp_parameters < 12e9  # published as 14B with embedding and head
+
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 128000,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "mlp_bias": False,
+    "intermediate_size": 14336, "max_position_embeddings": 131072, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0}, "rope_theta": 500000.0,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+    "pretraining_tp": 1, "vocab_size": 128256, "transformers_version": "4.43.0",
+}  # fmt: skip
+
+
+def test_a_config_of_hugging_face_is_read_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert architecture(tmp_path).parameters == PUBLISHED["llama3-8b"]
+    assert architecture(tmp_path / "config.json").kv_heads == 8
+
+
+def test_an_unknown_field_of_a_config_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, "extra_experts": 4, "no_such_thing": None}))
+    with pytest.raises(UsageError, match=r"config.json: .* got extra_experts: they may change"):
+        architecture(path)
+
+
+def test_deepseeks_config_has_latent_attention_and_experts(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
+             "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
+             "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
+             "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+             "num_nextn_predict_layers": 1, "kv_lora_rank": 512, "q_lora_rank": 1536,
+             "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+             "vocab_size": 129280, "topk_group": 4, "n_group": 8, "routed_scaling_factor": 2.5,
+             "scoring_func": "sigmoid", "norm_topk_prob": True, "topk_method": "noaux_tc",
+             "rope_theta": 10000, "hidden_act": "silu", "ep_size": 1}
+        )
+    )  # fmt: skip
+    assert architecture(path).parameters == PUBLISHED["deepseek-v3"]
+
+
+def test_megatrons_arguments_are_read_from_one_line_and_from_a_file(tmp_path: Path) -> None:
+    line = (
+        "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+        "--group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm "
+        "--disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 128256 "
+        "--position-embedding-type rope --seq-length 8192 --max-position-embeddings 8192 "
+        "--tensor-model-parallel-size 2 --sequence-parallel --bf16 --lr 3e-4 --micro-batch-size 1"
+    )
+    assert architecture(line).parameters == PUBLISHED["llama3-8b"]
+    path = tmp_path / "llama3.txt"
+    path.write_text("# Llama 3\n" + line.replace(" --", " \\\n  --"))
+    assert architecture(path).parameters == PUBLISHED["llama3-8b"]
+
+
+def test_an_unknown_argument_of_megatron_is_refused_by_name() -> None:
+    line = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 "
+        "--max-position-embeddings 128 --vocab-size 1000 --hidden-doubling 2"
+    )
+    with pytest.raises(UsageError, match="got hidden_doubling"):
+        architecture(line)
+
+
+def test_a_toml_file_of_torchtitan_names_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "llama3_70b.toml"
+    path.write_text('[model]\nname = "llama3"\nflavor = "70B"\n[training]\nseq_len = 4096\n')
+    assert architecture(path).parameters == PUBLISHED["llama3-70b"]
+    assert architecture(path).sequence == 4096
+
+
+def test_each_built_in_model_reads_well() -> None:
+    assert len(names()) > 50
+    assert all(architecture(name).flops() > 0 for name in names())

@@ -1,0 +1,86 @@
+"""Samples to a target by batch: the law, its interval, and published points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fullwire.convergence.batches import Critical, Point, fit_batches
+from fullwire.errors import UsageError
+from validation import reference_points
+
+
+def of_law(batch: float, *, least: float = 1000.0, critical: float = 100.0) -> Point:
+    return Point(batch=batch, samples=least * (1 + batch / critical))
+
+
+def test_points_on_a_law_give_it_back() -> None:
+    law = fit_batches([of_law(batch) for batch in (10, 50, 200, 800)])
+    middle, low, high = law.samples(np.array([100.0]))
+    assert middle[0] == pytest.approx(2000, rel=0.02)
+    assert low[0] < 2000 < high[0]
+    assert law.critical_between()[0] == pytest.approx(100, rel=0.1)
+
+
+def test_larger_batches_need_no_fewer_samples_and_are_less_sure() -> None:
+    law = fit_batches([of_law(10), of_law(40)])
+    middle, low, high = law.samples(np.array([40.0, 160.0, 640.0]))
+    assert (np.diff(middle) > 0).all()
+    assert (np.diff(high / low) > 0).all()
+
+
+def test_many_batches_agree_with_few() -> None:
+    law = fit_batches([of_law(10), of_law(40)])
+    many = law.samples(np.geomspace(10, 1000, 500))[0]
+    assert many[[0, -1]] == pytest.approx(law.samples(np.array([10.0, 1000.0]))[0], rel=1e-6)
+
+
+def test_batches_too_far_beyond_the_recorded_ones_are_named() -> None:
+    law = fit_batches([of_law(10), of_law(40)])
+    assert law.is_far(np.array([160.0, 161.0])).tolist() == [False, True]
+
+
+def test_one_run_needs_a_critical_batch_from_elsewhere() -> None:
+    with pytest.raises(UsageError, match="expected runs at two batches or more"):
+        fit_batches([of_law(10)])
+    exact = fit_batches([of_law(10)], Critical(batch=100, factor=1))
+    rough = fit_batches([of_law(10)], Critical(batch=100, factor=2.5))
+    at = np.array([400.0])
+    assert exact.samples(at)[0][0] == pytest.approx(5000, rel=0.01)
+    ratios = [float(high[0] / low[0]) for _, low, high in (exact.samples(at), rough.samples(at))]
+    assert ratios[0] < ratios[1]
+
+
+def test_a_spread_that_is_a_slip_changes_little() -> None:
+    points = [of_law(10), of_law(40), of_law(160)]
+    slip = Point(batch=640, samples=7400, runs=7, spread=3000.0)
+    law = fit_batches([*points, slip])
+    assert law.samples(np.array([640.0]))[0][0] == pytest.approx(7400, rel=0.05)
+
+
+def test_mlperfs_points_are_predicted_from_their_neighbours(shared_data: Path) -> None:
+    curves = reference_points.curves(shared_data / "accuracy" / "mlperf_rcp.csv")
+    assert len(curves) == 17
+    found = [
+        each for name, curve in curves.items() for each in reference_points.left_out(curve, name)
+    ]
+    assert np.median([abs(each.error) for each in found]) < 0.04
+    assert 0.88 <= np.mean([each.is_inside for each in found]) <= 0.97
+
+
+def test_points_in_two_units_and_in_steps_become_curves_in_samples(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    lines = ["suite,benchmark,batch,n,olympic_mean,std"]
+    lines += [f"1,mixed,{batch},5,{100 * (1 + batch / 50)},1" for batch in (10, 20, 40)]
+    lines += [f"1,mixed,{batch},5,{16800 * (1 + batch / 50)},9" for batch in (80, 160, 320)]
+    lines += [f"1,steps,{batch},5,{9000 * (1 + batch / 50) / batch},9" for batch in (10, 20, 40)]
+    path.write_text("\n".join(lines))
+    curves = reference_points.curves(path)
+    assert {name: len(curve) for name, curve in curves.items()} == {
+        "mixed": 3,
+        "mixed (2)": 3,
+        "steps": 3,
+    }
+    assert curves["steps"][2].samples == pytest.approx(9000 * 1.8)

@@ -1,0 +1,195 @@
+"""Samples to a target by batch, held against MLPerf's reference convergence points.
+
+    .venv/bin/python -m validation.reference_points ../shared/data/accuracy/mlperf_rcp.csv
+
+A point is a batch, and the mean that several runs needed to reach the target. The script
+takes, for each benchmark, the round with the most batches, the latest of several. It leaves out one
+batch after the other and predicts it from the rest. A benchmark needs three batches. The last line
+is JSON: benchmarks, points, median and 90th percentile of the relative error, and its median over
+the largest batches. `coverage` is the share of points in their 90 % interval.
+
+The unit differs between benchmarks: epochs, samples, tokens, and once steps. A curve that falls
+clearly as the batch grows counts steps, which times the batch are samples. Points of one benchmark
+in two units lie far apart, and each unit has a curve of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from fullwire.convergence.batches import Point, fit_batches
+from fullwire.errors import DamagedInput
+from validation import arguments, results
+
+FEWEST = 3  # batches
+FALLING = -0.2  # the slope of log samples by log batch; true samples never fall
+OTHER_UNIT = 20.0  # times: no benchmark's samples grow so much from one point to the next
+COLUMNS = ("suite", "benchmark", "batch", "n", "olympic_mean", "std")
+
+Curve: TypeAlias = tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One batch of a benchmark, predicted from the others."""
+
+    benchmark: str
+    batch: float
+    true: float
+    predicted: float
+    low: float
+    high: float
+    is_largest: bool
+
+    @property
+    def error(self) -> float:
+        """The relative error."""
+        return self.predicted / self.true - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the true value lies in the interval."""
+        return self.low <= self.true <= self.high
+
+
+def curves(path: Path) -> dict[str, Curve]:
+    """Read one curve for each benchmark, and unit of it."""
+    rounds: dict[str, dict[str, dict[float, Point]]] = defaultdict(lambda: defaultdict(dict))
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if lacking := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+            raise DamagedInput(path, f"expected the columns {', '.join(COLUMNS)}: no {lacking[0]}")
+        for row in reader:
+            mean, spread = float(row["olympic_mean"]), float(row["std"] or 0)
+            if mean > 0:
+                point = Point(
+                    batch=float(row["batch"]),
+                    samples=mean,
+                    runs=max(1, int(float(row["n"] or 1))),
+                    spread=spread / mean,
+                )
+                rounds[row["benchmark"]][row["suite"]].setdefault(point.batch, point)
+    found: dict[str, Curve] = {}
+    for benchmark, of_suites in rounds.items():
+        candidates: dict[str, Curve] = {}
+        for suite in sorted(of_suites):  # a later round takes the place of an equal one
+            points = [of_suites[suite][batch] for batch in sorted(of_suites[suite])]
+            for number, curve in enumerate(_units(points)):
+                name = f"{benchmark} ({number + 1})" if number else benchmark
+                if len(curve) >= max(FEWEST, len(candidates.get(name, ()))):
+                    candidates[name] = _in_samples(curve)
+        found |= candidates
+    return found
+
+
+def _units(points: list[Point]) -> list[Curve]:
+    """Divide points whose values are in units far apart."""
+    by_value = sorted(points, key=lambda point: point.samples)
+    parts: list[list[Point]] = [[]]
+    for point in by_value:
+        if parts[-1] and point.samples > OTHER_UNIT * parts[-1][-1].samples:
+            parts.append([])
+        parts[-1].append(point)
+    ordered = [tuple(sorted(part, key=lambda point: point.batch)) for part in parts]
+    return sorted(ordered, key=len, reverse=True)
+
+
+def _in_samples(curve: Curve) -> Curve:
+    batches, values = np.log([(point.batch, point.samples) for point in curve]).T
+    if np.polyfit(batches, values, 1)[0] > FALLING:
+        return curve
+    return tuple(
+        Point(
+            batch=point.batch,
+            samples=point.samples * point.batch,
+            runs=point.runs,
+            spread=point.spread,
+        )
+        for point in curve
+    )
+
+
+def left_out(curve: Curve, benchmark: str) -> list[LeftOut]:
+    """Predict each point of a curve from the others."""
+    found = []
+    for point in curve:
+        law = fit_batches([other for other in curve if other is not point])
+        ends = law.samples(np.array([point.batch]), variance=point.variance)
+        middle, low, high = (float(end[0]) for end in ends)
+        found.append(
+            LeftOut(
+                benchmark=benchmark,
+                batch=point.batch,
+                true=point.samples,
+                predicted=middle,
+                low=low,
+                high=high,
+                is_largest=point is curve[-1],
+            )
+        )
+    return found
+
+
+def main() -> None:
+    """Print each prediction, and the figures as JSON."""
+    taken = arguments.parser(__doc__)
+    taken.add_argument("points", type=Path)
+    taken.add_argument("--json", action="store_true", help="print the last line only")
+    asked = taken.parse_args()
+    of_benchmarks = {name: left_out(curve, name) for name, curve in curves(asked.points).items()}
+    found = [each for those in of_benchmarks.values() for each in those]
+    if not found:
+        raise DamagedInput(asked.points, f"expected a benchmark with {FEWEST} batches, found none")
+    errors = [each.error for each in found]
+    spread = results.spread(errors)
+    largest = [abs(each.error) for each in found if each.is_largest]
+    figures = {
+        "benchmarks": len(of_benchmarks),
+        "points": len(found),
+        "leave_one_out_median": spread["median"],
+        "leave_one_out_p90": spread["p90"],
+        "largest_batch_median": float(np.median(largest)),
+        "coverage": sum(each.is_inside for each in found) / len(found),
+    }
+    if not asked.json:
+        for each in found:
+            print(
+                f"{each.benchmark:<18} batch {each.batch:>8g}  {each.true:>14,.5g}  predicted "
+                f"{each.predicted:>14,.5g} ({each.low:,.5g} - {each.high:,.5g})  {each.error:+.1%}"
+                f"{'' if each.is_inside else '  *'}"
+            )
+        results.write(
+            "reference-points",
+            claim="Samples to a target follow E0 (1 + B/Bc): a batch is predicted from the others.",
+            anchor=f"MLPerf's reference convergence points, {asked.points.name}, one batch left "
+            "out at a time",
+            measure="relative error of the samples to the target",
+            **results.said_of(errors, [each.is_inside for each in found]),
+            tables=[
+                results.Table(
+                    columns=["benchmark", "batches", "median error", "worst error", "in interval"],
+                    rows=[
+                        [
+                            name,
+                            len(those),
+                            f"{np.median([abs(each.error) for each in those]):.1%}",
+                            f"{max(abs(each.error) for each in those):.1%}",
+                            f"{sum(each.is_inside for each in those)} of {len(those)}",
+                        ]
+                        for name, those in of_benchmarks.items()
+                    ],
+                )
+            ],
+        )
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
