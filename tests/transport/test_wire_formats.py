@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from fullwire import _native
+from fullwire.errors import TransportError
 from fullwire.transport import programs
-from fullwire.transport.wire import FORMATS
+from fullwire.transport.programs import Links
+from fullwire.transport.wire import FORMATS, Wire, agreed, pays
 from tests import transport_ranks as ranks
 from tests.transport.test_transport import DamagedLine, Mesh, in_processes, in_threads
 
@@ -321,6 +324,40 @@ def test_ranks_with_two_formats_find_out(mesh: Any) -> None:
         assert "rank 0 called all_reduce as bf16; rank 1 called all_reduce as fp16" in problem
 
 
+def test_small_tensors_of_many_workers_stay_float32() -> None:
+    slow, fast = Links(rate_bps=1e9, latency_s=5e-5), Links(rate_bps=1e10, latency_s=5e-5)
+    assert pays(4, 2**16, "bf16", slow)
+    assert pays(32, 2**17, "bf16", slow)
+    assert not pays(32, 2**17, "bf16", fast)
+    assert pays(32, 2**20 + 4, "bf16", fast)
+    for workers in (2, 4, 32):
+        for links in (slow, fast):
+            is_worth = [pays(workers, 2**power, "int8", links) for power in range(10, 24)]
+            assert is_worth == sorted(is_worth), "what is worth it stays so in larger tensors"
+
+
+def test_a_choice_is_about_large_float32_tensors() -> None:
+    wire = Wire(4, Links(rate_bps=1e9, latency_s=5e-5), "int8", tells=False)
+    large = 2**20
+    assert wire.packing("float32", large, 4 * large, "AVG") == ("int8", 1e-2)
+    assert wire.packing("float32", large, 4 * large, "MAX") is None
+    assert wire.packing("float64", large, 8 * large, "SUM") is None
+    assert wire.packing("float32", 0, 0, "SUM") is None
+    assert wire.packing("float32", 1000, 4000, "SUM") is None
+    assert replace(wire, workers=1).packing("float32", large, 4 * large, "SUM") is None
+    assert replace(wire, name="auto").packing("float32", large, 4 * large, "SUM") is None
+    of_one_size = replace(wire, by_numbers={large: "float32"})
+    assert of_one_size.packing("float32", large, 4 * large, "SUM") is None
+
+
+def test_an_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULLWIRE_WIRE", "fp8")
+    with pytest.raises(
+        TransportError, match="expected float32, bf16, fp16, int8 or auto, got 'fp8'"
+    ):
+        agreed(None, 2, Links(rate_bps=1e9, latency_s=5e-5))
+
+
 # ---- Torch ----
 
 
@@ -333,6 +370,7 @@ def test_a_job_in_bf16_rounds_once_and_keeps_its_ranks_equal() -> None:
         assert told["small"] < 1e-6, "a small tensor travels unchanged"
         assert told["part"] < 0.02
         assert told["fallen back"]
+        assert told["was rounded before"]
         assert told["bits"] == first["bits"]
 
 

@@ -136,6 +136,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "run_recipe",
         "study",
         "whatif",
+        "wire",
         "workloads",
         "write",
         "write_page",
