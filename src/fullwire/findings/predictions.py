@@ -231,9 +231,9 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
     delays = [seconds for _, seconds in run.facts.run_delay_s or ()]
-    if delays and subject.step.is_estimated and sums_on_processors(run):
-        if float(np.median(delays)) > KEPT * (replayed_ns or 0) * 1e-9 > 0:
-            yield ContentionIsKept(run=name)
+    is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
+    if is_shared and float(np.median(delays)) > KEPT * (replayed_ns or 0) * 1e-9 > 0:
+        yield ContentionIsKept(run=name)
     if is_measured:
         yield from (OfRun(run=name, what=each) for each in about_others(run))
     if subject.step.shards > 1:
