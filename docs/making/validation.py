@@ -52,7 +52,7 @@ PAGES = {
         "torch-tests",
     ),
     "models": ("models",),
-    "operations": ("operations",),
+    "operations": ("operations", "memory"),
     "time-to-target": ("reference-points", "diloco"),
 }
 

@@ -22,6 +22,7 @@ from fullwire.cli import (
     doctor,
     explain,
     export,
+    fixing,
     flows,
     import_,
     lab,
@@ -56,6 +57,9 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare", cls=compare.TwoSides)(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.command("fixes")(fixing.fixes)
+app.command("apply", context_settings={"allow_interspersed_args": False})(fixing.apply)
+app.command("run", context_settings={"allow_interspersed_args": False})(fixing.run)
 app.command("codecs")(codecs.codecs)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")

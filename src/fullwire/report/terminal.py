@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from math import isnan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from fullwire.errors import UsageError
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.units import show_bytes, show_duration, show_rate, show_time, visible
 from fullwire.words import sentence, sentences
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
-    from fullwire.run.run import Run
+    from fullwire.fixes import FixKind
+    from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
 
@@ -31,6 +33,7 @@ _TUNED_SAID = 4  # clusters whose tuner's choices are printed
 _RANKS_SAID = 4  # for facts that each rank has
 MOST_ROWS = 400  # a terminal scrolls; for more rows a file serves better
 _BAR = 10
+_CURVE = 32  # characters of a metric's curve
 _LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
 _LEAST_TEXT = 16  # columns of a text in a table
 _MEASURES = {
@@ -184,6 +187,16 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
         say(line)
 
 
+def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
+    """Print the fixes: first those that `fullwire apply` can apply, then what the others need."""
+    can = [kind for kind in kinds if kind.example]
+    rows = [[f"{kind.key}:{kind.example}", kind.risk, kind.setting] for kind in can]
+    print_table(["applied with", "risk", "setting"], rows, {"applied with", "risk", "setting"})
+    print()
+    rest = [[kind.label, kind.risk, kind.needs] for kind in kinds if not kind.example]
+    print_table(["not applied", "risk", "needs"], rest, {"not applied", "risk", "needs"})
+
+
 def print_workloads(loads: Sequence[Workload]) -> None:
     """Print the built-in models."""
     rows = [
@@ -246,6 +259,38 @@ def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
         for table, count in rows.items()
     ]
     print_table(["table", "rows", "columns"], tables, texts={"table", "columns"})
+
+
+def print_metrics(metrics: Metrics) -> None:
+    """Print each metric: its ends, and its curve over the steps."""
+    from fullwire.convergence.curves import curve_of  # here: other tables need no numpy
+
+    rows = []
+    for name in sorted(set(metrics.name.tolist())):
+        try:
+            curve = curve_of(metrics, name, name)
+        except UsageError:  # it has no value that is a number
+            rows.append([name, f"{int((metrics.name == name).sum()):,}", "no number", "", "", ""])
+            continue
+        values = curve.values
+        edges = sorted({round(place * len(values) / _CURVE) for place in range(_CURVE + 1)})
+        means = [float(values[begin:end].mean()) for begin, end in pairwise(edges)]
+        low, high = min(means), max(means)
+        levels = [round(7 * (mean - low) / (high - low)) if high > low else 0 for mean in means]
+        rows.append(
+            [
+                name,
+                f"{len(values):,}",
+                f"{values[0]:.4g}",
+                f"{values[-1]:.4g}",
+                f"{curve.steps[-1]:,}",
+                "".join("▁▂▃▄▅▆▇█"[level] for level in levels),
+            ]
+        )
+    if rows:
+        say("")
+        headings = ["metric", "values", "first", "last", "at step", "curve"]
+        print_table(headings, rows, texts={"metric", "curve"})
 
 
 def print_collective(result: CollectiveTime) -> None:
