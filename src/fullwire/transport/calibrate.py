@@ -112,8 +112,7 @@ class Trials:
             1,
             self._timeout_s,
             True,
-            wire,
-            math.inf,
+            *(() if wire is None else (wire, math.inf)),
         )
         while not self._engine.wait(task, _LOOK_UP_S):
             pass
