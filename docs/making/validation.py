@@ -52,7 +52,8 @@ PAGES = {
         "torch-tests",
     ),
     "models": ("models",),
-    "operations": ("operations",),
+    "operations": ("operations", "memory"),
+    "plans": ("plans",),
     "time-to-target": ("reference-points", "diloco"),
 }
 

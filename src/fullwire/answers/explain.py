@@ -14,6 +14,7 @@ from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, many, opened, with_line_rate
+from fullwire.answers.time_to_target import about_batch
 from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import with_formula
@@ -342,6 +343,7 @@ def explain(
                 *about_other_steps(found, judged_by, predictor),
                 *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
                 *about_rate(job, predictor, full),
+                *about_batch(job),
                 *why_not,
             ),
             detail=found,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fullwire.answers.explain import Explanation
     from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.tune import Tuning
+    from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
     from fullwire.run.run import Run
@@ -147,6 +148,22 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         ],
         "fixes_from_s": result.fixes_from_s,
         "warnings": list(result.warnings),
+    }
+
+
+def until_object(result: Until | None) -> dict[str, Any] | None:
+    """Return the times to a metric's value as a JSON object, if they were asked for."""
+    if result is None:
+        return None
+    return {
+        "metric": result.goal.metric,
+        "value": result.goal.value,
+        "before": [asdict(each) for each in result.before],
+        "after": [asdict(each) for each in result.after],
+        "ratio": result.ratio,
+        "ratio_interval": {"low": result.low, "high": result.high},
+        "is_significant": result.is_significant,
+        "sentence": sentence(result.finding),
     }
 
 
