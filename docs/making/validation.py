@@ -51,6 +51,7 @@ PAGES = {
         "soak",
         "torch-tests",
     ),
+    "compression": ("compression",),
     "models": ("models",),
     "operations": ("operations", "memory"),
     "time-to-target": ("reference-points", "diloco"),
