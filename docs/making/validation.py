@@ -54,6 +54,7 @@ PAGES = {
     "compression": ("compression",),
     "models": ("models",),
     "operations": ("operations", "memory"),
+    "plans": ("plans",),
     "time-to-target": ("reference-points", "diloco"),
 }
 
