@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
     from fullwire.answers.time_to_target import ToTarget
+    from fullwire.answers.tune import Tuning
     from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
     from fullwire.run.run import Run
     from fullwire.workloads import Workload
+    from fullwire.workloads.architecture import Architecture
 
 
 def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
@@ -190,6 +192,28 @@ def comparison_object(result: Comparison) -> dict[str, Any]:
     return {**shown, "warnings": list(result.warnings)}
 
 
+def tuning_object(result: Tuning) -> dict[str, Any]:
+    """Return a tuning as a JSON object."""
+
+    def between(low_s: float | None, high_s: float | None) -> dict[str, float] | None:
+        return None if low_s is None or high_s is None else {"low_s": low_s, "high_s": high_s}
+
+    trials = []
+    for trial in result.trials:
+        shown = asdict(trial)
+        shown["interval"] = between(shown.pop("low_s"), shown.pop("high_s"))
+        trials.append(shown)
+    return {
+        "before_s": result.before_s,
+        "before_interval": between(*(result.before_interval or (None, None))),
+        "after_s": result.after_s,
+        "after_interval": between(*(result.after_interval or (None, None))),
+        "is_significant": result.is_significant,
+        "trials": trials,
+        "recipe": str(result.recipe),
+    }
+
+
 def gate_object(gate: Gate | None) -> dict[str, Any] | None:
     """Return the gate's answer, whether a slowdown passes, as a JSON object."""
     if gate is None:
@@ -230,6 +254,26 @@ def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
         "missing": list(run.missing),
         "facts": run.facts.known(),
         "tables": dict(rows),
+    }
+
+
+def architecture_object(model: Architecture) -> dict[str, Any]:
+    """Return a large transformer with its counts."""
+    moe = model.moe
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "ffn": model.ffn,
+        "vocab": model.vocab,
+        "sequence": model.sequence,
+        "experts": 0 if moe is None else moe.experts,
+        "experts_of_token": 0 if moe is None else moe.top_k,
+        "forward_flops_per_token": model.flops(),
     }
 
 

@@ -22,12 +22,14 @@ from fullwire.words import sentence, sentences
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
     from fullwire.answers.time_to_target import ToTarget
+    from fullwire.answers.tune import Tuning
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
     from fullwire.fixes import FixKind
     from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
+    from fullwire.workloads.architecture import Architecture
 
 _TUNED_SAID = 4  # clusters whose tuner's choices are printed
 _RANKS_SAID = 4  # for facts that each rank has
@@ -187,6 +189,39 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
         say(line)
 
 
+def print_tuning(result: Tuning) -> None:
+    """Print the trials of a tuning, the step before and after, and how to apply the recipe."""
+    print(f"  before  {show_time(result.before_s)} a step{_between(result.before_interval)}")
+    rows = [
+        [
+            str(number),
+            trial.words,
+            "-" if trial.predicted_s is None else show_time(trial.predicted_s),
+            "-" if trial.measured_s is None else show_time(trial.measured_s),
+            "yes" if trial.kept else f"no: {trial.reason}",
+        ]
+        for number, trial in enumerate(result.trials, 1)
+    ]
+    if rows:
+        print_table(["trial", "fix", "predicted", "measured", "kept"], rows, {"fix", "kept"})
+    gain = result.before_s / result.after_s
+    exact = all(trial.risk == "exact" for trial in result.kept)
+    if not result.kept:
+        print("  after   the same: no fix helped by more than noise")
+        return
+    print(
+        f"  after   {show_time(result.after_s)} a step{_between(result.after_interval)}: "
+        f"{gain:.2g}x" + (", same results up to the order of sums" if exact else "")
+    )
+    if result.is_significant is False:
+        print("  the two last recordings together show no more than noise: tune with more --steps")
+    print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({show_time(interval[0])} to {show_time(interval[1])})"
+
+
 def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
     """Print the fixes: first those that `fullwire apply` can apply, then what the others need."""
     can = [kind for kind in kinds if kind.example]
@@ -195,6 +230,25 @@ def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
     print()
     rest = [[kind.label, kind.risk, kind.needs] for kind in kinds if not kind.example]
     print_table(["not applied", "risk", "needs"], rest, {"not applied", "risk", "needs"})
+
+
+def print_architectures(models: Sequence[Architecture]) -> None:
+    """Print large transformers with their counts."""
+    rows = [
+        [
+            model.name,
+            f"{model.parameters / 1e9:,.2f}",
+            f"{model.active_parameters / 1e9:,.2f}",
+            str(model.layers),
+            f"{model.hidden:,}",
+            f"{model.heads}/{model.kv_heads}",
+            "" if model.moe is None else f"{model.moe.top_k} of {model.moe.experts}",
+        ]
+        for model in models
+    ]
+    headings = ["large model", "billions", "active", "layers", "hidden", "heads", "experts"]
+    print_table(headings, rows, {"large model", "heads", "experts"})
+    say("Billions of parameters, and of those that one token uses; heads of queries and of keys.")
 
 
 def print_workloads(loads: Sequence[Workload]) -> None:
