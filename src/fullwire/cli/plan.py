@@ -72,7 +72,7 @@ def plan(
     Each plan that fits has its step with an interval, its memory, and the communication it shows:
 
     fullwire plan llama3-8b --cluster dgx-h100 --nodes 4 --global-batch 256
-    fullwire plan ./config.json --cluster ours.toml --device h100 --global-batch 64
+    fullwire plan config.json --cluster ours.toml --device h100 --global-batch 8
     """
     from fullwire.answers.plan import plan as answer
     from fullwire.report.plans import plan_data, plot_plans, print_plan
