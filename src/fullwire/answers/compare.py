@@ -52,7 +52,7 @@ from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
 from fullwire.timeline.account import typical_steps
 from fullwire.timeline.passes import passes_of_step
-from fullwire.timeline.timeline import check_times, steps_of
+from fullwire.timeline.timeline import check_collectives, check_times, steps_of
 from fullwire.timeline.transfers import world
 from fullwire.units import share, show_bytes
 from fullwire.words import sentence, sentences
@@ -381,6 +381,7 @@ def step_lengths_s(run: Run) -> Floats:
     refuse_without_steps(run, run.provenance.source)
     marks = run.spans.rows(rows)
     check_times(run, "steps", marks.start_ns, marks.end_ns)
+    check_collectives(run)
     for rank in np.unique(marks.rank).tolist():
         steps_of(run, rank, marks.rows(marks.rank == rank))
     numbers, place = np.unique(run.spans.step[rows], return_inverse=True)
