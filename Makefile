@@ -8,6 +8,9 @@ TORCH ?= torch==2.13.0
 # Versions of all else, for the Python that made them; without any: LOCK= make environment.
 LOCK ?= requirements.lock
 
+# Where Python may not write what it compiled, each worker of the tests would compile all of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test quick sanitize docs wheel environment lock
 
 demo: .venv/ready
@@ -20,9 +23,10 @@ test: .venv/ready
 	.venv/bin/python -m pytest -n auto --dist worksteal tests/unit tests/cli
 	.venv/bin/python -m pytest tests/lab tests/torch tests/transport tests/ray
 
-# What needs no lab, no torch and no Ray: the tests to run after each change.
+# What needs no lab, no torch and no Ray: the tests to run after each change. Tests of generated
+# cases make a fifth of those that `make test` makes.
 quick: .venv/ready
-	.venv/bin/python -m pytest -n auto --dist worksteal tests/unit
+	FULLWIRE_FUZZ=0.2 .venv/bin/python -m pytest -n auto --dist worksteal tests/unit
 
 # The native transport under ThreadSanitizer and AddressSanitizer.
 sanitize: .venv/ready

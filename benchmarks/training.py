@@ -61,7 +61,7 @@ def step_s(workload: str, rate: str, buckets: str, workers: str, backend: str) -
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if "the link delivers" not in done.stderr:
             break
-    told = re.search(r"steps of ([\d.,]+ \w+) \(median", done.stdout)
+    told = re.search(r"steps of ([\d.,]+ \w+) \(mean", done.stdout)
     if done.returncode or told is None:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}{done.stdout}")
     return seconds(told[1].replace(" ", "").replace(",", ""))

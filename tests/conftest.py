@@ -18,12 +18,15 @@ from hypothesis import settings
 from fullwire.errors import UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
+from tests.strategies import scaled
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A case has no deadline, because its time depends on other work of the machine. Generated cases are
 # the same in every run, so that a failure comes from the change.
-settings.register_profile("same", deadline=None, derandomize=True)
-settings.register_profile("random", deadline=None, derandomize=False)  # validation/generated.py
+CASES = scaled(100)  # of a test that asks for no number
+settings.register_profile("same", deadline=None, max_examples=CASES, derandomize=True)
+# for validation/generated.py
+settings.register_profile("random", deadline=None, max_examples=CASES, derandomize=False)
 settings.load_profile("same")
 # A plain shell starts background commands with Ctrl-C ignored. The processes of the tests would
 # ignore it too.

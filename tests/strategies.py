@@ -1,6 +1,7 @@
 """Strategies of generated tests: any run, netx logs, quantities, and damage to any of them.
 
-FULLWIRE_FUZZ=100 multiplies the number of cases: the default keeps a test run short.
+FULLWIRE_FUZZ multiplies the number of cases: `make quick` makes a fifth of them, and
+`validation/generated.py` makes more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from fullwire.run.run import (
 )
 
 Test = TypeVar("Test", bound=Callable[..., None])
-FUZZ = int(os.environ.get("FULLWIRE_FUZZ", "1"))
+FUZZ = float(os.environ.get("FULLWIRE_FUZZ", "1"))
+LEAST_CASES = 10
 MOST_ROWS = 5
 
 # Text that has broken readers before: escapes, other directions, empty text, text like markup.
@@ -98,10 +100,15 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 _VALUES = {np.int64: whole_numbers, np.float64: real_numbers, np.object_: texts}
 
 
+def scaled(count: int) -> int:
+    """Return how many cases to generate where a test asks for so many."""
+    return max(LEAST_CASES, round(count * FUZZ))
+
+
 def cases(count: int) -> Callable[[Test], Test]:
     """Set the number of generated cases, times FULLWIRE_FUZZ; cases may share fixtures."""
     return settings(
-        max_examples=count * FUZZ,
+        max_examples=scaled(count),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )

@@ -53,6 +53,8 @@ PAGES = {
         "torch-tests",
     ),
     "models": ("models",),
+    "operations": ("operations", "memory"),
+    "plans": ("plans",),
     "time-to-target": ("reference-points", "diloco"),
 }
 

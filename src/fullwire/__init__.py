@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fullwire import workloads as workloads
     from fullwire.answers.cluster_fit import fit_cluster as fit_cluster
+    from fullwire.answers.codecs import codecs as codecs
     from fullwire.answers.collective import collective as collective
     from fullwire.answers.compare import Comparison as Comparison
     from fullwire.answers.compare import compare as compare
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from fullwire.answers.doctor import doctor as doctor
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
+    from fullwire.answers.fixing import apply_fixes as apply_fixes
+    from fullwire.answers.fixing import run_recipe as run_recipe
     from fullwire.answers.opening import write as write
+    from fullwire.answers.plan import plan as plan
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
     from fullwire.importers import read as read
+    from fullwire.recorder.logged import log as log
     from fullwire.recorder.record import join as join
     from fullwire.recorder.record import record as record
     from fullwire.report.chrome import export as export
@@ -57,7 +62,9 @@ _PLACES = {
     "Study": "fullwire.studies.papers:Study",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
+    "apply_fixes": "fullwire.answers.fixing:apply_fixes",
     "cluster": "fullwire.clusters:cluster",
+    "codecs": "fullwire.answers.codecs:codecs",
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.answers.compare:compare",
     "compress": "fullwire.compression.hook:compress",
@@ -67,9 +74,12 @@ _PLACES = {
     "fit_cluster": "fullwire.answers.cluster_fit:fit_cluster",
     "flows": "fullwire.answers.traffic:flows",
     "join": "fullwire.recorder.record:join",
+    "log": "fullwire.recorder.logged:log",
+    "plan": "fullwire.answers.plan:plan",
     "read": "fullwire.importers:read",
     "record": "fullwire.recorder.record:record",
     "replay": "fullwire.answers.whatif:replay",
+    "run_recipe": "fullwire.answers.fixing:run_recipe",
     "study": "fullwire.studies.papers:study",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.workloads:",

@@ -48,7 +48,7 @@ class StepTime:
         return runs
 
     def within(self, budget: str | float, runs: RunLike | Sequence[RunLike]) -> None:
-        """Fail if the median step is longer than the budget ("150ms"), by more than noise."""
+        """Fail if the usual step is longer than the budget ("150ms"), by more than noise."""
         from fullwire.answers.compare import typical_length
         from fullwire.units import seconds, show_time
 

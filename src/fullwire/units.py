@@ -140,6 +140,14 @@ def show_time(time_s: float) -> str:
     return _scaled(time_s, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")], "s")
 
 
+def show_duration(time_s: float) -> str:
+    """Return a long time as people say it: 5400 s is "90 min"."""
+    for factor, unit, least in ((86400, "days", 3), (3600, "h", 2), (60, "min", 3)):
+        if abs(time_s) >= least * factor:
+            return f"{time_s / factor:.3g} {unit}"
+    return _scaled(float(f"{time_s:.2e}"), [(1.0, "s"), (1e-3, "ms"), (1e-6, "us")], "s")
+
+
 def show_ranks(ranks: Sequence[int]) -> str:
     """Return the names of ranks: "rank 3", "ranks 1 and 6", "ranks 4 to 7, 12 and 13"."""
     runs: list[list[int]] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
@@ -22,6 +22,7 @@ from fullwire.run.store import RunWriter, write
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
+from tests.strategies import cases
 
 
 def exported(run: Run | Path) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, cli: Cli) -> None:
         max_size=5,
     )
 )
-@settings(max_examples=200)
+@cases(200)
 def test_any_damage_gives_a_run_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, str]]
 ) -> None:

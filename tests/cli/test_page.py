@@ -86,10 +86,10 @@ def test_what_would_help_is_held_against_the_step_that_it_is_predicted_from(
 ) -> None:
     even = a_job_of_known_transport(a_transport(), steps=20)
     figures = "document.querySelector('dl.answer').innerText"
-    chromium.open(written(even, tmp_path))
-    assert "in the median step" not in chromium.run(figures)
-    chromium.open(written(with_long_steps(even, every=5, longer_ms=300), tmp_path))
-    assert re.search(r"; in the median step, 501.4\sms now", chromium.run(figures))
+    for job in (even, with_long_steps(even, every=5, longer_ms=300)):
+        chromium.open(written(job, tmp_path))
+        assert "that are replayed" not in chromium.run(figures)
+        assert "mean of the middle half" in chromium.run("document.body.innerText")
     assert chromium.complaints() == []
 
 
@@ -198,7 +198,7 @@ def test_the_timeline_is_zoomed_and_read_by_keyboard(
     assert chromium.run("document.querySelector('.said').innerText").startswith("forward · rank 0")
     chromium.run("document.querySelector('[aria-label=\"next step\"]').click()")
     number = chromium.run("document.querySelector('.tools select').selectedOptions[0].innerText")
-    assert number.startswith("step 1")
+    assert number.startswith("step 2")
 
 
 def test_names_from_hostile_traces_are_text(chromium: Browser, job: Run, tmp_path: Path) -> None:

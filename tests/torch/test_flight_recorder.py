@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
@@ -20,6 +20,7 @@ from fullwire.errors import DamagedInput, FullwireError
 from fullwire.importers import read
 from fullwire.importers._encodings import read_pickle
 from fullwire.run.run import SIZE_UNKNOWN
+from tests.strategies import cases
 
 
 def an_entry(sequence: int, **others: object) -> dict[str, object]:
@@ -244,7 +245,7 @@ _PIECES = st.sampled_from(
 
 
 @given(st.lists(_PIECES | st.binary(max_size=3), max_size=40))
-@settings(max_examples=300)
+@cases(300)
 def test_any_pickle_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
 ) -> None:
@@ -262,7 +263,7 @@ _VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(an_entry(1))), _VALUES, max_size=4))
-@settings(max_examples=200)
+@cases(200)
 def test_an_entry_may_hold_anything(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, object]
 ) -> None:

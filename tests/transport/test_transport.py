@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
@@ -33,6 +33,7 @@ from fullwire.transport import calibrate, congestion, programs, rendezvous
 from fullwire.transport.programs import Links
 from tests import transport_ranks as ranks
 from tests.ports import held_port
+from tests.strategies import cases
 
 NUMBERS: dict[str, int] = {
     "float32": 0,
@@ -394,7 +395,7 @@ def test_algorithms_follow_the_cost_of_the_links() -> None:
 
 
 @given(said=st.binary(min_size=DamagedLine.HEAD_BYTES, max_size=400))
-@settings(max_examples=25, deadline=None)
+@cases(25)
 def test_what_is_no_frame_closes_the_connection_and_is_counted(said: bytes) -> None:
     ours, theirs = socket.socketpair()
     engine = _native.TransportStreams(0, [-1, ours.detach()], ["0", "1"], "mesh", 30.0, 0)

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.errors import DamagedInput, FullwireError
+from fullwire.findings.notes import between_steps
 from fullwire.run.run import Run
+from fullwire.run.usual import kept_steps, pauses, usual_steps
 from fullwire.timeline.account import Part, account
+from fullwire.words import sentence
 from tests.jobs_by_hand import MS, Rank, a_job
 from tests.strategies import cases, runs
 
@@ -220,17 +223,33 @@ def test_the_ranks_figures_are_over_the_whole_trace() -> None:
 
 def test_warm_up_and_rare_exceptions_are_left_out_and_what_happens_often_is_not() -> None:
     def kept(*lengths: int) -> list[int]:
-        return np.flatnonzero(fw_typical(lengths)).tolist()
+        return np.flatnonzero(kept_steps(np.array(lengths))).tolist()
 
     assert kept(90, 30, 10, 10, 10, 10, 10) == [2, 3, 4, 5, 6]
     assert kept(*[10] * 20, 50, *[10] * 20) == [*range(20), *range(21, 41)]
     assert kept(*[10, 10, 10, 40] * 5) == list(range(20))
 
 
-def fw_typical(lengths: tuple[int, ...]) -> Any:
-    from fullwire.timeline.account import typical_steps
+def test_the_usual_steps_are_the_middle_half_by_duration() -> None:
+    def usual(*lengths: int) -> list[int]:
+        return np.flatnonzero(usual_steps(np.array(lengths))).tolist()
 
-    return typical_steps(np.array(lengths))
+    assert usual(99, 10, 14, 11, 13, 12, 10, 16, 15) == [2, 3, 4, 5]
+    assert usual(10, 12, 11) == [0, 1, 2]  # of so few, none can be left out
+
+
+def test_pauses_between_steps_are_counted_and_the_usual_gaps_are_not() -> None:
+    assert pauses(np.array([0.001] * 20), 0.1) is None
+    found = pauses(np.array([0.001] * 20 + [0.400, 0.404, 0.408, 0.404]), 0.1)
+    assert found is not None
+    assert found.count == 4
+    assert found.are_alike
+    assert sentence(between_steps(found)) == (
+        "4 pauses of 404 ms between steps, 1.616 s in all, are not part of a step."
+    )
+    mixed = pauses(np.array([0.001, 0.001, 0.2, 1.0]), 0.1)
+    assert mixed is not None
+    assert "2 pauses of 200 ms to 1 s between steps" in sentence(between_steps(mixed))
 
 
 def test_times_that_cannot_be_are_refused_with_their_place() -> None:

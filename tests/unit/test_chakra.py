@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
@@ -18,6 +18,7 @@ from fullwire.importers import read
 from fullwire.importers._encodings import BrokenMessageError, fields, messages, signed
 from fullwire.run.run import SIZE_UNKNOWN
 from fullwire.words import sentence
+from tests.strategies import cases
 
 COMPUTES, SENDS, COLLECTIVE = 4, 5, 7
 
@@ -221,7 +222,7 @@ def test_numbers_of_fixed_width_are_read(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, 120), st.integers(0, 6))
-@settings(max_examples=300)
+@cases(300)
 def test_any_damage_gives_a_run_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, damage: bytes, place: int, cut: int
 ) -> None:
@@ -250,7 +251,7 @@ _JSON = st.recursive(
 
 
 @given(_JSON, st.sampled_from(["c10d::allreduce_", "record_param_comms", "x"]))
-@settings(max_examples=200)
+@cases(200)
 def test_a_node_may_hold_anything(
     tmp_path_factory: pytest.TempPathFactory, inner: object, name: str
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -14,6 +14,7 @@ from fullwire.collectives.plan import plan, plan_on
 from fullwire.collectives.registry import OPS, names
 from fullwire.collectives.stages import Layout, Plan, execute
 from fullwire.errors import UsageError
+from tests.strategies import cases
 
 PAIRS = [(op, algorithm) for op in OPS for algorithm in names(op)]
 NEEDS_POWER_OF_TWO = [("reducescatter", "halving-doubling"), ("allgather", "halving-doubling")]
@@ -67,7 +68,7 @@ def promised(made: Plan, vectors: NDArray[np.int64], held: NDArray[np.int64]) ->
 
 
 @pytest.mark.parametrize(("op", "algorithm"), PAIRS)
-@settings(max_examples=25, deadline=None)
+@cases(25)
 @given(layout=layouts(), size=st.integers(0, 700))
 def test_a_plan_carried_out_on_arrays_gives_what_the_collective_promises(
     op: str, algorithm: str, layout: Layout, size: int
@@ -80,7 +81,7 @@ def test_a_plan_carried_out_on_arrays_gives_what_the_collective_promises(
 
 
 @pytest.mark.parametrize(("op", "algorithm"), PAIRS)
-@settings(max_examples=25, deadline=None)
+@cases(25)
 @given(layout=layouts())
 def test_what_is_sent_is_received_and_nobody_sends_to_itself(
     op: str, algorithm: str, layout: Layout
@@ -107,7 +108,7 @@ BALANCED = [
 
 
 @pytest.mark.parametrize(("op", "algorithm"), BALANCED)
-@settings(max_examples=20, deadline=None)
+@cases(20)
 @given(layout=layouts())
 def test_every_rank_sends_and_receives_what_an_ideal_collective_must(
     op: str, algorithm: str, layout: Layout

@@ -12,7 +12,7 @@ from signal import SIGINT
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
@@ -25,6 +25,7 @@ from fullwire.collectives.registry import OPS, with_formula
 from fullwire.errors import UsageError
 from tests.around_a_switch import Wish, play_wishes
 from tests.reference_network import Move, ReferenceNetwork
+from tests.strategies import cases
 
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-6), (1e9, 1e-3)))
 # Every move of a random plan has a size of its own. With equal sizes two transfers may become ready
@@ -53,7 +54,7 @@ def native_s(parts: list[list[tuple[int, int, int]]], latency: float, chunks: in
 latencies = st.sampled_from([Fraction(0), Fraction(70), Fraction(501, 2)])
 
 
-@settings(max_examples=300, deadline=None)
+@cases(300)
 @given(parts_of_moves, latencies, st.integers(1, 2))
 def test_the_engine_agrees_with_a_plain_reference_on_any_plan(
     parts: list[list[tuple[int, int, int]]], latency: Fraction, chunks: int
@@ -227,7 +228,7 @@ def test_ctrl_c_ends_a_long_play() -> None:
     play = subprocess.Popen(
         [sys.executable, "-m", "fullwire", *command.split()], stderr=subprocess.PIPE, text=True
     )
-    while processor_s(play.pid) < 1.5:  # so it is loaded, and would play for minutes
+    while processor_s(play.pid) < 1.0:  # so it is loaded, and would play for minutes
         assert play.poll() is None
         time.sleep(0.05)
     play.send_signal(SIGINT)

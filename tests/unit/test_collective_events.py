@@ -20,6 +20,7 @@ from fullwire.collectives.registry import OPS, with_formula
 from fullwire.errors import UsageError
 from tests.around_a_switch import Wish, play_wishes
 from tests.reference_network import Move, ReferenceNetwork
+from tests.strategies import cases
 
 PAIRS = [(op, algorithm) for op in OPS for algorithm in with_formula(op)]
 
@@ -130,7 +131,7 @@ def reference_s(parts: list[list[Wish]], latency_s: float, chunks: int) -> float
     return end_s
 
 
-@settings(max_examples=250, deadline=None)
+@cases(250)
 @given(any_parts, latencies, st.integers(1, 3))
 def test_equal_transfers_that_meet_take_as_long_as_in_the_plain_reference(
     parts: list[list[Wish]], latency_s: float, chunks: int
@@ -139,7 +140,7 @@ def test_equal_transfers_that_meet_take_as_long_as_in_the_plain_reference(
     assert play_s(*parts, latency_s=latency_s, chunks=chunks) == pytest.approx(expected_s, rel=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@cases(50)
 @given(any_parts, latencies, st.integers(1, 3))
 def test_serial_chunks_take_as_long_as_one_so_many_times(
     parts: list[list[Wish]], latency_s: float, chunks: int
@@ -176,7 +177,7 @@ def test_the_same_play_takes_the_same_time_to_the_last_bit_and_scales_exactly(
     assert once_s == again_s == twice_s / 2
 
 
-@settings(max_examples=300, deadline=None)
+@cases(300)
 @given(
     st.sampled_from(PAIRS),
     st.integers(1, 40),

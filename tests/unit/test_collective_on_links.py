@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fullwire import _native
@@ -28,6 +28,7 @@ from fullwire.collectives.playing import CollectiveTime, collective_time
 from fullwire.collectives.registry import OPS, fitting, names
 from fullwire.errors import UsageError
 from tests.reference_network import Move, ReferenceNetwork
+from tests.strategies import cases
 
 PAIRS = [(op, algorithm) for op in OPS for algorithm in names(op)]
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-5), (1e9, 1e-2)))
@@ -91,7 +92,7 @@ def fabrics(draw: st.DrawFn, most_devices: int = 24) -> Cluster:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@cases(100)
 @given(
     fabrics(),
     st.sampled_from(PAIRS),
@@ -156,7 +157,7 @@ def test_sixteen_thousand_devices_are_a_few_kinds() -> None:
     assert found.time_s > 2 * 2047 / 2048 * 2**27 * 8 / 400e9
 
 
-@settings(max_examples=100, deadline=None)
+@cases(100)
 @given(fabrics(), st.sampled_from(PAIRS), st.integers(1, 10**8), st.integers(1, 3))
 def test_events_agree_with_every_closed_form_that_is_exact(
     fabric: Cluster, pair: tuple[str, str], size: int, chunks: int
@@ -209,7 +210,7 @@ def test_closed_forms_come_near_events_where_they_are_not_exact(rails: bool) -> 
             assert float(known.whole_s(size)) == pytest.approx(played.time_s, rel=0.15)
 
 
-@settings(max_examples=60, deadline=None)
+@cases(60)
 @given(fabrics(), st.sampled_from(OPS), st.integers(1, 24))
 def test_what_is_applicable_can_be_played(fabric: Cluster, op: str, workers: int) -> None:
     assume(workers <= fabric.devices)
@@ -352,7 +353,7 @@ flow = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@cases(100)
 @given(st.lists(flow, min_size=1, max_size=14), st.sampled_from([0.0, 0.75]))
 def test_shares_on_any_routes_are_those_of_a_plain_reference(
     flows: list[Flow], latency_s: float

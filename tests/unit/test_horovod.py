@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.importers import read
 from tests.conftest import Cli
+from tests.strategies import cases
 
 
 class Timeline:
@@ -210,7 +211,7 @@ def test_text_that_is_none_ends_what_can_be_read(tmp_path: Path) -> None:
 _TEXT = a_job(steps=3).text()
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases(300)
 @given(
     st.lists(
         st.tuples(

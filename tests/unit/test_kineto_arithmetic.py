@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
 from fullwire.importers import read
+from tests.strategies import cases
 
 END_US = 120  # of a case
 COMPUTING = (
@@ -314,7 +315,7 @@ def figures(where: Path) -> list[dict[str, float | None]]:
     ]
 
 
-@settings(max_examples=250)
+@cases(250)
 @given(jobs(), st.sampled_from(DIALECTS))
 def test_every_figure_of_every_rank_agrees_with_the_reference(
     job: tuple[Rank, ...], dialect: Dialect

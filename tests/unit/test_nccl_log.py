@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
@@ -18,6 +18,7 @@ from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run
 from fullwire.words import sentence
 from tests.conftest import Cli
+from tests.strategies import cases
 
 TWO_NODES = ("comm 0x5 rank 1 nRanks 16 nNodes 2 localRanks 8 localRank 1 MNNVL 0",)
 
@@ -411,7 +412,7 @@ MESSAGES = st.sampled_from(
 
 
 @given(st.lists(MESSAGES | st.text(max_size=8), max_size=40))
-@settings(max_examples=60)
+@cases(60)
 def test_any_mixture_of_words_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str]
 ) -> None:

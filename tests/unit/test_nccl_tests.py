@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
@@ -17,6 +17,7 @@ from fullwire.importers._tables import Table
 from fullwire.importers.nccl_tests import read_tables
 from fullwire.simulation.transport import TableTransport
 from tests.conftest import Cli
+from tests.strategies import cases
 
 HEAD = """# nThread 1 nGpus 2 minBytes 8 maxBytes 2048 step: 2(factor)
 # Using devices
@@ -381,7 +382,7 @@ _ROWS = HEAD + "".join(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases(300)
 @given(
     st.lists(
         st.tuples(

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.importers import read, tables
+from tests.strategies import cases
 
 ALLREDUCE = """mpirun -n 16 -N 8 -hostfile hosts.txt -x PATH osu_xccl_allreduce -d cuda D D
 [node1:28293] SET UCX_NET_DEVICES=mlx5_6:1
@@ -123,9 +124,7 @@ def test_what_is_not_read_is_named(tmp_path: Path, text: str, why: str) -> None:
         read(written(tmp_path, text))
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@cases(100)
 @given(place=st.integers(0, len(METRICS) - 1), byte=st.integers(0, 255), cut=st.booleans())
 def test_any_damage_gives_tables_or_one_line(
     tmp_path: Path, place: int, byte: int, cut: bool

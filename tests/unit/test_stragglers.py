@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
@@ -20,6 +20,7 @@ from fullwire.simulation.typical import Step, typical_step
 from fullwire.words import sentence
 from tests.builders import a_run
 from tests.jobs_by_hand import a_trained_job
+from tests.strategies import cases
 
 LINE = "10Gbps"
 jitters = st.sampled_from(["recorded", "none", "lognormal:5%", "lognormal:60%", "exponential:20%"])
@@ -92,7 +93,7 @@ def test_many_workers_wait_for_the_slowest_that_was_recorded_and_no_longer() -> 
 
 
 @given(jitters, st.integers(1, 8), st.integers(1, 8))
-@settings(max_examples=20)
+@cases(20)
 def test_one_worker_waits_for_nobody(scatter: str, accumulate: int, local: int) -> None:
     table = fw.whatif(
         a_run(), workers=1, bandwidth=LINE, jitter=scatter, accumulate=accumulate, local_steps=local
@@ -102,7 +103,7 @@ def test_one_worker_waits_for_nobody(scatter: str, accumulate: int, local: int) 
 
 
 @given(st.sampled_from([*"12345678"]), st.integers(2, 10**6))
-@settings(max_examples=20)
+@cases(20)
 def test_zero_jitter_changes_nothing(accumulate: str, workers: int) -> None:
     conditions = {"workers": workers, "accumulate": accumulate}
     zero = column("step_s", a_run(), jitter="lognormal:0%", **conditions)
@@ -110,7 +111,7 @@ def test_zero_jitter_changes_nothing(accumulate: str, workers: int) -> None:
 
 
 @given(jitters, st.sampled_from([1, 2, 30]), st.lists(st.integers(1, 10**8), min_size=2))
-@settings(max_examples=40, deadline=None)
+@cases(40)
 def test_more_workers_never_wait_less(scatter: str, steps: int, workers: list[int]) -> None:
     found = jitter(scatter).late_s(a_step(), sorted(workers), steps)
     assert (np.diff(found) >= 0).all()
@@ -119,7 +120,7 @@ def test_more_workers_never_wait_less(scatter: str, steps: int, workers: list[in
 
 
 @given(st.floats(1, 100), st.floats(1, 100), st.integers(2, 10_000))
-@settings(max_examples=30)
+@cases(30)
 def test_more_scatter_never_waits_less(one: float, other: float, workers: int) -> None:
     less, more = sorted([one, other])
     for shape in ("lognormal", "exponential"):

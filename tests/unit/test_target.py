@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
@@ -12,6 +12,7 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import FactValue
 from fullwire.words import sentences
 from tests.builders import a_run
+from tests.strategies import cases
 
 
 def test_the_least_bandwidth_reaches_the_target_and_a_little_less_does_not() -> None:
@@ -71,7 +72,7 @@ def test_with_priority_there_is_no_least_bandwidth() -> None:
         fw.whatif(a_run(), workers=8, bandwidth="10Gbps", lane="priority", target=0.9)
 
 
-@settings(max_examples=30)
+@cases(30)
 @given(st.integers(2, 500), st.floats(0.05, 0.99), st.sampled_from(["ring", "tree"]))
 def test_what_is_returned_always_reaches_the_target(workers: int, wanted: float, kind: str) -> None:
     result = fw.whatif(

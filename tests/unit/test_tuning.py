@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
@@ -34,6 +34,7 @@ from fullwire.findings.collective import by_size
 from fullwire.words import sentence
 from tests.builders import a_run
 from tests.conftest import Cli
+from tests.strategies import cases
 
 TWO_TO_ONE = Path(__file__).resolve().parents[2] / "examples" / "two-to-one.toml"
 WITH_FORMULA = [op for op in OPS if with_formula(op)]
@@ -65,7 +66,7 @@ def test_what_is_applicable_can_be_planned(op: str, workers: int) -> None:
 
 
 @given(clusters, st.data())
-@settings(max_examples=40)
+@cases(40)
 def test_ranges_join_and_name_the_choice_at_both_of_their_ends(
     cluster: Cluster, data: st.DataObject
 ) -> None:
@@ -162,7 +163,7 @@ def test_a_collective_is_tuned_before_it_is_played(cli: Cli) -> None:
     st.floats(0, 1e-3),
     st.sampled_from(["fifo", "priority"]),
 )
-@settings(max_examples=40)
+@cases(40)
 def test_a_tuned_step_communicates_no_longer_than_with_one_algorithm_for_all(
     waits: list[tuple[float, int]], workers: int, rate: float, latency: float, lane: str
 ) -> None:

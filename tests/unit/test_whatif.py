@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
@@ -17,6 +17,7 @@ from fullwire.run.facts import FactValue
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Run
 from tests.builders import a_run
+from tests.strategies import cases
 
 LINE = "10Gbps"
 
@@ -342,7 +343,7 @@ def whole_in(run: Run, divisor: int) -> Run:
     )
 
 
-@settings(max_examples=25)
+@cases(25)
 @given(
     runs,
     st.lists(sizes, min_size=1, max_size=4),

@@ -21,7 +21,7 @@ from fullwire.timeline.passes import passes_of_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """The parts of the mean step before and after, in seconds; of one pass, if passes differ."""
+    """The parts of the usual step before and after, in seconds; of one pass, if passes differ."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]

@@ -1,9 +1,9 @@
 """Did it get better, and by more than noise?
 
-Recordings are compared by the median of their steps, without warm-up. A step of a job is as long as
-on its slowest rank. The same job, recorded again, has another median, and more steps do not change
-that. Other work on the machine, for example, makes a job slower for a second or for an hour. So the
-medians of recordings should differ as much as the medians of one recording's fifths. Random scatter
+Recordings are compared by the time of their usual step (`run/usual.py`), without warm-up. The
+same job, recorded again, has another one, and more steps do not change that. Other work on the
+machine, for example, makes a job slower for a second or for an hour. So the usual steps of
+recordings should differ as much as those of one recording's fifths. Random scatter
 of steps makes the fifths differ less when there are more steps. Lasting changes keep their effect.
 Several recordings of a side show the noise directly. Both estimates are of one variance, and the
 interval of the ratio is Student's.
@@ -50,7 +50,7 @@ from fullwire.findings.finding import Finding
 from fullwire.run.facts import REGISTRY
 from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
-from fullwire.timeline.account import typical_steps
+from fullwire.run.usual import kept_steps, marks_of_steps, middle_half, step_lengths_ns
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_collectives, check_times, steps_of
 from fullwire.timeline.transfers import world
@@ -58,8 +58,8 @@ from fullwire.units import share, show_bytes
 from fullwire.words import sentence, sentences
 
 PIECES = 5  # Pieces of a recording, in order of time.
-# The standard deviation of a median beyond the scatter of its steps. The same job, started again,
-# is a little faster or slower as a whole (validation/README.md).
+# The standard deviation of a usual step beyond the scatter of its steps. The same job, started
+# again, is a little faster or slower as a whole (validation/README.md).
 ANEW = 0.005
 # The degrees of freedom of two recordings' fifths, beside those of several recordings.
 RULE_COUNTS = 8
@@ -78,7 +78,7 @@ _MOST_RECORDINGS = 30  # Of each side: nobody makes more.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The number of compared steps of a recording, and their median."""
+    """The number of compared steps of a recording, and the time of the usual one."""
 
     steps: int
     step_s: float
@@ -86,7 +86,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The variance of a recording's median, and the degrees of freedom of that estimate."""
+    """The variance of a recording's usual step, and the degrees of freedom of that estimate."""
 
     variance: float
     freedom: int
@@ -96,7 +96,7 @@ class Noise:
 
         `shares` holds, for each side, one over the number of its recordings.
         """
-        return _student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
+        return student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
 
     def recordings_for(self, change: float) -> int | None:
         """Return how many recordings of each side tell a change from such noise, if few do."""
@@ -124,10 +124,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class Comparison(Result):
-    """Median steps, their ratio after/before, and whether the difference is more than noise.
+    """Usual steps, their ratio after/before, and whether the difference is more than noise.
 
     If steps of the runs have different numbers of passes, all times are those of one pass. With
-    several recordings of a side, times are the geometric mean of their medians.
+    several recordings of a side, times are the geometric mean of their usual steps.
     """
 
     before_s: float
@@ -145,7 +145,7 @@ class Comparison(Result):
     passes: tuple[int, int] | None  # Of a step, if they differ: then times are of one pass.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
     recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
-    noise: Noise | None  # Of a recording's median; None with too few steps.
+    noise: Noise | None  # Of a recording's usual step; None with too few steps.
     notes: tuple[Finding, ...]  # The notes on the comparison.
 
     @property
@@ -265,7 +265,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
             for each, counts in zip(lengths_s, known, strict=True)
         ]
     found = [
-        tuple(Recording(steps=len(each), step_s=float(np.median(each))) for each in side)
+        tuple(Recording(steps=len(each), step_s=float(middle_half(each).mean())) for each in side)
         for side in lengths_s
     ]
     before_s, after_s = (geometric_mean(each.step_s for each in side) for side in found)
@@ -326,7 +326,7 @@ def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalLength:
-    """The median step of some recordings, and the 95 % interval of that of others like them."""
+    """The usual step of some recordings, and the 95 % interval of that of others like them."""
 
     step_s: float
     low_s: float | None  # None with too few steps
@@ -336,7 +336,7 @@ class TypicalLength:
 def typical_length(runs: RunLike | Sequence[RunLike]) -> TypicalLength:
     """Return the length of a job's steps, from one recording or from several."""
     lengths_s = [step_lengths_s(run) for run in _recordings(runs)]
-    step_s = geometric_mean(float(np.median(each)) for each in lengths_s)
+    step_s = geometric_mean(float(middle_half(each).mean()) for each in lengths_s)
     noise = _noise([lengths_s])
     if noise is None:
         return TypicalLength(step_s=step_s, low_s=None, high_s=None)
@@ -360,35 +360,32 @@ def _noise(lengths_s: Sequence[Sequence[Floats]]) -> Noise | None:
     recordings = [each for side in lengths_s for each in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
         return None
-    drifts = []  # The variance of the fifths' medians; one slow stretch among steady steps is none.
+    drifts = []  # The variance of the fifths' steps; one slow stretch among steady steps is none.
     for lengths in recordings:
-        of_pieces = _squares(_log_medians(np.array_split(lengths, PIECES))) / (PIECES - 1)
+        of_pieces = _squares(_log_steps(np.array_split(lengths, PIECES))) / (PIECES - 1)
         away = np.abs(np.log(lengths / np.median(lengths)))
         drifts.append(min(of_pieces, float(1.4826 * np.median(away)) ** 2))
     by_rule = ANEW**2 + float(np.mean(drifts))
-    seen = sum(_squares(_log_medians(side)) for side in lengths_s)
+    seen = sum(_squares(_log_steps(side)) for side in lengths_s)
     freedom = RULE_COUNTS + sum(len(side) - 1 for side in lengths_s)
     return Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
 
 
-def _log_medians(pieces: Sequence[Floats]) -> Floats:
-    return np.log([np.median(each) for each in pieces])
+def _log_steps(pieces: Sequence[Floats]) -> Floats:
+    return np.log([middle_half(each).mean() for each in pieces])
 
 
 def step_lengths_s(run: Run) -> Floats:
     """Return the length of each step of the job, in order of time, without warm-up."""
-    rows = np.flatnonzero((run.spans.lane == "host") & (run.spans.name == "step"))
     refuse_without_steps(run, run.provenance.source)
-    marks = run.spans.rows(rows)
+    marks = marks_of_steps(run)
     check_times(run, "steps", marks.start_ns, marks.end_ns)
     check_collectives(run)
     for rank in np.unique(marks.rank).tolist():
         steps_of(run, rank, marks.rows(marks.rank == rank))
-    numbers, place = np.unique(run.spans.step[rows], return_inverse=True)
-    longest_ns = np.zeros(len(numbers), np.int64)
-    np.maximum.at(longest_ns, place, run.spans.end_ns[rows] - run.spans.start_ns[rows])
-    lengths_s = longest_ns[typical_steps(longest_ns)] * 1e-9
-    if not np.median(lengths_s):
+    length_ns = step_lengths_ns(run)
+    lengths_s = length_ns[kept_steps(length_ns)] * 1e-9
+    if not middle_half(lengths_s).any():
         raise UsageError(f"{run.provenance.source}: its steps take no time, so none is to compare")
     check_steps(run.provenance.source, step=lengths_s)
     return np.asarray(lengths_s, np.float64)
@@ -403,7 +400,7 @@ def refuse_without_steps(run: Run, name: str) -> None:
     raise UsageError(f"{name}: it has no steps to compare")
 
 
-def _student(share: float, freedom: int) -> float:
+def student(share: float, freedom: int) -> float:
     """Return how many standard deviations hold a share of Student's distribution (A&S 26.7.5)."""
     z = NormalDist().inv_cdf((1 + share) / 2)
     return (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from fullwire.clusters.cluster import Cluster
-from fullwire.compression.codec import CODECS
+from fullwire.compression.codec import CODECS, Cost, parse_choice
 from fullwire.compression.compressor import Compressor, parse_codec
+from fullwire.compression.method import FLOAT_BYTES
 from fullwire.errors import UsageError
 from fullwire.simulation.conditions import CHANGES, Changes
 from fullwire.units import bits_per_second, ratio, seconds, shown
@@ -89,13 +90,47 @@ def latency(value: Any) -> float:
 
 
 def compressors(
-    compression: OneOrMany | None, codec: OneOrMany | None, *, on_gpu: bool = False
+    compression: OneOrMany | None,
+    codec: OneOrMany | None,
+    *,
+    on_gpu: bool = False,
+    models: Sequence[Sequence[int]] = (),
+    costs: Mapping[str, Cost] | None = None,
 ) -> tuple[Compressor, ...]:
     """Read free ratios and names of codecs, then codecs by their figures.
 
-    Without any of them, the gradients are sent uncompressed.
+    Without any of them, the gradients are sent uncompressed. `models` has the bytes of each run's
+    gradients, `costs` those that were measured for codecs by name.
     """
-    named = () if compression is None else several(compression, partial(_compressor, on_gpu=on_gpu))
+
+    def read(value: Any) -> Compressor:
+        if not (isinstance(value, str) and value[:1].isalpha()):
+            return Compressor(ratio=ratio(value, "compression"))
+        if value.partition(":")[0] not in CODECS:
+            known = ", ".join(CODECS)
+            raise UsageError(
+                f"compression: expected a ratio such as 4, or a codec among {known}, "
+                f"got {shown(value)}"
+            )
+        choice = parse_choice(value)
+        if costs and str(choice) not in costs:
+            raise UsageError(
+                f"codec costs: expected those of {choice}, got those of {', '.join(costs)}"
+            )
+        cost = (costs or {}).get(str(choice))
+        ratios = {
+            choice.compressor(on_gpu=on_gpu, sizes=[size // FLOAT_BYTES for size in sizes]).ratio
+            for sizes in models
+        }
+        if choice.codec.by_shape and len(ratios) > 1:
+            raise UsageError(
+                f"compression: the bytes of {choice} depend on the gradients: expected one run, or "
+                f"runs with the same gradients, got {len(models)} runs"
+            )
+        found = choice.compressor(on_gpu=on_gpu, cost=cost)
+        return replace(found, ratio=ratios.pop()) if choice.codec.by_shape and ratios else found
+
+    named = () if compression is None else several(compression, read)
     if compression is not None and not named:
         raise UsageError("compression: expected at least one value")
     is_one = codec is None or isinstance(codec, str | Compressor)
@@ -104,18 +139,6 @@ def compressors(
         asked if isinstance(asked, Compressor) else parse_codec(str(asked)) for asked in codecs
     )
     return named + costly or (Compressor(ratio=1),)
-
-
-def _compressor(value: Any, *, on_gpu: bool) -> Compressor:
-    if isinstance(value, str) and value[:1].isalpha():
-        if value not in CODECS:
-            known = ", ".join(CODECS)
-            raise UsageError(
-                f"compression: expected a ratio such as 4, or a codec among {known}, "
-                f"got {shown(value)}"
-            )
-        return CODECS[value].compressor(on_gpu=on_gpu)
-    return Compressor(ratio=ratio(value, "compression"))
 
 
 def _each(given: OneOrMany) -> Iterable[Any]:

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,12 +34,14 @@ from fullwire.answers.subjects import (
     with_batches,
 )
 from fullwire.answers.suspects import suspicions
+from fullwire.answers.time_to_target import Asked, ToTarget, answer, to_goal
 from fullwire.clusters import ClusterLike, cluster
 from fullwire.clusters.cluster import one_switch, with_nodes
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
+from fullwire.compression.costs import costs_in
 from fullwire.crew import HERE, Crew, crew
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
@@ -70,6 +74,7 @@ _REPLAYED = {
     "workers": "workers",
     "compression": "compression",
     "codec": "codec",
+    "codec_costs": "codec_costs",
     "transport": "transport_",
     "buckets": "buckets",
     "algorithm": "algorithm",
@@ -107,6 +112,7 @@ class WhatIf(Result):
     grid: Grid
     changes: Changes = field(default_factory=dict)
     suspicions: tuple[Suspicion, ...] = ()  # On a described cluster.
+    to_target: ToTarget | None = None  # If a metric is to reach a value.
 
     def __len__(self) -> int:
         return len(self.predictions)
@@ -123,11 +129,14 @@ class WhatIf(Result):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return the notes on the predictions, a sentence each."""
-        return sentences(self.notes)
+        notes = self.notes if self.to_target is None else (*self.notes, *self.to_target.notes)
+        return sentences(notes)
 
     @property
     def reaching(self) -> tuple[Finding, ...]:
         """Return the needs of the target, if one was asked for: a finding for each case."""
+        if self.to_target is not None:
+            return answer(self.to_target, self.predictions)
         if self.targets is None:
             return ()
         return tuple(target_findings(self.targets, self._varying()))
@@ -152,7 +161,8 @@ class WhatIf(Result):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns by name, as a data frame takes them."""
-        return self.predictions.columns() | self._interval_columns()
+        columns = self.predictions.columns() | self._interval_columns()
+        return columns if self.to_target is None else columns | self.to_target.columns()
 
     def _interval_columns(self) -> dict[str, NDArray[Any]]:
         if not self.has_intervals:
@@ -192,7 +202,10 @@ class WhatIf(Result):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows as dictionaries of plain values."""
-        columns = {name: column.tolist() for name, column in self.predictions.columns().items()}
+        own = self.predictions.columns()
+        if self.to_target is not None:
+            own |= self.to_target.columns()
+        columns = {name: column.tolist() for name, column in own.items()}
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
 
@@ -222,6 +235,7 @@ def whatif(
     workers: OneOrMany = None,
     compression: OneOrMany = None,
     codec: OneOrMany = None,
+    codec_costs: str | Path | None = None,
     transport: OneOrMany = "full",
     calibrate: RunLike | Sequence[RunLike] = (),
     buckets: OneOrMany = None,
@@ -239,6 +253,11 @@ def whatif(
     progress: Progress | None = None,
     on: str = HERE,
     line_rate: str | float | None = None,
+    global_batch: OneOrMany = None,
+    curve: RunLike | Sequence[RunLike] = (),
+    recorded_batch: OneOrMany = None,
+    critical_batch: float | None = None,
+    price: str | None = None,
     **more: OneOrMany,
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
@@ -250,6 +269,7 @@ def whatif(
     - `workers`: the number of workers.
     - `bandwidth` (bits per second), `latency` (seconds): those of the links.
     - `compression`, `codec`: an ideal ratio, or the name of a compressor.
+    - `codec_costs`: a file that `fullwire codecs --json` printed: the costs of named compressors.
     - `transport`: `"full"`, or `"measured"`, the one that the collectives of the runs show.
     - `calibrate`: more runs of the same cluster that show its transport.
     - `line_rate` (bits per second): that of the recorded links, if a run does not know it.
@@ -263,7 +283,13 @@ def whatif(
       those of one pass.
     - `jitter`: the scatter of ranks. All of them wait for the slowest.
     - `batch`: the batch of a worker, for built-in workloads.
-    - `target`: a scaling factor to be reached.
+    - `target`: a scaling factor to be reached, or a metric with its value, `"loss<=0.3"`. With a
+      metric, rows have the steps and the time to it. These conditions go with it:
+    - `global_batch`: the samples of a step of the whole job. Without it, a worker keeps its own.
+    - `curve`: more runs that show the metric, at other batches.
+    - `recorded_batch`: the global batch of each run, the first one included, if runs lack it.
+    - `critical_batch`: the batch at which a training needs twice the samples, if you know it.
+    - `price`: of a device, such as `"2.10 EUR/device-hour"`.
     - `progress`: is called with the number of predictions that are done, and of all.
     - `on`: `"ray"`, or a Ray cluster's address, computes the grid there.
     - `more`: conditions that change the recorded step, as `fullwire whatif --help` lists them.
@@ -273,6 +299,45 @@ def whatif(
         table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
         table.to_pandas()
     """
+    goal = Asked(
+        target=target,
+        global_batch=global_batch,
+        curve=curve,
+        recorded_batch=recorded_batch,
+        critical_batch=critical_batch,
+        price=price,
+    )
+    if goal.is_metric:
+        first, predictions, around_s, found_target = to_goal(
+            partial(
+                whatif,
+                runs,
+                bandwidth=bandwidth,
+                compression=compression,
+                codec=codec,
+                transport=transport,
+                calibrate=calibrate,
+                buckets=buckets,
+                algorithm=algorithm,
+                latency=latency,
+                cluster=cluster,
+                placement=placement,
+                jitter=jitter,
+                lane=lane,
+                on=on,
+                line_rate=line_rate,
+            ),
+            with_batches(runs, batch),
+            goal,
+            workers=workers,
+            nodes=nodes,
+            accumulate=accumulate,
+            local_steps=local_steps,
+            more=more,
+        )
+        return dataclasses.replace(
+            first, predictions=predictions, interval_s=around_s, to_target=found_target
+        )
     changes, many = asked_changes("whatif", more), named(with_batches(runs, batch), line_rate)
     only = [run for _, run in many]
     found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
@@ -283,6 +348,7 @@ def whatif(
         workers=workers,
         compression=compression,
         codec=codec,
+        codec_costs=codec_costs,
         transport_=transport,
         buckets=buckets,
         algorithm=algorithm,
@@ -295,9 +361,9 @@ def whatif(
         jitter_=jitter,
         lane=lane_order(lane),
     )
-    goal = None if target is None else ratio(target, "target")
+    wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
-        return _predicted(many, found, grid, changes, goal, progress, those)
+        return _predicted(many, found, grid, changes, wanted, progress, those)
 
 
 def _predicted(
@@ -405,6 +471,7 @@ def _grid(
     workers: OneOrMany = None,
     compression: OneOrMany = None,
     codec: OneOrMany = None,
+    codec_costs: str | Path | None = None,
     transport_: OneOrMany = "full",
     buckets: OneOrMany = None,
     algorithm: OneOrMany = None,
@@ -453,7 +520,13 @@ def _grid(
             ),
             rate,
         ),
-        compressors=compressors(compression, codec, on_gpu=is_on_gpu),
+        compressors=compressors(
+            compression,
+            codec,
+            on_gpu=is_on_gpu,
+            models=[_gradient_bytes(run) for run in runs] if compression is not None else (),
+            costs=None if codec_costs is None else costs_in(Path(codec_costs)),
+        ),
         transports=several(transport_, lambda text: found.named(str(text))),
         buckets=several(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
@@ -470,6 +543,16 @@ def _grid(
         cluster=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
+
+
+def _gradient_bytes(run: Run) -> list[int]:
+    """Return the bytes of the gradients in one step of one rank."""
+    rows = run.gradients
+    if not len(rows):
+        return []
+    first = rows.rows((rows.rank == rows.rank[0]) & (rows.step == rows.step[0]))
+    found: list[int] = first.bytes.tolist()
+    return found
 
 
 def _first(*choices: OneOrMany) -> OneOrMany:

@@ -16,14 +16,17 @@ import typer
 from fullwire.cli import (
     bench,
     cluster,
+    codecs,
     collective,
     compare,
     doctor,
     explain,
     export,
+    fixing,
     flows,
     import_,
     lab,
+    plan,
     record,
     report,
     show,
@@ -47,6 +50,7 @@ app.command("join")(record.join)
 app.command("explain")(explain.explain)
 app.command("report")(report.report)
 app.command("whatif")(whatif.whatif)
+app.command("plan")(plan.plan)
 app.command("study")(study.study)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)
@@ -55,6 +59,10 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare", cls=compare.TwoSides)(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.command("fixes")(fixing.fixes)
+app.command("apply", context_settings={"allow_interspersed_args": False})(fixing.apply)
+app.command("run", context_settings={"allow_interspersed_args": False})(fixing.run)
+app.command("codecs")(codecs.codecs)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(lab.app, name="lab")

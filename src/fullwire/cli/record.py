@@ -31,6 +31,17 @@ def record(
             "--probe", help="In a few steps sums wait for computing; results are the same"
         ),
     ] = False,
+    noise: Annotated[
+        bool,
+        typer.Option("--noise", help="Note gradient noise, which tells how large a batch helps"),
+    ] = False,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="A metric in the job's output: 'loss: ([0-9.]+)'. Can be given several times.",
+        ),
+    ] = None,
 ) -> None:
     """Run a training job unchanged, and record it.
 
@@ -55,8 +66,21 @@ def record(
     if part:
         if force:
             raise UsageError("--force replaces a run: a part writes none, fullwire join does")
-        raise typer.Exit(record_part(command, output, packets=packets, probe=probe))
-    recording = run_and_keep(command, output, packets=packets, probe=probe, replace=force)
+        if metric:
+            raise UsageError(
+                "--metric reads the output of the whole job: expected none with --part; "
+                "fullwire.log works in every task"
+            )
+        raise typer.Exit(record_part(command, output, packets=packets, probe=probe, noise=noise))
+    recording = run_and_keep(
+        command,
+        output,
+        packets=packets,
+        probe=probe,
+        noise=noise,
+        metric=metric or (),
+        replace=force,
+    )
     for line in recording_lines(recording.path):
         tell(line)  # standard output belongs to the job
     raise typer.Exit(recording.exit_status)

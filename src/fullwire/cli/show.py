@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,16 +16,21 @@ def show(
 ) -> None:
     """List the content of a run.
 
-    Its origin, facts and tables, and the gaps in it:
+    Its origin, facts and tables, the gaps in it, and the curves of its metrics:
 
     fullwire show job.run
     """
     from fullwire.importers import contents
     from fullwire.report.as_data import run_object
-    from fullwire.report.terminal import print_run
+    from fullwire.report.terminal import print_metrics, print_run
+    from fullwire.run.store import is_run, read_run
 
     outline, rows = contents(run)
     if json:
         print_json(run_object(outline, rows))
     else:
         print_run(outline, rows, run)
+        metrics = outline.metrics
+        if rows.get("metrics") and is_run(Path(run)):  # the outline has no rows
+            metrics = read_run(run, only=("metrics",)).metrics
+        print_metrics(metrics)

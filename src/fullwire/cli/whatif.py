@@ -44,9 +44,13 @@ Compression: TypeAlias = Annotated[
 Codec: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|gather",
+        metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather",
         help="A compressor with its cost: 4,20GB/s,20GB/s,sum. Can be given several times.",
     ),
+]
+CodecCosts: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="Costs of codecs, as fullwire codecs --json printed them on your machine"),
 ]
 Transport: TypeAlias = Annotated[
     str,
@@ -96,7 +100,29 @@ Lane: TypeAlias = Annotated[
     typer.Option(help="fifo, or priority: the next forward's first need is sent first"),
 ]
 Target: TypeAlias = Annotated[
-    Text, typer.Option(help="Find the least bandwidth and compression for this scaling: 0.95")
+    Text,
+    typer.Option(
+        help="0.95: the least bandwidth and compression for this scaling factor; or 'loss<=0.3': "
+        "the time until a metric of the run is there"
+    ),
+]
+GlobalBatch: TypeAlias = Annotated[
+    Text, typer.Option(help="Samples of a step of the whole job, with a metric's target: 256,1024")
+]
+Curve: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RUN", help="More runs with the target's metric, at other batches"),
+]
+RecordedBatch: TypeAlias = Annotated[
+    Text,
+    typer.Option(help="Global batch of RUN and of each --curve, where runs do not say: 256,1024"),
+]
+CriticalBatch: TypeAlias = Annotated[
+    float | None,
+    typer.Option(help="Batch at which a training needs twice the samples, if you know it"),
+]
+Price: TypeAlias = Annotated[
+    Text, typer.Option(help="Of a device, for the cost of a target: '2.10 EUR/device-hour'")
 ]
 Best: TypeAlias = Annotated[
     int | None,
@@ -119,6 +145,7 @@ def whatif(
     workers: Workers = None,
     compression: Compression = None,
     codec: Codec = None,
+    codec_costs: CodecCosts = None,
     transport: Transport = "full",
     calibrate: Calibrate = None,
     line_rate: LineRate = None,
@@ -134,6 +161,11 @@ def whatif(
     batch: Batch = None,
     lane: Lane = "fifo",
     target: Target = None,
+    global_batch: GlobalBatch = None,
+    curve: Curve = None,
+    recorded_batch: RecordedBatch = None,
+    critical_batch: CriticalBatch = None,
+    price: Price = None,
     best: Best = None,
     plot: Plot = None,
     output: Output = None,
@@ -152,6 +184,7 @@ def whatif(
     fullwire whatif job.run --line-rate 1Gbps --transport measured
     fullwire whatif job.run --cluster dgx-h100 --nodes 2,16
     fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps --target 0.95
+    fullwire whatif job.run --curve large.run --target 'loss<=0.3' --global-batch 256,1024
 
     `fullwire workloads` lists the built-in models, `fullwire cluster list` the built-in clusters.
     """
@@ -169,7 +202,15 @@ def whatif(
     placed = {"workers": workers, "cluster": cluster, "nodes": nodes, "placement": placement}
     sent = {"compression": compression, "buckets": buckets, "algorithm": algorithm}
     believed = {"transport": transport, "calibrate": calibrate or (), "jitter": jitter}
-    conditions: dict[str, Any] = {**network, **placed, **sent, "codec": codec, **believed, **more}
+    conditions: dict[str, Any] = {
+        **network,
+        **placed,
+        **sent,
+        "codec": codec,
+        "codec_costs": codec_costs,
+        **believed,
+        **more,
+    }
     if output is not None:
         step = answers.replay(runs[0], lane=lane, **conditions)
         tell(f"written: {write(step, output, replace=force)}")
@@ -183,6 +224,11 @@ def whatif(
             local_steps=local_steps,
             batch=batch,
             on=on,
+            global_batch=global_batch,
+            curve=curve or (),
+            recorded_batch=recorded_batch,
+            critical_batch=critical_batch,
+            price=price,
             **conditions,
         )
     if plot is not None:

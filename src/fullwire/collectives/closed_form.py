@@ -97,6 +97,9 @@ def gradient_cost(
     size = np.asarray(size_bytes, np.float64)
     if combining == "sum":
         return cost("allreduce", algorithm, workers, size, adds)
+    if combining == "exchange":
+        # A ring's bytes and additions. All parts go to their owners at once; a ring gathers them.
+        return replace(cost("allreduce", "ring", workers, size, adds), hops=workers)
     # Messages that cannot be summed on the way go to every worker, which adds them on arrival.
     gathered = cost("allgather", "ring", workers, size * workers, adds)
     return replace(gathered, add_s=(workers - 1) * adds(size))

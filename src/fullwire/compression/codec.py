@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fullwire.compression.compressor import Combining, Compressor
@@ -17,6 +17,10 @@ from fullwire.compression.method import FLOAT_BYTES, Method, Shape
 from fullwire.errors import UsageError
 from fullwire.registry import Registry
 from fullwire.units import shown
+
+_HOOK = "fullwire.compress("
+_USUAL_VALUES = 2560**2  # In a bucket of 25 MiB.
+_LARGEST_VECTOR = 4096  # Values: biases and norms of usual models have fewer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +58,36 @@ class Codec:
     words: str = ""  # How it sends, and what it loses.
     options: tuple[Option, ...] = ()
     method: Callable[..., Method] | None = None  # By the options; None for predictions only.
+    by_shape: bool = False  # Its ratio depends on the shapes of gradients.
     most_error: float | None = None  # The guard's limit, where nobody gives one.
 
-    def compressor(self, *, on_gpu: bool) -> Compressor:
-        """Return the figures for gradients that are packed on a processor or on a GPU."""
+    def compressor(
+        self,
+        *,
+        on_gpu: bool,
+        name: str | None = None,
+        ratio: float | None = None,
+        cost: Cost | None = None,
+    ) -> Compressor:
+        """Return the figures for gradients that are packed on a processor or on a GPU.
+
+        With other settings, it has another `name` and `ratio`. `cost` was measured by the caller.
+        """
         where = "a GPU" if on_gpu else "a processor"
-        cost = self.on_gpu if on_gpu else self.on_processor
+        cost = cost or (self.on_gpu if on_gpu else self.on_processor)
+        known = Compressor(
+            ratio=self.ratio if ratio is None else ratio,
+            combining=self.combining,
+            name=name or self.key,
+            caveat=f"its cost on {where} is unknown and counts as nothing",
+        )
         if cost is None:
-            return Compressor(
-                ratio=self.ratio,
-                combining=self.combining,
-                name=self.key,
-                caveat=f"its cost on {where} is unknown and counts as nothing",
-            )
-        return Compressor(
-            ratio=self.ratio,
+            return known
+        return replace(
+            known,
             encode_bps=cost.encode_bps,
             decode_bps=cost.decode_bps,
-            combining=self.combining,
             work_per_byte=cost.work_per_byte,
-            name=self.key,
             caveat="" if cost.is_measured else f"its cost on {where} is {cost.source}",
         )
 
@@ -103,6 +117,19 @@ class Choice:
         usual = {option.name: option.usual for option in self.codec.options}
         return self.codec.method(**(usual | dict(self.settings)))
 
+    def compressor(
+        self, *, on_gpu: bool, sizes: Sequence[int] = (), cost: Cost | None = None
+    ) -> Compressor:
+        """Return the figures for gradients with so many values each.
+
+        No run knows the shapes of its gradients. Large ones count as square matrices.
+        """
+        ratio = None
+        if self.codec.method is not None and (sizes or self.settings):
+            sizes = sizes or (_USUAL_VALUES,)
+            ratio = self.ratio(square(size) for size in sizes)
+        return self.codec.compressor(on_gpu=on_gpu, name=str(self), ratio=ratio, cost=cost)
+
     def ratio(self, shapes: Iterable[Shape]) -> float:
         """Return how many times fewer bytes the gradients of these shapes have when packed."""
         method, whole, packed = self.method(), 0, 0
@@ -110,6 +137,23 @@ class Choice:
             whole += FLOAT_BYTES * math.prod(shape)
             packed += method.wire_bytes(shape)
         return max(whole / packed, 1.0) if packed else 1.0
+
+
+def square(size: int) -> Shape:
+    """Return the shape that stands for a gradient with so many values."""
+    side = math.isqrt(size)
+    return (side, size // side) if size > _LARGEST_VECTOR else (size,)
+
+
+def hook_of(choice: Choice) -> str:
+    """Return the name of the DDP hook that sends with a codec."""
+    return f"{_HOOK}{choice})"
+
+
+def named_in(hook: str | None) -> str | None:
+    """Return the codec in the name of a recorded hook; None if it is no hook of ours."""
+    is_ours = hook is not None and hook.startswith(_HOOK)
+    return hook[len(_HOOK) : -1] if hook is not None and is_ours else None
 
 
 def parse_choice(text: str) -> Choice:

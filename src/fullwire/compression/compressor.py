@@ -1,10 +1,12 @@
 """A gradient compressor as a prediction needs it: the bytes that it leaves, and its cost.
 
-Two kinds are in use. The output of one kind can be *summed* on the way (fewer bits per element, a
-low-rank factor), so it travels by all-reduce like the gradient itself. The output of the other kind
-cannot be summed (the largest 1 % of the elements, at other places in each worker). Every worker has
-to *gather* the output of all others and unpack it, so wire time and unpacking grow with the
-cluster.
+Three kinds are in use. The output of the first kind can be *summed* on the way (a low-rank factor),
+so it travels by all-reduce like the gradient itself. The second kind has fewer bits per element and
+travels by direct *exchange*: each worker owns a part, adds what the others send for it, and packs
+the mean once. It sends as many bytes as a ring, in fewer messages. The output of the third kind
+cannot be added in parts (the largest 1 % of the elements, at other places in each worker). Every
+worker has to *gather* the output of all others and unpack it, so wire time and unpacking grow with
+the cluster.
 
 The paper's compressor is free: it can be summed, and packing takes no time.
 """
@@ -13,13 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 from fullwire.errors import UsageError
 from fullwire.units import bits_per_second, ratio
 
-Combining: TypeAlias = Literal["sum", "gather"]
-_EXPECTED = "RATIO,ENCODE_RATE,DECODE_RATE,sum|gather, like 4,20GB/s,20GB/s,sum"
+Combining: TypeAlias = Literal["sum", "exchange", "gather"]
+_EXPECTED = "RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather, like 4,20GB/s,20GB/s,sum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,9 @@ class Compressor:
             raise UsageError(f"compression: expected a ratio of 1 or more, got {self.ratio:g}")
         if not (self.encode_bps > 0 and self.decode_bps > 0):
             raise UsageError("compression: expected encode and decode rates above 0")
-        if self.combining not in ("sum", "gather"):
-            raise UsageError(f"compression: expected sum or gather, got {self.combining!r}")
+        if self.combining not in get_args(Combining):
+            known = ", ".join(get_args(Combining))
+            raise UsageError(f"compression: expected one of {known}, got {self.combining!r}")
 
     @property
     def is_free(self) -> bool:
@@ -60,7 +63,7 @@ class Compressor:
 
     def codec_s_per_byte(self, workers: int) -> float:
         """Return the time to pack one byte of gradient, and to unpack what comes back for it."""
-        unpacked = workers if self.combining == "gather" else 1
+        unpacked = {"sum": 1.0, "gather": workers, "exchange": 2 - 1 / workers}[self.combining]
         return 8 / self.encode_bps + unpacked * 8 / self.decode_bps
 
     def __str__(self) -> str:
@@ -80,13 +83,13 @@ def _bytes_per_s(rate_bps: float) -> str:
 
 
 def parse_codec(text: str) -> Compressor:
-    """Read RATIO,ENCODE_RATE,DECODE_RATE,sum|gather."""
+    """Read RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather."""
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 4 or parts[3] not in ("sum", "gather"):
+    if len(parts) != 4 or parts[3] not in get_args(Combining):
         raise UsageError(f"codec: expected {_EXPECTED}, got {text!r}")
     return Compressor(
         ratio=ratio(parts[0], "codec ratio"),
         encode_bps=bits_per_second(parts[1], "codec encode rate"),
         decode_bps=bits_per_second(parts[2], "codec decode rate"),
-        combining="gather" if parts[3] == "gather" else "sum",
+        combining=cast(Combining, parts[3]),
     )

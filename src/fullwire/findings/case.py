@@ -45,7 +45,7 @@ class Case:
 
     @property
     def step_s(self) -> float:
-        """Return the length of a typical step."""
+        """Return the time of a step."""
         return self.account.step_s
 
     @property
@@ -80,7 +80,11 @@ class Case:
     @property
     def whole(self) -> Length:
         """Return the length of the account: every step, or the trace where no step is marked."""
-        return Length(step_s=self.step_s, is_whole_trace=self.account.is_whole_trace)
+        return Length(
+            step_s=self.step_s,
+            is_whole_trace=self.account.is_whole_trace,
+            is_of_all=self.account.is_over_all,
+        )
 
     @property
     def floor_s(self) -> float:
@@ -122,7 +126,7 @@ def computes(case: Case) -> bool:
 
 def enough_steps(case: Case) -> bool:
     """Say whether there are enough steps to judge by."""
-    count = 0 if case.account.is_whole_trace else int(case.account.is_typical.sum())
+    count = 0 if case.account.is_whole_trace else int(case.account.is_kept.sum())
     return case.run.provenance.origin != "measured" or count >= FEWEST_STEPS
 
 

@@ -11,7 +11,7 @@ from fullwire.run.run import Run
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
 SMALL = 0.05  # A change of this size interests people.
-_MEANS_DIFFER = 0.05  # A larger difference from medians: a few long steps changed.
+_MEANS_DIFFER = 0.05  # A larger difference from usual steps: others changed.
 _NOT_SHOWN = 0.0005  # Of the step: a smaller change would print as 0.
 _MUCH = 0.05  # A sentence needs a change of bytes, or of length, above this.
 
@@ -355,11 +355,11 @@ class DilationDiffers(Finding):
 
 
 class MeansChangedOtherwise(Finding):
-    """The change of the means differs from that of medians, which a few long steps do not move."""
+    """The change of the means differs from that of usual steps."""
 
     template = (
-        "Mean steps changed otherwise: from {before_s:time} to {after_s:time} ({change:+.1%}). "
-        "Some steps are much longer than the median one, and these changed."
+        "The mean of all steps changed otherwise: from {before_s:time} to {after_s:time} "
+        "({change:+.1%}). Some steps take much longer than the usual ones, and these changed."
     )
 
     before_s: float
@@ -426,7 +426,7 @@ def comparison_notes(
 
 
 def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:
-    """Yield the change of the means, where it differs from the change of the medians."""
+    """Yield the change of the means, where it differs from that of usual steps."""
     before_s, after_s = (geometric_mean(float(each.mean()) for each in side) for side in lengths_s)
     change = after_s / before_s - 1
     if abs(after_s / before_s / ratio - 1) > _MEANS_DIFFER:

@@ -94,10 +94,25 @@ def kinds() -> dict[str, type[Finding]]:
 class Length(Finding):
     """The length of an account: of every step, or of the trace where no step is marked."""
 
-    template = "{is_whole_trace:the|every} {step_s:time} {is_whole_trace:of the trace|step}"
+    template = (
+        "{is_whole_trace:the|{is_of_all:a mean|every}} {step_s:time} "
+        "{is_whole_trace:of the trace|step}"
+    )
 
     step_s: float
     is_whole_trace: bool
+    is_of_all: bool = False  # The mean of all steps, where few of them hold the largest loss.
+
+    @property
+    def named(self) -> str:
+        """Return what a share is of."""
+        return (
+            "the trace"
+            if self.is_whole_trace
+            else "the time of all steps"
+            if self.is_of_all
+            else "each step"
+        )
 
 
 class Amount(Finding):

@@ -10,9 +10,9 @@ import numpy as np
 from fullwire.findings.case import NOTABLE, Case, communicates, computes
 from fullwire.findings.finding import Finding
 from fullwire.findings.others import about_others
-from fullwire.fixes import Fixes
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
+from fullwire.run.usual import LONGER, Pauses, gaps_between_steps_s, pauses
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import probe_steps
@@ -114,17 +114,19 @@ class NoStepMarked(Finding):
     template = "No step is marked: the whole trace is taken for one."
 
 
-class StepsLeftOut(Finding):
-    """The steps that the means leave out."""
+class LongerSteps(Finding):
+    """The steps that take much longer than usual, warm-up included, and the reason."""
 
     template = (
-        "{left_out} of {steps} steps are left out as warm-up or exceptions; they are {share:.0%} "
-        "of the time."
+        "{count:,} of {steps:,} steps {count:takes|take} over {times} times the usual: "
+        "{beyond_s:time} more in all{cause:?, most of it {cause}}."
     )
 
-    left_out: int
+    count: int
     steps: int
-    share: float
+    times: float
+    beyond_s: float
+    cause: str | None
 
 
 class ChangedMidway(Finding):
@@ -140,6 +142,30 @@ class ChangedMidway(Finding):
     part: str
 
 
+class PausesBetweenSteps(Finding):
+    """Pauses between steps, as for evaluation or a checkpoint, are in no step's account."""
+
+    template = (
+        "{count:,} {count:pause|pauses} of {low_s:?{low_s:time} to }{high_s:time} between steps, "
+        "{total_s:time} in all, {count:is|are} not part of a step."
+    )
+
+    count: int
+    low_s: float | None
+    high_s: float
+    total_s: float
+
+
+def between_steps(pauses: Pauses) -> Finding:
+    """Return the finding about pauses between steps."""
+    return PausesBetweenSteps(
+        count=pauses.count,
+        low_s=None if pauses.are_alike else pauses.low_s,
+        high_s=pauses.middle_s if pauses.are_alike else pauses.high_s,
+        total_s=pauses.total_s,
+    )
+
+
 class TimeBetweenSteps(Finding):
     """Some time is outside of all steps, as for evaluation or a checkpoint."""
 
@@ -151,17 +177,29 @@ class TimeBetweenSteps(Finding):
     share: float
 
 
-class MeanIsNotMedian(Finding):
-    """The account is of the mean step, but predictions start from the median one."""
+class FixedFromAllSteps(Finding):
+    """The account is of the usual step, but few other steps hold the loss."""
 
     template = (
-        "The account is of the mean step, {mean_s:time}; {is_fixed_from_mean:predictions but what "
-        "would help|predictions} start from the median step, {median_s:time}."
+        "The account is of the usual step, {usual_s:time}. The verdict and the fixes are of all "
+        "{steps:,} steps, {mean_s:time} in the mean, because few of them hold the loss."
     )
 
+    usual_s: float
     mean_s: float
-    median_s: float
-    is_fixed_from_mean: bool
+    steps: int
+
+
+class PredictedFromOthers(Finding):
+    """Predictions replay other steps than the account's: those that are whole on every rank."""
+
+    template = (
+        "The account's step takes {usual_s:time}. Predictions replay the steps that are whole on "
+        "every rank; these take {replayed_s:time}."
+    )
+
+    usual_s: float
+    replayed_s: float
 
 
 class BaselineIsLonger(Finding):
@@ -173,6 +211,21 @@ class BaselineIsLonger(Finding):
     )
 
     baseline_s: float
+
+
+class RanksBeyondTheAccount(Finding):
+    """The account's computing is less than the ranks' own, because their excess is set apart."""
+
+    template = (
+        "The account's computing, {account_s:time}, is that of the lower median of the ranks in "
+        "each step. The ranks' own is {low_s:time} to {high_s:time}; {beyond_s:time} of it counts "
+        "as straggler."
+    )
+
+    account_s: float
+    low_s: float
+    high_s: float
+    beyond_s: float
 
 
 # ---- ranks and transfers -------------------------------------------------------------------------
@@ -317,11 +370,8 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         return
     if found.is_whole_trace:
         yield NoStepMarked()
-    left_out = int((~found.is_typical).sum())
-    if left_out:
-        all_ns = found.parts_ns.sum(axis=(0, 2))
-        share = float(all_ns[~found.is_typical].sum() / all_ns.sum())
-        yield StepsLeftOut(left_out=left_out, steps=len(found.steps), share=share)
+    else:
+        yield from _longer_steps(found)
     change = changed_midway(found)
     if change is not None:
         part = change.part.key.replace("_", " ")
@@ -332,7 +382,10 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probes=int((probes.rank == probes.rank[0]).sum()),
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
-    # Find the share of time between steps, as for evaluation or a checkpoint.
+    stopped = pauses(gaps_between_steps_s(run.spans), found.step_s)
+    if stopped is not None:
+        yield between_steps(stopped)
+    # Find the share of time between steps where it lies in short gaps.
     is_mark = (run.spans.lane == "host") & np.isin(run.spans.name, ["step", "probe"])
     marks = run.spans.rows(is_mark)
     ranks, place = np.unique(marks.rank, return_inverse=True)
@@ -342,8 +395,17 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     np.maximum.at(last_ns, place, marks.end_ns)
     whole_ns = int((last_ns - first_ns).sum())
     between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
-    if len(marks) and between > BETWEEN:
+    if len(marks) and between > BETWEEN and stopped is None:
         yield TimeBetweenSteps(share=between)
+    own_s = [parts[Part.COMPUTE.key] for parts in found.rank_parts_s()]
+    beyond_s = float(np.mean(own_s)) - found.parts_s[Part.COMPUTE.key]
+    if beyond_s > NOTABLE * found.step_s:
+        yield RanksBeyondTheAccount(
+            account_s=found.parts_s[Part.COMPUTE.key],
+            low_s=min(own_s),
+            high_s=max(own_s),
+            beyond_s=beyond_s,
+        )
     without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(found.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)
@@ -358,6 +420,25 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         if missing and run.provenance.origin == "measured":
             yield NoSamples(tables=missing)
         yield from about_others(run)
+
+
+def _longer_steps(found: Account) -> Iterator[Finding]:
+    """Yield a note on the steps that take much longer than the usual ones, if any."""
+    by_step_s = found.parts_ns.mean(axis=0) * 1e-9
+    length_s, usual_s = by_step_s.sum(axis=1), by_step_s[found.is_typical].mean(axis=0)
+    is_longer = length_s > LONGER * usual_s.sum()
+    if not is_longer.any():
+        return
+    beyond_s = (by_step_s[is_longer] - usual_s).sum(axis=0)
+    part = Part(int(np.argmax(beyond_s)))
+    is_most = beyond_s[part] > beyond_s.sum() / 2
+    yield LongerSteps(
+        count=int(is_longer.sum()),
+        steps=len(length_s),
+        times=LONGER,
+        beyond_s=float(beyond_s.sum()),
+        cause=part.key.replace("_", " ") if is_most else None,
+    )
 
 
 def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Finding]:
@@ -401,19 +482,15 @@ def about_baseline(found: Account, given_s: float | None) -> Iterator[Finding]:
         yield BaselineIsLonger(baseline_s=given_s)
 
 
-def about_median(
-    found: Account, predictor: Forecaster | None, helpful: Fixes | None
+def about_other_steps(
+    found: Account, judged: Account, predictor: Forecaster | None
 ) -> Iterator[Finding]:
-    """Yield a note if the account's step differs from the step that predictions start from."""
-    if predictor is None or helpful is None or not found.step_s:
-        return
-    median_s = predictor.measured_s
-    if abs(found.step_s / median_s - 1) > NOTABLE:
-        yield MeanIsNotMedian(
-            mean_s=found.step_s,
-            median_s=median_s,
-            is_fixed_from_mean=helpful.from_s > median_s,
-        )
+    """Yield a note if the verdict, or predictions, are of other steps than the account."""
+    if judged is not found:
+        steps = int(judged.is_typical.sum())
+        yield FixedFromAllSteps(usual_s=found.step_s, mean_s=judged.step_s, steps=steps)
+    if predictor is not None and abs(found.step_s / predictor.measured_s - 1) > NOTABLE:
+        yield PredictedFromOthers(usual_s=found.step_s, replayed_s=predictor.measured_s)
 
 
 def about_rate(run: Run, predictor: Forecaster | None, full: Forecast | None) -> Iterator[Finding]:

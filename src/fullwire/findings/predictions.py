@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fullwire.clusters.cluster import LINK_KINDS, SPINE
 from fullwire.collectives.tuning import AUTO
 from fullwire.findings.finding import Finding
 from fullwire.findings.memory import memory_finding
 from fullwire.findings.others import about_others
+from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
+from fullwire.run.usual import usual_step_s
 from fullwire.simulation.grid import Grid, Subject, tried
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.transport import MeasuredTransport
-from fullwire.timeline.account import mean_step_s
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.workloads import workload
 
-NOTABLE = 0.01  # Of the step: a smaller difference of median and mean is left out.
+NOTABLE = 0.01  # Of the step: a smaller difference of two steps is left out.
+KEPT = 0.05  # Of the step: less contention is left out.
 WORTH_BLAMING = 0.01  # Of the step.
 
 
@@ -43,17 +47,17 @@ class EstimatedFromSeveral(Finding):
     run: str
 
 
-class MedianIsReplayed(Finding):
-    """Predictions replay the median step, but explain accounts for the mean one."""
+class WholeStepsAreReplayed(Finding):
+    """Predictions replay other steps than explain accounts for."""
 
     template = (
-        "{run}: the median step is replayed, {median_s:time}; the mean step, which explain "
-        "accounts for, is {mean_s:time}."
+        "{run}: steps that are whole on every rank are replayed, {replayed_s:time}; the step that "
+        "explain accounts for takes {usual_s:time}."
     )
 
     run: str
-    median_s: float
-    mean_s: float
+    replayed_s: float
+    usual_s: float
 
 
 class OfRun(Finding):
@@ -63,6 +67,17 @@ class OfRun(Finding):
 
     run: str
     what: Finding
+
+
+class ContentionIsKept(Finding):
+    """Predictions keep the recorded contention for processors."""
+
+    template = (
+        "{run}: its ranks and its communication share processors, so computing takes longer. "
+        "Predictions keep that, T1 included; explain estimates T1 without it."
+    )
+
+    run: str
 
 
 class SummedInGroups(Finding):
@@ -212,9 +227,13 @@ def prediction_notes(
 def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iterator[Finding]:
     if subject.step.is_estimated:
         yield EstimatedFromSeveral(run=name)
-    median_ns, mean_s = subject.step.measured_ns, mean_step_s(run)
-    if median_ns and mean_s is not None and abs(mean_s / (median_ns * 1e-9) - 1) > NOTABLE:
-        yield MedianIsReplayed(run=name, median_s=median_ns * 1e-9, mean_s=mean_s)
+    replayed_ns, usual_s = subject.step.measured_ns, usual_step_s(run)
+    if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
+        yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
+    delays = [seconds for _, seconds in run.facts.run_delay_s or ()]
+    is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
+    if is_shared and float(np.median(delays)) > KEPT * (replayed_ns or 0) * 1e-9 > 0:
+        yield ContentionIsKept(run=name)
     if is_measured:
         yield from (OfRun(run=name, what=each) for each in about_others(run))
     if subject.step.shards > 1:

@@ -52,11 +52,12 @@ class NoMoreWithFullLinks(Finding):
     template = " Full links would not raise it."
 
 
-class MedianWithFullLinks(Finding):
-    """The scaling factor of the median step, where predictions start from it, with full links."""
+class ReplayedWithFullLinks(Finding):
+    """The scaling factor of the steps that predictions replay, with full links."""
 
     template = (
-        " With full links, that of the median step would be {factor:.3f} instead of {now:.3f}."
+        " With full links, that of the steps that predictions replay would be {factor:.3f} instead "
+        "of {now:.3f}."
     )
 
     factor: float

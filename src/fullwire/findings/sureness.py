@@ -74,7 +74,7 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         reverse=True,
     )
     _, (next_s, after), *_ = losses
-    steps = int(account.is_typical.sum())
+    steps = int(account.is_kept.sum())
     doubts: list[Finding] = [PartIsMissing()] if case.run.gaps else []
     if case.run.provenance.origin == "measured" and steps < _FEW_STEPS:
         doubts.append(OnlySoMany(steps=steps))

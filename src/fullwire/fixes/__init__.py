@@ -4,9 +4,9 @@ A fix is the job's own step, predicted again with one change. Fixes are sorted b
 gain of less than `LEAST_GAIN` of the step is left out. Among gains that are about equal, settings
 of the job come before purchases.
 
-Predictions start from the median step, with one exception: the largest loss is a part that the
-median step lacks. An example is a rank that is late in every fifth step, or a metric that is summed
-in every tenth. Then fixes start from the mean step, the long steps included.
+Predictions start from the usual step, with one exception: the largest loss is a part that the
+usual step lacks. An example is a rank that is late in every fifth step, or a metric that is summed
+in every tenth. Then fixes start from the mean of all steps, the long ones included.
 
 A new kind is a new file in this folder with a class that `register` marks.
 """
@@ -126,7 +126,7 @@ def fixes_by_account(run: Run, account: Account) -> Fixes:
 
 
 def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
-    """Return a fix of the median step as one of the mean step, which a part makes longer."""
+    """Return a fix of the usual step as one of the mean of all, which a part makes longer."""
     step_s = fix.step_s + beyond_s
     may_help = part == Part.LATENCY and fix.kind == "transport"
     surely_s = 0.0 if may_help else beyond_s

@@ -34,6 +34,7 @@ from fullwire.recorder.inside import ENTERED
 from fullwire.recorder.inside.journal import ENDED, FAILED, Note
 from fullwire.recorder.journals import Journal, Notes, read_journals
 from fullwire.recorder.launch import ELSEWHERE
+from fullwire.recorder.reported import Reported
 from fullwire.recorder.samples import read_samples, tables_of
 from fullwire.recorder.steps import (
     OUTSIDE,
@@ -71,6 +72,8 @@ SPARSE = (  # few in a step
     Note.BEFORE_FORWARD,
     Note.PROBE,
     Note.DELAY,
+    Note.OWN_NOISE,
+    Note.MEAN_NOISE,
 )
 OFTEN = 0.5  # Share of the steps that must have work before the forward, for it to be usual.
 DISK_BLOCK_BYTES = 512  # The kernel counts such blocks.
@@ -86,6 +89,7 @@ class _Rank:
     processors: Whole  # Notes of processor time.
     before_forward: Whole  # Notes of the program's thread before forward passes.
     delays: Whole  # Notes of computing threads that waited for a processor.
+    noise: tuple[Whole, Whole]  # Notes of its own squared gradient, and of the mean's.
     steps: Steps
     is_probe: NDArray[np.bool_]  # for each step: the times of probe steps are unusual
     shift_ns: int
@@ -165,7 +169,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     late = sum(journal.late_ends for journal in chosen)
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)
-    costs, of_ranks = _write_ranks(chosen, clocks, known, writer)
+    costs, of_ranks = _write_ranks(chosen, clocks, known, writer, directories)
     told_facts |= costs
     # The samples, host by host.
     names = {kind: name for name, kind in TABLES.items()}
@@ -224,6 +228,7 @@ def _write_ranks(
     clocks: Clocks,
     known: Known,
     writer: RunWriter,
+    directories: Sequence[Path],
 ) -> tuple[Facts, list[Gap]]:
     """Write all ranks' tables; return the facts of the recorder's cost, and the gaps."""
     gaps: list[Gap] = []
@@ -233,7 +238,9 @@ def _write_ranks(
     delays_s: list[tuple[float, float]] = []
     probe_delays_s: list[tuple[float, float]] = []
     probe_runs_s: list[tuple[float, float]] = []
+    reported = Reported()
     for rank in (_rank(journal, clocks[machine_of(journal)].shift_ns) for journal in journals):
+        reported.add(rank.journal, rank.steps, rank.noise, rank.shift_ns)
         gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
         for cost in rank.journal.defined("cost") if len(rank.steps) else ():
             spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # older journals: write_ns
@@ -257,7 +264,9 @@ def _write_ranks(
         if len(notes) > OFTEN * len(rank.steps):
             used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
             before_forward.append((float(rank.number), used_ns * 1e-9, blocks * DISK_BLOCK_BYTES))
+    writer.add(metrics=reported.metrics(directories), noise=reported.noise())
     costs = Facts(
+        pass_samples=reported.pass_samples,
         recorder_s=max(costs_s, default=None),
         processor_s=tuple((rank, whole_s) for rank, whole_s, _ in used_s) or None,
         communication_processor_s=tuple((rank, part_s) for rank, _, part_s in used_s) or None,
@@ -332,6 +341,7 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
         processors=sparse[Note.PROCESSOR],
         before_forward=sparse[Note.BEFORE_FORWARD],
         delays=sparse[Note.DELAY],
+        noise=(sparse[Note.OWN_NOISE], sparse[Note.MEAN_NOISE]),
         steps=steps,
         is_probe=np.isin(np.arange(len(steps)), steps.of(sparse[Note.PROBE][:, 1])),
         shift_ns=shift_ns,

@@ -17,23 +17,28 @@ from typing import Any
 
 from fullwire.errors import UsageError
 from fullwire.recorder.inside import DIRECTORY_VARIABLE
-from fullwire.recorder.inside.journal import PROBE_VARIABLE, RUNNING
+from fullwire.recorder.inside.journal import NOISE_VARIABLE, PROBE_VARIABLE, RUNNING
 from fullwire.recorder.journals import Header
 from fullwire.recorder.sampler import CAPTURING_SUFFIX, SUFFIX
 from fullwire.recorder.samples import header_of
 
 ELSEWHERE = "elsewhere"  # in a recording: where the job within it was recorded
-_ON_PATH = Path(__file__).parent / "path"
+PYTHON_PATH = Path(__file__).parent / "path"  # its sitecustomize enters each Python of a job
 _SAMPLER = Path(__file__).parent / "sampler.py"
 _LOOK_S, _LOOKS = 0.005, 400  # looks are counted: on a stalled machine, a time would run out
 
 
 def recorded_environment(
-    directory: Path, environment: Mapping[str, str], *, probe: bool = False
+    directory: Path,
+    environment: Mapping[str, str],
+    *,
+    probe: bool = False,
+    noise: bool = False,
 ) -> dict[str, str]:
     """Return an environment whose Python processes record themselves into a directory.
 
-    With `probe`, communication waits for computing in a few of their steps. If they would have
+    With `probe`, communication waits for computing in a few of their steps. With `noise`, they note
+    gradient noise. If they would have
     recorded themselves into another directory, a note there names this one.
     """
     if outer := environment.get(DIRECTORY_VARIABLE):
@@ -42,9 +47,10 @@ def recorded_environment(
     before = environment.get("PYTHONPATH")
     return {
         **environment,
-        "PYTHONPATH": f"{_ON_PATH}{os.pathsep}{before}" if before else str(_ON_PATH),
+        "PYTHONPATH": f"{PYTHON_PATH}{os.pathsep}{before}" if before else str(PYTHON_PATH),
         DIRECTORY_VARIABLE: str(directory.resolve()),
         PROBE_VARIABLE: "1" if probe else "",
+        NOISE_VARIABLE: "1" if noise else "",
     }
 
 
@@ -100,16 +106,26 @@ def _wait_while(is_at_work: Callable[[], bool]) -> None:
         time.sleep(_LOOK_S)
 
 
-def run_to_its_end(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def run_to_its_end(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    began: Callable[[subprocess.Popen[bytes]], None] | None = None,
+) -> int:
     """Run a command on our own input and output, and return the status that a shell would.
+
+    With `began`, its output goes into pipes, and `began` is called with the process.
 
     This process outlives the job. A terminal sends Ctrl-C to the job itself; this process passes
     other signals on.
     """
     try:
-        process = subprocess.Popen(command, env=environment)
+        output = None if began is None else subprocess.PIPE
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     except OSError as error:
         raise UsageError(f"{command[0]}: cannot be run: {error.strerror}") from None
+
+    if began is not None:
+        began(process)
 
     def pass_on(number: int, frame: Any) -> None:
         process.send_signal(number)

@@ -48,6 +48,7 @@ from fullwire.recorder.launch import (
     wait_for_captures,
     wait_for_samplers,
 )
+from fullwire.recorder.printed import Pattern, run_and_read
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run
@@ -96,6 +97,8 @@ def record(
     *,
     packets: bool = False,
     probe: bool = False,
+    noise: bool = False,
+    metric: str | Sequence[str] = (),
     replace: bool = False,
 ) -> Recording:
     """Run a command, record its processes, and write the run.
@@ -106,6 +109,8 @@ def record(
       then has its flows, and the captures themselves.
     - `probe`: a few steps keep communication apart from computing. They show the time of computing
       by itself, and are left out of step times.
+    - `noise`: note gradient noise in one step of ten, for the time to a target.
+    - `metric`: patterns for metrics in the job's output, such as `"loss: ([0-9.]+)"`.
     - `replace`: replace a run that exists.
 
         done = fw.record(["torchrun", "--nproc-per-node=2", "train.py"], "job.run")
@@ -117,9 +122,15 @@ def record(
     if packets:
         check_capturing()
 
+    patterns = [Pattern(each) for each in ([metric] if isinstance(metric, str) else metric)]
+
     def play(directory: Path) -> int:
-        environment = recorded_environment(directory, os.environ, probe=probe)
-        return run_to_its_end(sampled_command(directory, command, packets=packets), environment)
+        environment = recorded_environment(directory, os.environ, probe=probe, noise=noise)
+        sampled = sampled_command(directory, command, packets=packets)
+        if not patterns:
+            return run_to_its_end(sampled, environment)
+        steps = Progress(directory).steps
+        return run_and_read(sampled, environment, patterns, directory, run_to_its_end, steps)
 
     return keep(play, output, Known(source=without_secrets(command)), replace=replace)
 
@@ -178,7 +189,12 @@ def keep(
 
 
 def record_part(
-    command: Sequence[str], output: str | Path, *, packets: bool = False, probe: bool = False
+    command: Sequence[str],
+    output: str | Path,
+    *,
+    packets: bool = False,
+    probe: bool = False,
+    noise: bool = False,
 ) -> int:
     """Run a command that is one task of a job among several; return its exit status.
 
@@ -193,7 +209,8 @@ def record_part(
     refuse_live(directory)
     sampled = sampled_command(directory, command, packets=packets)
     note = begin_part(directory, command, os.environ)
-    status = run_to_its_end(sampled, recorded_environment(directory, os.environ, probe=probe))
+    environment = recorded_environment(directory, os.environ, probe=probe, noise=noise)
+    status = run_to_its_end(sampled, environment)
     wait_for_samplers(directory, _has_lost_its_job)
     wait_for_captures(directory, f"{socket.gethostname()}-")
     try:
@@ -415,11 +432,11 @@ class Progress:
         self._steps = 0
         self._ends_ns: list[int] = []
 
-    def line(self) -> str:
-        """Read the notes since the last time, and sum them up; return "" before the first step."""
+    def steps(self) -> int:
+        """Read the notes since the last time, and return the number of steps so far."""
         self._journal = self._journal or min(self._directory.glob(f"*{JOURNALS}"), default=None)
         if self._journal is None:
-            return ""
+            return 0
         length = self._journal.stat().st_size
         for kind, payload in blocks_in(self._journal, length, self._place):
             self._place += BLOCK.size + len(payload)
@@ -427,7 +444,11 @@ class Progress:
                 ends_ns = unpacked(payload).of(Note.OPTIMIZER)[:, 2].tolist()
                 self._steps += len(ends_ns)
                 self._ends_ns = [*self._ends_ns, *ends_ns][-_RECENT - 1 :]
-        if not self._steps:
+        return self._steps
+
+    def line(self) -> str:
+        """Sum up the notes so far; return "" before the first step."""
+        if not self.steps():
             return ""
         text = f"fullwire: {self._steps:,} step{'' if self._steps == 1 else 's'}"
         if len(self._ends_ns) > 1:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fullwire.answers.cluster_fit import ClusterFit
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
+    from fullwire.answers.time_to_target import ToTarget
+    from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
     from fullwire.run.run import Run
@@ -35,6 +37,8 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
         ],
         "warnings": list(result.warnings),
     }
+    if result.to_target is not None:
+        return _with_target(shown, result, result.to_target, best)
     if result.tuning:
         shown["tuning"] = [asdict(each) for each in result.tuning]
     if best is not None:
@@ -65,6 +69,25 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     if result.suspicions:
         shown["cluster"] = [asdict(each) for each in result.suspicions]
         shown["cluster_sentences"] = list(sentences(result.holding_back))
+    return shown
+
+
+def _with_target(
+    shown: dict[str, Any], result: WhatIf, found: ToTarget, best: int | None
+) -> dict[str, Any]:
+    """Add the times to a target to a what-if."""
+    ends = zip(found.low_s.tolist(), found.high_s.tolist(), strict=True)
+    for row, (low_s, high_s) in zip(shown["rows"], ends, strict=True):
+        row["time_to_target_interval"] = _interval_object(low_s, high_s)
+    shown["target"] = {
+        "metric": found.goal.metric,
+        "value": found.goal.value,
+        "currency": None if found.price is None else found.price.currency or None,
+        "front": found.front(),
+        "sentences": list(sentences(result.reaching)),
+    }
+    if best is not None:
+        shown["best"] = [shown["rows"][row] for row in found.soonest(best)]
     return shown
 
 
@@ -124,6 +147,22 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         ],
         "fixes_from_s": result.fixes_from_s,
         "warnings": list(result.warnings),
+    }
+
+
+def until_object(result: Until | None) -> dict[str, Any] | None:
+    """Return the times to a metric's value as a JSON object, if they were asked for."""
+    if result is None:
+        return None
+    return {
+        "metric": result.goal.metric,
+        "value": result.goal.value,
+        "before": [asdict(each) for each in result.before],
+        "after": [asdict(each) for each in result.after],
+        "ratio": result.ratio,
+        "ratio_interval": {"low": result.low, "high": result.high},
+        "is_significant": result.is_significant,
+        "sentence": sentence(result.finding),
     }
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fullwire.errors import UsageError
 from fullwire.outputs import refuse_existing, written
 from fullwire.simulation.conditions import CONDITIONS
+from fullwire.words import sentences
 
 if TYPE_CHECKING:
     import altair as alt
 
+    from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.whatif import WhatIf
     from fullwire.simulation.grid import Predictions
 
@@ -51,7 +53,55 @@ def plot_whatif(result: WhatIf, path: Path) -> None:
         raise UsageError(
             f"--plot: {len(result):,} points are too many, expected at most {MOST_MARKS:,}"
         )
-    save(_scaling_chart(result), path)
+    if result.to_target is None:
+        save(_scaling_chart(result), path)
+    else:
+        save(_front_chart(result, result.to_target), path)
+
+
+def _front_chart(result: WhatIf, found: ToTarget) -> alt.Chart:
+    """Draw the time to a target against device-hours or cost, with the settings none beats."""
+    import altair as alt
+
+    table, front = result.predictions, set(found.front())
+    varying = [axis for axis, values in table.axes.items() if len(values) > 1 and axis != "run"]
+    dear = found.device_hours if found.cost is None else found.cost
+    paid = "device-hours" if found.price is None else f"cost {found.price.currency}".strip()
+    hours = sorted(found.time_s.tolist())[len(table) // 2] / 3600
+    unit, unit_s = ("hours", 3600) if hours > 1 else ("minutes", 60)
+    labels = {axis: _labels(table, axis) for axis in varying}
+    points = [
+        {
+            "time": float(found.time_s[row]) / unit_s,
+            "low": float(found.low_s[row]) / unit_s,
+            "high": float(found.high_s[row]) / unit_s,
+            "paid": float(dear[row]),
+            "setting": ", ".join(labels[axis][row] for axis in varying) or "as asked",
+            "workers": f"{table['workers'][row]:,} workers",
+            "front": row in front,
+        }
+        for row in range(len(table))
+    ]
+    chart = alt.Chart(alt.Data(values=points))
+    where = {
+        "x": alt.X("paid:Q", title=paid, scale=alt.Scale(zero=False)),
+        "y": alt.Y("time:Q", title=f"{unit} to {found.goal}", scale=alt.Scale(zero=False)),
+    }
+    on_front = chart.transform_filter("datum.front")
+    layers = on_front.mark_line(color=_INK, strokeWidth=1.5, strokeDash=[5, 4]).encode(**where)
+    layers += on_front.mark_rule(color=_INK, opacity=0.35).encode(
+        x="paid:Q", y="low:Q", y2="high:Q"
+    )
+    layers += chart.mark_point(size=60, filled=True, opacity=0.9).encode(
+        **where,
+        color=alt.Color("workers:N", title=None, sort=None, scale=alt.Scale(range=COLOURS)),
+        tooltip=["setting:N", "time:Q", "paid:Q"],
+    )
+    layers += on_front.mark_text(align="left", dx=8, dy=-6, fontSize=11, color=_INK).encode(
+        **where, text="setting:N"
+    )
+    soonest, *_ = sentences(result.reaching)
+    return titled(layers.properties(width=520, height=320), f"Time to {found.goal}", [soonest])
 
 
 def _scaling_chart(result: WhatIf) -> alt.Chart:

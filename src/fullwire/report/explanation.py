@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from fullwire.answers.explain import Explanation
+from fullwire.findings.case import NOTABLE
 from fullwire.findings.notes import RunIsPartial
 from fullwire.findings.scaling import ScalingFactor
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
@@ -37,6 +38,7 @@ from fullwire.words import lines_to_paste, sentence, sentences, setting
 if TYPE_CHECKING:
     from fullwire.answers.changed import Changed
     from fullwire.answers.compare import Comparison, Gate
+    from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
 
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
@@ -100,10 +102,11 @@ def _print_fixes(result: Explanation, *, is_full: bool) -> None:
     """Print the fixes that gain most, or all, each with its risk and the place to change."""
     if not result.fixes or result.fixes_from_s is None:
         return
-    is_mean = result.fixes_from_s != result.median_step_s
+    is_of_usual = abs(result.fixes_from_s / result.step_s - 1) <= NOTABLE
+    now = "now" if is_of_usual else "mean of all" if result.is_of_all_steps else "of replayed"
     headings = [
         "What would help",
-        f"step ({'now' if is_mean else 'median'} {show_time(result.fixes_from_s)})",
+        f"step ({now} {show_time(result.fixes_from_s)})",
         "gain",
         "risk",
         "where",
@@ -174,7 +177,8 @@ def _print_account(result: Explanation, *, is_whole: bool) -> None:
     if not is_whole:
         by_size = sorted(parts, key=lambda key: -parts[key])[:_FIRST_PARTS]
         largest = [key for key in by_size if parts[key] > _LITTLE * step_s]
-    rows = [(labels[key], parts[key], key == blamed(result)) for key in parts if key in largest]
+    to_mark = "" if result.is_of_all_steps else blamed(result)
+    rows = [(labels[key], parts[key], key == to_mark) for key in parts if key in largest]
     others = [key for key in parts if key not in largest]
     others_s = sum(parts[key] for key in others)
     if others_s > _LITTLE * step_s:
@@ -183,10 +187,22 @@ def _print_account(result: Explanation, *, is_whole: bool) -> None:
     widest = max(len(name) for name, *_ in rows)
     room = min(columns(), _WIDEST) - widest - len("    1.234 ms 100.0%   ◀")
     ends = [round(room * end_s / step_s) for end_s in accumulate(time_s for _, time_s, _ in rows)]
-    say(f"  step {show_time(step_s)}")
+    say(f"  step {show_time(step_s)}{_of_which_steps(result)}")
     for (name, time_s, is_blamed), (start, end) in zip(rows, pairwise([0, *ends]), strict=True):
         bar = f"{'·' * start}{'█' * (end - start)}{'·' * (room - end)} {'◀' if is_blamed else ''}"
         draw(f"  {name:<{widest}} {show_time(time_s):>9} {time_s / step_s:6.1%}  {bar}".rstrip())
+
+
+def _of_which_steps(result: Explanation) -> str:
+    """Return the definition of a step's time, in brackets, where there are several steps."""
+    usual, kept = int(result.detail.is_typical.sum()), int(result.detail.is_kept.sum())
+    if kept < 2:
+        return ""
+    told = f"mean of {'the middle half' if usual < kept else 'all'} of {kept:,} steps"
+    if result.is_of_all_steps:
+        mean_s = result.detail.over_all().step_s
+        told += f"; the verdict is of all of them, {show_time(mean_s)} in the mean"
+    return f" ({told})"
 
 
 def _print_ranks(result: Explanation) -> None:
@@ -217,10 +233,13 @@ def print_comparison(
     before: Sequence[str],
     after: Sequence[str],
     gate: Gate | None = None,
+    goal: Until | None = None,
 ) -> None:
     """Print whether the second run is better than the first, and whether that was predicted."""
     if gate is not None:
         say_flush(gate.sentence)
+    if goal is not None:
+        say_flush(sentence(goal.finding))
     for each in sentences(result.findings):
         say_flush(each)
     if verification is not None:
@@ -232,9 +251,9 @@ def print_comparison(
         for name, each in zip((*before, *after), recordings, strict=True)
     ]
     of_what = "step" if result.passes is None else "pass"
-    print_table(["run", "steps", f"median {of_what}"], rows, texts={"run"})
+    print_table(["run", "steps", f"usual {of_what}"], rows, texts={"run"})
     if parts is not None:
-        headings = [f"of the mean {of_what}", "before", "after", "change"]
+        headings = [f"of the usual {of_what}", "before", "after", "change"]
         print_table(headings, _changed_rows(parts), texts={headings[0]})
     if result.differing_facts:
         print_table(
@@ -261,6 +280,7 @@ def comparison_markdown(
     parts: Changed | None,
     verification: Verification | None,
     gate: Gate | None = None,
+    goal: Until | None = None,
 ) -> str:
     """Return a comparison as Markdown, for a pull request: the answer, two tables, the notes."""
     of_what = "step" if result.passes is None else "pass"
@@ -269,6 +289,8 @@ def comparison_markdown(
         said.append(sentence(verification.finding))
     if gate is not None:
         said.insert(0, gate.sentence)
+    if goal is not None:
+        said.append(sentence(goal.finding))
     sides = [
         [name, f"{len(recordings)}", f"{steps:,}", show_time(step_s)]
         for name, recordings, steps, step_s in (
@@ -277,9 +299,9 @@ def comparison_markdown(
         )
     ]
     blocks = [f"### {_plain(said[0])}", *map(_plain, said[1:])]
-    blocks.append(_markdown_table(["", "recordings", "steps", f"median {of_what}"], sides))
+    blocks.append(_markdown_table(["", "recordings", "steps", f"usual {of_what}"], sides))
     if parts is not None:
-        headings = [f"of the mean {of_what}", "before", "after", "change"]
+        headings = [f"of the usual {of_what}", "before", "after", "change"]
         blocks.append(_markdown_table(headings, _changed_rows(parts)))
     notes = [f"{name}: {old} before, {new} after" for name, old, new in result.differing_facts]
     notes += [*result.warnings, *sentences(result.advice)]

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 
 from fullwire.findings.audit.capture import capture_audit
+from fullwire.findings.notes import between_steps
 from fullwire.report.terminal import columns
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
@@ -55,20 +56,26 @@ def _summary(path: Path) -> Iterator[str]:
     probes = [0]
     summary = summarised(windows.seen_in(_counting_probes(parts, probes)))
     ranks = f"{summary.ranks} rank{'' if summary.ranks == 1 else 's'}"
-    if summary.step_s is None or summary.step_low_s is None or summary.step_high_s is None:
+    if summary.step_s is None:
         yield f"fullwire: {ranks}, no steps"
     else:
         yield (
             f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
-            f"{show_time(summary.step_s)} (median; 8 in 10: {show_time(summary.step_low_s)} to "
-            f"{show_time(summary.step_high_s)})"
+            f"{show_time(summary.step_s)} (mean of the middle half by duration)"
             + (f", and {max(probes)} probe steps" if max(probes) else "")
         )
-    if summary.exposed_s is not None and summary.step_s and summary.mean_step_s:
+    if summary.longer:
+        yield (
+            f"  longer steps   {summary.longer:,} of {summary.steps:,}, "
+            f"{show_time(summary.longer_by_s)} more than usual in all"
+        )
+    if summary.pauses is not None:
+        yield f"  pauses         {in_words(between_steps(summary.pauses))}"
+    if summary.exposed_s is not None and summary.step_s:
         yield (
             f"  communication  {show_bytes(summary.collective_bytes or 0)} a step on each rank, "
             f"exposed for {show_time(summary.exposed_s)} "
-            f"({summary.exposed_s / summary.mean_step_s:.0%} of the step)"
+            f"({summary.exposed_s / summary.step_s:.0%} of the step)"
         )
         # The use of links and processors, if it was sampled.
         samples = cast(Iterator[Links], read_rows(path, "links", gaps))

@@ -9,20 +9,23 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from math import isnan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from fullwire.errors import UsageError
 from fullwire.simulation.conditions import CONDITIONS
-from fullwire.units import show_bytes, show_rate, show_time, visible
+from fullwire.units import show_bytes, show_duration, show_rate, show_time, visible
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
+    from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
-    from fullwire.run.run import Run
+    from fullwire.fixes import FixKind
+    from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
 
@@ -30,6 +33,7 @@ _TUNED_SAID = 4  # clusters whose tuner's choices are printed
 _RANKS_SAID = 4  # for facts that each rank has
 MOST_ROWS = 400  # a terminal scrolls; for more rows a file serves better
 _BAR = 10
+_CURVE = 32  # characters of a metric's curve
 _LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
 _LEAST_TEXT = 16  # columns of a text in a table
 _MEASURES = {
@@ -44,6 +48,9 @@ _MOST_COLLECTIVES = 24
 
 def print_whatif(result: WhatIf, best: int | None = None) -> None:
     """Print what-if predictions: all in their order, or the best ones and their evidence."""
+    if result.to_target is not None:
+        _print_to_target(result, result.to_target, best)
+        return
     table = result.predictions
     varying, fixed = _split_axes(result)
     # The conditions that do not vary, except the default ones.
@@ -95,6 +102,43 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
     print_notes(result.warnings)
 
 
+def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
+    """Print the time to a target by row: all in their order, or the soonest."""
+    table = result.predictions
+    varying, _ = _split_axes(result)
+    rows = list(range(min(len(table), MOST_ROWS))) if best is None else found.soonest(best)
+    front = set(found.front())
+    names = [name for name in varying if name != "batch"]
+    values = {name: table[name][rows].tolist() for name in names}
+    cells = []
+    for number, row in enumerate(rows):
+        times_s = (found.time_s[row], found.low_s[row], found.high_s[row])
+        (middle, unit), (low, low_unit), high = (show_duration(each).split() for each in times_s)
+        between = f"{low if low_unit == unit == high[1] else f'{low} {low_unit}'}-{' '.join(high)}"
+        cost = [] if found.price is None else [found.price.show(float(found.device_hours[row]))]
+        cells.append(
+            [
+                *(_cell(name, values[name][number]) for name in names),
+                f"{found.batch[row]:g}",
+                f"{found.steps[row]:,.0f}",
+                show_time(float(table["step_s"][row])),
+                f"{middle} {unit} ({between})",
+                f"{found.device_hours[row]:.4g}",
+                *cost,
+                "*" if row in front else "",
+            ]
+        )
+    reached = f"to {found.goal} (90 %)"
+    headings = [CONDITIONS[name].heading for name in names]
+    headings += ["batch", "steps", "step", reached, "device-hours"]
+    headings += ([] if found.price is None else ["cost"]) + [""]
+    print_table(headings, cells, texts={"run", "buckets", reached, ""} & set(headings))
+    if best is None and len(table) > len(rows):
+        say(f"... and {len(table) - len(rows):,} more rows: --format csv prints them all")
+    say("* no other setting is both sooner and cheaper")
+    print_notes(result.warnings)
+
+
 def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
     """Separate the conditions that vary, which become columns, from those said once above."""
     varying: list[str] = []
@@ -141,6 +185,16 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
     """Print findings, a sentence each."""
     for line in sentences(findings):
         say(line)
+
+
+def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
+    """Print the fixes: first those that `fullwire apply` can apply, then what the others need."""
+    can = [kind for kind in kinds if kind.example]
+    rows = [[f"{kind.key}:{kind.example}", kind.risk, kind.setting] for kind in can]
+    print_table(["applied with", "risk", "setting"], rows, {"applied with", "risk", "setting"})
+    print()
+    rest = [[kind.label, kind.risk, kind.needs] for kind in kinds if not kind.example]
+    print_table(["not applied", "risk", "needs"], rest, {"not applied", "risk", "needs"})
 
 
 def print_workloads(loads: Sequence[Workload]) -> None:
@@ -205,6 +259,38 @@ def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
         for table, count in rows.items()
     ]
     print_table(["table", "rows", "columns"], tables, texts={"table", "columns"})
+
+
+def print_metrics(metrics: Metrics) -> None:
+    """Print each metric: its ends, and its curve over the steps."""
+    from fullwire.convergence.curves import curve_of  # here: other tables need no numpy
+
+    rows = []
+    for name in sorted(set(metrics.name.tolist())):
+        try:
+            curve = curve_of(metrics, name, name)
+        except UsageError:  # it has no value that is a number
+            rows.append([name, f"{int((metrics.name == name).sum()):,}", "no number", "", "", ""])
+            continue
+        values = curve.values
+        edges = sorted({round(place * len(values) / _CURVE) for place in range(_CURVE + 1)})
+        means = [float(values[begin:end].mean()) for begin, end in pairwise(edges)]
+        low, high = min(means), max(means)
+        levels = [round(7 * (mean - low) / (high - low)) if high > low else 0 for mean in means]
+        rows.append(
+            [
+                name,
+                f"{len(values):,}",
+                f"{values[0]:.4g}",
+                f"{values[-1]:.4g}",
+                f"{curve.steps[-1]:,}",
+                "".join("▁▂▃▄▅▆▇█"[level] for level in levels),
+            ]
+        )
+    if rows:
+        say("")
+        headings = ["metric", "values", "first", "last", "at step", "curve"]
+        print_table(headings, rows, texts={"metric", "curve"})
 
 
 def print_collective(result: CollectiveTime) -> None:

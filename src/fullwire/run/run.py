@@ -81,6 +81,7 @@ class Table(Result):
 
     # pairs of columns; the second is never before the first
     INTERVALS: ClassVar[tuple[tuple[str, str], ...]] = ()
+    _EMPTY: ClassVar[Any]
 
     def __post_init__(self) -> None:
         for name, column in self.columns().items():
@@ -140,8 +141,13 @@ class Table(Result):
 
     @classmethod
     def empty(cls: type[AnyTable]) -> AnyTable:
-        """Make a table without rows."""
-        return cls(**{name: np.empty(0, kind) for name, kind in cls.column_types().items()})
+        """Return the table without rows: one for all runs, since a table is only read."""
+        if "_EMPTY" not in cls.__dict__:
+            cls._EMPTY = cls(
+                **{name: np.empty(0, kind) for name, kind in cls.column_types().items()}
+            )
+        empty: AnyTable = cls._EMPTY
+        return empty
 
     @classmethod
     def joined(cls: type[AnyTable], parts: Sequence[AnyTable]) -> AnyTable:
@@ -358,6 +364,7 @@ class Noise(Table):
     ranks_squared_norm: Real  # the mean over ranks of the squared norms of their gradients
     mean_squared_norm: Real  # the squared norm of the mean of the ranks' gradients
     samples: Count  # in the batch of one rank
+    ranks: Count = column(default=0)  # whose gradients were compared; 0 for all workers
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -105,7 +105,7 @@ class Observation:
 class Calibration:
     """A fitted transport, the observations behind it, and other transports that fit as well.
 
-    The two of `between` are fits for a median step as short, and as long, as the runs' steps allow.
+    The two of `between` are fits for a usual step as short, and as long, as the runs' steps allow.
     """
 
     transport: MeasuredTransport

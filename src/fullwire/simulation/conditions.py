@@ -106,6 +106,15 @@ _TABLE = (
         scale=1,
     ),
     Condition(
+        axis="batch",
+        heading="batch",
+        title="samples in a step",
+        show=_number,
+        words="batch {}",
+        across=8,
+        scale=1,
+    ),
+    Condition(
         axis="bandwidth_bps",
         heading="bandwidth",
         title="bandwidth (Gbps)",

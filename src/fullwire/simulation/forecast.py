@@ -97,7 +97,7 @@ class Forecaster:
 
     def as_modelled(self) -> Forecaster:
         """Return the job as modelled, without the residue that matches its measured step."""
-        subject = dataclasses.replace(self.subject, residue=Residue(), recorded=None)
+        subject = dataclasses.replace(self.subject, residues=(Residue(),), recorded=None)
         return dataclasses.replace(self, subject=subject)
 
     def ask(self, *, step: Step | None = None, **changed: Any) -> Forecast:

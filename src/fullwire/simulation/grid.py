@@ -123,7 +123,7 @@ class Subject:
     step: Step
     adds: AddTimes
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
-    residue: Residue = Residue()
+    residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
 
 

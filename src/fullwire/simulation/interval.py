@@ -13,7 +13,8 @@ transport. A number from one unrepeated profile, on any other transport, has non
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +22,8 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
-from fullwire.simulation.grid import Grid, Predictions, Subject, shaped
-from fullwire.simulation.sweep import sweep, with_residue
+from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
+from fullwire.simulation.sweep import PIECE_POINTS, residues, sweep
 from fullwire.simulation.transport import MeasuredTransport
 
 _WIDTH = 2.0  # standard deviations
@@ -63,16 +64,21 @@ def interval_s(
             own_s[place] = max(less_s, min(own_s[place], work_s))
         # For each direction of the transport take the worse sign. Then take another run: one with a
         # slower line, and one with slower work.
-        of_transport, of_run = np.zeros(step_s.shape), np.zeros(step_s.shape)
-        for pair in zip(calibration.variants[::2], calibration.variants[1::2], strict=True):
-            away_s = [np.abs(_with(variant, subjects, grid, crew) - step_s) for variant in pair]
-            of_transport += np.square(np.maximum(*away_s))
+        of_transport = np.zeros(step_s.shape)
         slower_line, slower_work = in_another_run(calibration)
-        for transport, those in ((slower_line, subjects), (slower_work, busier)):
-            those_s = sweep(those, _on(transport, grid), crew=crew).measures["step_s"]
-            of_run += np.square(those_s - step_s)
+        others = (*calibration.variants, *calibration.between, slower_line)
+        fitted = [_with_residues(subject, calibration) for subject in subjects]
+        others_s = _on_each(others, fitted, grid, crew)
+        for _ in calibration.variants[::2]:
+            away_s = [np.abs(next(others_s) - step_s) for _ in range(2)]
+            of_transport += np.square(np.maximum(*away_s))
+        # With the measured step at its bounds, the predicted one is this much shorter or longer.
+        at_bounds_s = next(others_s), next(others_s)
+        sooner_s = np.maximum(step_s - np.minimum(*at_bounds_s), 0.0)
+        later_s = np.maximum(np.maximum(*at_bounds_s) - step_s, 0.0)
+        of_run = np.square(next(others_s) - step_s)
+        of_run += np.square(next(_on_each((slower_work,), busier, grid, crew)) - step_s)
         variance = variance + of_transport + of_run
-        sooner_s, later_s = _of_the_median(subjects, grid, step_s, calibration, crew)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     by_run = shaped(run=len(subjects))
     alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
@@ -94,23 +100,6 @@ def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
     return below.reshape(shaped(run=len(subjects))), above.reshape(shaped(run=len(subjects)))
 
 
-def _of_the_median(
-    subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration, crew: Crew
-) -> tuple[Floats, Floats]:
-    """Return how much shorter and longer the step is with the measured one at its bounds."""
-    at_bounds_s = []
-    for which, transport in enumerate(calibration.between):
-        those = []
-        for subject in subjects:
-            step = subject.step
-            if step.measured_between_ns is not None and step.measured_ns is not None:
-                step = replace(step, measured_ns=step.measured_between_ns[which])
-            those.append(replace(subject, step=step))
-        at_bounds_s.append(_with(transport, those, grid, crew))
-    low_s, high_s = np.minimum(*at_bounds_s), np.maximum(*at_bounds_s)
-    return np.maximum(step_s - low_s, 0.0), np.maximum(high_s - step_s, 0.0)
-
-
 def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
     """Return the variance from the speed of packing and unpacking gradients."""
     if all(codec.is_free for codec in grid.compressors):
@@ -127,15 +116,47 @@ def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew:
     return np.square(those_s.measures["step_s"] - step_s)
 
 
-def _with(
-    transport: MeasuredTransport, subjects: Sequence[Subject], grid: Grid, crew: Crew
-) -> Floats:
-    others = [with_residue(subject, transport) for subject in subjects]
-    return sweep(others, _on(transport, grid), crew=crew).measures["step_s"]
+def _with_residues(subject: Subject, calibration: Calibration) -> Subject:
+    """Return the subject with its residue on each transport that fits, and on another run's.
+
+    The fits of `between` belong to a measured step at its bounds. Another run's transport comes
+    last. It does not explain the measured step, so the residue is the subject's own.
+    """
+    step, transports = subject.step, (*calibration.variants, *calibration.between)
+    measured_ns = [step.measured_ns] * len(transports)
+    if step.measured_ns is not None and step.measured_between_ns is not None:
+        measured_ns[-2:] = step.measured_between_ns
+    fitted = residues(subject, transports, measured_ns)
+    return replace(subject, residues=fitted + subject.residues)
 
 
-def _on(transport: MeasuredTransport, grid: Grid) -> Grid:
-    transports = tuple(
-        transport if isinstance(other, MeasuredTransport) else other for other in grid.transports
-    )
-    return replace(grid, transports=transports)
+def _on_each(
+    others: Sequence[MeasuredTransport], subjects: Sequence[Subject], grid: Grid, crew: Crew
+) -> Iterator[Floats]:
+    """Go through the step times with each of these in place of the measured transport.
+
+    The subjects have a residue for each of them. They are computed together as far as the results
+    are small.
+    """
+    points = len(subjects) * math.prod(len(getattr(grid, axis)) for axis in AXES_GIVEN)
+    together = max(1, PIECE_POINTS // points)
+    for first in range(0, len(others), together):
+        places = range(len(others))[first : first + together]
+        transports = tuple(
+            others[place] if isinstance(transport, MeasuredTransport) else transport
+            for place in places
+            for transport in grid.transports
+        )
+        those = [
+            replace(
+                subject,
+                residues=tuple(
+                    subject.residues[place % len(subject.residues)]
+                    for place in places
+                    for _ in grid.transports
+                ),
+            )
+            for subject in subjects
+        ]
+        computed = sweep(those, replace(grid, transports=transports), crew=crew)
+        yield from np.split(computed.measures["step_s"], len(places), AXES.index("transport"))

@@ -110,6 +110,6 @@ class OnLinks:
 
     def gradients(self, combining: Combining, algorithm: str, workers: int) -> Routed:
         """Return the cost of a message of gradients, combined as `gradient_cost` does."""
-        if combining == "sum":
+        if combining != "gather":  # An exchange sends the same bytes, over the same links.
             return Routed(self.cost("allreduce", algorithm, workers))
         return Routed(self.cost("allgather", "ring", workers), workers, gathered_by=workers)

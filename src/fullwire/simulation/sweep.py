@@ -103,15 +103,28 @@ def sweep(
 
 def with_residue(subject: Subject, transport: Transport) -> Subject:
     """Return the subject with the residue between its measured step and this transport's replay."""
-    measured_ns, recorded = subject.step.measured_ns, subject.recorded
-    if measured_ns is None or recorded is None:
-        return subject
-    plain = replace(subject, residue=Residue())
-    played = sweep([plain], replace(recorded, transports=(transport,)))
-    lacking_s = measured_ns * 1e-9 - float(played["step_s"][0])
-    step = subject.step
-    at_s = float(played["overhead_s"][0]) - (step.waiting_ns + step.packing_ns) * 1e-9
-    return replace(subject, residue=Residue(lacking_s, at_s))
+    return replace(subject, residues=residues(subject, [transport], [subject.step.measured_ns]))
+
+
+def residues(
+    subject: Subject, transports: Sequence[Transport], measured_ns: Sequence[int | None]
+) -> tuple[Residue, ...]:
+    """Return the residue between a measured step and its replay, for each of several transports.
+
+    Where nothing was measured, the subject keeps the residue that it has.
+    """
+    if subject.recorded is None or None in measured_ns:
+        return subject.residues * len(transports)
+    step, plain = subject.step, replace(subject, residues=(Residue(),))
+    played = sweep([plain], replace(subject.recorded, transports=tuple(transports)))
+    found = []
+    for at, step_s, overhead_s in zip(
+        measured_ns, played["step_s"].tolist(), played["overhead_s"].tolist(), strict=True
+    ):
+        assert at is not None  # None in measured_ns has been asked
+        before_s = (step.waiting_ns + step.packing_ns) * 1e-9
+        found.append(Residue(at * 1e-9 - step_s, overhead_s - before_s))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +177,7 @@ def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[s
     rate_bps = np.array(grid.bandwidth_bps)[None, :, None]
     ratio = np.array([codec.ratio for codec in grid.compressors])[None, None, :]
     baseline_s = messages.subject.step.step_ns * 1e-9
+    residues = messages.subject.residues
     blocks = list(_blocks(len(messages.workers), len(grid.bandwidth_bps), ratio.size))
     for (number, transport), (sizes, rates) in itertools.product(
         enumerate(grid.transports), blocks
@@ -172,10 +186,11 @@ def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[s
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
+        residue = residues[number % len(residues)]
         for place, (accumulate, local_steps, jitter) in synchronising(grid):
             here: Any = (*place, sizes, rates)
             overhead_s = messages.overhead_s(
-                exposed, sizes, transport, accumulate, local_steps, jitter
+                exposed, sizes, transport, residue, accumulate, local_steps, jitter
             )
             apart = accumulate * local_steps
             block["overhead_s"][here] = overhead_s
@@ -226,7 +241,7 @@ def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
     timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in cost_s])
     exposed = messages.exposed(slice(None), rate_bps, scenario.transport, ratio)
     overhead_s = messages.overhead_s(
-        exposed, slice(None), scenario.transport, 1, 1, scenario.jitter
+        exposed, slice(None), scenario.transport, subject.residues[0], 1, 1, scenario.jitter
     )
     is_alone = scenario.workers == 1
     step = subject.step

@@ -165,7 +165,13 @@ class _Search:
         everyone = slice(None)
         exposed = messages.exposed(everyone, rate, self.transport, ratio)
         overhead_s = messages.overhead_s(
-            exposed, everyone, self.transport, self.accumulate, self.local_steps, self.jitter
+            exposed,
+            everyone,
+            self.transport,
+            messages.subject.residues[0],
+            self.accumulate,
+            self.local_steps,
+            self.jitter,
         )
         return scaling_factor(messages.subject.step, overhead_s)
 

@@ -2,9 +2,11 @@
 
 Workers that add up their gradients go in lockstep. So the job's step begins when its ranks do, on
 average, and a gradient counts as ready when the last rank has it. Every part is a median over the
-steps, which a warm-up or a hiccup does not move. T1, the time of one worker alone, leaves out the
-exposed communication of the step. It is that of the lower median of the ranks in each step. The
-additional time of the slowest rank is `waiting_ns`: all ranks lose it as soon as there are others.
+steps, which a warm-up or a hiccup does not move. The step that they add up to is then held against
+the measured one, the time of the usual steps (`run/usual.py`). T1, the time of one worker alone,
+leaves out the exposed communication of the step. It is that of the lower median of the ranks in
+each step. The additional time of the slowest rank is `waiting_ns`: all ranks lose it as soon as
+there are others.
 A communication hook may send less than the gradients, `sent_share` of them. It packs amidst the
 backward pass, or after it while no bucket is on its way: `packing_ns`, which T1 leaves out.
 
@@ -24,14 +26,17 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.closed_form import sent_as
 from fullwire.collectives.cost import Floats
+from fullwire.compression.codec import named_in
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
+from fullwire.run.usual import usual_steps
 from fullwire.simulation.groups import members_of
 from fullwire.simulation.processors import own_work_s, ranks_per_processor
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
+_SENT_BY_OUR_HOOK = ("allreduce", "alltoall", "allgather")
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
 _COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
@@ -97,7 +102,7 @@ class Step:
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     measured_ns: int | None = None  # in the run, with the workers that it had
-    measured_between_ns: tuple[int, int] | None = None  # bounds of that median
+    measured_between_ns: tuple[int, int] | None = None  # bounds of it
     count: int = 1  # of the steps that it stands for
     deviation: float = 0.0  # of them from it, as a share of it
     spread: Floats = field(
@@ -134,7 +139,8 @@ def typical_step(run: Run) -> Step:
     tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
-    usual_ns = median_of(measured_ns.tolist())
+    usual_ns = float(measured_ns[usual_steps(measured_ns)].mean())
+    around_ns = median_of(measured_ns.tolist())
     middle_ns = np.median(measured_ns)
     deviation = 1.4826 * np.median(np.abs(measured_ns - middle_ns)) / max(middle_ns, 1.0)
     step = Step(
@@ -150,8 +156,11 @@ def typical_step(run: Run) -> Step:
         shards=sent.shards,
         sent_share=sent.share,
         processor_ns=round(own_work_s(run) * 1e9),
-        measured_ns=round(usual_ns.value),
-        measured_between_ns=(round(usual_ns.low), round(usual_ns.high)),
+        measured_ns=round(usual_ns),
+        measured_between_ns=(
+            round(min(around_ns.low, usual_ns)),
+            round(max(around_ns.high, usual_ns)),
+        ),
         count=len(table.numbers),
         deviation=float(deviation),  # a standard deviation
         spread=alone_ns.reshape(-1).astype(np.float64),
@@ -316,10 +325,14 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
     if not len(rows):  # none in a step
         return _Sent(none)
     place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
+    if named_in(run.facts.hook) is None:
+        is_sum, until_ns = rows.op == "allreduce", _packed_ns(run, table) + _BUCKET_LEAVES_NS
+    else:  # Our own hook sends a bucket in two collectives, from a thread of its own.
+        is_sum, until_ns = np.isin(rows.op, _SENT_BY_OUR_HOOK), table.end_ns
     is_bucket = (
-        (rows.op == "allreduce")
+        is_sum
         & (rows.issue_ns >= table.backward_ns[place])
-        & (rows.issue_ns <= _packed_ns(run, table)[place] + _BUCKET_LEAVES_NS)
+        & (rows.issue_ns <= until_ns[place])
         & (run.facts.buckets is not None)
     )
     # Keep the rows of the group that sums a rank's gradients: it sums as many bytes.
@@ -381,7 +394,9 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
             )
         )
     amidst_ns, late_ns = _medians(np.array(packing_ns)).tolist()
-    share = min(float(buckets.bytes.sum()) / whole, 1.0)
+    # An exchange and a gather each move half the bytes of an all-reduce.
+    summed_bytes = np.where(buckets.op == "allreduce", buckets.bytes, buckets.bytes / 2)
+    share = min(float(summed_bytes.sum()) / whole, 1.0)
     return replace(sent, share=share, amidst_ns=amidst_ns, packed_late_ns=late_ns)
 
 

@@ -16,10 +16,10 @@ and the exposed part of the stretch is shared likewise.
 Computing may take longer because of the job's own communication and ranks. `contention.py` finds
 by how much.
 
-For the job the parts are means over ranks and steps, with one rule. `straggler` is waiting, plus a
-rank's time beyond the lower median of the ranks in compute, input or host. Time that cannot be told
-apart is `unexplained`: transfers whose line rate is unknown, or communication with ranks that are
-missing from the run.
+For the job the parts are means over ranks and usual steps (`run/usual.py`), with one rule.
+`straggler` is waiting, plus a rank's time beyond the lower median of the ranks in compute, input or
+host. Time that cannot be told apart is `unexplained`: transfers whose line rate is unknown, or
+communication with ranks that are missing from the run.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.run import Run, Spans, Whole
+from fullwire.run.usual import kept_steps, usual_steps
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
 from fullwire.timeline.contention import (
     NOT_TOLD,
@@ -56,11 +57,8 @@ RATHER_SMALL_BYTES, OF_THEIR_TIME = 64 * 1024, 0.1
 FEWEST_SMALL = 5  # stretches of small collectives, to believe their times of messages
 UNDISTURBED = 0.25  # of them: on busy processors the others take up to ten times as long
 
-WARM_UP = 1.5  # first steps longer than this many medians are warm-up
-UNUSUAL = 3.0  # medians; any other step longer than this is left out, see MOST_UNUSUAL
 CULPRIT = 0.5  # of all waiting; ranks that cause more are named, if they are at most half of all
 _OFTEN = 0.75  # of the steps; so often each of several ranks has to be among the latest
-MOST_UNUSUAL = 0.05  # of the steps; more unusual ones belong to the job and are kept
 
 
 class Part(IntEnum):
@@ -100,7 +98,8 @@ class Account:
 
     ranks: tuple[int, ...]
     steps: Whole  # numbers of the steps that every rank has, in order of time
-    is_typical: NDArray[np.bool_]  # those steps that enter the means
+    is_typical: NDArray[np.bool_]  # the usual steps, which enter the means
+    is_kept: NDArray[np.bool_]  # all but warm-up and rare exceptions
     is_whole_trace: bool  # no step was marked, and all of the trace counts as one
     parts_ns: Whole
     excess_ns: Whole  # of each rank beyond the lower median; the last axis has three parts
@@ -116,17 +115,22 @@ class Account:
     beyond_line_rate: float  # the floor of all transfers over the time that they took
     clock_error_ns: int
     crowding: Crowding = NOT_TOLD
+    is_over_all: bool = False  # `is_typical` holds all kept steps
     crowded_s: float = 0.0  # the share of contention by which computing takes longer
 
     @property
     def step_s(self) -> float:
-        """Return the mean length of the typical steps."""
+        """Return the time of a step: the mean length of the usual steps."""
         return sum(self.parts_s.values())
 
     @property
     def parts_s(self) -> dict[str, float]:
         """Return the job's parts in seconds per step."""
         return _seconds(self.parts_ns[:, self.is_typical].mean(axis=(0, 1)))
+
+    def over_all(self) -> Account:
+        """Return the account of all kept steps, as for a loss that only a few of them have."""
+        return replace(self, is_typical=self.is_kept, is_over_all=True)
 
     @property
     def alone_s(self) -> float:
@@ -135,8 +139,10 @@ class Account:
         Input and host are there with one worker too: scaling loses the rest.
         """
         parts = self.parts_s
-        accounted_s = sum(parts[part.key] for part in _SPENT_BY_ITSELF)
-        return max(accounted_s, self.crowding.alone_s + parts[Part.INPUT.key])
+        computing_s = parts[Part.COMPUTE.key]
+        if self.crowding.source == "probe steps":
+            computing_s = self.crowding.alone_s
+        return computing_s + parts[Part.INPUT.key] + parts[Part.HOST.key]
 
     @property
     def untold_s(self) -> float:
@@ -181,7 +187,8 @@ def account(
     ranks, steps = _together(run, [told for told in everyone if len(told.step_number)])
     latency = _latency(run, ranks)
     first = np.stack([_by_step(told, steps, latency) for told in ranks])
-    is_typical = typical_steps(first.sum(axis=2).max(axis=0))
+    length_ns = first.sum(axis=2).mean(axis=0)
+    is_typical = usual_steps(length_ns)
     # The share of computing that is caused by contention.
     crowding = crowding_of(
         run,
@@ -199,6 +206,7 @@ def account(
         ranks=tuple(told.rank for told in ranks),
         steps=steps,
         is_typical=is_typical,
+        is_kept=kept_steps(length_ns),
         is_whole_trace=is_whole_trace,
         parts_ns=parts_ns,
         excess_ns=excess_ns,
@@ -226,6 +234,7 @@ def nothing() -> Account:
         ranks=(),
         steps=np.zeros(1, np.int64),
         is_typical=np.ones(1, bool),
+        is_kept=np.ones(1, bool),
         is_whole_trace=True,
         parts_ns=np.zeros((1, 1, len(Part)), np.int64),
         excess_ns=np.zeros((1, 1, len(_SPENT_BY_ITSELF)), np.int64),
@@ -275,36 +284,6 @@ def late_ranks(account: Account) -> Late | None:
         if not (is_among[:, most_ns > 0].mean(axis=1) >= _OFTEN).all():
             return None
     return Late(tuple(account.ranks[row] for row in rows.tolist()), share)
-
-
-def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
-    """Choose the steps of the account: warm-up and rare exceptions are left out.
-
-    A what-if replays a step of medians; parts add up only as means.
-    """
-    median_ns = float(np.median(length_ns))
-    is_typical = np.ones(len(length_ns), bool)
-    warm = int(np.argmax(np.append(length_ns <= WARM_UP * median_ns, [True])))
-    is_typical[:warm] = False
-    is_unusual = is_typical & (length_ns > UNUSUAL * median_ns)
-    if is_unusual.sum() <= max(1, MOST_UNUSUAL * len(length_ns)):
-        is_typical &= ~is_unusual
-    return is_typical
-
-
-def mean_step_s(run: Run) -> float | None:
-    """Return the mean step of an account of the run; None where steps are missing."""
-    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
-    if not len(marks):
-        return None
-    numbers, place = np.unique(marks.step, return_inverse=True)
-    length_ns = marks.end_ns - marks.start_ns
-    longest_ns = np.zeros(len(numbers), np.int64)
-    np.maximum.at(longest_ns, place, length_ns)
-    count = np.bincount(place)
-    is_shared = count == count.max()
-    mean_ns = (np.bincount(place, length_ns) / count)[is_shared]
-    return float(mean_ns[typical_steps(longest_ns[is_shared])].mean()) * 1e-9
 
 
 def with_steps(run: Run) -> tuple[Run, bool]:

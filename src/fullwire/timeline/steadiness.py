@@ -1,7 +1,7 @@
-"""Whether all steps are alike: the differences that a mean step would hide.
+"""Whether all steps are alike: the differences that one step would hide.
 
-A part that only a few steps have (a checkpoint, an evaluation) is a part of the mean step, and no
-other step shows it. A job that became slower midway has two usual steps, and the mean is neither.
+The usual step lacks a part that only a few steps have, such as a checkpoint. A job that became
+slower midway has two usual steps, and their mean is neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fullwire.run.centre import Centre, median_of
 from fullwire.timeline.account import Account, Part
 
 MOST_OF_IT = 0.75  # of a part: if few steps hold as much, the part belongs to them
-FEW = 0.4  # of the steps: then the median step lacks the part
+FEW = 0.4  # of the steps: then the usual step lacks the part
 CHANGED = 0.10  # between the medians of the first and the second half of the steps
 _SCATTERS = 3.0  # times the scatter of steps within a half; a change must exceed that
 _FEWEST_STEPS = 8
@@ -44,6 +44,19 @@ def few_steps(account: Account, part: Part) -> FewSteps | None:
     return FewSteps(few, count, share, long_s, median_of(length_s[~is_long].tolist()))
 
 
+def judged_account(account: Account, least: float) -> Account:
+    """Return the account that a verdict is of.
+
+    It is that of all steps, where few of them hold the largest loss and this is at least such a
+    share of the time. The usual step would hide it.
+    """
+    whole = account.over_all()
+    lost_s = {part: whole.parts_s[part.key] for part in Part if part != Part.COMPUTE}
+    part = max(lost_s, key=lost_s.__getitem__)
+    is_rare = lost_s[part] >= least * whole.step_s > 0 and few_steps(whole, part) is not None
+    return whole if is_rare else account
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """How long steps take in the first and in the second half of a run, and in which part."""
@@ -69,8 +82,8 @@ def changed_midway(account: Account) -> Change | None:
 
 
 def _by_step_s(account: Account) -> Floats:
-    """Return the parts of each usual step, as the mean rank has them."""
-    return np.asarray(account.parts_ns[:, account.is_typical].mean(axis=0) * 1e-9)
+    """Return the parts of each kept step, as the mean rank has them."""
+    return np.asarray(account.parts_ns[:, account.is_kept].mean(axis=0) * 1e-9)
 
 
 def _scatter_s(lengths_s: Floats) -> float:

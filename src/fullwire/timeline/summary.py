@@ -15,23 +15,33 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Hosts, Links, Run, Whole
+from fullwire.run.usual import (
+    LONGER,
+    Pauses,
+    gaps_between_steps_s,
+    marks_of_steps,
+    pauses,
+    usual_steps,
+)
 from fullwire.timeline.timeline import timelines
 from fullwire.timeline.transfers import transfers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of a run; those per step are means over steps and ranks, if it has steps."""
+    """The figures of a run; those per step are means over its usual steps and over ranks."""
 
     ranks: int
     steps: int
-    step_s: float | None  # median over steps, of the slowest rank
-    step_low_s: float | None  # 10th and 90th percentile
-    step_high_s: float | None
-    mean_step_s: float | None
+    step_s: float | None  # of the usual steps
+    usual: int  # the number of these
+    longer: int  # steps longer than LONGER usual ones, warm-up included
+    longer_by_s: float  # all of these together
+    pauses: Pauses | None
     collective_bytes: float | None  # per rank and step, as the program gave them
     exposed_s: float | None
 
@@ -49,48 +59,60 @@ class _Sums:
 
     def __init__(self) -> None:
         self._ranks: set[int] = set()
-        self._longest_ns = np.zeros(0, np.int64)  # by step
-        self._rank_steps = self._steps_ns = self._bytes = self._exposed_ns = 0
+        # By step: the ranks that have it, and their sums of lengths, bytes and exposed time.
+        self._by_step = np.zeros((4, 0), np.int64)
+        self._gaps_s: NDArray[np.float64] | None = None
 
     def add(self, part: Run) -> None:
-        ranks = np.unique(np.concatenate([part.spans.rank, part.collectives.rank])).tolist()
-        self._ranks |= set(ranks)
-        marks = part.spans.rows((part.spans.lane == "host") & (part.spans.name == "step"))
-        lengths_ns = marks.end_ns - marks.start_ns
-        longest_ns = np.zeros(max(len(self._longest_ns), marks.step.max(initial=-1) + 1), np.int64)
-        longest_ns[: len(self._longest_ns)] = self._longest_ns
-        np.maximum.at(longest_ns, marks.step, lengths_ns)
-        self._longest_ns = longest_ns
-        self._rank_steps += len(marks)
-        self._steps_ns += int(lengths_ns.sum())
-        self._bytes += int(part.collectives.bytes[part.collectives.step >= 0].sum())
+        table = part.collectives
+        self._ranks |= set(np.unique(np.concatenate([part.spans.rank, table.rank])).tolist())
+        marks = marks_of_steps(part)
+        most = max(self._by_step.shape[1], marks.step.max(initial=-1) + 1)
+        more = np.zeros((4, most), np.int64)
+        more[:, : self._by_step.shape[1]] = self._by_step
+        np.add.at(more[0], marks.step, 1)
+        np.add.at(more[1], marks.step, marks.end_ns - marks.start_ns)
+        is_inside = (table.step >= 0) & (table.step < most)
+        np.add.at(more[2], table.step[is_inside], table.bytes[is_inside])
         for line in timelines(part, transfers_of(part, {})):
             is_exposed = (line.step >= 0) & line.is_communicating & ~line.is_computing
-            self._exposed_ns += line.total_ns(is_exposed)
+            number = line.step_number[line.step[is_exposed]]
+            np.add.at(more[3], number, line.length_ns[is_exposed])
+        self._by_step = more
+        if self._gaps_s is None and len(marks):
+            self._gaps_s = gaps_between_steps_s(part.spans)
 
     def summary(self) -> Summary:
-        lengths_s = self._longest_ns[self._longest_ns > 0] * 1e-9
-        if not len(lengths_s):
+        count, *sums = self._by_step
+        # As in an account: the steps that all ranks have.
+        shared = np.flatnonzero((count > 0) & (count == count.max(initial=0)))
+        length_s, of_bytes, exposed_s = (each[shared] / count[shared] for each in sums)
+        length_s, exposed_s = length_s * 1e-9, exposed_s * 1e-9
+        if not (length_s > 0).any():
             return Summary(
                 ranks=len(self._ranks),
                 steps=0,
                 step_s=None,
-                step_low_s=None,
-                step_high_s=None,
-                mean_step_s=None,
+                usual=0,
+                longer=0,
+                longer_by_s=0.0,
+                pauses=None,
                 collective_bytes=None,
                 exposed_s=None,
             )
-        low_s, median_s, high_s = np.quantile(lengths_s, [0.1, 0.5, 0.9]).tolist()
+        is_usual = usual_steps(length_s)
+        step_s = float(length_s[is_usual].mean())
+        longer_s = length_s[length_s > LONGER * step_s]
         return Summary(
             ranks=len(self._ranks),
-            steps=len(lengths_s),
-            step_s=median_s,
-            step_low_s=low_s,
-            step_high_s=high_s,
-            mean_step_s=self._steps_ns * 1e-9 / self._rank_steps,
-            collective_bytes=self._bytes / self._rank_steps,
-            exposed_s=self._exposed_ns * 1e-9 / self._rank_steps,
+            steps=len(length_s),
+            step_s=step_s,
+            usual=int(is_usual.sum()),
+            longer=len(longer_s),
+            longer_by_s=float((longer_s - step_s).sum()),
+            pauses=None if self._gaps_s is None else pauses(self._gaps_s, step_s),
+            collective_bytes=float(of_bytes[is_usual].mean()),
+            exposed_s=float(exposed_s[is_usual].mean()),
         )
 
 

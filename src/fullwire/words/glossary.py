@@ -10,8 +10,8 @@ from textwrap import wrap
 
 GLOSSARY: Mapping[str, Mapping[str, str]] = {
     "The account of a step": {
-        "step": "One pass over a batch, up to the update of the weights. Explain shows the mean of "
-        "all steps.",
+        "step": "One pass over a batch, up to the update of the weights. Its time is that "
+        "of the usual step.",
         "account": "The time of a step, divided into parts. The parts add up to the step.",
         "compute": "The device works on the batch. As a verdict: computation takes longer than on "
         "one worker.",
@@ -50,8 +50,8 @@ GLOSSARY: Mapping[str, Mapping[str, str]] = {
         "exact": "The risk of a fix that leaves results the same, up to the order of sums.",
         "numeric": "The risk of a fix that rounds gradients.",
         "semantic": "The risk of a fix that changes the training: another batch, or fewer sums.",
-        "median step": "The middle step of the job. Predictions start from it, because a few long "
-        "steps do not move it.",
+        "usual step": "The mean of the middle half of the steps by duration, after warm-up. Every "
+        "command prints its time as the time of a step. A few long steps do not move it.",
         "measured transport": "A prediction with the speed that the collectives of the run show, "
         "instead of full links.",
     },

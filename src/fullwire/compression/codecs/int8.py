@@ -6,7 +6,7 @@ has a negative scale. Three of its codes stand for inf, -inf and NaN.
 
 from __future__ import annotations
 
-from fullwire.compression.codec import Codec
+from fullwire.compression.codec import Codec, Cost
 from fullwire.compression.method import Format, Tensor
 
 BLOCK = 256
@@ -76,6 +76,12 @@ CODEC = Codec(
     key="int8",
     label="gradients as 8-bit numbers in blocks",
     ratio=4 * BLOCK / (BLOCK + 4),
+    combining="exchange",
+    on_processor=Cost(
+        encode_bps=8 * 1.0e9,
+        decode_bps=8 * 4.8e9,
+        source="measured: torch 2.13, 25 MiB on one core with AVX-512",
+    ),
     words="Each value has one byte, and each block of 256 values has a scale. One rounding at the "
     "sender and one at the owner of a part.",
     method=Int8,

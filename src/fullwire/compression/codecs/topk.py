@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fullwire.compression.codec import Codec, Option
+from fullwire.compression.codec import Codec, Cost, Option
 from fullwire.compression.method import Bucket, Loss, Method, Shape, Tensor, gathered
 
 _PAIR_BYTES = 8  # A place (int32) and a value (float32).
@@ -99,6 +99,11 @@ CODEC = Codec(
     label="the largest values of gradients",
     ratio=50,
     combining="gather",
+    on_processor=Cost(
+        encode_bps=8 * 1.1e9,
+        decode_bps=8 * 8.8e9,
+        source="measured: torch 2.13, 25 MiB on one core with AVX-512",
+    ),
     words="The largest values and their places are sent. The rest is added to the next gradient. "
     "Each rank receives the values of all others.",
     options=(

@@ -193,7 +193,7 @@ def _why_untold(case: Case) -> Iterator[Finding]:
     elif account.is_whole_trace and not enough_steps(case):
         yield NoStepToJudgeBy()
     elif not enough_steps(case):
-        count, total = int(account.is_typical.sum()), len(account.steps)
+        count, total = int(account.is_kept.sum()), len(account.steps)
         yield StepsToJudgeBy(count=count, left_out=total - count)
     elif world(case.run) > 1 and not communicates(case):
         yield NoCommunication(workers=world(case.run), is_whole_trace=account.is_whole_trace)

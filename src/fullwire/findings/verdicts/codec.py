@@ -13,7 +13,7 @@ class PackingIsDear(Finding):
 
     template = (
         "Packing gradients {is_sure:limits this job, not the network|is the largest loss seen "
-        "here}: it costs {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step}."
+        "here}: it costs {lost.share:.0%} of {lost.whole.named}."
     )
 
     lost: Amount

@@ -15,7 +15,7 @@ class ComputationIsCrowded(Finding):
 
     template = (
         "The job slows down its own computation: communication and other ranks of the same "
-        "host cost it {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step}."
+        "host cost it {lost.share:.0%} of {lost.whole.named}."
     )
 
     lost: Amount
@@ -26,7 +26,7 @@ class RanksShareProcessors(Finding):
 
     template = (
         "The ranks share the processors of one host: their sums, and waiting for a processor, "
-        "cost {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step}. {taken}"
+        "cost {lost.share:.0%} of {lost.whole.named}. {taken}"
     )
 
     lost: Amount

@@ -15,7 +15,7 @@ class HostIsBusy(Finding):
 
     template = (
         "The host {is_sure:limits this job, not the network|is the largest loss seen here}: it "
-        "takes {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step}.{where}"
+        "takes {lost.share:.0%} of {lost.whole.named}.{where}"
     )
 
     lost: Amount

@@ -13,8 +13,7 @@ class DataIsLate(Finding):
 
     template = (
         "The input {is_sure:limits this job, not the network|is the largest loss seen here}: "
-        "ranks wait for data for {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each "
-        "step}."
+        "ranks wait for data for {lost.share:.0%} of {lost.whole.named}."
     )
 
     lost: Amount

@@ -13,7 +13,7 @@ class TooManyMessages(Finding):
 
     template = (
         "Too many small collectives limit this job: {lost.share:.0%} of "
-        "{lost.whole.is_whole_trace:the trace|each step} is the fixed cost of messages, with "
+        "{lost.whole.named} is the fixed cost of messages, with "
         "{collectives:,.0f} {collectives:collective|collectives} in a step."
     )
 

@@ -26,8 +26,8 @@ class BandwidthIsShort(Finding):
     """The line is full, or nearly full."""
 
     template = (
-        "The network limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
-        "trace|each step} is bytes at line rate{slow}{links:?; {links:clause}}."
+        "The network limits this job: {lost.share:.0%} of {lost.whole.named} is bytes at line "
+        "rate{slow}{links:?; {links:clause}}."
     )
 
     lost: Amount
@@ -39,9 +39,9 @@ class BandwidthIsMostOfIt(Finding):
     """The line is not full, but its bytes take longer than its idle time."""
 
     template = (
-        "The network limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
-        "trace|each step} is bytes at line rate, and {unfilled_s:time} more is lost as the "
-        "line is not filled{slow}{links:?; {links:clause}}."
+        "The network limits this job: {lost.share:.0%} of {lost.whole.named} is bytes at line "
+        "rate, and {unfilled_s:time} more is lost as the line is not filled{slow}"
+        "{links:?; {links:clause}}."
     )
 
     lost: Amount

@@ -19,7 +19,7 @@ class UsedTooLate(Finding):
 
     template = (
         "The network is used too late: {transfers.share:.0%} of "
-        "{transfers.whole.is_whole_trace:the trace|each step} is transfers that would fit "
+        "{transfers.whole.named} is transfers that would fit "
         "under {free_s:time} of computation."
     )
 

@@ -20,7 +20,7 @@ class LittleIsLost(Finding):
     """The losses are small, each below the threshold."""
 
     template = (
-        "This job scales: {lost.share:.1%} of {lost.whole.is_whole_trace:the trace|each step} "
+        "This job scales: {lost.share:.1%} of {lost.whole.named} "
         "is not computation, and the largest part of that, {part}, is {share:.1%}."
     )
 
@@ -33,9 +33,8 @@ class MuchIsLostInAll(Finding):
     """Each loss is below the threshold, but their sum is large."""
 
     template = (
-        "No single loss limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
-        "trace|each step} is not computation, and the largest part of that, {part}, is "
-        "{share:.1%}."
+        "No single loss limits this job: {lost.share:.0%} of {lost.whole.named} is not "
+        "computation, and the largest part of that, {part}, is {share:.1%}."
     )
 
     lost: Amount

@@ -25,7 +25,7 @@ class LateInTurns(Finding):
 
     template = (
         "Ranks wait for each other, now one and now another: {lost.share:.0%} of "
-        "{lost.whole.is_whole_trace:the trace|each step} is lost to it."
+        "{lost.whole.named} is lost to it."
     )
 
     lost: Amount
@@ -36,7 +36,7 @@ class LateRanks(Finding):
 
     template = (
         "{ranks:Ranks} {ranks:is|are} late: the others wait {lost.share:.0%} of "
-        "{lost.whole.is_whole_trace:the trace|each step}, {of_waiting:.0%} of it for "
+        "{lost.whole.named}, {of_waiting:.0%} of it for "
         "{ranks:this rank|these ranks}{spends}."
     )
 

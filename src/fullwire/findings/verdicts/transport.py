@@ -20,7 +20,7 @@ class LineIsNotFilled(Finding):
 
     template = (
         "The transport limits this job{is_for_bandwidth:|, not the bandwidth}: "
-        "{lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step} is lost by a "
+        "{lost.share:.0%} of {lost.whole.named} is lost by a "
         "transport that does not fill the line{unfilled}{links:?; {links:clause}}{held_back:?; "
         "{held_back:inside}}{many}.{faster}"
     )

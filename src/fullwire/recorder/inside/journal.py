@@ -46,6 +46,7 @@ TAG = b"FWJ2"
 NOTES, DEFINITIONS, PASSES = 1, 2, 3
 SUFFIX = ".journal"
 PROBE_VARIABLE = "FULLWIRE_PROBE"  # Set if some steps are to be probes.
+NOISE_VARIABLE = "FULLWIRE_NOISE"  # Set if gradient noise is to be noted.
 MOST_WAITING = 2048  # Notes of 32 bytes, which are some 0.4 MB in Python.
 MOST_HELD = 16 * MOST_WAITING  # One backward pass may bring this many before any other note.
 MOST_PASSES = 64  # Passes that wait, with four bytes for each gradient.
@@ -87,6 +88,10 @@ class Note:
     DELAY = 18  # A computing thread's wait for a processor since the last, time, its running time.
     PROBE = 19  # Collectives kept apart from computing, a time in the step, 0.
     PROCESSOR = 20  # Processor time since the last, time, communication threads' part of it.
+    METRIC = 21  # Number of the metric, time, the bits of its value.
+    METRIC_STEP = 22  # The job's own step of the next metric, time, 0.
+    OWN_NOISE = 23  # Passes of the step, time, the bits of the rank's own squared gradient.
+    MEAN_NOISE = 24  # Passes of the step, time, the bits of the mean's squared gradient.
 
 
 class Journal:

@@ -24,7 +24,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +42,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
 from .ending import at_end, before_hard_end
-from .journal import PROBE_VARIABLE, Journal, Note
+from .journal import NOISE_VARIABLE, PROBE_VARIABLE, Journal, Note
+from .metrics import watch_metrics
+from .noise import GradientNoise
 from .probes import Probes
 from .processors import BeforeForward, Processors
 
@@ -54,18 +58,21 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     journal = Journal(directory)
     clock = clock_of_this_torch(journal)
     os.register_at_fork(after_in_child=journal.start_anew)
-    close = functools.partial(_close, journal, clock)
+    noise = GradientNoise(journal) if os.environ.get(NOISE_VARIABLE) else None
+    close = functools.partial(_close, journal, clock, noise)
     at_end(close)
     before_hard_end(close)
-    gradients = watch_gradients(journal, clock)
+    after_import("fullwire.compression.hook", functools.partial(_watch_compression, journal))
+    gradients = watch_gradients(journal, clock, noise)
     before_forward = BeforeForward(journal)
     probes = None
     if os.environ.get(PROBE_VARIABLE) and dist.is_available():
         probes = Probes(journal)  # made first, so that its notes lie within the steps
         optimizers.register_optimizer_step_post_hook(probes.step_ended)
     _watch_steps(journal, clock, gradients, before_forward)
-    _watch_backward(journal, clock, gradients)
+    _watch_backward(journal, clock, gradients, noise)
     _watch_input(journal, before_forward)
+    watch_metrics(journal, after_import)
     _watch_evaluation(journal)
     if dist.is_available():
         watch_collectives(journal, clock, probes)
@@ -78,8 +85,10 @@ def _stay_out_of_graphs() -> None:
         torch._dynamo.trace_rules.add(__package__)
 
 
-def _close(journal: Journal, clock: Clock) -> None:
+def _close(journal: Journal, clock: Clock, noise: GradientNoise | None) -> None:
     clock.close()
+    if noise is not None:
+        noise.flush()
     journal.write()
     if journal.is_open and journal.noted:
         # Time the shortest hook on a journal that is thrown away.
@@ -139,7 +148,9 @@ def _watch_steps(
     optimizers.Optimizer.zero_grad = zero_grad
 
 
-def _watch_backward(journal: Journal, clock: Clock, gradients: Gradients) -> None:
+def _watch_backward(
+    journal: Journal, clock: Clock, gradients: Gradients, noise: GradientNoise | None
+) -> None:
     backward = torch.autograd.backward
 
     @functools.wraps(backward)
@@ -155,14 +166,34 @@ def _watch_backward(journal: Journal, clock: Clock, gradients: Gradients) -> Non
             gradients.is_in_pass = False
             clock.note(Note.BACKWARD, 0, began, clock.moment())
         gradients.tell(after_ns)
+        if noise is not None:
+            noise.pass_ended()
         return result
 
     torch.autograd.backward = backward_
 
 
+def _watch_compression(journal: Journal) -> None:
+    """Note what a codec's guard measures; all ranks measure the same."""
+
+    def note(compression: Any, found: Any) -> None:
+        for name, value in (
+            ("compression_error", found.squared_error),
+            ("compression_zeroed_share", found.zeroed_share),
+            ("compression_unsent_norm", found.unsent_norm),
+            ("compression_widened", found.widened),
+            ("compression_stopped", compression.steps if compression.is_off else None),
+        ):
+            if value is not None and math.isfinite(value):
+                journal.define(kind="fact", name=name, value=value)
+
+    sys.modules["fullwire.compression.hook"].LISTENERS.append(note)
+
+
 def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
     iterator = dataloader._BaseDataLoaderIter
     original = iterator.__next__
+    is_told: list[bool] = []
 
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -173,6 +204,11 @@ def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
         finally:
             journal.note(Note.INPUT, 0, began_ns, _now() - began_ns)
             before_forward.begins()
+            if not is_told and torch.is_grad_enabled():  # else it is an evaluation's loader
+                is_told.append(True)
+                samples = getattr(getattr(args[0], "_index_sampler", None), "batch_size", None)
+                if isinstance(samples, int) and samples > 0:
+                    journal.define(kind="samples", samples=samples)
 
     iterator.__next__ = timed
 
@@ -348,7 +384,9 @@ class _Account:
         journal.note_pass(self._first, max(self.begun_ns, since_ns - min(ready_ns)), ready_ns)
 
 
-def watch_gradients(journal: Journal, clock: Clock) -> Gradients:
+def watch_gradients(
+    journal: Journal, clock: Clock, noise: GradientNoise | None = None
+) -> Gradients:
     """Begin to note the gradients of optimizers' parameters."""
     gradients = Gradients(journal, clock)
     add = optimizers.Optimizer.add_param_group
@@ -372,6 +410,8 @@ def watch_gradients(journal: Journal, clock: Clock) -> Gradients:
         built = build(parameters, *args, **kwargs)
         try:
             gradients.keep_account(built, parameters)
+            if noise is not None:
+                noise.watch(parameters)
         except Exception as error:  # the job goes on
             journal.give_up(error)
         return built

@@ -138,11 +138,11 @@
       el(heading, { class: "verdict" }, name(run.sentence)),
       answer(run),
       el("dl", { class: "figures" },
-        figure("a step takes", time(found.step_s), isUneven(found) ? `on average; ${time(found.median_step_s)} in the median` : ""),
+        figure("a step takes", time(found.step_s), "mean of the middle half by duration"),
         found.scaling_factor === null ? null : figure(alone, time(found.baseline_step_s), ""),
         found.scaling_factor === null ? null
           : figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
-            ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full${inTheMedian(found)}` : ""),
+            ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full${inTheReplayed(found)}` : ""),
       ),
     ];
   }
@@ -152,7 +152,7 @@
     const found = run.explanation, best = found.fixes[0];
     const sure = found.verdict.sureness || (found.verdict.missing.length ? `Not decided. What would settle it: ${found.verdict.missing.join("; ")}.` : null);
     const gain = best ? percent(1 - best.step_s / predictedFrom(found)) : "";
-    const doing = best ? [el("b", null, name(best.change)), `: a step of ${time(best.step_s)}, ${gain} shorter${isOfMedian(found) ? `; in the median step, ${time(found.median_step_s)} now` : ""}. `, el("code", null, name(best.setting))]
+    const doing = best ? [el("b", null, name(best.change)), `: a step of ${time(best.step_s)}, ${gain} shorter${isOfReplayed(found) ? `; of the steps that are replayed, ${time(found.median_step_s)} now` : ""}. `, el("code", null, name(best.setting))]
       : run.no_fixes ? name(run.no_fixes) : null;
     const line = (label, words) => (words ? el("div", null, el("dt", null, label), el("dd", null, words)) : null);
     return el("dl", { class: "answer" }, line("How sure", sure ? name(sure) : null), line("What to do", doing));
@@ -160,8 +160,8 @@
 
   const isUneven = (found) => found.median_step_s && Math.abs(found.step_s / found.median_step_s - 1) > 0.01;
 
-  const isOfMedian = (found) => isUneven(found) && found.fixes_from_s === found.median_step_s;
-  const inTheMedian = (found) => (isUneven(found) ? ", in the median step" : "");
+  const isOfReplayed = (found) => isUneven(found) && found.fixes_from_s === found.median_step_s;
+  const inTheReplayed = (found) => (isUneven(found) ? ", in the steps that are replayed" : "");
 
   function figure(label, value, note) {
     return el("div", null, el("dt", null, label), el("dd", null, value, note ? el("small", null, note) : null));
@@ -223,7 +223,7 @@
   function fixes(run) {
     const found = run.explanation;
     const section = part("What would help", found.fixes.length
-      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step" + `${isOfMedian(found) ? ", in the median step" : ""}.`
+      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step" + `${isOfReplayed(found) ? ", in the steps that are replayed" : ""}.`
       : null);
     if (found.fixes.length) section.append(...fixList(found));
     else section.append(el("p", null, noFixes(run, found)));
@@ -240,7 +240,7 @@
       : `${found.verdict.kind === "host" ? "Of the host’s time the sentence on top tells most. " : ""}The line rate of the links is not known, so nothing is predicted; --bandwidth gives it.`;
   }
 
-  // Most predictions start from the median step; the account, and the step on top, is of the mean.
+  // Most predictions start from the steps that are whole on every rank; the account is of all usual ones.
   const predictedFrom = (found) => found.fixes_from_s ?? found.step_s;
 
   function fixList(found) {
@@ -442,7 +442,7 @@
     show();
     const notes = [
       "Every point is a prediction of this job’s own step; the shaded band is its interval.",
-      isUneven(run.explanation) ? "It starts from the median step, the account is of the mean one." : "",
+      isUneven(run.explanation) ? "It replays the steps that are whole on every rank, the account has others too." : "",
       grid.shares_processors ? "This job’s workers share one machine; with the measured transport more workers are more machines like it, each with as many ranks." : "",
       grid.recorded ? "" : "The run shows no transport of several workers on links of a known rate, so lines are taken as filled, and there is no point as recorded.",
     ];

@@ -1,0 +1,466 @@
+"""Time to a target: the steps that a training needs, times the length of a predicted step.
+
+Steps come from the metric's curve in recorded runs, and from the law of samples by batch. Their
+interval and that of the step are independent, so the squares of their logarithms add up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.answers.conditions import OneOrMany, count, several, worker_count
+from fullwire.answers.opening import RunLike
+from fullwire.answers.subjects import named
+from fullwire.collectives.cost import Floats
+from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches
+from fullwire.convergence.curves import Goal, curve_of, is_goal, reach, read_goal
+from fullwire.convergence.noise import noise_scale
+from fullwire.errors import UsageError
+from fullwire.findings.finding import Finding
+from fullwire.findings.targets import (
+    Cheapest,
+    CodecStepsUnknown,
+    CriticalAsGiven,
+    CriticalFromNoise,
+    CriticalFromRuns,
+    CurveWasCleaned,
+    FarBatches,
+    GoalIsForecast,
+    NoiseTellsNothing,
+    SamplesCostAlike,
+    SamplesLostToTheBatch,
+    Setting,
+    Soonest,
+    StepsOnly,
+)
+from fullwire.run.run import Run
+from fullwire.simulation.conditions import CONDITIONS
+from fullwire.simulation.grid import Grid, Predictions
+from fullwire.timeline.passes import passes_of_step
+from fullwire.units import NUMBER, ratio, shown
+
+_PRICE = re.compile(
+    rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
+)
+_ROUNDED = ("bf16", "fp16")  # their relative squared error is some 1e-6: no step more
+_ANY = 12.0  # the factor within which a critical batch lies near any recorded one
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Asked:
+    """A question about a target: a metric with its value, or else a scaling factor."""
+
+    target: str | float | None
+    global_batch: OneOrMany = None
+    curve: RunLike | Sequence[RunLike] = ()
+    recorded_batch: OneOrMany = None
+    critical_batch: float | None = None
+    price: str | None = None
+
+    def __post_init__(self) -> None:
+        asked = (self.global_batch, self.recorded_batch, self.critical_batch, self.price)
+        if not self.is_metric and (self.curve or any(each is not None for each in asked)):
+            raise UsageError(
+                "global batch, recorded batch, critical batch, curve, price: expected a metric as "
+                f"the target with them, like --target 'loss<=0.3', got {shown(self.target)}"
+            )
+
+    @property
+    def is_metric(self) -> bool:
+        """Whether the target is a metric with its value."""
+        return is_goal(self.target)
+
+
+class Predicted(Protocol):
+    """A what-if, as far as its rows are read here."""
+
+    @property
+    def predictions(self) -> Predictions:
+        """Return the table."""
+
+    @property
+    def interval_s(self) -> tuple[Floats, Floats]:
+        """Return the ends of each step's interval."""
+
+    @property
+    def grid(self) -> Grid:
+        """Return the conditions."""
+
+
+AnyPredicted = TypeVar("AnyPredicted", bound=Predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The cost of a device in an hour, in the user's currency."""
+
+    amount: float
+    currency: str = ""
+
+    def show(self, device_hours: float) -> str:
+        """Return the cost of some device-hours in words."""
+        return f"{self.amount * device_hours:,.2f} {self.currency}".strip()
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Evidence:
+    """The steps to a goal, as recorded runs show them."""
+
+    goal: Goal
+    law: BatchLaw
+    pass_samples: int  # of one worker, as the predicted run was recorded
+    notes: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class ToTarget:
+    """The time to a target of each row of a prediction."""
+
+    goal: Goal
+    batch: Floats
+    steps: Floats
+    time_s: Floats
+    low_s: Floats
+    high_s: Floats
+    device_hours: Floats
+    price: Price | None
+    notes: tuple[Finding, ...]
+
+    @property
+    def cost(self) -> Floats | None:
+        """The cost of each row, if a price was given."""
+        return None if self.price is None else self.device_hours * self.price.amount
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return the columns by name, as JSON and data frames have them."""
+        columns = {
+            "batch": self.batch,
+            "steps": self.steps,
+            "time_to_target_s": self.time_s,
+            "device_hours": self.device_hours,
+        }
+        return columns if self.cost is None else columns | {"cost": self.cost}
+
+    def front(self) -> list[int]:
+        """Return the rows that no other row beats in time and device-hours, soonest first."""
+        order = np.lexsort((self.device_hours, self.time_s))
+        best = np.minimum.accumulate(self.device_hours[order])
+        is_new = np.append([True], best[1:] < best[:-1])
+        return [int(row) for row in order[is_new]]
+
+    def soonest(self, count: int) -> list[int]:
+        """Return the rows with the shortest times."""
+        return [int(row) for row in np.argsort(self.time_s, kind="stable")[:count]]
+
+
+def read_price(text: str | None) -> Price | None:
+    """Read a price such as '2.10/device-hour' or '2.10 EUR/device-hour'."""
+    if text is None:
+        return None
+    found = _PRICE.fullmatch(text)
+    if found is None or not 0 < float(found[2]) < math.inf or (found[1] and found[3]):
+        raise UsageError(
+            f"price: expected an amount with its unit, like 2.10/device-hour, got {shown(text)}"
+        )
+    return Price(float(found[2]), found[1] or found[3] or "")
+
+
+def evidence(
+    run: RunLike,
+    target: str,
+    *,
+    curves: RunLike | Sequence[RunLike] = (),
+    recorded_batch: Sequence[int] = (),
+    critical_batch: float | None = None,
+    is_same_batch: bool = False,
+) -> Evidence:
+    """Read the goal's curve in each run that has it, and fit the samples by batch.
+
+    `recorded_batch` is the batch of the whole job for each run, where a run does not know its own.
+    With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown.
+    """
+    goal = read_goal(target)
+    many = [*named(run), *(named(curves) if curves else [])]
+    if recorded_batch and len(recorded_batch) != len(many):
+        raise UsageError(
+            f"recorded batch: expected one for each of {len(many)} runs, got {len(recorded_batch)}"
+        )
+    points: list[Point] = []
+    notes: list[Finding] = []
+    for number, (name, each) in enumerate(many):
+        if number == 0 and curves and goal.metric not in set(each.metrics.name.tolist()):
+            continue  # the predicted run may be a workload, and the curves others' runs
+        whole = recorded_batch[number] if recorded_batch else global_batch(name, each)
+        curve = curve_of(each.metrics, goal.metric, name)
+        if curve.repeated or curve.not_numbers:
+            cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
+            notes.append(CurveWasCleaned(run=name, metric=goal.metric, **cleaned))
+        found = reach(curve, goal, name)
+        if found.is_forecast:
+            notes.append(
+                GoalIsForecast(
+                    run=name,
+                    goal=str(goal),
+                    steps=found.steps,
+                    low=found.low,
+                    high=found.high,
+                    is_far=found.is_far,
+                )
+            )
+        own = Point(batch=whole, samples=found.steps * whole)
+        points.append(replace(own, spread=math.hypot(own.spread, found.spread)))
+    known, said = _critical(many, points, critical_batch, is_same_batch)
+    law = fit_batches(points, known)
+    if known is None:
+        middle, low, high = law.critical_between()
+        batches = tuple(f"{batch:g}" for batch in sorted({point.batch for point in points}))
+        said = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
+    name, first = many[0]
+    if recorded_batch:
+        passes = (passes_of_step(first) or 1) * (first.facts.workers or 1)
+        own_samples = max(1, round(recorded_batch[0] / passes))
+    else:
+        own_samples = _pass_samples(name, first)
+    notes = [*([] if said is None else [said]), *notes]
+    return Evidence(goal=goal, law=law, pass_samples=own_samples, notes=tuple(notes))
+
+
+def _critical(
+    many: Sequence[tuple[str, Run]],
+    points: Sequence[Point],
+    given: float | None,
+    is_same_batch: bool,
+) -> tuple[Critical | None, Finding | None]:
+    """Return the critical batch if it comes from elsewhere than runs at several batches."""
+    if given is not None:
+        return Critical(batch=given, factor=1), CriticalAsGiven(batch=given)
+    if len({point.batch for point in points}) > 1:
+        return None, None
+    for name, run in many:
+        if len(run.noise):
+            scale = noise_scale(run.noise, run.facts.workers, name)
+            prior = scale.critical
+            said = CriticalFromNoise(
+                batch=scale.batch,
+                low=scale.batch / prior.factor,
+                high=scale.batch * prior.factor,
+                steps=scale.steps,
+            )
+            return prior, said
+    if is_same_batch and points:
+        return Critical(batch=2 * points[0].batch, factor=_ANY), None
+    return None, None
+
+
+def global_batch(name: str, run: Run) -> int:
+    """Return the samples of one step of a recorded job."""
+    return _pass_samples(name, run) * (run.facts.workers or 1) * (passes_of_step(run) or 1)
+
+
+def about_batch(run: Run) -> tuple[Finding, ...]:
+    """Say how many samples the size of the batch costs, if the run has its gradient noise."""
+    if not len(run.noise) or run.facts.pass_samples is None:
+        return ()
+    name = run.provenance.source
+    try:
+        scale = noise_scale(run.noise, run.facts.workers, name)
+    except UsageError as error:
+        return (NoiseTellsNothing(why=str(error)),)
+    batch, factor = global_batch(name, run), scale.critical.factor
+    return (
+        SamplesLostToTheBatch(
+            share=batch / (batch + scale.batch),
+            batch=batch,
+            critical=scale.batch,
+            low=scale.batch / factor,
+            high=scale.batch * factor,
+        ),
+    )
+
+
+def _pass_samples(name: str, run: Run) -> int:
+    if run.facts.pass_samples is not None:
+        return run.facts.pass_samples
+    told = re.match(r"\d+", run.facts.batch or "")
+    if told is None:
+        raise UsageError(
+            f"{name} does not know its batch: expected that of the whole job with --recorded-batch"
+        )
+    return int(told[0])
+
+
+def to_goal(
+    predict: Callable[..., AnyPredicted],
+    runs: RunLike | Sequence[RunLike],
+    asked: Asked,
+    *,
+    workers: OneOrMany,
+    nodes: OneOrMany,
+    accumulate: OneOrMany,
+    local_steps: OneOrMany,
+    more: Mapping[str, OneOrMany],
+) -> tuple[AnyPredicted, Predictions, tuple[Floats, Floats], ToTarget]:
+    """Predict the time until a metric reaches its value.
+
+    `predict` answers for the length of a step. A batch makes it another step for each number of
+    workers, so it is asked once for each of them.
+    """
+    opened = named(runs)
+    if len(opened) != 1:
+        raise UsageError(
+            f"target: expected one run to predict, got {len(opened)}; runs that show the metric at "
+            "other batches go with --curve"
+        )
+    [(name, run)] = opened
+    price = read_price(asked.price)
+    together = several(accumulate, lambda value: count(value, "accumulate"))
+    if len(together) > 1 or several(local_steps, str) not in ((), ("1",)):
+        raise UsageError(
+            "target: expected one value of --accumulate and no --local-steps with a metric, "
+            f"got {shown(accumulate)} and {shown(local_steps)}"
+        )
+    batches = _counts(asked.global_batch, "global batch")
+    if batches and workers is not None:
+        sizes: tuple[int, ...] = several(workers, worker_count)
+        first = predict(workers=sizes[0], accumulate=accumulate, **more)
+    else:
+        first = predict(workers=workers, nodes=nodes, accumulate=accumulate, **more)
+        sizes = first.grid.workers
+    known = evidence(
+        runs if isinstance(runs, str) else run,
+        str(asked.target),
+        curves=asked.curve,
+        recorded_batch=_counts(asked.recorded_batch, "recorded batch"),
+        critical_batch=asked.critical_batch,
+        is_same_batch=not batches and sizes == (run.facts.workers,),
+    )
+    predictions, between_s = first.predictions, first.interval_s
+    if batches:
+        speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
+        if len(speed) > 1:
+            raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
+        parts = []
+        for size in sizes:
+            whole = known.pass_samples * together[0] * size * speed[0]
+            asked_more = {**more, "compute_speed": [whole / batch for batch in batches]}
+            parts.append(predict(workers=size, accumulate=accumulate, **asked_more))
+        predictions, between_s = _joined(parts, batches)
+    found = to_target(known, predictions, between_s, accumulate=together[0], price=price, name=name)
+    return first, predictions, between_s, found
+
+
+def _counts(given: OneOrMany, what: str) -> tuple[int, ...]:
+    return () if given is None else several(given, lambda value: count(value, what))
+
+
+def _joined(
+    parts: Sequence[Predicted], batches: Sequence[float]
+) -> tuple[Predictions, tuple[Floats, Floats]]:
+    """Join predictions that differ in their workers, with batches in place of speeds."""
+    first = parts[0].predictions
+    axes = {name.replace("compute_speed", "batch"): values for name, values in first.axes.items()}
+    axes["batch"] = tuple(batches)
+    axes["workers"] = tuple(part.predictions.axes["workers"][0] for part in parts)
+    place = list(axes).index("workers")
+    shape = [len(values) for values in axes.values()]
+    shape[place] = 1
+
+    def along_workers(columns: Sequence[Floats]) -> Floats:
+        whole = [np.broadcast_to(column, shape) for column in columns]
+        return np.concatenate(whole, axis=place)
+
+    measures = {
+        name: along_workers([part.predictions.measures[name] for part in parts])
+        for name in first.measures
+    }
+    low_s, high_s = (
+        along_workers([part.interval_s[end].reshape(shape) for part in parts]).reshape(-1)
+        for end in (0, 1)
+    )
+    return Predictions(axes=axes, measures=measures), (low_s, high_s)
+
+
+def to_target(
+    evidence: Evidence,
+    predictions: Predictions,
+    between_s: tuple[Floats, Floats],
+    *,
+    accumulate: int,
+    price: Price | None,
+    name: str,
+) -> ToTarget:
+    """Multiply the steps of each row by its length."""
+    workers = predictions["workers"].astype(float)
+    whole = evidence.pass_samples * accumulate
+    batch = predictions["batch"].astype(float) if "batch" in predictions.axes else whole * workers
+    samples, low, high = evidence.law.samples(batch)
+    steps = samples / batch
+    step_s = predictions["step_s"] * accumulate
+    time_s = steps * step_s
+    is_known = ~np.isnan(between_s[0])
+    step_low = np.where(is_known, np.maximum(between_s[0], 1e-12) / predictions["step_s"], 1.0)
+    step_high = np.where(is_known, between_s[1] / predictions["step_s"], 1.0)
+    notes = list(evidence.notes)
+    is_far = evidence.law.is_far(batch)
+    if is_far.any():
+        notes.append(FarBatches(count=int(is_far.sum()), largest=evidence.law.largest))
+    if (np.abs(batch / (whole * workers) - 1) > 1e-9).any():
+        notes.append(SamplesCostAlike(run=name, samples=evidence.pass_samples))
+    unknown = {
+        codec.label
+        for codec in predictions.axes["codec"]
+        if codec.name not in _ROUNDED and not (codec.is_free and codec.ratio == 1)
+    }
+    if unknown:
+        notes.append(CodecStepsUnknown(codecs=tuple(sorted(unknown))))
+    if not is_known.any():
+        notes.append(StepsOnly())
+    return ToTarget(
+        goal=evidence.goal,
+        batch=batch,
+        steps=steps,
+        time_s=time_s,
+        low_s=time_s * np.exp(-np.hypot(np.log(samples / low), np.log(step_low))),
+        high_s=time_s * np.exp(np.hypot(np.log(high / samples), np.log(step_high))),
+        device_hours=time_s * workers / 3600,
+        price=price,
+        notes=tuple(notes),
+    )
+
+
+def answer(found: ToTarget, predictions: Predictions) -> tuple[Finding, ...]:
+    """Return the soonest setting, and the cheapest if it is another one."""
+    soonest, cheapest = found.soonest(1)[0], int(np.argmin(found.device_hours))
+    told: list[Finding] = [
+        Soonest(goal=str(found.goal), setting=_setting(found, predictions, soonest))
+    ]
+    if cheapest != soonest:
+        told.append(Cheapest(setting=_setting(found, predictions, cheapest)))
+    return tuple(told)
+
+
+def _setting(found: ToTarget, predictions: Predictions, row: int) -> Setting:
+    varying = [axis for axis, values in predictions.axes.items() if len(values) > 1]
+    names = [name for name in varying if name not in ("run", "batch", "codec")]
+    if "codec" in varying:
+        names.append("codec" if predictions["codec"][row] else "compression")
+    if "workers" not in names:
+        names.insert(0, "workers")
+    hours = float(found.device_hours[row])
+    return Setting(
+        conditions=tuple(CONDITIONS[name].worded(predictions[name][row]) for name in names),
+        time_s=float(found.time_s[row]),
+        low_s=float(found.low_s[row]),
+        high_s=float(found.high_s[row]),
+        steps=float(found.steps[row]),
+        batch=float(found.batch[row]),
+        device_hours=hours,
+        cost="" if found.price is None else f", {found.price.show(hours)}",
+    )

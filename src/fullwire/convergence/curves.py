@@ -1,0 +1,205 @@
+"""A metric's curve, the step at which it reaches a goal, and a forecast where it has not yet.
+
+A restarted job reports some steps twice: the later value counts. Values that are no number are left
+out and counted. One value is noisy, so a running median decides when a goal is reached.
+
+The forecast is a power law with an offset, `v = c + a t^-b`, fitted to means over stretches of time
+that grow. Early values say little about c, the level at which the curve flattens. So the forecast
+keeps every (b, c) with its weight, and refuses where they disagree about the goal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.collectives.cost import Floats
+from fullwire.errors import UsageError
+from fullwire.run.run import Metrics, Whole
+from fullwire.units import NUMBER, shown
+
+_GOAL = re.compile(rf"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*")
+FEWEST = 8  # values, for a forecast
+MOST_NOT_REACHING = 0.05  # of the forecast's weight
+WIDEST = 10.0  # times, from the low end of a forecast to the high one
+FAR = 4.0  # times the recorded steps
+WARM_UP = 0.05  # of the recorded steps, which follow no law yet
+_WINDOWS = 40  # a running median covers so small a part of the curve
+_STRETCHES = 30
+
+_MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
+_POWERS = np.geomspace(0.1, 2.0, 100)
+_LEVELS = np.geomspace(1e-3, 3.0, 120)  # below the least value, in spans of the curve
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A metric, and the value that it is to reach: from above, or from below."""
+
+    metric: str
+    value: float
+    is_least: bool  # True: reached at this value or below it
+
+    def __str__(self) -> str:
+        return f"{self.metric}{'<=' if self.is_least else '>='}{self.value:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """The steps until a goal is reached, with a 90 % interval."""
+
+    steps: float
+    low: float
+    high: float
+    recorded: int  # the last recorded step
+    is_forecast: bool = False
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the goal lies far beyond the recording."""
+        return self.steps > FAR * self.recorded
+
+    @property
+    def spread(self) -> float:
+        """The relative standard deviation that the interval stands for."""
+        return float(np.log(self.high / self.low)) / 2 / 1.645
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Curve:
+    """The values of one metric, in order of steps, a value a step."""
+
+    name: str
+    steps: Whole
+    values: Floats
+    times_ns: Whole
+    repeated: int = 0  # steps that were reported again
+    not_numbers: int = 0
+
+
+def is_goal(text: object) -> bool:
+    """Say whether a target names a metric, and not a scaling factor."""
+    return isinstance(text, str) and ("<" in text or ">" in text)
+
+
+def read_goal(text: str) -> Goal:
+    """Read a goal, such as 'loss<=0.3' or 'accuracy>=0.9'."""
+    found = _GOAL.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"target: expected a metric and its value, like loss<=0.3, got {shown(text)}"
+        )
+    return Goal(found[1], float(found[3]), found[2].startswith("<"))
+
+
+def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
+    """Return the curve of one metric of a run."""
+    chosen = metrics.rows(metrics.name == name)
+    if not len(chosen):
+        known = ", ".join(sorted(set(metrics.name.tolist())))
+        has = f"it has {known}" if known else "it has no metrics: record --metric, or fullwire.log"
+        raise UsageError(f"{run}: expected the metric {name!r}, {has}")
+    order = np.lexsort((chosen.time_ns, chosen.step))
+    steps, values = chosen.step[order], chosen.value[order]
+    is_last = np.append(steps[1:] != steps[:-1], [True])
+    is_number = np.isfinite(values)
+    kept = is_last & is_number
+    if not kept.any():
+        raise UsageError(f"{run}: expected values of {name} that are numbers, got none: all NaN")
+    return Curve(
+        name,
+        steps[kept],
+        values[kept],
+        chosen.time_ns[order][kept],
+        repeated=int((~is_last).sum()),
+        not_numbers=int((is_last & ~is_number).sum()),
+    )
+
+
+def reach(curve: Curve, goal: Goal, run: str) -> Reach:
+    """Return when the curve reaches the goal: as recorded, or else by a forecast."""
+    sign = 1.0 if goal.is_least else -1.0
+    values, wanted = sign * _smooth(curve.values), sign * goal.value
+    steps = curve.steps.astype(float)
+    is_there = values <= wanted
+    if is_there[0]:
+        raise UsageError(
+            f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at step "
+            f"{curve.steps[0]}: expected a target that takes training"
+        )
+    if not is_there.any():
+        return _forecast(steps, sign * curve.values, wanted, f"{run}: {goal}")
+    after = int(np.argmax(is_there))
+    before = after - 1
+    share = (values[before] - wanted) / (values[before] - values[after])
+    at = float(steps[before] + share * (steps[after] - steps[before]))
+    last = int(curve.steps[-1])
+    return Reach(steps=at, low=float(steps[before]), high=float(steps[after]), recorded=last)
+
+
+def _smooth(values: Floats) -> Floats:
+    """Return a running median; near the ends its window is shorter."""
+    half = len(values) // _WINDOWS // 2
+    if half == 0:
+        return values
+    return np.array(
+        [np.median(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
+    )
+
+
+def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach:
+    """Extend a falling curve to a value that it has not reached."""
+    if len(values) < FEWEST:
+        raise UsageError(
+            f"{where} is not reached in {len(values)} values, expected {FEWEST} for a forecast"
+        )
+    late = steps >= WARM_UP * steps[-1]
+    times, means, counts = _stretches(np.maximum(steps, 1.0)[late], values[late])
+    share = np.sqrt(counts / counts.max())  # neighbours are alike: less than their number
+    third = max(2, len(means) // 3)
+    scatter = float(np.std(np.diff(means[third:]))) if len(means) > third + 2 else 0.0
+    span = float(means[0] - means[-1])
+    if not span > 2 * scatter or span <= 0:
+        raise UsageError(f"{where} is not reached, and the metric does not move towards it")
+    power, below = (each.reshape(-1) for each in np.meshgrid(_POWERS, _LEVELS))
+    level = means.min() - span * below
+    shapes = (times[None, :] / times[-1]) ** -power[:, None]
+    heights = means[None, :] - level[:, None]
+    scale = (share * shapes * heights).sum(axis=1) / (share * np.square(shapes)).sum(axis=1)
+    squares = (share * np.square(heights - scale[:, None] * shapes)).sum(axis=1)
+    floor = (_MISFIT * span) ** 2 * len(means)
+    likely = -(len(means) - 3) / 2 * np.log(squares + floor)
+    weight = np.exp(likely - likely.max())
+    weight /= weight.sum()
+    gets_there = level < wanted
+    if float(weight[~gets_there].sum()) > MOST_NOT_REACHING:
+        flat = level[np.argmax(weight)]
+        raise UsageError(
+            f"{where} is not reached by step {steps[-1]:.0f}, and the curve cannot tell whether "
+            f"it will be: it may flatten at {abs(flat):.3g}"
+        )
+    needed = times[-1] * (scale[gets_there] / (wanted - level[gets_there])) ** (
+        1 / power[gets_there]
+    )
+    order = np.argsort(needed)
+    reached = np.cumsum(weight[gets_there][order])
+    ends = np.interp((0.5, 0.05, 0.95), reached / reached[-1], np.log(needed[order]))
+    middle, low, high = np.maximum(np.exp(ends), steps[-1]).tolist()
+    if high > WIDEST * low:
+        raise UsageError(
+            f"{where} is not reached by step {steps[-1]:.0f}, and the curve cannot tell when: "
+            f"between steps {low:.0f} and {high:.3g}"
+        )
+    return Reach(steps=middle, low=low, high=high, recorded=int(steps[-1]), is_forecast=True)
+
+
+def _stretches(steps: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return means over stretches of steps, each longer than the one before by the same factor."""
+    edges = np.geomspace(steps[0], steps[-1] * 1.0001, _STRETCHES + 1)
+    place = np.searchsorted(edges, steps, side="right")
+    _, place = np.unique(place, return_inverse=True)
+    counts = np.bincount(place)
+    means = np.bincount(place, steps) / counts, np.bincount(place, values) / counts
+    return *means, counts.astype(float)

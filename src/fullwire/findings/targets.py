@@ -1,0 +1,209 @@
+"""The findings of a time to target: the best settings, and the evidence behind their steps."""
+
+from __future__ import annotations
+
+from fullwire.findings.finding import Finding
+
+
+class Setting(Finding):
+    """One setting of a prediction, with its time to the target."""
+
+    template = (
+        "{conditions:list}: {time_s:duration} ({low_s:duration} to {high_s:duration}), "
+        "{steps:,.0f} steps of batch {batch:,.0f}, {device_hours:.4g} device-hours{cost}"
+    )
+
+    conditions: tuple[str, ...]
+    time_s: float
+    low_s: float
+    high_s: float
+    steps: float
+    batch: float
+    device_hours: float
+    cost: str
+
+
+class Soonest(Finding):
+    """The setting that reaches the target first."""
+
+    template = "Soonest at {goal}: {setting}."
+
+    goal: str
+    setting: Setting
+
+
+class Cheapest(Finding):
+    """The setting that takes the fewest device-hours, if it is another one."""
+
+    template = "Cheapest: {setting}."
+
+    setting: Setting
+
+
+class CriticalFromRuns(Finding):
+    """The critical batch, from the samples that several batches needed."""
+
+    template = (
+        "At the critical batch, {batch:,.4g} samples ({low:,.4g} to {high:,.4g}), a training needs "
+        "twice the samples of a tiny one; from runs at batches {batches:list}."
+    )
+
+    batch: float
+    low: float
+    high: float
+    batches: tuple[str, ...]
+
+
+class CriticalFromNoise(Finding):
+    """The critical batch, from gradient noise."""
+
+    template = (
+        "The critical batch is {batch:,.4g} samples by gradient noise over {steps:,} steps "
+        "({low:,.4g} to {high:,.4g}); a run at another batch (--curve) would tell it better."
+    )
+
+    batch: float
+    low: float
+    high: float
+    steps: int
+
+
+class CriticalAsGiven(Finding):
+    """The critical batch, as the user gives it."""
+
+    template = "The critical batch is taken as given: {batch:,.4g} samples."
+
+    batch: float
+
+
+class GoalIsForecast(Finding):
+    """A recorded curve ends above the goal."""
+
+    template = (
+        "{run} ends before {goal}: its curve goes on to step {steps:,.0f} ({low:,.0f} to "
+        "{high:,.0f}){is_far:?, more than four times what was recorded}."
+    )
+
+    run: str
+    goal: str
+    steps: float
+    low: float
+    high: float
+    is_far: bool
+
+
+class FarBatches(Finding):
+    """Some batches are far beyond the recorded ones."""
+
+    template = (
+        "{count:,} {count:setting|settings} {count:has a batch|have batches} more than four times "
+        "the largest recorded one, {largest:,.0f}: their steps are extrapolated."
+    )
+
+    count: int
+    largest: float
+
+
+class SamplesCostAlike(Finding):
+    """The time of computing follows the samples of a worker."""
+
+    template = (
+        "{run}: a worker's computing is taken to grow with its samples, from the {samples:,} "
+        "recorded; small batches use a device less well."
+    )
+
+    run: str
+    samples: int
+
+
+class CodecStepsUnknown(Finding):
+    """Some compressors change gradients in a way whose steps were not measured."""
+
+    template = (
+        "{codecs:list}: extra steps for what {codecs:it loses|they lose} were not measured, and "
+        "count as none."
+    )
+
+    codecs: tuple[str, ...]
+
+
+class CurveWasCleaned(Finding):
+    """Some values of a metric were reported twice or are no number."""
+
+    template = (
+        "{run}: of {metric}, {repeated:,} {repeated:value was|values were} reported again, as "
+        "after a restart, and {not_numbers:,} {not_numbers:is|are} no number; both are left out."
+    )
+
+    run: str
+    metric: str
+    repeated: int
+    not_numbers: int
+
+
+class StepsOnly(Finding):
+    """The interval of a time holds the steps alone."""
+
+    template = "Intervals hold the steps to the target; those of the step's length are unknown."
+
+
+class ReachedFirst(Finding):
+    """One side reached a metric's value clearly before the other."""
+
+    template = (
+        "After is {share:.0%} {is_sooner:sooner|later} at {goal}: {after_s:duration}, before "
+        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}); {after_hours:.4g} and "
+        "{before_hours:.4g} device-hours."
+    )
+
+    goal: str
+    before_s: float
+    after_s: float
+    low: float
+    high: float
+    before_hours: float
+    after_hours: float
+    is_sooner: bool
+    share: float
+
+
+class ReachedAlike(Finding):
+    """Both sides reached a metric's value at times that noise may explain."""
+
+    template = (
+        "No difference beyond noise at {goal}: after {after_s:duration}, before "
+        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}); {after_hours:.4g} and "
+        "{before_hours:.4g} "
+        "device-hours. Runs that start anew differ by 4 %."
+    )
+
+    goal: str
+    before_s: float
+    after_s: float
+    low: float
+    high: float
+    before_hours: float
+    after_hours: float
+
+
+class NoiseTellsNothing(Finding):
+    """The gradient noise of a run gives no critical batch."""
+
+    template = "{why}."
+
+    why: str
+
+
+class SamplesLostToTheBatch(Finding):
+    """The share of the samples that a smaller batch would not need."""
+
+    template = (
+        "{share:.0%} of the samples of this batch, {batch:,}, are lost to its size: the critical "
+        "batch is {critical:,.3g} by gradient noise ({low:,.3g} to {high:,.3g})."
+    )
+
+    share: float
+    batch: int
+    critical: float
+    low: float
+    high: float

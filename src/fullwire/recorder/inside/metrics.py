@@ -1,0 +1,136 @@
+"""Note the metrics that a job reports: to `fullwire.log`, or to a library that it uses anyway.
+
+    transformers         the callbacks of Trainer.log
+    Lightning            its connector to loggers, where the trainer has one
+    TensorBoard          SummaryWriter.add_scalar of torch
+    wandb, MLflow        Run.log, log_metric and log_metrics
+
+A value is noted after the library has taken it, so reading it adds no wait for a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .journal import Journal, Note
+
+_BITS, _REAL = struct.Struct("<q"), struct.Struct("<d")
+MOST_NAMES = 256
+_LIGHTNING = "trainer.connectors.logger_connector.logger_connector"
+
+
+class Metrics:
+    """Numbers the names of metrics, and notes their values."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._numbers: dict[str, int] = {}
+
+    def take(self, values: Mapping[str, Any], step: Any = None) -> None:
+        """Note values that are numbers; `step` is the job's own count, if it has one."""
+        try:
+            for name, value in values.items():
+                number = _number(value)
+                if number is not None:
+                    self._note(str(name), number, step)
+        except Exception as error:  # the job goes on
+            self._journal.give_up(error)
+
+    def _note(self, name: str, value: float, step: Any) -> None:
+        number = self._numbers.get(name)
+        if number is None:
+            if len(self._numbers) >= MOST_NAMES:
+                return
+            number = self._numbers[name] = len(self._numbers)
+            self._journal.define(kind="metric", number=number, name=name)
+        now_ns = time.monotonic_ns()
+        if step is not None:
+            self._journal.note(Note.METRIC_STEP, int(step), now_ns, 0)
+        self._journal.note(Note.METRIC, number, now_ns, bits_of(value))
+
+
+def bits_of(value: float) -> int:
+    """Return a whole number with the bits of a real one."""
+    return int(_BITS.unpack(_REAL.pack(value))[0])
+
+
+def value_of(bits: int) -> float:
+    """Return the real number with these bits."""
+    return float(_REAL.unpack(_BITS.pack(bits))[0])
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str | bytes) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # a histogram, a table, a tensor of several
+        return None
+
+
+def watch_metrics(
+    journal: Journal, after_import: Callable[[str, Callable[[], None]], None]
+) -> None:
+    """Begin to note the metrics that the job gives to `fullwire.log` and to libraries."""
+    metrics = Metrics(journal)
+    inside = sys.modules.get("fullwire_inside")
+    if inside is not None:
+        inside.take_metrics = metrics.take  # type: ignore[attr-defined]  # `fullwire.log` asks
+
+    def wrap(module: str, owner: str, name: str, told: Callable[..., None]) -> None:
+        """Call `told` with the arguments of a method or function of a library, after it."""
+
+        def change() -> None:
+            loaded = sys.modules[module]
+            place = getattr(loaded, owner, None) if owner else loaded
+            original = getattr(place, name, None)
+            if original is None:  # another version of the library
+                return
+
+            @functools.wraps(original)
+            def reporting(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                try:
+                    told(*args, **kwargs)
+                except Exception as error:  # the job goes on
+                    journal.give_up(error)
+                return result
+
+            setattr(place, name, reporting)
+
+        after_import(module, change)
+
+    def trainer(_: Any, args: Any, state: Any, control: Any, logs: Any, **more: Any) -> None:
+        metrics.take(logs, state.global_step)
+
+    def lightning(connector: Any, values: Any, step: Any = None) -> None:
+        if connector.trainer.loggers:  # which read the values anyway
+            count = getattr(connector.trainer, "global_step", None) if step is None else step
+            metrics.take(values, count)
+
+    def scalar(
+        _: Any, tag: str, value: Any, global_step: Any = None, *rest: Any, **__: Any
+    ) -> None:
+        metrics.take({tag: value}, global_step)
+
+    def logged(_: Any, data: Any, step: Any = None, *rest: Any, **more: Any) -> None:
+        metrics.take(data, step)
+
+    def one(key: str, value: Any, step: Any = None, *rest: Any, **more: Any) -> None:
+        metrics.take({key: value}, step)
+
+    def several(values: Any, step: Any = None, *rest: Any, **more: Any) -> None:
+        metrics.take(values, step)
+
+    wrap("transformers.trainer_callback", "CallbackHandler", "on_log", trainer)
+    for library in ("lightning.pytorch", "pytorch_lightning"):
+        wrap(f"{library}.{_LIGHTNING}", "_LoggerConnector", "log_metrics", lightning)
+    wrap("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", scalar)
+    wrap("wandb.sdk.wandb_run", "Run", "log", logged)
+    wrap("mlflow.tracking.fluent", "", "log_metric", one)
+    wrap("mlflow.tracking.fluent", "", "log_metrics", several)

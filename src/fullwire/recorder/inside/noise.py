@@ -1,0 +1,116 @@
+"""Note gradient noise: a rank's own squared gradient before the sum, and the mean's after it.
+
+A rank's own gradients are read by hooks of their parameters, which run before DDP takes them. With
+accumulation they then hold the sum of all passes. The mean is read when the backward pass has
+returned, before anything clips it. Nothing is sent: each rank notes its own, and the ranks are
+joined later. So all ranks take the same steps, one in `EVERY`. Hooks are there in these steps only.
+
+A gradient scaler multiplies both by its scale, which is divided out. Norms of a device are read
+`EVERY` steps later, when they are there without a wait.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from .journal import Journal, Note
+from .metrics import bits_of
+
+EVERY = 10  # steps; two readings of all gradients in each step would cost several percent
+
+
+class GradientNoise:
+    """Reads norms of gradients in some steps."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._models: list[list[weakref.ref[Any]]] = []
+        self._hooks: list[Any] = []
+        self._own: dict[int, Any] = {}
+        self._mean: Any = None
+        self._passes = 0
+        self._steps = 0
+        self._leading: int | None = None  # the optimizer whose steps are counted
+        self._scale: Any = None
+        self._waiting: list[tuple[int, int, Any, Any, Any]] = []
+        optimizers.register_optimizer_step_post_hook(self._step_ended)
+        scaler = getattr(torch.amp, "GradScaler", None)
+        if scaler is not None:
+            scale = scaler.scale
+
+            def scaled(this: Any, *args: Any, **kwargs: Any) -> Any:
+                result = scale(this, *args, **kwargs)
+                self._scale = this._scale
+                return result
+
+            scaler.scale = scaled
+
+    def watch(self, parameters: Iterable[Any]) -> None:
+        """Take the parameters whose gradients are averaged over ranks."""
+        self._models.append([weakref.ref(each) for each in parameters])
+
+    def _parameters(self) -> list[Any]:
+        alive = (ref() for model in self._models for ref in model)
+        return [each for each in alive if each is not None and each.requires_grad]
+
+    def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._leading is None:
+            self._leading = id(optimizer)
+        if id(optimizer) != self._leading or not self._journal.is_open:
+            return
+        started = self._journal.starts_work()
+        try:
+            if self._hooks:
+                self._end()
+            self._steps += 1
+            if self._steps % EVERY == 0:
+                self.flush()
+                hook = self._read_own
+                self._hooks = [
+                    each.register_post_accumulate_grad_hook(hook) for each in self._parameters()
+                ]
+        except Exception as error:  # the job goes on
+            self._journal.give_up(error)
+        self._journal.ends_work(started)
+
+    def _read_own(self, parameter: Any) -> None:
+        grad = parameter.grad
+        if grad is not None:
+            self._own[id(parameter)] = torch.linalg.vector_norm(grad.detach(), dtype=torch.float32)
+
+    def pass_ended(self) -> None:
+        """Read the mean, if this is a step of those that are read."""
+        if not self._hooks:
+            return
+        self._passes += 1
+        grads = [each.grad.detach() for each in self._parameters() if each.grad is not None]
+        if grads:
+            self._mean = torch.stack(torch._foreach_norm(grads))
+
+    def _end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._own and self._mean is not None:
+            own = torch.stack(list(self._own.values()))
+            scale = None if self._scale is None else self._scale.detach().clone()
+            row = (self._passes, time.monotonic_ns(), own, self._mean, scale)
+            self._waiting.append(row)
+            if not own.is_cuda:
+                self.flush()
+        self._own, self._mean, self._passes = {}, None, 0
+
+    def flush(self) -> None:
+        """Note the norms that were read before."""
+        waiting, self._waiting = self._waiting, []
+        for passes, time_ns, own, mean, scale in waiting:
+            factor = 1.0 if scale is None else float(scale) ** 2
+            for kind, norms in ((Note.OWN_NOISE, own), (Note.MEAN_NOISE, mean)):
+                squared = float(norms.double().square().sum()) / factor
+                self._journal.note(kind, passes, time_ns, bits_of(squared))

@@ -1,0 +1,116 @@
+"""Join the ranks' metrics and gradient noise as tables of the run.
+
+Ranks mostly report the same metrics, so each name comes from the lowest rank that reports it. Its
+times are on the run's clock. A metric without a step of its own has the number of steps that had
+ended.
+
+The squared gradients of ranks are averaged; the mean's is that of the lowest rank. No mean is
+longer than its parts, so a communication hook that sums and does not divide shows itself: its
+"mean" is then divided by the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fullwire.recorder.inside.journal import Note
+from fullwire.recorder.inside.metrics import value_of
+from fullwire.recorder.journals import Journal
+from fullwire.recorder.printed import read_printed
+from fullwire.recorder.steps import Steps
+from fullwire.run.run import Metrics, Noise, Whole
+
+
+class Reported:
+    """Takes ranks one by one, in order."""
+
+    def __init__(self) -> None:
+        self.pass_samples: int | None = None
+        self._names: set[str] = set()
+        self._metrics: list[Metrics] = []
+        self._own: dict[int, list[float]] = defaultdict(list)
+        self._mean: dict[int, tuple[int, float]] = {}  # passes and squared norm, by step
+        self._first: tuple[Steps, int] | None = None
+        self._ranks = 0
+
+    def add(
+        self, journal: Journal, steps: Steps, noise: tuple[Whole, Whole], shift_ns: int
+    ) -> None:
+        """Take what one rank reported."""
+        self._ranks += 1
+        self._first = self._first or (steps, shift_ns)
+        if self.pass_samples is None:
+            told = next(journal.defined("samples"), None)
+            self.pass_samples = None if told is None else int(told["samples"])
+        names = {each["number"]: str(each["name"]) for each in journal.defined("metric")}
+        fresh = {number: name for number, name in names.items() if name not in self._names}
+        if fresh:
+            self._names |= set(fresh.values())
+            self._metrics.append(_metrics(journal, fresh, steps, shift_ns))
+        own, mean = noise
+        for at, (_, _, bits) in zip(_ended(steps, own), own.tolist(), strict=True):
+            self._own[at].append(value_of(bits))
+        for at, (passes, _, bits) in zip(_ended(steps, mean), mean.tolist(), strict=True):
+            self._mean.setdefault(at, (passes, value_of(bits)))
+
+    def metrics(self, directories: Sequence[Path]) -> Metrics:
+        """Return the metrics of all ranks, and those that the job printed."""
+        tables = list(self._metrics)
+        if self._first is not None:
+            steps, shift_ns = self._first
+            printed = read_printed(
+                directories,
+                shift_ns,
+                lambda times_ns: np.searchsorted(steps.end_ns, times_ns, side="right"),
+            )
+            tables.append(printed.rows(~np.isin(printed.name, list(self._names))))
+        return Metrics.joined(tables)
+
+    def noise(self) -> Noise:
+        """Return the gradient noise of the steps that all ranks noted."""
+        steps = [at for at in sorted(self._mean) if len(self._own[at]) == self._ranks]
+        own = np.array([float(np.mean(self._own[at])) for at in steps])
+        mean = np.array([self._mean[at][1] for at in steps])
+        if len(steps) and np.median(mean) > np.median(own):  # a sum, and no mean
+            mean = mean / self._ranks**2
+        samples = self.pass_samples or 0
+        return Noise(
+            step=np.array(steps, np.int64),
+            ranks_squared_norm=own,
+            mean_squared_norm=mean,
+            samples=np.array([self._mean[at][0] * samples for at in steps], np.int64),
+            ranks=np.full(len(steps), self._ranks),
+        )
+
+
+def _ended(steps: Steps, notes: Whole) -> list[int]:
+    """Return the step at whose end each note was taken."""
+    found = np.searchsorted(steps.end_ns, notes[:, 1])
+    return [int(each) for each in found]
+
+
+def _metrics(journal: Journal, names: dict[int, str], steps: Steps, shift_ns: int) -> Metrics:
+    rows: list[tuple[int, str, float, int]] = []
+    told: int | None = None
+    for block in journal.blocks():
+        chosen = block.rows[np.isin(block.rows[:, 0], (Note.METRIC, Note.METRIC_STEP))]
+        for kind, number, time_ns, rest in chosen.tolist():
+            if kind == Note.METRIC_STEP:
+                told = number
+                continue
+            if number in names:
+                counted = int(np.searchsorted(steps.end_ns, time_ns, side="right"))
+                step = counted if told is None else told
+                rows.append((step, names[number], value_of(rest), time_ns + shift_ns))
+            told = None
+    numbers, texts, values, times_ns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return Metrics(
+        step=np.array(numbers, np.int64),
+        name=np.array(texts, object),
+        value=np.array(values, float),
+        time_ns=np.array(times_ns, np.int64),
+    )

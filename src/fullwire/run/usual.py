@@ -1,0 +1,112 @@
+"""The time of a step: one definition, which every command prints.
+
+A step takes as long as on the mean of its ranks. The time of a job's step is the mean over the
+usual steps: the middle half of the steps by duration. It is as robust as a median, and the parts of
+an account add up to it. Warm-up and rare exceptions are left out before. Longer steps stand beside
+it with their number and time, and so do pauses between steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.run.run import Run, Spans, Whole
+
+_Floats = NDArray[np.float64]
+
+WARM_UP = 1.5  # first steps longer than this many medians are warm-up
+UNUSUAL = 3.0  # medians; any other step longer than this is left out, see MOST_UNUSUAL
+MOST_UNUSUAL = 0.05  # of the steps; more unusual ones belong to the job and are kept
+LONGER = 1.25  # usual steps; a longer one is told beside them
+PAUSE = 0.25  # of the usual step; a longer gap between two steps is a pause
+_ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one kind
+
+
+def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
+    """Choose all steps but warm-up and rare exceptions, from lengths in order of time."""
+    median_ns = float(np.median(length_ns))
+    is_kept = np.ones(len(length_ns), bool)
+    warm = int(np.argmax(np.append(length_ns <= WARM_UP * median_ns, [True])))
+    is_kept[:warm] = False
+    is_unusual = is_kept & (length_ns > UNUSUAL * median_ns)
+    if is_unusual.sum() <= max(1, MOST_UNUSUAL * len(length_ns)):
+        is_kept &= ~is_unusual
+    return is_kept
+
+
+def usual_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
+    """Choose the usual steps: the middle half of the kept ones by duration."""
+    kept = np.flatnonzero(kept_steps(length_ns))
+    by_length = kept[np.argsort(length_ns[kept], kind="stable")]
+    off = len(kept) // 4
+    is_usual = np.zeros(len(length_ns), bool)
+    is_usual[by_length[off : len(kept) - off]] = True
+    return is_usual
+
+
+def middle_half(lengths: _Floats) -> _Floats:
+    """Return the middle half of some lengths, in order of size."""
+    off = len(lengths) // 4
+    return np.sort(lengths)[off : len(lengths) - off]
+
+
+def marks_of_steps(run: Run) -> Spans:
+    """Return the marks of a run's steps."""
+    return run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+
+
+def step_lengths_ns(run: Run) -> _Floats:
+    """Return the length of each step that all ranks share, in order of their numbers."""
+    marks = marks_of_steps(run)
+    if not len(marks):
+        return np.zeros(0)
+    _, place, count = np.unique(marks.step, return_inverse=True, return_counts=True)
+    length_ns = np.bincount(place, (marks.end_ns - marks.start_ns).astype(np.float64)) / count
+    return np.asarray(length_ns[count == count.max()])
+
+
+def usual_step_s(run: Run) -> float | None:
+    """Return the time of a run's step; None where steps are missing."""
+    length_ns = step_lengths_ns(run)
+    return float(length_ns[usual_steps(length_ns)].mean()) * 1e-9 if len(length_ns) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pauses:
+    """The pauses between steps, which are outside of all steps."""
+
+    count: int
+    low_s: float
+    middle_s: float
+    high_s: float
+    total_s: float
+
+    @property
+    def are_alike(self) -> bool:
+        """Return whether all pauses are about as long."""
+        return self.high_s - self.low_s <= _ALIKE * self.middle_s
+
+
+def gaps_between_steps_s(spans: Spans) -> _Floats:
+    """Return the gaps between the steps of the first rank, probe steps included."""
+    marks = spans.rows((spans.lane == "host") & np.isin(spans.name, ["step", "probe"]))
+    first = marks.rows(marks.rank == marks.rank.min(initial=marks.rank.max(initial=0)))
+    order = np.argsort(first.start_ns, kind="stable")
+    return np.asarray((first.start_ns[order][1:] - first.end_ns[order][:-1]) * 1e-9)
+
+
+def pauses(gaps_s: _Floats, step_s: float) -> Pauses | None:
+    """Return the gaps between steps that are pauses, as for an evaluation, if any."""
+    long_s = gaps_s[gaps_s > max(PAUSE * step_s, 2 * float(np.median([0.0, *gaps_s])))]
+    if not len(long_s):
+        return None
+    return Pauses(
+        count=len(long_s),
+        low_s=float(long_s.min()),
+        middle_s=float(np.median(long_s)),
+        high_s=float(long_s.max()),
+        total_s=float(long_s.sum()),
+    )

@@ -1,0 +1,538 @@
+"""The time of one training step of a large model under parallel plans, many plans at once.
+
+A step is microbatches that pass through the stages of a pipeline, then the sum of gradients and the
+optimizer. `price` adds these parts up for arrays of plans:
+
+- a layer's operations, by shape, type and device (`workloads.operations`);
+- collectives of tensor, context and expert parallelism in each layer, and transfers between stages,
+  on the links that the rank order gives each group (`group_times`);
+- the bubble of the schedule;
+- sums of gradients and gathers of parameters, as far as computing does not hide them.
+
+Computing beside communication is slower (`overlap_slowdown`), so a hidden second is not free. The
+host launches kernels; a layer whose kernels are shorter than their launches takes as long as these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from fullwire.clusters.cluster import Floats, Ints
+from fullwire.simulation.group_times import GroupTimes
+from fullwire.simulation.habits import Habits
+from fullwire.workloads.accelerators import Accelerator
+from fullwire.workloads.architecture import Architecture, Matrix, Moe
+from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Layout, Precision
+from fullwire.workloads.operations import (
+    attention_s,
+    cross_entropy_s,
+    memory_bound_s,
+    optimizer_s,
+    product_s,
+)
+
+BF16_BYTES = 2
+_EP_SHOWN = 0.3  # of all-to-all beside computing
+_LIGHT = 0.5  # of moved values, by norms and activation functions
+_LAST_BUCKET = 0.05  # of the gradients, which nothing hides
+_LAST_LAYER = 0.03  # of gathered parameters, likewise
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plans:
+    """Many parallel plans: a column for each degree, a row for each plan."""
+
+    tp: Ints
+    pp: Ints
+    vpp: Ints
+    dp: Ints
+    cp: Ints
+    ep: Ints
+    etp: Ints
+    zero: Ints
+    shard: Ints
+    recompute: Ints  # index into RECOMPUTE
+    recomputed: Floats  # share of a stage's layers, with full recomputation
+    microbatch: Ints
+    global_batch: Ints
+    sequence: Ints
+    sequence_parallel: Ints
+    schedule: Ints  # index into SCHEDULES
+    context_kind: Ints  # index into CONTEXT_KINDS
+    gradient_bytes: Ints
+    flash_attention: Ints
+    tp_overlap: Ints
+    dp_overlap: Ints
+    ep_overlap: Ints
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def rows(self, which: Ints) -> Plans:
+        """Return some of the plans."""
+        return Plans(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    @property
+    def microbatches(self) -> Ints:
+        """The microbatches that a data-parallel rank works through in one step."""
+        return self.global_batch // (self.dp * self.microbatch)
+
+    @property
+    def rank_tokens(self) -> Floats:
+        """The tokens of one microbatch on one context-parallel rank."""
+        return self.microbatch * self.sequence / self.cp
+
+    @property
+    def devices(self) -> Ints:
+        """The ranks of the whole job."""
+        return self.tp * self.pp * self.dp * self.cp
+
+
+_COLUMNS = (
+    *("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "zero", "microbatch", "global_batch"),
+    *("sequence", "sequence_parallel", "gradient_bytes", "flash_attention"),
+    *("tp_overlap", "dp_overlap", "ep_overlap"),
+)
+
+
+def plans_of(layouts: Sequence[Layout], layers: int) -> Plans:
+    """Return plans as columns, for a model with so many layers."""
+    columns = {
+        name: np.array([getattr(layout, name) for layout in layouts], np.int64) for name in _COLUMNS
+    }
+    recomputed = [
+        min(1.0, (layout.recompute_layers or layers) * layout.pp / layers) for layout in layouts
+    ]
+    return Plans(
+        **columns,
+        shard=np.array([layout.shard_group for layout in layouts], np.int64),
+        recompute=np.array([RECOMPUTE.index(layout.recompute) for layout in layouts], np.int64),
+        recomputed=np.array(recomputed),
+        schedule=np.array([SCHEDULES.index(layout.schedule) for layout in layouts], np.int64),
+        context_kind=np.array(
+            [CONTEXT_KINDS.index(layout.context_kind) for layout in layouts], np.int64
+        ),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Priced:
+    """The time of a step under each plan, and its parts, which add up to `step_s`."""
+
+    step_s: Floats
+    compute_s: Floats  # of the slowest stage, all microbatches, with recomputation
+    bubble_s: Floats
+    tp_s: Floats  # exposed communication by its kind
+    pp_s: Floats
+    dp_s: Floats
+    cp_s: Floats
+    ep_s: Floats
+    slowdown_s: Floats  # of computing beside communication
+    optimizer_s: Floats
+    host_s: Floats  # launches that the device waited for, and what no part explains
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Job:
+    """What is priced: plans of one model on equal devices of one cluster."""
+
+    plans: Plans
+    model: Architecture
+    device: Accelerator
+    groups: GroupTimes
+    habits: Habits
+    precision: Precision
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether values are cast to 8 or 4 bits, and parameters sent in 8."""
+        return self.device.arithmetic(self.precision) in ("fp8", "fp4")
+
+    @property
+    def own_tokens(self) -> Floats:
+        """The tokens of a microbatch that a rank of a tensor-parallel group has for itself."""
+        ways = np.where(self.plans.sequence_parallel > 0, self.plans.tp, 1)
+        return np.asarray(self.plans.rank_tokens / ways)
+
+    def matrices_s(self, matrices: Sequence[Matrix], precision: str | None = None) -> Floats:
+        """Return the forward time of multiplying a microbatch with each of some matrices."""
+        total = np.zeros(len(self.plans))
+        for matrix in matrices:
+            columns, inner = _divided(matrix, self.plans.tp)
+            total += self.product_s(self.plans.rank_tokens, columns, inner, 1, precision)
+        return self.habits.gemm * total
+
+    def product_s(
+        self,
+        rows: Floats,
+        columns: Floats,
+        inner: Floats,
+        groups: Floats | int,
+        precision: str | None = None,
+    ) -> Floats:
+        """Time products of matrices; plans share most shapes, so each shape is timed once."""
+        count = np.broadcast_to(np.asarray(groups, np.int64), rows.shape)
+        sizes = [np.ceil(size).astype(np.int64) for size in (rows, columns, inner)]
+        code = sizes[0] * 31_415_926_535 + sizes[1] * 27_182_818 + sizes[2] * 1_618 + count
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        m, n, k = (size[first] for size in sizes)
+        times_s = product_s(
+            self.device, m, n, k, precision=precision or self.precision, groups=count[first]
+        )
+        return np.asarray(times_s[which])
+
+    def attention_s(self) -> tuple[Floats, Floats]:
+        """Return the forward and backward time of scores and values, a mean over layers."""
+        plans, model = self.plans, self.model
+        lengths, which = np.unique(plans.sequence, return_inverse=True)
+        layers = range(model.layers)
+        seen = [np.mean([model.keys(layer, int(length)) for layer in layers]) for length in lengths]
+        mla = model.mla
+
+        def times_s(*, is_fused: bool) -> tuple[Floats, Floats]:
+            habit = self.habits.attention if is_fused else self.habits.plain_attention
+            forward_s, backward_s = (
+                attention_s(
+                    self.device,
+                    queries=plans.sequence / plans.cp,
+                    keys=np.array(seen)[which],
+                    heads=np.ceil(model.heads / plans.tp),
+                    head_dim=model.head_dim if mla is None else mla.nope_dim + mla.rope_dim,
+                    value_dim=None if mla is None else mla.value_dim,
+                    batch=plans.microbatch,
+                    backward=backward,
+                    is_fused=is_fused,
+                )
+                for backward in (False, True)
+            )
+            return habit * forward_s, habit * backward_s
+
+        is_fused = plans.flash_attention > 0
+        if is_fused.all():
+            return times_s(is_fused=True)
+        both = zip(times_s(is_fused=True), times_s(is_fused=False), strict=True)
+        forward_s, backward_s = (np.where(is_fused, fused, plain) for fused, plain in both)
+        return forward_s, backward_s
+
+    def memory_s(self, moved_bytes: Floats) -> Floats:
+        """Time what only moves bytes."""
+        return memory_bound_s(self.device, moved_bytes, kernels=0)
+
+    def moved_s(self, ffn: int) -> Floats:
+        """Return the forward time of norms, residuals, rotation, activation and casts."""
+        plans, model, rows = self.plans, self.model, self.plans.rank_tokens
+        wide = 10 * self.own_tokens * model.hidden
+        inner = (3 if model.is_gated else 2) * rows * ffn / plans.tp
+        turned = 1.5 * rows * model.score_dims / plans.tp
+        moved = BF16_BYTES * (wide + inner + turned)
+        if self.is_narrow:  # a cast reads 2 bytes and writes 1, and once more transposed
+            cast = rows * (2 * model.hidden + (model.score_dims / 2 + ffn) / plans.tp)
+            moved = moved + 4 * self.habits.casts * cast
+        return self.habits.vector * self.memory_s(moved)
+
+    def sums_s(self, op: str, ranks: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
+        """Time a collective of each plan."""
+        return self.groups.each_s(op, ranks, stride, sizes_bytes)
+
+
+def _divided(matrix: Matrix, ways: Ints) -> tuple[Floats, Floats]:
+    """Return the columns and the inner dimension of a matrix on one of so many ranks."""
+    whole = np.ones(len(ways))
+    columns = np.ceil(matrix.outputs / (ways if matrix.split == "column" else whole))
+    inner = np.ceil(matrix.inputs / (ways if matrix.split == "row" else whole))
+    return columns, inner
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pass:
+    """One microbatch through one layer, forward and backward: on the device, and exposed."""
+
+    forward_s: Floats
+    backward_s: Floats  # with recomputation
+    weights_s: Floats  # of backward, what only the gradients of weights need
+    tp_s: Floats
+    cp_s: Floats
+    ep_s: Floats
+    launch_s: Floats
+    parameters: Floats  # of one rank, without experts
+    expert_parameters: Floats
+
+    @property
+    def sent_s(self) -> Floats:
+        """The exposed communication."""
+        return self.tp_s + self.cp_s + self.ep_s
+
+    @property
+    def waited_s(self) -> Floats:
+        """The time that the device waits for the host."""
+        busy_s = self.forward_s + self.backward_s + self.sent_s
+        return np.maximum(0.0, self.launch_s - busy_s)
+
+    @property
+    def whole_s(self) -> Floats:
+        """The time of both passes."""
+        return self.forward_s + self.backward_s + self.sent_s + self.waited_s
+
+    def mixed(self, other: Pass, share: float) -> Pass:
+        """Return the mean layer where the other kind has this share."""
+        return Pass(
+            *(
+                (1 - share) * getattr(self, field.name) + share * getattr(other, field.name)
+                for field in fields(self)
+            )
+        )
+
+
+def mean_layer(job: Job) -> Pass:
+    """Return the mean of a model's layers, with and without experts."""
+    share = job.model.moe_layers / job.model.layers
+    if share == 0:
+        return layer_pass(job, has_experts=False)
+    with_experts = layer_pass(job, has_experts=True)
+    return (
+        with_experts
+        if share == 1
+        else layer_pass(job, has_experts=False).mixed(with_experts, share)
+    )
+
+
+def layer_pass(job: Job, *, has_experts: bool) -> Pass:
+    """Price one layer of one kind."""
+    plans, model, habits = job.plans, job.model, job.habits
+    core_s, core_back_s = job.attention_s()
+    matrices = model.attention_matrices
+    moe = model.moe if has_experts else None
+    matrices += model.dense_matrices if moe is None else model.shared_matrices
+    multiplied_s = job.matrices_s(matrices)
+    moved_s = job.moved_s(model.ffn if moe is None else moe.shared_ffn)
+    parameters = np.zeros(len(plans))
+    for matrix in matrices:
+        parameters = parameters + matrix.parameters / (plans.tp if matrix.split != "none" else 1)
+    experts = ep_s = np.zeros(len(plans))
+    if moe is not None:
+        experts = moe.experts * model.expert_parameters / (plans.ep * plans.etp)
+        of_experts_s, sorted_s, ep_s = _experts(job, moe)
+        multiplied_s, moved_s = multiplied_s + of_experts_s, moved_s + sorted_s
+    added_s = job.memory_s(2.0 * plans.gradient_bytes * (parameters + experts))
+    forward_s = multiplied_s + core_s + moved_s
+    again = (plans.recompute == RECOMPUTE.index("full")) * plans.recomputed
+    backward_s = 2 * multiplied_s + core_back_s + 2 * moved_s + added_s + again * forward_s
+    # Selective: attention's scores where they are kept, else norms and activation functions.
+    light_s = np.where(plans.flash_attention > 0, _LIGHT * moved_s, core_s)
+    backward_s = backward_s + (plans.recompute == RECOMPUTE.index("selective")) * light_s
+    launch_s = habits.launch_s + (habits.routing_s if has_experts else 0.0)
+    return Pass(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        weights_s=multiplied_s + added_s,
+        tp_s=_tensor_parallel_s(job, again, has_experts=has_experts),
+        cp_s=_context_parallel_s(job, core_s, core_back_s, again),
+        ep_s=ep_s * (2 + again),
+        launch_s=launch_s * (2.5 + again),
+        parameters=parameters,
+        expert_parameters=experts,
+    )
+
+
+def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
+    """Return the forward times of experts, of sorting tokens for them, and of sending tokens."""
+    plans, model, habits = job.plans, job.model, job.habits
+    rows = plans.rank_tokens / plans.tp * moe.top_k * plans.etp  # with balanced routing
+    local = np.ceil(moe.experts / plans.ep)
+    multiplied_s = np.zeros(len(plans))
+    for matrix in model.expert_matrices:
+        columns, inner = _divided(matrix, plans.etp)
+        multiplied_s += job.product_s(rows / local, columns, inner, local)
+    sorted_bytes = BF16_BYTES * rows * (6 * model.hidden + 3.5 * moe.ffn / plans.etp)
+    if job.is_narrow:
+        cast = rows * (model.hidden + moe.ffn / plans.etp)
+        sorted_bytes = sorted_bytes + 4 * habits.casts * cast
+    sorted_bytes = sorted_bytes + 24 * job.own_tokens * moe.experts  # scores of the router
+    stride = np.where(plans.etp > 1, plans.tp, 1)
+    sent_s = job.sums_s("alltoall", plans.ep, stride, BF16_BYTES * rows * model.hidden)
+    shown = habits.ep * np.where(plans.ep_overlap > 0, _EP_SHOWN, 1.0)
+    return (
+        habits.gemm * habits.experts * multiplied_s,
+        habits.vector * job.memory_s(sorted_bytes),
+        2 * shown * sent_s,  # to the experts and back
+    )
+
+
+def _tensor_parallel_s(job: Job, again: Floats, *, has_experts: bool) -> Floats:
+    """Return the exposed time of both passes: behind attention, and behind a dense MLP."""
+    plans, habits = job.plans, job.habits
+    one = np.ones_like(plans.tp)
+    tokens_bytes = plans.rank_tokens * job.model.hidden * BF16_BYTES
+    gathered_s = job.sums_s("allgather", plans.tp, one, tokens_bytes)
+    scattered_s = job.sums_s("reducescatter", plans.tp, one, tokens_bytes)
+    summed_s = job.sums_s("allreduce", plans.tp, one, tokens_bytes)
+    is_parallel = plans.sequence_parallel > 0
+    # Backward gathers its input once more, half of it beside the other multiplication.
+    by_sequence_s = (2 + again) * (gathered_s + scattered_s) + 0.5 * gathered_s
+    whole_s = (2 + again) * summed_s
+    shown = habits.tp * np.where(plans.tp_overlap > 0, 1 - habits.tp_hidden, 1.0)
+    if has_experts:  # tokens that sequence parallelism divides go to experts as they are
+        return shown * np.where(is_parallel, by_sequence_s, whole_s) + np.where(
+            is_parallel, 0.0, whole_s
+        )
+    return np.asarray(2 * shown * np.where(is_parallel, by_sequence_s, whole_s))
+
+
+def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Floats) -> Floats:
+    """Return the exposed time of keys and values that go around while scores are computed."""
+    plans, mla = job.plans, job.model.mla
+    kept = 2 * job.model.kv_heads * job.model.head_dim / np.minimum(plans.tp, job.model.kv_heads)
+    if mla is not None:
+        kept = np.full(len(plans), float(mla.kv_rank + mla.rope_dim))
+    whole = plans.rank_tokens * plans.cp
+    around_s = job.sums_s("allgather", plans.cp, plans.tp, whole * kept * BF16_BYTES)
+    queries = whole * job.model.hidden / plans.tp * BF16_BYTES / plans.cp
+    swapped_s = 4 * job.sums_s("alltoall", plans.cp, plans.tp, queries)
+    forward_s = np.maximum(0.15 * around_s, around_s - core_s)
+    backward_s = np.maximum(0.3 * around_s, 2 * around_s - core_back_s)
+    is_swapped = plans.context_kind == CONTEXT_KINDS.index("ulysses")
+    shown_s = np.where(is_swapped, (2 + again) * swapped_s, (1 + again) * forward_s + backward_s)
+    return np.where(plans.cp > 1, shown_s, 0.0)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Stages:
+    """The pipeline of each plan: its slowest stage for one microbatch, and all stages' mean."""
+
+    layers: Floats  # of the slowest stage
+    head_s: Floats  # of it; 0 unless it is the last one
+    mean_s: Floats
+    most_layers: Floats
+
+
+def stages(job: Job, layer: Pass) -> Stages:
+    """Divide the layers among stages; the head counts as a layer where layers divide evenly so."""
+    plans, model = job.plans, job.model
+    layers = model.layers + model.mtp_layers
+    is_even, with_ends = layers % plans.pp == 0, (layers + 2) % plans.pp == 0
+    most = np.where(with_ends & ~is_even, (layers + 2) // plans.pp, -(-layers // plans.pp))
+    rest = np.maximum(layers - most * (plans.pp - 1), 0)
+    last = np.where(is_even, most, np.where(with_ends, most - 1, rest))
+    heads = 1 + model.mtp_layers
+    losses_s = cross_entropy_s(job.device, plans.rank_tokens, model.vocab / plans.tp)
+    head_s = heads * (3 * job.matrices_s([model.head_matrix], "bf16") + losses_s)
+    is_last = last * layer.whole_s + head_s > most * layer.whole_s
+    return Stages(
+        layers=np.where(is_last, last, most),
+        head_s=np.where(is_last, head_s, 0.0),
+        mean_s=(layers * layer.whole_s + head_s) / plans.pp,
+        most_layers=np.asarray(most, np.float64),
+    )
+
+
+def bubble_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
+    """Return the time that a stage is idle while the pipeline fills and drains.
+
+    An interleaved schedule divides it by the chunks of a stage. Zero-bubble (ZB-H1, Qi et al. 2024)
+    and DualPipe (DeepSeek-V3, table 2) fill it with the gradients of weights.
+    """
+    plans = job.plans
+    weights_s = pipe.layers * layer.weights_s
+    plain_s = (plans.pp - 1) * pipe.mean_s / plans.vpp
+    zero_s = (plans.pp - 1) * np.maximum(pipe.mean_s - 2 * weights_s, 0.1 * pipe.mean_s)
+    both_s = np.maximum(pipe.mean_s - weights_s, 0.2 * pipe.mean_s)
+    dual_s = np.maximum(plans.pp / 2 - 1, 0) * both_s
+    return np.select(
+        [
+            plans.schedule == SCHEDULES.index("zero-bubble"),
+            plans.schedule == SCHEDULES.index("dualpipe"),
+        ],
+        [zero_s, dual_s],
+        plain_s,
+    )
+
+
+def transfers_s(job: Job) -> Floats:
+    """Return the exposed transfers between stages; interleaved schedules hide most of them."""
+    plans = job.plans
+    size_bytes = job.own_tokens * job.model.hidden * BF16_BYTES
+    hop_s = job.groups.hop_s(plans.tp * plans.cp * plans.dp, size_bytes)
+    shown = np.where(plans.vpp > 1, job.habits.hop_exposed * plans.vpp, 1.0)
+    whole_s = 2 * hop_s * (plans.microbatches * shown + plans.pp - 1)
+    return np.where(plans.pp > 1, whole_s, 0.0)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Replicas:
+    """What data parallelism adds to a step."""
+
+    exposed_s: Floats
+    hidden_s: Floats
+    optimizer_s: Floats
+
+
+def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
+    """Price sums of gradients, gathers of parameters, and the optimizer."""
+    plans, model, habits = job.plans, job.model, job.habits
+    ends = model.embedding_parameters + (0 if model.is_tied else model.head_matrix.parameters)
+    layers = (model.layers + model.mtp_layers) / plans.pp
+    dense = layers * layer.parameters + np.where(plans.pp == 1, ends, ends / 2) / plans.tp
+    experts = layers * layer.expert_parameters
+    copies = plans.dp * plans.cp
+    expert_copies = plans.tp * plans.cp * plans.dp // (plans.ep * plans.etp)
+    is_full = plans.zero == 3
+    among = np.where(is_full, plans.shard, copies)
+
+    def over_copies_s(op: str, value_bytes: Ints | int) -> Floats:
+        dense_s = job.sums_s(op, among, plans.tp, value_bytes * dense)
+        if model.moe is None:
+            return dense_s
+        apart = plans.ep * plans.etp
+        return dense_s + job.sums_s(op, expert_copies, apart, value_bytes * experts)
+
+    gathering = np.where(is_full, habits.gathering, 1.0)
+    sent_bytes = 1 if job.is_narrow else BF16_BYTES
+    summed_s = over_copies_s("allreduce", plans.gradient_bytes)
+    scattered_s = gathering * over_copies_s("reducescatter", plans.gradient_bytes)
+    gathered_s = gathering * over_copies_s("allgather", sent_bytes)
+    gradients_s = np.where(plans.zero == 0, summed_s, scattered_s)
+    parameters_s = np.where(plans.zero == 0, 0.0, gathered_s)
+    # Computing that can hide it. A chunk of an interleaved stage is complete while others go on.
+    forward_s = pipe.most_layers * (layer.forward_s + (layer.sent_s + layer.waited_s) / 2.2)
+    backward_s = pipe.most_layers * layer.whole_s - forward_s
+    waiting = np.minimum(plans.microbatches, plans.pp) * (1 - 1 / plans.vpp) + 1 / plans.vpp
+    early = 0.9 * np.where(plans.vpp > 1, waiting, 1.0) * plans.dp_overlap
+    once_s = np.maximum(gradients_s - early * backward_s, _LAST_BUCKET * gradients_s)
+    once_s = once_s + np.maximum(parameters_s - early * forward_s, _LAST_BUCKET * parameters_s)
+    back_s = parameters_s + gradients_s
+    each_s = np.maximum(parameters_s - forward_s, _LAST_LAYER * parameters_s)
+    each_s = each_s + np.maximum(back_s - backward_s, _LAST_LAYER * back_s)
+    exposed_s = np.where(is_full, plans.microbatches * each_s, once_s)
+    all_s = np.where(is_full, plans.microbatches * (back_s + parameters_s), back_s)
+    holders = np.where(plans.zero > 0, copies, 1)
+    expert_holders = np.where(plans.zero > 0, expert_copies, 1)
+    updated_s = optimizer_s(job.device, dense / holders + experts / expert_holders)
+    cleared = 10.0 * (dense + experts) / np.where(is_full, copies, 1)
+    return Replicas(exposed_s, all_s - exposed_s, updated_s + job.memory_s(cleared))
+
+
+def price(job: Job) -> Priced:
+    """Price the plans of a job."""
+    plans, habits = job.plans, job.habits
+    layer = mean_layer(job)
+    pipe = stages(job, layer)
+    of_replicas = replicas(job, layer, pipe)
+    micro = plans.microbatches
+    through = micro * pipe.layers
+    compute_s = through * (layer.forward_s + layer.backward_s) + micro * pipe.head_s
+    parts = {
+        "compute_s": compute_s,
+        "bubble_s": bubble_s(job, layer, pipe),
+        "tp_s": through * layer.tp_s,
+        "pp_s": transfers_s(job),
+        "dp_s": of_replicas.exposed_s,
+        "cp_s": through * layer.cp_s,
+        "ep_s": through * layer.ep_s,
+        "slowdown_s": of_replicas.hidden_s * (1 - 1 / habits.overlap_slowdown),
+        "optimizer_s": of_replicas.optimizer_s,
+        "host_s": through * layer.waited_s + micro * habits.microbatch_s + habits.step_s,
+    }
+    return Priced(step_s=sum(parts.values(), start=np.zeros(len(plans))), **parts)

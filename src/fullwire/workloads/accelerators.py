@@ -1,0 +1,235 @@
+"""Accelerators as large models see them: peaks, memory, and the share that operations reach.
+
+`accelerator("H100-96GB-HBM2e-500W")` recognises a device as people and logs write it: its family,
+its memory, and a power limit below the usual one. `accelerators.toml` holds the figures with their
+sources. A device that nobody measured takes the shares of its nearest family, with a wider spread.
+A file that `fullwire bench device` wrote is opened by its path.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fullwire.errors import UsageError
+from fullwire.files import opened
+from fullwire.units import shown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # the same, before Python had it
+
+AcceleratorLike: TypeAlias = "str | Path | Accelerator"
+MOST_BYTES = 64 * 1024
+# A device of 80 GB has 79.6 to 80 GiB: makers count its chips in binary units, and keep a little.
+_GIB_OF_GB = 0.993 * 2**30
+_TABLE = Path(__file__).parent / "accelerators.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """How much of a device's peak matrix products reach; operations.py says how it is used."""
+
+    peak_share: float  # of tiles of 256 x 128
+    tile_shares: tuple[float, ...]  # of smaller tiles, relative to that
+    ramp: float  # inner products that a tile's start costs
+    start_us: float
+    memory_share: float
+    tail: float  # 1: a wave that is not full takes as long as a full one; 0: it does not
+    cast_share: float = 0.35  # of the memory rate, in casting to 8 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Fused attention: shares of the peak with each key counted, and the time of one long row."""
+
+    forward: float
+    backward: float
+    wide_forward: float  # heads that are wider than 128
+    wide_backward: float
+    forward_ns: float  # for each key of a row
+    backward_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """A device with its memory and its power limit."""
+
+    name: str
+    title: str
+    family: str
+    memory_bytes: int
+    is_memory_stated: bool
+    memory_bytes_per_s: float
+    processors: int
+    power_share: float  # of the usual power; below 1 where a limit is stated
+    peaks: tuple[tuple[str, float], ...]  # FLOP/s by type
+    products: tuple[tuple[str, Products], ...]
+    attention: Attention
+    memory_share: float
+    spread: float  # of the logarithm of an operation's time
+    is_measured: bool  # this family itself, not its nearest one
+
+    def peak_flops_per_s(self, precision: str) -> float:
+        """Return the dense peak of a type; a type that the device lacks runs in the next wider."""
+        peaks = dict(self.peaks)
+        return peaks[self.arithmetic(precision)]
+
+    def arithmetic(self, precision: str) -> str:
+        """Return the type in which matrix products of a plan's precision run."""
+        peaks = dict(self.peaks)
+        wanted = {"mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
+        order = ("fp4", "fp8", "bf16", "fp16", "fp32")
+        if wanted not in order:
+            raise UsageError(f"precision: expected one of {', '.join(order)}, got {precision!r}")
+        if wanted == "fp16" and "bf16" in peaks and "fp16" not in peaks:
+            return "bf16"
+        return next(kind for kind in order[order.index(wanted) :] if kind in peaks)
+
+    def products_of(self, precision: str) -> Products:
+        """Return the fit for a type, or for the measured type that is nearest to it."""
+        fits = dict(self.products)
+        is_narrow = self.arithmetic(precision) in ("fp8", "fp4")
+        return fits.get("fp8" if is_narrow else "bf16", fits["bf16"])
+
+
+def accelerator(given: AcceleratorLike) -> Accelerator:
+    """Take an accelerator by its name, or from a file of `fullwire bench device`.
+
+    - `given`: a name such as `h100`, `A100-SXM-40GB` or `H100-96GB-HBM2e-500W`, or a path.
+    """
+    if isinstance(given, Accelerator):
+        return given
+    text = str(given)
+    if text.endswith(".toml"):
+        return _from_file(Path(text))
+    found = _family(text)
+    if found is None:
+        raise UsageError(
+            f"device: expected one of {', '.join(accelerator_names())}, or a file of `fullwire "
+            f"bench device`, got {shown(text)}"
+        )
+    return _recognised(found, text)
+
+
+def accelerator_names() -> tuple[str, ...]:
+    """List the known families."""
+    return tuple(_document()["devices"])
+
+
+def _recognised(device: Mapping[str, Any], text: str) -> Accelerator:
+    made = _made(device)
+    memory = re.search(r"(\d{2,3})\s*gi?b", text.lower())
+    power = re.search(r"(\d{3,4})\s*w\b", text.lower())
+    rate = made.memory_bytes_per_s
+    stated = int(memory[1]) if memory else None
+    peaks = made.peaks
+    power_w = float(power[1]) if power else float(device["power_w"])
+    if made.family == "a100" and stated == 40:
+        rate = 1.555e12
+    elif "hbm2e" in text.lower() and made.family == "h100":
+        rate = 2.4e12  # five stacks of HBM2e instead of HBM3
+    if "pcie" in text.lower() and made.family in ("a100", "h100"):
+        # The card has 114 of 132 multiprocessors (H100), slower memory, and 300 or 350 W.
+        rate = 1.935e12 if made.family == "a100" else 2.0e12
+        power_w = float(power[1]) if power else 300.0 if made.family == "a100" else 350.0
+        if made.family == "h100":
+            peaks = tuple((kind, rate_flops * 756 / 989) for kind, rate_flops in peaks)
+    return replace(
+        made,
+        name=text,
+        memory_bytes=int((stated or device["memory_gb"]) * _GIB_OF_GB),
+        is_memory_stated=stated is not None or len(device["memories_gb"]) == 1,
+        memory_bytes_per_s=rate,
+        power_share=min(1.0, power_w / device["power_w"]),
+        peaks=peaks,
+    )
+
+
+def _made(device: Mapping[str, Any]) -> Accelerator:
+    measured = _document()["measured"]
+    fit = measured[device.get("like", device["name"])]
+    products = tuple(
+        (kind, Products(**{**fit[kind], "tile_shares": tuple(fit[kind]["tile_shares"])}))
+        for kind in ("bf16", "fp8")
+        if kind in fit
+    )
+    return Accelerator(
+        name=device["name"],
+        title=device["title"],
+        family=device["name"],
+        memory_bytes=int(device["memory_gb"] * _GIB_OF_GB),
+        is_memory_stated=len(device["memories_gb"]) == 1,
+        memory_bytes_per_s=device["memory_tb_per_s"] * 1e12,
+        processors=device["processors"],
+        power_share=1.0,
+        peaks=tuple((kind, rate * 1e12) for kind, rate in device["peaks"].items()),
+        products=products,
+        attention=Attention(**fit["attention"]),
+        memory_share=fit["memory_share"],
+        spread=fit["spread"] + device.get("more_spread", 0.0),
+        is_measured="like" not in device,
+    )
+
+
+@cache
+def _document() -> Mapping[str, Mapping[str, Any]]:
+    document = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return {
+        "measured": {fit["family"]: fit for fit in document["measured"]},
+        "devices": {device["name"]: device for device in document["device"]},
+    }
+
+
+def _family(text: str) -> Mapping[str, Any] | None:
+    """Find the family whose name a text holds; of "GB200/B200" the first and longest."""
+    folded = re.sub(r"[^a-z0-9]", "", text.lower())
+    best: tuple[int, int, Mapping[str, Any]] | None = None
+    for device in _document()["devices"].values():
+        for spelling in (device["name"], *device.get("aliases", ())):
+            wanted = re.sub(r"[^a-z0-9]", "", spelling)
+            place = folded.find(wanted)
+            if place >= 0 and (best is None or (place, -len(wanted)) < best[:2]):
+                best = (place, -len(wanted), device)
+    return None if best is None else best[2]
+
+
+def _from_file(path: Path) -> Accelerator:
+    with opened(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    try:
+        held = tomllib.loads(content[:MOST_BYTES].decode())
+        device, fit = held["device"], held["measured"]
+        return Accelerator(
+            name=device["name"],
+            title=device["title"],
+            family=device["name"],
+            memory_bytes=int(device["memory_bytes"]),
+            is_memory_stated=True,
+            memory_bytes_per_s=float(device["memory_bytes_per_s"]),
+            processors=int(device["processors"]),
+            power_share=1.0,
+            peaks=tuple((kind, float(rate)) for kind, rate in device["peaks"].items()),
+            products=(
+                (
+                    "bf16",
+                    Products(
+                        **{**fit["products"], "tile_shares": tuple(fit["products"]["tile_shares"])}
+                    ),
+                ),
+            ),
+            attention=Attention(**fit["attention"]),
+            memory_share=float(fit["memory_share"]),
+            spread=float(fit["spread"]),
+            is_measured=True,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: expected a device as `fullwire bench device` writes it: {error!r}"
+        ) from None

@@ -1,0 +1,85 @@
+"""Train under DDP with accumulation, clipping and a scaled loss, and compute the gradient noise.
+
+The job computes each rank's own gradient again, without DDP, and logs the two squared norms that
+the recorder should find: `own`, the mean of the ranks' ones, and `mean`, that of their mean.
+
+- python noisy.py [none|summing]: without a hook, or with one that sums and does not divide and with
+  gradients that are views of DDP's buckets.
+"""
+
+import contextlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import fullwire
+
+BATCH, PASSES, STEPS = 4, 2, 24
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    way = sys.argv[1] if len(sys.argv) > 1 else "none"
+    dist.init_process_group("gloo")
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 1))
+    data = DistributedDataParallel(model, gradient_as_bucket_view=way == "summing")
+    if way == "summing":
+        data.register_comm_hook(None, summing_hook)
+    optimizer = torch.optim.SGD(data.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
+    torch.manual_seed(1 + dist.get_rank())
+    inputs = torch.randn(BATCH * PASSES * STEPS, 20)
+    loader = DataLoader(
+        TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH, shuffle=False
+    )
+    held = []
+    step = 0
+    for batch in loader:
+        held.append(batch)
+        is_last = len(held) == PASSES
+        with contextlib.nullcontext() if is_last else data.no_sync():
+            scaler.scale(loss_of(data, batch) / PASSES).backward()
+        if not is_last:
+            continue
+        own = torch.cat(
+            [
+                each.reshape(-1)
+                for each in torch.autograd.grad(
+                    sum(loss_of(model, each) / PASSES for each in held), list(model.parameters())
+                )
+            ]
+        )
+        squared, mean = own.square().sum(), own.clone()
+        dist.all_reduce(squared)
+        dist.all_reduce(mean)
+        workers = dist.get_world_size()
+        step += 1
+        fullwire.log(own=squared / workers, mean=(mean / workers).square().sum(), step=step)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(data.parameters(), 1e-3)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        held.clear()
+        if dist.get_rank() == 0:
+            print(f"step {step} loss: {1 / step:.6f}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def summing_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Recording what jobs report: gradient noise, metrics by `fullwire.log`, and printed ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fullwire.recorder.printed import TOLD_BY
+from fullwire.run.run import Run
+from fullwire.run.store import read_run
+from tests.torch.test_record import needs_torch, together
+
+pytestmark = needs_torch
+PATTERN = "step (?P<step>[0-9]+) loss: ([0-9.]+)"
+
+
+def recorded(place: Path, way: str, *options: str) -> tuple[Run, str]:
+    command = [sys.executable, "-m", "fullwire", "record", "-o", str(place / "job.run"), *options]
+    done = subprocess.run(
+        [*command, "--", *together(2, "noisy.py", way)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return read_run(place / "job.run"), done.stderr
+
+
+def logged(run: Run, name: str) -> dict[int, float]:
+    rows = run.metrics.rows(run.metrics.name == name)
+    return dict(zip(rows.step.tolist(), rows.value.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("way", ["none", "summing"])
+def test_noise_is_that_of_the_ranks_own_gradients(tmp_path: Path, way: str) -> None:
+    """Although the job accumulates, scales its loss, and clips to almost nothing."""
+    options = ["--noise"]
+    if way == "none":
+        options += ["--metric", PATTERN]
+    elif way == "summing":
+        options += ["--metric", "accuracy: ([0-9.]+)"]
+    run, said = recorded(tmp_path, way, *options)
+    noise = run.noise
+    assert noise.step.tolist() == [10, 20]
+    assert noise.samples.tolist() == [8, 8]
+    assert noise.ranks.tolist() == [2, 2]
+    own, mean = logged(run, "own"), logged(run, "mean")
+    assert noise.ranks_squared_norm == pytest.approx([own[11], own[21]], rel=1e-4)
+    assert noise.mean_squared_norm == pytest.approx([mean[11], mean[21]], rel=1e-4)
+    assert run.facts.pass_samples == 4
+    if way == "none":
+        assert logged(run, "loss") == pytest.approx(
+            {step: 1 / step for step in range(1, 25)}, abs=1e-6
+        )
+        assert "matched none" not in said
+    if way == "summing":
+        assert "--metric 'accuracy: ([0-9.]+)' has matched none" in said
+    assert np.isfinite(run.metrics.value).all()
+    assert TOLD_BY < 20

@@ -1,0 +1,149 @@
+"""The time of operations: laws that hold for all shapes, and figures that others measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fullwire import UsageError
+from fullwire.workloads.accelerators import accelerator, accelerator_names
+from fullwire.workloads.operations import (
+    attention_s,
+    cross_entropy_s,
+    memory_bound_s,
+    misalignment,
+    optimizer_s,
+    permutation_s,
+    product_s,
+)
+
+H100 = accelerator("h100")
+
+
+@pytest.mark.parametrize(
+    ("written", "family", "memory_gb", "power_share"),
+    [
+        ("H100-96GB-HBM2e-500W", "h100", 96, 5 / 7),
+        ("GB200/B200 184GB", "gb200", 184, 1),
+        ("A100-80GB(Ampere)", "a100", 80, 1),
+        ("A100-SXM-40GB", "a100", 40, 1),
+        ("A100-PCIe-80GB", "a100", 80, 0.75),
+        ("NVIDIA H100 80GB HBM3", "h100", 80, 1),
+        ("TPU7x Ironwood", "tpu7x", 192, 1),
+        ("TPU v5p", "tpu-v5p", 95, 1),
+        ("Gaudi2", "gaudi2", 96, 1),
+        ("MI355X", "mi355x", 288, 1),
+    ],
+)
+def test_a_device_is_recognised_as_its_source_wrote_it(
+    written: str, family: str, memory_gb: int, power_share: float
+) -> None:
+    device = accelerator(written)
+    assert device.family == family
+    assert device.memory_bytes / 2**30 == pytest.approx(memory_gb, rel=0.01)
+    assert device.power_share == pytest.approx(power_share)
+
+
+def test_memory_that_is_not_stated_is_marked() -> None:
+    assert not accelerator("H100").is_memory_stated
+    assert accelerator("H100-SXM-80GB").is_memory_stated
+    assert accelerator("H200").is_memory_stated  # it comes with one size
+
+
+def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match=r"expected one of v100, a100, .* got 'abacus'"):
+        accelerator("abacus")
+
+
+def test_a_device_that_nobody_measured_has_a_wider_spread() -> None:
+    assert accelerator("gb300").spread > accelerator("gb200").spread
+    assert not accelerator("mi300x").is_measured
+
+
+@pytest.mark.parametrize("name", accelerator_names())
+def test_no_product_beats_the_peak_of_its_device(name: str) -> None:
+    device = accelerator(name)
+    for precision in ("bf16", "fp16", "fp8", "nvfp4"):
+        time_s = product_s(device, 8192, 8192, 8192, precision=precision)
+        assert 2 * 8192**3 / time_s < device.peak_flops_per_s(precision)
+
+
+def test_products_take_arrays_and_equal_their_points() -> None:
+    rows = np.array([512, 4096, 8192])
+    together = product_s(H100, rows, 4096, 1024)
+    assert together.tolist() == [float(product_s(H100, size, 4096, 1024)) for size in rows]
+
+
+def test_a_wave_that_is_not_full_takes_longer_for_each_output() -> None:
+    """A tile more than fills a wave costs more than its share."""
+    full, more = (float(product_s(H100, 256 * 132 // 4, side, 8192)) for side in (512, 640))
+    assert more / full > 640 / 512
+
+
+def test_measured_products_are_met() -> None:
+    """Medians of ai-dynamo/aiconfigurator for 8192 x 65536 x 4096 on A100."""
+    assert float(product_s(accelerator("a100"), 8192, 65536, 4096)) == pytest.approx(
+        16.7e-3, rel=0.05
+    )
+
+
+def test_eight_bits_pay_in_large_products_only() -> None:
+    def gain(rows: int) -> float:
+        wide = product_s(H100, rows, 8192, 8192)
+        return float(wide / product_s(H100, rows, 8192, 8192, precision="fp8"))
+
+    assert gain(8192) > 1.6
+    assert gain(64) < gain(8192)
+
+
+def test_a_type_that_the_device_lacks_runs_in_the_next_wider() -> None:
+    a100 = accelerator("a100")
+    assert product_s(a100, 4096, 4096, 4096, precision="fp8") == product_s(a100, 4096, 4096, 4096)
+
+
+def test_sides_that_are_no_multiple_of_eight_are_slow() -> None:
+    """Heads of 108 dimensions made BLOOM's first runs 30 % slower than heads of 144."""
+    assert misalignment([64, 1792, 1800, 108]).tolist() == [1.0, 1.0, 1.04, 3.0]
+    a100 = accelerator("a100")
+
+    def layer_s(heads: int) -> float:
+        hidden, tokens = 13824, 8192
+        products = sum(
+            3 * product_s(a100, tokens, outputs / 8, inner)
+            for outputs, inner in ((3 * hidden, hidden), (8 * hidden, hidden / 8),
+                                   (4 * hidden, hidden), (8 * hidden, hidden / 2))
+        )  # fmt: skip
+        passes = (
+            attention_s(
+                a100, queries=2048, keys=1024, heads=heads / 8, head_dim=hidden // heads,
+                batch=4, backward=backward, is_fused=False,
+            )
+            for backward in (False, True)
+        )  # fmt: skip
+        return float(products + sum(passes))
+
+    assert layer_s(128) / layer_s(96) == pytest.approx(1.33, abs=0.08)
+
+
+def test_backward_attention_takes_longer_and_unfused_attention_longest() -> None:
+    def time_s(*, backward: bool = False, is_fused: bool = True) -> float:
+        time = attention_s(
+            H100, queries=8192, keys=4096, heads=32, head_dim=128, backward=backward,
+            is_fused=is_fused,
+        )  # fmt: skip
+        return float(time)
+
+    assert time_s(backward=True) > 2 * time_s()
+    assert time_s(is_fused=False) > 3 * time_s()
+
+
+def test_memory_bound_operations_follow_their_bytes() -> None:
+    assert memory_bound_s(H100, 2e9) > 2e9 / H100.memory_bytes_per_s
+    assert optimizer_s(H100, 1e9) == pytest.approx(30e9 / 3.35e12 / 0.8, rel=0.01)
+    assert permutation_s(H100, 8192, 4096, 8) > 4 * permutation_s(H100, 8192, 4096, 1)
+    assert cross_entropy_s(H100, 8192, 128256) > cross_entropy_s(H100, 8192, 32000)
+
+
+def test_experts_in_one_kernel_take_longer_than_one_product_of_their_size() -> None:
+    one = product_s(H100, 64 * 256, 4096, 2048)
+    assert product_s(H100, 256, 4096, 2048, groups=64) > one

@@ -1,0 +1,145 @@
+"""What jobs report: patterns for output, `fullwire.log`, and the libraries that jobs use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from fullwire.recorder.inside import metrics as inside
+from fullwire.recorder.inside.journal import Journal
+from fullwire.recorder.journals import read_journals
+from fullwire.recorder.printed import Pattern
+from fullwire.recorder.reported import Reported
+from fullwire.recorder.steps import Steps
+from fullwire.report.terminal import print_metrics
+from fullwire.run.run import Metrics
+
+NO_NOTES = np.empty((0, 3), np.int64)
+
+
+def steps_of(*ends_ns: int) -> Steps:
+    ends = np.array(ends_ns, np.int64)
+    return Steps(start_ns=np.concatenate([[0], ends[:-1]]).astype(np.int64), end_ns=ends)
+
+
+def written(directory: Path, journal: Journal, steps: Steps) -> Metrics:
+    """Close a journal, and return the metrics in it."""
+    journal.close()
+    [read], _ = read_journals([directory])
+    reported = Reported()
+    reported.add(read, steps, (NO_NOTES, NO_NOTES), 0)
+    return reported.metrics([directory])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "read"),
+    [
+        ("loss: ([0-9.]+)", "epoch 3 loss: 0.25 lr 0.1", {"loss": 0.25}),
+        (r"loss=(\S+)", "loss=1e-3", {"loss": 0.001}),
+        (r"val/acc\s+([0-9.]+)", "val/acc   0.91", {"val/acc": 0.91}),
+        (r"(?P<val>\d+) of (?P<step>\d+)", "7 of 12", {"val": 7, "step": 12}),
+        ("loss: (.*)", "loss: nan", {"loss": float("nan")}),
+        ("loss: (.*)", "loss: soon", {}),
+        ("loss: ([0-9.]+)", "accuracy: 0.5", {}),
+        ("([0-9.]+)", "0.5", {"metric": 0.5}),
+    ],
+)
+def test_a_pattern_reads_a_line(pattern: str, line: str, read: dict[str, float]) -> None:
+    assert Pattern(pattern).read(line) == pytest.approx(read, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("loss: [0-9.]+", "expected a group around the number"),
+        ("loss: ([0-9.]+", "expected a regular expression"),
+    ],
+)
+def test_a_pattern_that_cannot_read_is_refused(pattern: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Pattern(pattern)
+
+
+def test_a_log_outside_a_recording_does_nothing_and_refuses_what_is_no_number() -> None:
+    fw.log(loss=0.5, step=3)
+    with pytest.raises(UsageError, match="log: expected a number for loss, got 'low'"):
+        fw.log(loss="low")
+
+
+def test_values_keep_their_steps_and_others_count_ended_steps(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    taken = inside.Metrics(journal)
+    taken.take({"loss": 0.1, "note": "text", "nothing": None}, 40)
+    taken.take({"loss": float("nan")})
+    found = written(tmp_path, journal, steps_of(1, 2, 2**62))
+    assert found.name.tolist() == ["loss", "loss"]
+    assert found.step.tolist() == [40, 2]
+    assert found.value == pytest.approx([0.1, float("nan")], nan_ok=True)
+
+
+def test_libraries_report_as_jobs_call_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The classes stand for those of the libraries, with their names and arguments."""
+
+    class CallbackHandler:
+        def on_log(self, args: object, state: object, control: object, logs: object) -> str:
+            return "as ever"
+
+    class _LoggerConnector:  # Lightning's own name
+        trainer = SimpleNamespace(loggers=[object()], global_step=7)
+
+        def log_metrics(self, metrics: object, step: int | None = None) -> None: ...
+
+    class SummaryWriter:
+        def add_scalar(self, tag: str, value: float, global_step: int | None = None) -> None: ...
+
+    def log_metric(key: str, value: float, step: int | None = None) -> None: ...
+
+    places: dict[str, dict[str, object]] = {
+        "transformers.trainer_callback": {"CallbackHandler": CallbackHandler},
+        f"lightning.pytorch.{inside._LIGHTNING}": {"_LoggerConnector": _LoggerConnector},
+        "torch.utils.tensorboard.writer": {"SummaryWriter": SummaryWriter},
+        "mlflow.tracking.fluent": {"log_metric": log_metric},
+    }
+    for name, content in places.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    changes: list[Callable[[], None]] = []
+    journal = Journal(str(tmp_path))
+    inside.watch_metrics(
+        journal, lambda name, then: changes.append(then) if name in places else None
+    )
+    for change in changes:
+        change()
+    state = SimpleNamespace(global_step=3)
+    assert CallbackHandler().on_log(None, state, None, {"loss": 0.5, "epoch": "one"}) == "as ever"
+    _LoggerConnector().log_metrics({"train_loss": 0.4})
+    SummaryWriter().add_scalar("eval/loss", 0.3, 9)
+    sys.modules["mlflow.tracking.fluent"].log_metric("accuracy", 0.9, step=11)
+    found = written(tmp_path, journal, steps_of())
+    assert dict(zip(found.name.tolist(), found.step.tolist(), strict=True)) == {
+        "loss": 3,
+        "train_loss": 7,
+        "eval/loss": 9,
+        "accuracy": 11,
+    }
+
+
+def test_show_draws_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = np.arange(100)
+    names = np.array(["loss"] * 50 + ["broken"] * 50, object)
+    values = np.where(steps < 50, 2.0 - steps / 50, np.nan)
+    print_metrics(Metrics(step=steps, name=names, value=values, time_ns=steps))
+    printed = capsys.readouterr().out
+    assert "█" in printed
+    assert "▁" in printed
+    assert "no number" in printed

@@ -1,0 +1,117 @@
+"""The time of a step under parallel plans: its laws, and some measured runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fullwire.clusters import cluster
+from fullwire.simulation.group_times import GroupTimes, as_seen
+from fullwire.simulation.habits import calibrated_by, habits_of, interval_factor
+from fullwire.simulation.step_price import Job, Priced, plans_of, price
+from fullwire.workloads.accelerators import accelerator
+from fullwire.workloads.architecture_files import architecture
+from fullwire.workloads.layout import Layout, Precision
+
+GPT3 = Layout(
+    tp=4, pp=8, vpp=12, dp=16, global_batch=2048, sequence=2048, precision="fp8", tp_overlap=True,
+    gradient_bytes=2, schedule="interleaved",
+)  # fmt: skip
+
+
+def priced(
+    *layouts: Layout,
+    model: str = "gpt3-175b",
+    device: str = "h100",
+    where: str = "dgx-h100",
+    precision: Precision | None = None,
+    faster: float = 1.0,
+) -> Priced:
+    fabric = cluster(where, nodes=max(1, layouts[0].devices // 8))
+    fabric = replace(fabric, nics=replace(fabric.nics, rate_bps=fabric.nics.rate_bps * faster))
+    known, kind = architecture(model), precision or layouts[0].precision
+    return price(
+        Job(
+            plans=plans_of(layouts, known.layers),
+            model=known,
+            device=accelerator(device),
+            groups=GroupTimes(fabric),
+            habits=habits_of(device, kind),
+            precision=kind,
+        )
+    )
+
+
+def test_a_published_run_is_met() -> None:
+    """MLPerf 4.0, GPT-3 on 512 H100: 12.1 s without overlapping TP, 11.07 s with it."""
+    assert priced(GPT3).step_s[0] == pytest.approx(11.07, rel=0.1)
+    assert priced(replace(GPT3, tp_overlap=False)).step_s[0] == pytest.approx(12.107, rel=0.1)
+
+
+def test_the_parts_add_up_to_the_step() -> None:
+    result = priced(GPT3, replace(GPT3, tp=8, dp=8))
+    parts = [getattr(result, name) for name in Priced.__slots__ if name != "step_s"]
+    assert np.allclose(sum(parts), result.step_s)
+    assert all((part >= 0).all() for part in parts)
+
+
+def test_plans_together_equal_each_alone() -> None:
+    layouts = [GPT3, replace(GPT3, tp=8, dp=8), replace(GPT3, recompute="full")]
+    together = priced(*layouts).step_s
+    assert together.tolist() == [priced(layout).step_s[0] for layout in layouts]
+
+
+def test_faster_networks_never_slow_a_step() -> None:
+    layouts = [GPT3, replace(GPT3, zero=3, pp=1, vpp=1, dp=128, schedule="1f1b")]
+    slow, fast = (priced(*layouts, faster=factor).step_s for factor in (0.25, 1.0))
+    assert (fast <= slow).all()
+
+
+def test_recomputation_costs_a_third_of_computing() -> None:
+    plain, full = priced(GPT3, replace(GPT3, recompute="full")).compute_s
+    assert 1.2 < full / plain < 1.45
+
+
+def test_schedules_differ_in_their_bubbles() -> None:
+    plain = replace(GPT3, vpp=1, schedule="1f1b")
+    layouts = [
+        plain,
+        GPT3,
+        replace(plain, schedule="zero-bubble"),
+        replace(plain, schedule="dualpipe"),
+    ]
+    usual, interleaved, zero, dual = priced(*layouts).bubble_s
+    assert interleaved == pytest.approx(usual / 12)
+    assert zero < usual
+    assert dual < usual
+
+
+def test_tokens_for_experts_on_other_nodes_take_longer() -> None:
+    near = Layout(dp=64, ep=8, global_batch=256, sequence=4096)
+    result = priced(near, replace(near, ep=64), model="qwen3-30b-a3b")
+    assert 0 < result.ep_s[0] < result.ep_s[1]
+
+
+def test_ulysses_needs_no_ring_of_keys() -> None:
+    ring = Layout(tp=4, cp=4, dp=4, global_batch=64, sequence=65536)
+    times_s = priced(ring, replace(ring, context_kind="ulysses"), model="llama3-70b").cp_s
+    assert (times_s > 0).all()
+    assert times_s[0] != times_s[1]
+
+
+def test_a_group_across_nodes_shares_the_nics_with_its_neighbours() -> None:
+    fabric = cluster("dgx-h100", nodes=16)
+    alone, strided = as_seen(fabric, 128, 1), as_seen(fabric, 16, 8)
+    assert (alone.nodes, alone.devices_per_node) == (16, 8)
+    assert (strided.nodes, strided.devices_per_node) == (16, 1)
+    assert strided.nics.rate_bps == 400e9
+    assert alone.nics.rate_bps == 8 * 400e9
+
+
+def test_what_is_assumed_widens_the_interval_and_a_run_narrows_it() -> None:
+    usual = interval_factor(is_moe=False)
+    assert interval_factor(is_moe=False, assumed=["recomputation"]) > usual
+    assert interval_factor(is_moe=False, is_calibrated=True) < usual < interval_factor(is_moe=True)
+    assert 1 < calibrated_by(1.2, is_moe=False) < 1.2

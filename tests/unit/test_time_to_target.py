@@ -1,0 +1,325 @@
+"""Time to a target: curves and forecasts, gradient noise, and steps times their length."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.answers.time_to_target import read_price
+from fullwire.answers.until import until
+from fullwire.convergence.curves import curve_of, reach, read_goal
+from fullwire.convergence.noise import noise_scale
+from fullwire.errors import UsageError
+from fullwire.report.as_data import whatif_object
+from fullwire.report.charts import plot_whatif
+from fullwire.report.terminal import print_whatif
+from fullwire.run.facts import Facts
+from fullwire.run.run import Metrics, Noise, Run
+from fullwire.words import sentence
+from tests.trained_jobs import a_trained_job, a_transport
+
+LEAST, CRITICAL = 4000, 200  # samples of a tiny batch to the target, and the critical batch
+GOAL = "loss<=0.3"
+
+
+def metrics(steps: Any, values: Any, name: str = "loss", times_ns: Any = None) -> Metrics:
+    steps = np.asarray(steps)
+    return Metrics(
+        step=steps,
+        name=np.full(len(steps), name, object),
+        value=np.asarray(values, float),
+        time_ns=steps * 10**7 if times_ns is None else np.asarray(times_ns),
+    )
+
+
+def falling(need: float, steps: int = 400, scatter: float = 0.03, seed: int = 0) -> Metrics:
+    """Make a loss that falls to 0.3 at step `need`, towards 0.05."""
+    random = np.random.default_rng(seed)
+    step = np.arange(1, steps + 1)
+    loss = 0.05 + 0.25 * (step / need) ** -0.8
+    return metrics(step, loss * (1 + scatter * random.standard_normal(steps)))
+
+
+def a_job(batch: int, **changed: Any) -> Run:
+    """Make a job of two workers that needs the samples of the law."""
+    run = a_trained_job(a_transport(), workers=2)
+    need = LEAST * (1 + batch / CRITICAL) / batch
+    return dataclasses.replace(
+        run,
+        facts=run.facts | Facts(pass_samples=batch // 2),
+        metrics=changed.get("metrics", falling(need, seed=batch)),
+        noise=changed.get("noise", Noise.empty()),
+    )
+
+
+def some_noise(
+    critical: float, *, ranks: int = 4, samples: int = 8, steps: int = 400, scatter: float = 0.5
+) -> Noise:
+    """Draw the gradient noise of steps whose noise scale is `critical`."""
+    random = np.random.default_rng(1)
+    size = 1000  # dimensions
+    each, mean = [], []
+    for _ in range(steps):
+        true = np.full(size, 1 / np.sqrt(size)) * (1 + scatter * random.random())
+        own = random.standard_normal((ranks, size)) * np.sqrt(critical / samples / size)
+        gradients = true + own
+        each.append(np.square(gradients).sum(axis=1).mean())
+        mean.append(np.square(gradients.mean(axis=0)).sum())
+    return Noise(
+        step=np.arange(steps),
+        ranks_squared_norm=np.array(each),
+        mean_squared_norm=np.array(mean),
+        samples=np.full(steps, samples),
+        ranks=np.full(steps, ranks),
+    )
+
+
+@pytest.fixture(scope="module")
+def jobs() -> tuple[Run, Run]:
+    return a_job(32), a_job(128)
+
+
+def test_steps_and_time_follow_the_law_and_the_step(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs
+    asked: dict[str, Any] = {
+        "workers": [4, 16],
+        "bandwidth": "1Gbps,10Gbps",
+        "price": "2 EUR/device-hour",
+    }
+    table = fw.whatif(small, target=GOAL, curve=large, global_batch=[64, 256], **asked)
+    columns = table.columns()
+    assert len(table) == 8
+    truth = LEAST * (1 + columns["batch"] / CRITICAL) / columns["batch"]
+    assert columns["steps"] == pytest.approx(truth, rel=0.1)
+    assert columns["time_to_target_s"] == pytest.approx(columns["steps"] * columns["step_s"])
+    hours = columns["time_to_target_s"] * columns["workers"] / 3600
+    assert columns["device_hours"] == pytest.approx(hours)
+    assert columns["cost"] == pytest.approx(2 * hours)
+
+
+def test_a_batch_is_the_same_job_with_faster_or_slower_workers(jobs: tuple[Run, Run]) -> None:
+    """64 samples on 4 workers are 16 each, as recorded, and 256 are four times the computing."""
+    small, large = jobs
+    asked: dict[str, Any] = {"bandwidth": "10Gbps"}
+    table = fw.whatif(small, target=GOAL, curve=large, workers=4, global_batch=[64, 256], **asked)
+    plain = fw.whatif(small, workers=4, compute_speed=[1, 0.25], **asked)
+    assert table["step_s"] == pytest.approx(plain["step_s"])
+
+
+def test_without_a_batch_each_worker_keeps_its_own(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs
+    table = fw.whatif(small, target=GOAL, curve=large, workers=[2, 8], bandwidth="1Gbps")
+    assert table.columns()["batch"].tolist() == [32, 128]
+    assert table["step_s"] == pytest.approx(
+        fw.whatif(small, workers=[2, 8], bandwidth="1Gbps")["step_s"]
+    )
+
+
+def test_the_rows_of_json_have_the_contracts_keys(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs
+    table = fw.whatif(
+        small, target=GOAL, curve=large, workers=[4, 8], global_batch=[64], bandwidth="1Gbps"
+    )
+    shown = whatif_object(table, best=1)
+    for row in shown["rows"]:
+        between = row["time_to_target_interval"]
+        assert between["low_s"] < row["time_to_target_s"] < between["high_s"]
+        assert {"batch", "steps", "device_hours", "step_s", "interval"} <= row.keys()
+    assert shown["target"]["front"][0] in (0, 1)
+    best = min(shown["rows"], key=lambda row: row["time_to_target_s"])
+    assert shown["best"] == [best]
+
+
+def test_the_front_holds_what_nothing_beats(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs
+    table = fw.whatif(
+        small,
+        target=GOAL,
+        curve=large,
+        workers=[2, 4, 8, 16],
+        global_batch=[64, 256],
+        bandwidth="1Gbps,10Gbps",
+    )
+    found = table.to_target
+    assert found is not None
+    front = found.front()
+    assert np.diff(found.time_s[front]).min(initial=1) > 0
+    assert np.diff(found.device_hours[front]).max(initial=-1) < 0
+    for row in set(range(len(table))) - set(front):
+        sooner, cheaper = found.time_s[front], found.device_hours[front]
+        assert ((sooner <= found.time_s[row]) & (cheaper <= found.device_hours[row])).any()
+
+
+def test_the_answer_is_a_sentence_a_table_and_a_picture(
+    jobs: tuple[Run, Run], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small, large = jobs
+    table = fw.whatif(
+        small, target=GOAL, curve=large, workers=[4, 16], global_batch=[64, 1024], bandwidth="1Gbps"
+    )
+    print_whatif(table)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "device-hours" in printed
+    assert "from runs at batches 32, 128" in printed
+    assert "2 settings have batches more than four times the largest recorded one" in printed
+    [soonest, *_] = [each.template for each in table.reaching]
+    assert soonest.startswith("Soonest at")
+    pytest.importorskip("altair", reason="pictures need altair: pip install 'fullwire[pictures]'")
+    plot_whatif(table, tmp_path / "front.svg")
+    assert "device-hours" in (tmp_path / "front.svg").read_text()
+
+
+def test_one_run_has_the_critical_batch_from_its_noise_or_from_the_user() -> None:
+    noisy = a_job(32, noise=some_noise(CRITICAL))
+    asked: dict[str, Any] = {
+        "target": GOAL,
+        "global_batch": 256,
+        "workers": 4,
+        "bandwidth": "1Gbps",
+    }
+    from_noise = fw.whatif(noisy, **asked)
+    given = fw.whatif(a_job(32), critical_batch=CRITICAL, **asked)
+    truth = LEAST * (1 + 256 / CRITICAL) / 256
+    for table, most in ((from_noise, 0.25), (given, 0.1)):
+        assert table.columns()["steps"][0] == pytest.approx(truth, rel=most)
+    widths = []
+    for table in (from_noise, given):
+        assert table.to_target is not None
+        widths.append(float(table.to_target.high_s[0] / table.to_target.low_s[0]))
+    assert widths[0] > widths[1]
+    with pytest.raises(UsageError, match="expected runs at two batches or more, gradient noise"):
+        fw.whatif(a_job(32), **asked)
+
+
+@pytest.mark.parametrize("critical", [20, 400])
+def test_the_noise_scale_of_drawn_gradients_is_met(critical: float) -> None:
+    scale = noise_scale(some_noise(critical, scatter=0), None, "a run")
+    assert scale.batch == pytest.approx(critical, rel=0.1)
+    assert scale.low < critical * 1.05
+    assert scale.high > critical * 0.95
+
+
+def test_single_steps_may_be_negative_and_the_ratio_of_means_is_not() -> None:
+    noise = some_noise(5000, samples=4)
+    signals = (4 * noise.mean_squared_norm - noise.ranks_squared_norm) / 3
+    assert (signals < 0).any()
+    assert noise_scale(noise, None, "a run").batch > 0
+
+
+def test_a_restarts_steps_count_once_with_their_later_value() -> None:
+    curve = curve_of(
+        metrics([1, 2, 3, 2, 3, 4], [5, 4, 9, 3, 2, 1], times_ns=[1, 2, 3, 4, 5, 6]), "loss", "a"
+    )
+    assert curve.values.tolist() == [5, 3, 2, 1]
+    assert curve.repeated == 2
+
+
+def test_a_goal_not_reached_yet_is_forecast() -> None:
+    table = falling(600, steps=300, scatter=0.01)
+    found = reach(curve_of(table, "loss", "a"), read_goal(GOAL), "a")
+    assert found.is_forecast
+    assert found.low < 600 < found.high
+    assert found.steps == pytest.approx(600, rel=0.15)
+
+
+def test_an_accuracy_rises_to_its_goal() -> None:
+    table = metrics(np.arange(1, 101), np.linspace(0.1, 0.99, 100), "accuracy")
+    found = reach(curve_of(table, "accuracy", "a"), read_goal("accuracy>=0.5"), "a")
+    assert found.steps == pytest.approx(45.5, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "goal", "said"),
+    [
+        (np.full(100, 2.0), GOAL, "does not move"),
+        (np.full(100, np.nan), GOAL, "all NaN"),
+        (np.linspace(0.2, 0.1, 100), GOAL, "is reached at its first value, 0.2 at step 1"),
+        (np.array([3.0, 2.0, 1.0]), GOAL, "in 3 values, expected 8"),
+        (0.5 + np.arange(1, 301) ** -1.0, GOAL, "the curve cannot tell"),
+        (np.linspace(2, 1, 100), "acuracy>=0.5", "expected the metric 'acuracy', it has loss"),
+        (np.linspace(2, 1, 100), "loss=0.3", "expected a metric and its value, like loss<=0.3"),
+    ],
+)
+def test_a_curve_that_cannot_answer_is_refused(values: Any, goal: str, said: str) -> None:
+    table = metrics(np.arange(1, len(values) + 1), values)
+    with pytest.raises(UsageError, match=said):
+        reach(curve_of(table, read_goal(goal).metric, "a"), read_goal(goal), "a")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"price": "2.10"}, "price: expected an amount with its unit, like 2.10/device-hour"),
+        ({"price": "EUR 2 EUR/device-hour"}, "price: expected an amount with its unit"),
+        ({"local_steps": 4}, "no --local-steps with a metric"),
+        ({"accumulate": [1, 2]}, "one value of --accumulate"),
+        ({"recorded_batch": [32]}, "expected one for each of 2 runs, got 1"),
+        ({"global_batch": 0}, "global batch: expected a whole number"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(
+    jobs: tuple[Run, Run], asked: dict[str, Any], said: str
+) -> None:
+    small, large = jobs
+    with pytest.raises(UsageError, match=said):
+        fw.whatif(small, target=GOAL, curve=large, bandwidth="1Gbps", **asked)
+
+
+def test_words_of_a_metrics_target_are_refused_with_a_scaling_factor(
+    jobs: tuple[Run, Run],
+) -> None:
+    with pytest.raises(UsageError, match="expected a metric as the target with them"):
+        fw.whatif(jobs[0], target=0.9, price="2/device-hour")
+
+
+def test_a_run_without_its_batch_asks_for_it() -> None:
+    run = dataclasses.replace(a_job(32), facts=a_trained_job(a_transport()).facts)
+    with pytest.raises(UsageError, match="expected that of the whole job with --recorded-batch"):
+        fw.whatif(run, target=GOAL, bandwidth="1Gbps")
+    table = fw.whatif(run, target=GOAL, bandwidth="1Gbps", recorded_batch=32)
+    assert table.columns()["batch"].tolist() == [32]
+
+
+def test_prices_have_a_currency_or_none() -> None:
+    for text in ("2.10 EUR/device-hour", "EUR2.10/device-hour", "2.10EUR/device-hour"):
+        price = read_price(text)
+        assert price is not None
+        assert price.show(10) == "21.00 EUR"
+
+
+def test_the_side_that_reaches_a_goal_first_is_told_with_noise() -> None:
+    slow, fast = a_job(32), a_job(32, metrics=falling(100, seed=3))
+    found = until(slow, fast, GOAL)
+    assert found.ratio == pytest.approx(100 / 145, rel=0.1)
+    assert found.is_significant
+    assert "sooner at loss<=0.3" in sentence(found.finding)
+    again = until(slow, a_job(32, metrics=falling(146, seed=4)), GOAL)
+    assert not again.is_significant
+    several = until([slow] * 1, [fast, a_job(32, metrics=falling(104, seed=5))], GOAL)
+    assert several.high / several.low < found.high / found.low
+    assert found.before[0].device_hours == pytest.approx(2 * found.before[0].time_s / 3600)
+
+
+def test_a_side_that_has_not_reached_a_goal_is_refused() -> None:
+    with pytest.raises(UsageError, match="expected a run that reached"):
+        until(a_job(32), a_job(32, metrics=falling(600, steps=300, scatter=0.01)), GOAL)
+
+
+def test_times_of_another_clock_are_refused() -> None:
+    table = falling(100)
+    backwards = dataclasses.replace(table, time_ns=table.time_ns[::-1] - 10**15)
+    with pytest.raises(UsageError, match="they are by another clock"):
+        until(a_job(32, metrics=backwards), a_job(32), GOAL)
+
+
+def test_explain_says_what_the_batch_loses() -> None:
+    noisy = a_job(32, noise=some_noise(96, scatter=0))
+    [told] = [each for each in fw.explain(noisy).warnings if "lost to its size" in each]
+    assert told.startswith(("24%", "25%", "26%"))
+    short = a_job(32, noise=some_noise(96, steps=5))
+    assert any("record --noise" in each for each in fw.explain(short).warnings)

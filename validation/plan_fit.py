@@ -1,0 +1,192 @@
+"""Fit the constants of `simulation/habits.py` to measured runs, and judge them by other sources.
+
+    .venv/bin/python -m validation.plan_fit ../shared/data/llm/train_runs.csv
+
+The fit minimizes the squared logarithm of predicted over measured time, where a far row counts less
+(Huber). Sources weigh the same, and rows of one configuration as one. Each constant stays near the
+operation's own time unless runs say otherwise (a ridge). `left_out` gives the constants without one
+laboratory: its rows are then judged by constants that have not seen it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fullwire.clusters.cluster import Floats, Ints
+from fullwire.simulation.group_times import GroupTimes
+from fullwire.simulation.habits import FITTED, habits_of
+from fullwire.simulation.step_price import Job, plans_of, price
+from validation.plan_rows import Measured, read
+
+# How far each logarithm may go from 0 at the price of one standard deviation.
+NAMES: Mapping[str, float] = {
+    **{f"gemm {like} bf16": 0.25 for like in ("a100", "h100", "b200", "b300")},
+    **{f"gemm {like} fp8": 0.25 for like in ("h100", "b200", "b300")},
+    **{f"gemm {like} mxfp8": 0.25 for like in ("b200", "b300")},
+    **{f"gemm {like} nvfp4": 0.25 for like in ("b200", "b300")},
+    "gemm fsdp": 0.25, "gemm deepspeed": 0.25, "experts": 0.25,
+    "attention a100": 0.25, "attention h100": 0.25, "attention b200": 0.25,
+    "attention fsdp h100": 0.5, "attention plain": 0.25, "vector": 0.4, "vector fsdp": 0.4,
+    "casts": 0.7, "tp": 0.25, "tp shown": 0.5, "ep": 0.5, "gathering deepspeed": 1.0,
+    "slowdown": 0.7, "microbatch": 1.0, "step": 1.0,
+}  # fmt: skip
+LABORATORIES = (
+    ("megatron_sc21", "korthikanti"), ("bloom",), ("mtnlg",), ("mosaic",), ("mcore08",),
+    ("nemo_",), ("mbridge",), ("mlperf",),
+)  # fmt: skip
+_FAR = 0.12  # from here on a row counts less
+_STEP = 0.05
+_TOGETHER = 100.0  # as if so many rows were independent of each other
+
+
+class Remembered(GroupTimes):
+    """Times of collectives, each counted once: no constant changes them."""
+
+    def each_s(self, op: str, ranks: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
+        """Time one message of each row."""
+        key = (op, ranks.tobytes(), stride.tobytes(), sizes_bytes.tobytes())
+        known = _KNOWN.setdefault(self.cluster.name + str(self.cluster.nodes), {})
+        if key not in known:
+            known[key] = super().each_s(op, ranks, stride, sizes_bytes)
+        return known[key]
+
+
+_KNOWN: dict[str, dict[tuple[str, bytes, bytes, bytes], Floats]] = {}
+
+
+class Batches:
+    """Rows of one model, device, cluster and framework, priced together."""
+
+    def __init__(self, rows: Sequence[Measured]) -> None:
+        self.rows = rows
+        alike: dict[object, list[int]] = defaultdict(list)
+        groups: dict[str, Remembered] = {}
+        for number, row in enumerate(rows):
+            here = repr(row.cluster)
+            groups.setdefault(here, Remembered(row.cluster))
+            key = (repr(row.architecture), row.device, here, row.layout.precision, row.framework)
+            alike[key].append(number)
+        self.batches = [
+            (
+                numbers,
+                plans_of([rows[number].layout for number in numbers], first.architecture.layers),
+                first,
+                groups[repr(first.cluster)],
+            )
+            for numbers, first in ((numbers, rows[numbers[0]]) for numbers in alike.values())
+        ]
+
+    def predicted_s(self, constants: Mapping[str, float] = FITTED) -> Floats:
+        """Return the time of each row's step."""
+        result = np.zeros(len(self.rows))
+        for numbers, plans, first, groups in self.batches:
+            job = Job(
+                plans=plans,
+                model=first.architecture,
+                device=first.device,
+                groups=groups,
+                habits=habits_of(
+                    first.device.family, first.layout.precision, first.framework, constants
+                ),
+                precision=first.layout.precision,
+            )
+            result[numbers] = price(job).step_s
+        return np.asarray(result * [row.batch_share for row in self.rows])
+
+
+def weights(rows: Sequence[Measured]) -> Floats:
+    """Return the weight of each row: sources weigh the same, configurations within one too."""
+    alike = Counter((row.source, row.group) for row in rows)
+    groups: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        groups[row.source].add(row.group)
+    shares = [1 / alike[row.source, row.group] / len(groups[row.source]) for row in rows]
+    return np.array(shares, np.float64)
+
+
+def fit(batches: Batches, rounds: int = 4) -> dict[str, float]:
+    """Return the constants that fit all rows."""
+    constants = dict.fromkeys(NAMES, 0.0)
+    shares = weights(batches.rows)
+    for _ in range(rounds):
+        errors, slopes = _slopes(batches, constants)
+        constants = _moved(constants, errors, slopes, shares)
+    return constants
+
+
+def left_out(batches: Batches, constants: dict[str, float]) -> Floats:
+    """Return the logarithm of predicted over measured for each row, unseen by the constants.
+
+    Each laboratory is left out in turn; its sources share people and software.
+    """
+    errors, slopes = _slopes(batches, constants)
+    shares, result = weights(batches.rows), errors.copy()
+    for names in LABORATORIES:
+        away = np.array([row.source.startswith(names) for row in batches.rows])
+        if away.any() and not away.all():
+            others = _moved(constants, errors[~away], slopes[~away], shares[~away])
+            moves = np.array([others[name] - constants[name] for name in NAMES])
+            result[away] += slopes[away] @ moves
+    return result
+
+
+def _slopes(batches: Batches, constants: Mapping[str, float]) -> tuple[Floats, Floats]:
+    measured = np.log([row.step_s for row in batches.rows])
+    here = np.log(batches.predicted_s(constants))
+    columns = [
+        (np.log(batches.predicted_s({**constants, name: constants[name] + _STEP})) - here) / _STEP
+        for name in NAMES
+    ]
+    return here - measured, np.stack(columns, axis=1)
+
+
+def _moved(
+    constants: Mapping[str, float],
+    errors: Floats,
+    slopes: Floats,
+    shares: Floats,
+) -> dict[str, float]:
+    """Return constants after one step of Gauss and Newton."""
+    near = np.minimum(1, _FAR / np.maximum(np.abs(errors), 1e-9))
+    weight = shares * near * len(errors) / shares.sum()
+    ridge = np.diag([0.0225 * len(errors) / _TOGETHER / width**2 for width in NAMES.values()])
+    now = np.array([constants[name] for name in NAMES])
+    left = slopes.T @ (weight[:, None] * slopes) + ridge
+    right = -slopes.T @ (weight * errors) - ridge @ now
+    step = np.clip(np.linalg.solve(left, right), -0.6, 0.6)
+    return dict(zip(NAMES, (now + step).tolist(), strict=True))
+
+
+def main(arguments: Iterable[str]) -> None:
+    """Fit, and print the constants for `habits.FITTED`."""
+    (path,) = arguments
+    rows, _ = read(Path(path))
+    batches = Batches([row for row in rows if row.split == "fit" and row.quality in "AB"])
+    constants = fit(batches)
+    print("FITTED: Mapping[str, float] = {")
+    for name, value in constants.items():
+        print(f'    "{name}": {value:.3f},')
+    print("}")
+    seen = np.log(batches.predicted_s(constants)) - np.log([row.step_s for row in batches.rows])
+    for title, errors in (("seen", seen), ("left out", left_out(batches, constants))):
+        for is_moe in (False, True):
+            here = np.array([row.is_moe == is_moe for row in batches.rows])
+            far, share = np.abs(np.expm1(errors[here])), weights(batches.rows)[here]
+            middle, high = (weighted(far, share, part) for part in (0.5, 0.9))
+            print(f"{title}, {'moe' if is_moe else 'dense'}: {middle:.1%}, p90 {high:.1%}")
+
+
+def weighted(values: Floats, shares: Floats, part: float) -> float:
+    """Return the quantile of values that weigh differently."""
+    order = np.argsort(values)
+    reached = np.cumsum(shares[order]) / shares.sum()
+    return float(values[order][min(int(np.searchsorted(reached, part)), len(values) - 1)])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

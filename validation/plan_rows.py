@@ -1,0 +1,380 @@
+"""Rows of a table of measured training runs, as the plans that they describe.
+
+The columns are those of data/llm/train_runs.csv. Sources leave cells empty, or write "?". Each such
+gap is filled by a rule, named in `assumed`, and widens the interval of the prediction. Empty cp, ep
+and vpp mean 1 and are no gap. A row is refused for two reasons only: nothing says how long a step
+took, or the device or the model is of an unknown family.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullwire.clusters.cluster import Cluster, Inside, LeafSpine, Nics
+from fullwire.errors import UsageError
+from fullwire.simulation.habits import MEASURED_FAMILIES, Framework
+from fullwire.workloads.accelerators import Accelerator, accelerator
+from fullwire.workloads.architecture import Architecture, Mla, Moe
+from fullwire.workloads.layout import (
+    Layout,
+    Precision,
+    Recompute,
+    Schedule,
+    divisors,
+    nearest_divisor,
+    nearest_multiple,
+)
+
+# Usual machines of a family: devices of a node, and GB/s of each device within it and to others.
+MACHINES: Mapping[str, tuple[int, float, float]] = {
+    "v100": (8, 150, 12.5), "a100": (8, 300, 25), "a800": (8, 200, 25), "h100": (8, 450, 50),
+    "h800": (8, 200, 50), "h20": (8, 450, 50), "h200": (8, 450, 50), "gh200": (4, 450, 25),
+    "b200": (8, 900, 50), "gb200": (64, 900, 50), "b300": (8, 900, 100), "gb300": (64, 900, 100),
+    "l40s": (8, 32, 25), "mi250x": (8, 100, 25), "mi300x": (8, 448, 50), "mi325x": (8, 448, 50),
+    "mi350x": (8, 538, 50), "mi355x": (8, 538, 50), "gaudi2": (8, 262, 37), "gaudi3": (8, 525, 75),
+    "tpu-v4": (64, 135, 25), "tpu-v5e": (256, 200, 12), "tpu-v5p": (64, 540, 25),
+    "tpu-v6e": (256, 360, 25), "tpu7x": (64, 540, 50),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One row: a plan, where it ran, and how long a step took."""
+
+    uid: str
+    source: str
+    group: str
+    split: str
+    quality: str
+    architecture: Architecture
+    layout: Layout
+    device: Accelerator
+    cluster: Cluster
+    step_s: float
+    batch_share: float  # of the plan's global batch that the row's has
+    assumed: tuple[str, ...]
+    framework: Framework
+    memory_gib: float | None
+    out_of_memory: bool
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the model has experts."""
+        return self.architecture.moe is not None
+
+
+class Refused(ValueError):
+    """A row that cannot be judged; its text is the reason."""
+
+
+def read(path: Path) -> tuple[list[Measured], dict[str, int]]:
+    """Return the rows that can be judged, and how many were refused for each reason."""
+    rows: list[Measured] = []
+    refused: dict[str, int] = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for number, cells in enumerate(csv.DictReader(file)):
+            row = {key: (value or "").strip() for key, value in cells.items() if key}
+            try:
+                rows.append(measured(row, number))
+            except Refused as error:
+                refused[str(error)] = refused.get(str(error), 0) + 1
+    return rows, refused
+
+
+def measured(row: Mapping[str, str], number: int) -> Measured:
+    """Read one row."""
+    assumed: list[str] = []
+    device = device_named(row.get("gpu", ""), assumed)
+    architecture = architecture_of(row, assumed)
+    gpus = whole(row, "gpus") or 8
+    layout, share = layout_of(row, architecture, device, gpus, assumed)
+    cluster = cluster_of(row.get("network", ""), device, gpus, assumed)
+    step_s = number_in(row, "step_time_s")
+    tokens_s = number_in(row, "tokens_s_gpu")
+    if not step_s and tokens_s:
+        step_s = layout.tokens * share / (tokens_s * gpus)
+    if not step_s:
+        raise Refused("no measured time")
+    return Measured(
+        uid=row.get("uid") or str(number),
+        source=row.get("source_id") or row.get("source") or "?",
+        group=row.get("config_group") or f"row {number}",
+        split=row.get("split", ""),
+        quality=row.get("quality", ""),
+        architecture=architecture,
+        layout=layout,
+        device=device,
+        cluster=cluster,
+        step_s=step_s,
+        batch_share=share,
+        assumed=tuple(assumed),
+        framework=framework_of(row),
+        memory_gib=number_in(row, "mem_gib"),
+        out_of_memory=row.get("oom") == "1",
+    )
+
+
+def device_named(text: str, assumed: list[str]) -> Accelerator:
+    """Recognise family, memory and power limit of a device, as a source wrote it."""
+    try:
+        device = accelerator(text)
+    except UsageError:
+        raise Refused(f"unknown device {text or '(empty)'}") from None
+    if device.family not in MACHINES:
+        raise Refused(f"unknown device {text}")
+    if not device.is_memory_stated:
+        assumed.append("device memory")
+    if device.family not in MEASURED_FAMILIES:
+        assumed.append("device")
+    return device
+
+
+def architecture_of(row: Mapping[str, str], assumed: list[str]) -> Architecture:
+    """Return the model from its dimensions; its name tells what the dimensions leave out."""
+    layers, hidden = whole(row, "layers"), whole(row, "hidden")
+    name = row.get("model", "").lower()
+    if not layers or not hidden:
+        return _by_size(row, name, assumed)
+    heads = whole(row, "heads") or max(1, hidden // 128)
+    if not whole(row, "heads"):
+        assumed.append("heads")
+    is_gated = row.get("glu") == "1"
+    is_mla = row.get("head_dim") == "mla"
+    ffn = whole(row, "ffn") or (int(8 * hidden / 3) if is_gated else 4 * hidden)
+    experts = whole(row, "experts")
+    moe_ffn = whole(row, "moe_ffn") or ffn
+    moe = mla = None
+    if experts and experts > 1:
+        shared = whole(row, "shared_experts") or 0
+        first = (
+            3 if "deepseek-v3" in name else 1 if ("kimi" in name or "deepseek-v2" in name) else 0
+        )
+        moe = Moe(
+            experts=experts,
+            top_k=min(whole(row, "topk") or 2, experts),
+            ffn=moe_ffn,
+            shared_ffn=shared * moe_ffn,
+            first_dense=first,
+        )
+        if not whole(row, "topk"):
+            assumed.append("experts of a token")
+    if is_mla:
+        mla = Mla(kv_rank=512, query_rank=1536, nope_dim=128, rope_dim=64, value_dim=128)
+    kv_heads = whole(row, "kv_heads") or heads
+    return Architecture(
+        name=name or "unnamed",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads if heads % kv_heads == 0 else heads,
+        head_dim=whole(row, "head_dim") or max(1, hidden // heads),
+        ffn=ffn,
+        vocab=whole(row, "vocab") or 50304,
+        sequence=whole(row, "seq") or 2048,
+        is_gated=is_gated,
+        window=128 if "gpt-oss" in name else None,
+        full_every=2 if "gpt-oss" in name else 0,
+        mla=mla,
+        moe=moe,
+        mtp_layers=1 if "deepseek-v3" in name and moe else 0,
+    )
+
+
+def _by_size(row: Mapping[str, str], name: str, assumed: list[str]) -> Architecture:
+    """Return a plain transformer of the stated size, where no dimension is known."""
+    sizes = re.findall(r"(\d+(?:\.\d+)?)b", name)
+    size = number_in(row, "params_b") or (float(sizes[0]) if sizes else 0.0)
+    size = size or next((value for key, value in _SIZES.items() if key in name), 0.0)
+    active = number_in(row, "active_params_b") or (float(sizes[1]) if len(sizes) > 1 else 0.0)
+    active = active or next((value for key, value in _ACTIVE.items() if key in name), size)
+    if not size:
+        raise Refused(f"unknown model {name or '(empty)'}")
+    assumed += ["dimensions", "heads"]
+    # A model of this size with a hidden vector of 128 times its layers (12 L h^2 values).
+    layers = max(4, 4 * round((active * 1e9 / (12 * 128**2)) ** (1 / 3) / 4))
+    hidden = 256 * max(2, round(math.sqrt(active * 1e9 / (12 * layers)) / 256))
+    moe = None
+    if active < 0.6 * size:
+        ffn = max(128, 4 * hidden // 24 // 64 * 64)
+        each = 3 * hidden * ffn * layers
+        moe = Moe(experts=64 * max(1, round(size * 1e9 / each / 64)), top_k=8, ffn=ffn)
+    return Architecture(
+        name=name, layers=layers, hidden=hidden, heads=max(1, hidden // 128),
+        kv_heads=max(1, hidden // 128), head_dim=128, ffn=4 * hidden, moe=moe,
+        vocab=whole(row, "vocab") or 131072, sequence=whole(row, "seq") or 4096, is_gated=False,
+    )  # fmt: skip
+
+
+_SIZES = {"nano": 31.6, "super": 120.0, "ultra": 550.0, "v4-flash": 285.0, "lightning": 31.6}
+_ACTIVE = {"nano": 3.2, "super": 12.0, "ultra": 55.0, "v4-flash": 13.0, "lightning": 3.2}
+
+
+def layout_of(
+    row: Mapping[str, str], model: Architecture, device: Accelerator, gpus: int, assumed: list[str]
+) -> tuple[Layout, float]:
+    """Return the plan of a row, and its batch as a share of the plan's."""
+    degrees = {name: whole(row, name) or 1 for name in ("tp", "pp", "vpp", "cp", "ep", "etp")}
+    mode = row.get("dp_mode", "").lower()
+    if not whole(row, "tp"):
+        assumed.append("parallel plan")
+    together = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    dp = whole(row, "dp") or max(1, gpus // together)
+    if degrees["pp"] == 1:
+        degrees["vpp"] = 1
+    sequence = whole(row, "seq") or model.sequence
+    if sequence % (2 * degrees["cp"]):
+        sequence = nearest_multiple(sequence, 2 * degrees["cp"])
+    ranks = degrees["tp"] * degrees["cp"] * dp
+    degrees["etp"] = nearest_divisor(ranks, degrees["etp"])
+    degrees["ep"] = nearest_divisor(ranks // degrees["etp"], degrees["ep"])
+    microbatch = whole(row, "mbs")
+    batch = whole(row, "gbs")
+    if not microbatch:
+        microbatch = nearest_divisor(max(1, (batch or dp) // dp), 1)
+        assumed.append("microbatch")
+    if not batch:
+        batch = dp * microbatch * 8 * degrees["pp"]
+        assumed.append("global batch")
+    planned = max(dp * microbatch, nearest_multiple(batch, dp * microbatch))
+    is_fsdp = ("fsdp" in mode and "grad_op" not in mode) or "zero3" in mode
+    zero = 3 if is_fsdp else 0 if mode.startswith(("ddp", "none", "zero0")) else 1
+    if "zero2" in mode or "grad_op" in mode:
+        zero = 2
+    if not mode:
+        assumed.append("sharding")
+    sharded = re.search(r"\((\d+)\)", mode)
+    group = nearest_divisor(dp * degrees["cp"], int(sharded[1])) if sharded else None
+    text = " ".join((row.get("notes", ""), row.get("source", ""), row.get("schedule", ""))).lower()
+    precision = precision_of(row.get("precision", ""), device, assumed)
+    is_low = precision in ("fp8", "mxfp8", "nvfp4") and framework_of(row) == "megatron"
+    overlaps = row.get("tp_overlap") == "1"
+    if not row.get("tp_overlap") and precision != "fp16" and framework_of(row) == "megatron":
+        overlaps = device.family not in ("a100", "v100") and model.moe is None
+        if degrees["tp"] > 1:
+            assumed.append("overlap")
+    is_old = device.family in ("a100", "v100") and (degrees["tp"] > 1 or degrees["pp"] > 1)
+    return (
+        Layout(
+            tp=degrees["tp"],
+            pp=degrees["pp"],
+            vpp=degrees["vpp"],
+            cp=degrees["cp"],
+            ep=degrees["ep"],
+            etp=degrees["etp"],
+            dp=dp,
+            zero=zero,
+            shard=group if is_fsdp else None,
+            recompute=recompute_of(row.get("recompute", ""), device, model, ranks, assumed),
+            microbatch=microbatch,
+            global_batch=planned,
+            sequence=sequence,
+            sequence_parallel=row.get("sp") == "1" or (row.get("sp", "") == "" and not is_old),
+            precision=precision,
+            schedule=schedule_of(row.get("schedule", ""), degrees["vpp"]),
+            context_kind="all-gather",
+            gradient_bytes=2 if is_low or "pure" in row.get("precision", "").lower() else 4,
+            flash_attention=not is_old or "flash" in text,
+            tp_overlap=overlaps,
+            dp_overlap=not ("deepspeed" in mode or mode.startswith(("ddp", "none"))),
+        ),
+        batch / planned,
+    )
+
+
+def framework_of(row: Mapping[str, str]) -> Framework:
+    """Return the family of the framework, as the way of data parallelism tells it."""
+    mode = row.get("dp_mode", "").lower()
+    if "deepspeed" in mode:
+        return "deepspeed"
+    if "fsdp" in mode and "megatron" not in mode:
+        return "fsdp"
+    return "megatron"
+
+
+def precision_of(text: str, device: Accelerator, assumed: list[str]) -> Precision:
+    """Return the type that matrices are multiplied in."""
+    plain = text.lower()
+    for word, kind in (("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("float8", "fp8"), ("fp8", "fp8")):
+        if word in plain and "?" not in plain:
+            return kind  # type: ignore[return-value]
+    if "fp16" in plain:
+        return "fp16"
+    if "bf16" not in plain or "?" in plain or "not logged" in plain:
+        assumed.append("precision")
+    return "bf16"
+
+
+def recompute_of(
+    text: str, device: Accelerator, model: Architecture, ranks: int, assumed: list[str]
+) -> Recompute:
+    """Return the recomputation; where it is open, none on devices with much memory."""
+    plain = text.lower()
+    if plain.startswith("full"):
+        return "full"
+    if plain.startswith("selective"):
+        return "selective"
+    if not plain.startswith("none"):
+        assumed.append("recomputation")
+    return "none"
+
+
+def schedule_of(text: str, vpp: int) -> Schedule:
+    """Return the schedule of the pipeline."""
+    plain = text.lower()
+    if "dualpipe" in plain:
+        return "dualpipe"
+    if plain.startswith(("zb", "zero", "v-")):
+        return "zero-bubble"
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
+def cluster_of(text: str, device: Accelerator, gpus: int, assumed: list[str]) -> Cluster:
+    """Return the cluster of a row: usual machines of the family where the text says nothing."""
+    devices, inside, nic = MACHINES[device.family]
+    nic_bps = 8e9 * nic
+    plain = text.lower()
+    domain = re.search(r"nvl(\d+)", plain)
+    if domain:
+        devices = 64 if int(domain[1]) == 72 else int(domain[1])
+    several = re.search(r"(\d+)\s*x\s*(\d+)\s*gb", plain)
+    whole_node = re.search(r"(\d+)\s*gb/?p?s?\s*per node", plain)
+    alone = re.search(r"(\d+)\s*gb/?p?s?", plain)
+    if several:
+        nic_bps = int(several[1]) * int(several[2]) * 1e9 / min(devices, 8)
+    elif whole_node:
+        nic_bps = int(whole_node[1]) * 1e9 / devices
+    elif alone:
+        nic_bps = int(alone[1]) * 1e9
+    elif "selene" not in plain and gpus > devices:
+        assumed.append("network")
+    here = max(part for part in divisors(gpus) if part <= devices)
+    if here * 2 <= devices and gpus > devices:  # an odd count fills its last node in part
+        here = devices
+    return Cluster(
+        name=f"{device.family} {text}".strip(),
+        nodes=max(1, -(-gpus // here)),
+        devices_per_node=here,
+        inside=Inside(kind="switch", rate_bps=8e9 * inside, latency_s=1e-6),
+        nics=Nics(per_node=here, rate_bps=nic_bps, latency_s=5e-6),
+        network=LeafSpine(nodes_per_leaf=32, by_rail=False, latency_s=1e-6),
+    )
+
+
+def whole(row: Mapping[str, str], name: str) -> int | None:
+    """Return a cell as a whole number above 0, or None."""
+    value = number_in(row, name)
+    return round(value) if value and value >= 0.5 else None
+
+
+def number_in(row: Mapping[str, str], name: str) -> float | None:
+    """Return a cell as a number above 0, or None where it is empty or no number."""
+    try:
+        value = float((row.get(name) or "").replace(",", ""))
+    except ValueError:
+        return None
+    return value if 0 < value < 1e12 else None
