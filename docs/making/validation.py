@@ -52,6 +52,7 @@ PAGES = {
         "soak",
         "torch-tests",
     ),
+    "compression": ("compression",),
     "models": ("models",),
     "operations": ("operations", "memory"),
     "plans": ("plans",),
