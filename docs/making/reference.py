@@ -38,6 +38,9 @@ VARIABLES: Mapping[str, str] = {
 }
 OF_ITS_OWN = {  # set by one part of Fullwire for another one
     "FULLWIRE_RECORD_INTO",
+    "FULLWIRE_AFTER_TORCH",
+    "FULLWIRE_FIXES",
+    "FULLWIRE_FIXES_INTO",
     "FULLWIRE_PACKET_SOCKET",
     "FULLWIRE_PROBE",
     "FULLWIRE_NOISE",
@@ -231,6 +234,7 @@ def _answers() -> Iterator[tuple[str, Any]]:
             f"explain {run}",
             f"compare {run} {run}",
             "collective allreduce --bytes 64MiB --workers 8 --bandwidth 10Gbps",
+            "plan llama3-8b --cluster dgx-h100 --nodes 1 --global-batch 64 --hours 100",
             f"flows {capture}",
             "workloads",
             "cluster list",

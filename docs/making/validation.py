@@ -51,8 +51,10 @@ PAGES = {
         "soak",
         "torch-tests",
     ),
+    "compression": ("compression",),
     "models": ("models",),
-    "operations": ("operations",),
+    "operations": ("operations", "memory"),
+    "plans": ("plans",),
     "time-to-target": ("reference-points", "diloco"),
 }
 

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from fullwire.answers.doctor import doctor as doctor
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
+    from fullwire.answers.fixing import apply_fixes as apply_fixes
+    from fullwire.answers.fixing import run_recipe as run_recipe
     from fullwire.answers.opening import write as write
+    from fullwire.answers.plan import plan as plan
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
@@ -59,6 +62,7 @@ _PLACES = {
     "Study": "fullwire.studies.papers:Study",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
+    "apply_fixes": "fullwire.answers.fixing:apply_fixes",
     "cluster": "fullwire.clusters:cluster",
     "codecs": "fullwire.answers.codecs:codecs",
     "collective": "fullwire.answers.collective:collective",
@@ -71,9 +75,11 @@ _PLACES = {
     "flows": "fullwire.answers.traffic:flows",
     "join": "fullwire.recorder.record:join",
     "log": "fullwire.recorder.logged:log",
+    "plan": "fullwire.answers.plan:plan",
     "read": "fullwire.importers:read",
     "record": "fullwire.recorder.record:record",
     "replay": "fullwire.answers.whatif:replay",
+    "run_recipe": "fullwire.answers.fixing:run_recipe",
     "study": "fullwire.studies.papers:study",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.workloads:",

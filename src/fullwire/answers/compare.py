@@ -94,7 +94,7 @@ class Noise:
 
         `shares` holds, for each side, one over the number of its recordings.
         """
-        return _student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
+        return student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
 
     def recordings_for(self, change: float) -> int | None:
         """Return how many recordings of each side tell a change from such noise, if few do."""
@@ -395,7 +395,7 @@ def refuse_without_steps(run: Run, name: str) -> None:
     raise UsageError(f"{name}: it has no steps to compare")
 
 
-def _student(share: float, freedom: int) -> float:
+def student(share: float, freedom: int) -> float:
     """Return how many standard deviations hold a share of Student's distribution (A&S 26.7.5)."""
     z = NormalDist().inv_cdf((1 + share) / 2)
     return (

@@ -33,7 +33,9 @@ from fullwire.findings.targets import (
     CurveWasCleaned,
     FarBatches,
     GoalIsForecast,
+    NoiseTellsNothing,
     SamplesCostAlike,
+    SamplesLostToTheBatch,
     Setting,
     Soonest,
     StepsOnly,
@@ -260,6 +262,27 @@ def _critical(
 def global_batch(name: str, run: Run) -> int:
     """Return the samples of one step of a recorded job."""
     return _pass_samples(name, run) * (run.facts.workers or 1) * (passes_of_step(run) or 1)
+
+
+def about_batch(run: Run) -> tuple[Finding, ...]:
+    """Say how many samples the size of the batch costs, if the run has its gradient noise."""
+    if not len(run.noise) or run.facts.pass_samples is None:
+        return ()
+    name = run.provenance.source
+    try:
+        scale = noise_scale(run.noise, run.facts.workers, name)
+    except UsageError as error:
+        return (NoiseTellsNothing(why=str(error)),)
+    batch, factor = global_batch(name, run), scale.critical.factor
+    return (
+        SamplesLostToTheBatch(
+            share=batch / (batch + scale.batch),
+            batch=batch,
+            critical=scale.batch,
+            low=scale.batch / factor,
+            high=scale.batch * factor,
+        ),
+    )
 
 
 def _pass_samples(name: str, run: Run) -> int:

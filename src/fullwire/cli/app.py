@@ -22,9 +22,11 @@ from fullwire.cli import (
     doctor,
     explain,
     export,
+    fixing,
     flows,
     import_,
     lab,
+    plan,
     record,
     report,
     show,
@@ -48,6 +50,7 @@ app.command("join")(record.join)
 app.command("explain")(explain.explain)
 app.command("report")(report.report)
 app.command("whatif")(whatif.whatif)
+app.command("plan")(plan.plan)
 app.command("study")(study.study)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)
@@ -56,6 +59,9 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare", cls=compare.TwoSides)(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.command("fixes")(fixing.fixes)
+app.command("apply", context_settings={"allow_interspersed_args": False})(fixing.apply)
+app.command("run", context_settings={"allow_interspersed_args": False})(fixing.run)
 app.command("codecs")(codecs.codecs)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")

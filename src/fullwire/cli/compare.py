@@ -39,6 +39,10 @@ def compare(
             help="Exit status 1 if steps became longer by more than this, and than noise: 5%",
         ),
     ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC<=VALUE", help="Which side reached it first: 'loss<=0.3'"),
+    ] = None,
     line_rate: LineRate = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")
@@ -52,6 +56,7 @@ def compare(
     fullwire compare before.run after.run
     fullwire compare before*.run -- after*.run
     fullwire compare main*.run -- pr*.run --fail-if-slower 5% --markdown
+    fullwire compare before.run after.run --until 'loss<=0.3'
 
     The first run predicts the second where links, workers, buckets or a casting hook changed. The
     answer then has the prediction beside the measurement.
@@ -60,8 +65,14 @@ def compare(
     from fullwire.answers.compare import compare as answer
     from fullwire.answers.compare import refuse_without_steps
     from fullwire.answers.opening import completed
+    from fullwire.answers.until import until as reached
     from fullwire.answers.verification import verify
-    from fullwire.report.as_data import comparison_object, gate_object, verification_object
+    from fullwire.report.as_data import (
+        comparison_object,
+        gate_object,
+        until_object,
+        verification_object,
+    )
     from fullwire.report.explanation import comparison_markdown, print_comparison
     from fullwire.units import share
 
@@ -83,6 +94,7 @@ def compare(
     for name, each in zip(runs, itertools.chain(*sides), strict=True):
         refuse_without_steps(each.run, name)
     first, second = ([each.run for each in side] for side in sides)
+    goal = None if until is None else reached(first, second, until)
     result, parts = answer(first, second), changed(*sides)
     verification = verify(first[0], second[0], before_again=first[1:], after_again=second[1:])
     gate = None if fail_if_slower is None else result.gate(fail_if_slower)
@@ -93,11 +105,12 @@ def compare(
                 "account": None if parts is None else asdict(parts),
                 "prediction": verification_object(verification),
                 "gate": gate_object(gate),
+                "until": until_object(goal),
             }
         )
     elif markdown:
-        sys.stdout.write(comparison_markdown(result, parts, verification, gate))
+        sys.stdout.write(comparison_markdown(result, parts, verification, gate, goal))
     else:
-        print_comparison(result, parts, verification, before, after, gate)
+        print_comparison(result, parts, verification, before, after, gate, goal)
     if gate is not None and gate.state == "slower":
         raise typer.Exit(1)

@@ -25,10 +25,11 @@ FEWEST = 8  # values, for a forecast
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
 WIDEST = 10.0  # times, from the low end of a forecast to the high one
 FAR = 4.0  # times the recorded steps
+WARM_UP = 0.05  # of the recorded steps, which follow no law yet
 _WINDOWS = 40  # a running median covers so small a part of the curve
 _STRETCHES = 30
 
-_MISFIT = 2e-3  # of the curve's span: no training follows the law more closely
+_MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
 _POWERS = np.geomspace(0.1, 2.0, 100)
 _LEVELS = np.geomspace(1e-3, 3.0, 120)  # below the least value, in spans of the curve
 
@@ -73,6 +74,7 @@ class Curve:
     name: str
     steps: Whole
     values: Floats
+    times_ns: Whole
     repeated: int = 0  # steps that were reported again
     not_numbers: int = 0
 
@@ -107,7 +109,12 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
     if not kept.any():
         raise UsageError(f"{run}: expected values of {name} that are numbers, got none: all NaN")
     return Curve(
-        name, steps[kept], values[kept], int((~is_last).sum()), int((is_last & ~is_number).sum())
+        name,
+        steps[kept],
+        values[kept],
+        chosen.time_ns[order][kept],
+        repeated=int((~is_last).sum()),
+        not_numbers=int((is_last & ~is_number).sum()),
     )
 
 
@@ -148,7 +155,9 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
         raise UsageError(
             f"{where} is not reached in {len(values)} values, expected {FEWEST} for a forecast"
         )
-    times, means = _stretches(np.maximum(steps, 1.0), values)
+    late = steps >= WARM_UP * steps[-1]
+    times, means, counts = _stretches(np.maximum(steps, 1.0)[late], values[late])
+    share = np.sqrt(counts / counts.max())  # neighbours are alike: less than their number
     third = max(2, len(means) // 3)
     scatter = float(np.std(np.diff(means[third:]))) if len(means) > third + 2 else 0.0
     span = float(means[0] - means[-1])
@@ -158,8 +167,8 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
     level = means.min() - span * below
     shapes = (times[None, :] / times[-1]) ** -power[:, None]
     heights = means[None, :] - level[:, None]
-    scale = (shapes * heights).sum(axis=1) / np.square(shapes).sum(axis=1)
-    squares = np.square(heights - scale[:, None] * shapes).sum(axis=1)
+    scale = (share * shapes * heights).sum(axis=1) / (share * np.square(shapes)).sum(axis=1)
+    squares = (share * np.square(heights - scale[:, None] * shapes)).sum(axis=1)
     floor = (_MISFIT * span) ** 2 * len(means)
     likely = -(len(means) - 3) / 2 * np.log(squares + floor)
     weight = np.exp(likely - likely.max())
@@ -186,10 +195,11 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
     return Reach(steps=middle, low=low, high=high, recorded=int(steps[-1]), is_forecast=True)
 
 
-def _stretches(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
+def _stretches(steps: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
     """Return means over stretches of steps, each longer than the one before by the same factor."""
     edges = np.geomspace(steps[0], steps[-1] * 1.0001, _STRETCHES + 1)
     place = np.searchsorted(edges, steps, side="right")
     _, place = np.unique(place, return_inverse=True)
     counts = np.bincount(place)
-    return np.bincount(place, steps) / counts, np.bincount(place, values) / counts
+    means = np.bincount(place, steps) / counts, np.bincount(place, values) / counts
+    return *means, counts.astype(float)

@@ -145,3 +145,65 @@ class StepsOnly(Finding):
     """The interval of a time holds the steps alone."""
 
     template = "Intervals hold the steps to the target; those of the step's length are unknown."
+
+
+class ReachedFirst(Finding):
+    """One side reached a metric's value clearly before the other."""
+
+    template = (
+        "After is {share:.0%} {is_sooner:sooner|later} at {goal}: {after_s:duration}, before "
+        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}); {after_hours:.4g} and "
+        "{before_hours:.4g} device-hours."
+    )
+
+    goal: str
+    before_s: float
+    after_s: float
+    low: float
+    high: float
+    before_hours: float
+    after_hours: float
+    is_sooner: bool
+    share: float
+
+
+class ReachedAlike(Finding):
+    """Both sides reached a metric's value at times that noise may explain."""
+
+    template = (
+        "No difference beyond noise at {goal}: after {after_s:duration}, before "
+        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}); {after_hours:.4g} and "
+        "{before_hours:.4g} "
+        "device-hours. Runs that start anew differ by 4 %."
+    )
+
+    goal: str
+    before_s: float
+    after_s: float
+    low: float
+    high: float
+    before_hours: float
+    after_hours: float
+
+
+class NoiseTellsNothing(Finding):
+    """The gradient noise of a run gives no critical batch."""
+
+    template = "{why}."
+
+    why: str
+
+
+class SamplesLostToTheBatch(Finding):
+    """The share of the samples that a smaller batch would not need."""
+
+    template = (
+        "{share:.0%} of the samples of this batch, {batch:,}, are lost to its size: the critical "
+        "batch is {critical:,.3g} by gradient noise ({low:,.3g} to {high:,.3g})."
+    )
+
+    share: float
+    batch: int
+    critical: float
+    low: float
+    high: float

@@ -43,6 +43,7 @@ class Algorithm(FixKind):
     key = "algorithm"
     label = "another algorithm"
     addresses = ("line_rate", "transport", "latency")
+    needs = "a variable: environment:NCCL_ALGO=Tree"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict sums within hosts first, or the tree of NCCL where each host has one rank."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from fullwire.fixes.fix import PLAIN, Fix, FixKind, register
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import PLAIN, Fix, FixKind, Process, register
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
+from fullwire.units import shown
 
 _MIB = 2**20
 _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
+_MOST_MIB = 100_000
+_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,8 @@ class Buckets(FixKind):
     label = "other buckets"
     addresses = ("overlap", "transport", "latency")
     begins_sooner = True
+    example = "50"
+    setting = "the MiB of a bucket"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict several bucket sizes, and yield the best."""
@@ -69,3 +76,24 @@ class Buckets(FixKind):
         tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]
         cap, found = min(tried, key=lambda each: each[1].step_s)
         yield OtherBuckets(cap_mib=cap, forecast=found)
+
+    def checked(self, setting: str) -> str:
+        """Take the size of a bucket in MiB."""
+        size_mib = float(setting) if _NUMBER.fullmatch(setting) else 0.0
+        if not 0 < size_mib <= _MOST_MIB:
+            raise UsageError(
+                f"fix buckets: expected MiB of a bucket, above 0 and up to {_MOST_MIB}, got "
+                f"{shown(setting)}"
+            )
+        return f"{size_mib:g}"
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Give each DistributedDataParallel buckets of this size."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        def of_this_size(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            before = given.get("bucket_cap_mb")
+            process.did(f"applied: bucket_cap_mb {before or 'unset'} -> {setting}")
+            return {"bucket_cap_mb": float(setting)}
+
+        process.around(DistributedDataParallel, "__init__", of_this_size)

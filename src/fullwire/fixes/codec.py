@@ -30,6 +30,7 @@ class Codec(FixKind):
     key = "codec"
     label = "no compression"
     addresses = ("codec",)
+    needs = "the script chooses its hook"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the step without a hook, where the run has one that packs."""

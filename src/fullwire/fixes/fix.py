@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import nan
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import share_of_others
@@ -66,10 +66,29 @@ class Fix:
         return self.forecast.high_s
 
 
-class FixKind(ABC):
-    """A kind of fix, and the prediction of its gain. Each kind is a class.
+# It takes the arguments of a call by name, and returns those that shall have another value.
+Change: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-    The code that applies it to a job is to stand here, beside the prediction, in the same file.
+
+class Process(Protocol):
+    """A process of a job, as a fix changes it."""
+
+    def around(self, owner: Any, name: str, change: Change, *, may_repeat: bool = True) -> None:
+        """Give a function of torch other arguments.
+
+        If `change` raises, or the function with its new arguments, the function has its own ones,
+        and a note says why. Without `may_repeat` an error of the function ends there.
+        """
+
+    def did(self, sentence: str) -> None:
+        """Note, once, that the fix was applied, or why it was not."""
+
+
+class FixKind(ABC):
+    """A kind of fix: the prediction of its gain, and how it is applied. Each kind is a class.
+
+    A kind that can be applied has an `example` of its setting. It changes the environment of the
+    job, or the calls that the job makes in each of its processes. Others say what they need.
     """
 
     key: ClassVar[str]
@@ -77,6 +96,21 @@ class FixKind(ABC):
     label: ClassVar[str]
     addresses: ClassVar[tuple[str, ...]]  # The kinds of verdict that it answers.
     begins_sooner: ClassVar[bool] = False  # It makes transfers begin beside computation.
+    example: ClassVar[str] = ""  # A setting; "" if the fix cannot be applied.
+    setting: ClassVar[str] = ""  # The setting in words.
+    needs: ClassVar[str] = ""  # Why it cannot be applied.
+
+    def checked(self, setting: str) -> str:
+        """Return a setting as recipes hold it, or refuse it."""
+        return setting
+
+    def environment(self, setting: str) -> Mapping[str, str]:
+        """Return the variables that apply the fix."""
+        return {}
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Change the calls of this process, which has just loaded torch."""
+        raise NotImplementedError(f"fix {self.key}: {self.needs}")
 
     @abstractmethod
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
@@ -107,6 +141,8 @@ def register(kind: type[KindT]) -> type[KindT]:
 def fix_kinds() -> Mapping[str, FixKind]:
     """Return all kinds of fix by key, as the files of this folder register them."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name.startswith("_"):
+            continue
         importlib.import_module(f"{__package__}.{module.name}")
     return dict(_KINDS)
 

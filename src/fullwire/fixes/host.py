@@ -37,6 +37,7 @@ class Host(FixKind):
     key = "host"
     label = "host work elsewhere"
     addresses = ("host",)
+    needs = "an edit of the script"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict a step that begins sooner, by the host's time before computation."""

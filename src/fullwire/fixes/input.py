@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fullwire.fixes.fix import PLAIN, Fix, FixKind, register, who_takes_processors, without_loss
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import (
+    PLAIN,
+    Fix,
+    FixKind,
+    Process,
+    register,
+    who_takes_processors,
+    without_loss,
+)
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
+from fullwire.units import shown
 
 _LOADER = {
     None: "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)",
@@ -23,6 +33,9 @@ _LOADER = {
         "end or move the other work that takes the processors: none is free for more loaders"
     ),
 }
+
+
+_MOST_LOADERS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +85,8 @@ class Input(FixKind):
     key = "input"
     label = "data loaded ahead"
     addresses = ("input",)
+    example = "4"
+    setting = "the loading processes of each rank"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict a step that begins sooner, by its wait for data."""
@@ -96,3 +111,53 @@ class Input(FixKind):
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return the setting that loads more data ahead."""
         return _LOADER[who_takes_processors(run)]
+
+    def checked(self, setting: str) -> str:
+        """Take a number of loading processes."""
+        if not (setting.isascii() and setting.isdigit() and 0 < int(setting) <= _MOST_LOADERS):
+            raise UsageError(
+                f"fix input: expected 1 to {_MOST_LOADERS} loading processes, got {shown(setting)}"
+            )
+        return str(int(setting))
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Give data loaders processes that load ahead, where batches stay the same."""
+        from torch.utils.data import DataLoader, IterableDataset
+
+        def loaded_ahead(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            if isinstance(given["dataset"], IterableDataset):
+                process.did("not applied: an iterable data set may repeat samples in each process")
+            elif _draws_random_numbers(given["dataset"]):
+                process.did("not applied: the data set draws random numbers, which would change")
+            else:
+                before = given.get("num_workers", 0)
+                process.did(f"applied: num_workers {before} -> {setting}")
+                return {"num_workers": int(setting), "persistent_workers": True}
+            return {}
+
+        process.around(DataLoader, "__init__", loaded_ahead)
+
+
+def _draws_random_numbers(dataset: Any) -> bool:
+    """Say whether reading a sample draws random numbers; their states are left as they were."""
+    import random
+
+    import torch
+
+    if not len(dataset):
+        return False
+    of_numpy: Any = np.random.get_state()
+    states = (random.getstate(), of_numpy, torch.get_rng_state())
+    try:
+        dataset[0]
+        now: Any = np.random.get_state()
+        return (
+            random.getstate() != states[0]
+            or now[2:] != of_numpy[2:]
+            or not np.array_equal(now[1], of_numpy[1])
+            or not torch.equal(torch.get_rng_state(), states[2])
+        )
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

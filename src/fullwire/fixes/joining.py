@@ -44,6 +44,7 @@ class Joining(FixKind):
     key = "joining"
     label = "joined collectives"
     addresses = ("latency", "transport")
+    needs = "an edit of the script"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the small collectives of each kind as one, where a script has many."""

@@ -46,6 +46,7 @@ class Link(FixKind):
     key = "link"
     label = "faster links"
     addresses = ("line_rate", "transport")
+    needs = "hardware"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict faster links on sale; first, where few are slow, these as fast as the others."""

@@ -29,6 +29,7 @@ class Overlap(FixKind):
     key = "overlap"
     label = "overlap"
     addresses = ("overlap", "line_rate", "transport", "latency")
+    needs = "an edit of the script"
     begins_sooner = True
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:

@@ -28,6 +28,7 @@ class Priority(FixKind):
     key = "priority"
     label = "needed first, sent first"
     addresses = ("overlap", "line_rate")
+    needs = "a library that PyTorch lacks"
     begins_sooner = True
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from fullwire.fixes.fix import FILLS_THE_LINE, PLAIN, Fix, FixKind, register
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import FILLS_THE_LINE, PLAIN, Fix, FixKind, Process, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.timeline.account import Account
+from fullwire.units import shown
 
 _SETTINGS = {
     "gloo": f'init_process_group("{FILLS_THE_LINE}"): no setting of Gloo\'s does it',
@@ -79,6 +81,8 @@ class Transport(FixKind):
     key = "transport"
     label = "a fuller transport"
     addresses = ("transport", "latency", "contention")
+    example = FILLS_THE_LINE
+    setting = "the backend that takes the place of Gloo"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the step with the present line used fully."""
@@ -93,3 +97,31 @@ class Transport(FixKind):
         kind = OurTransport if is_gloo else FullerTransport
         found = (job.filling() if is_gloo else job.unhindered()).ask()
         yield kind(rate_bps=job.rate_bps, how=setting, forecast=found)
+
+    def checked(self, setting: str) -> str:
+        """Take the name of our backend."""
+        if setting != FILLS_THE_LINE:
+            raise UsageError(f"fix transport: expected {FILLS_THE_LINE}, got {shown(setting)}")
+        return setting
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Make process groups of our backend where the job asks for Gloo."""
+        import torch
+        import torch.distributed as dist
+
+        from fullwire.transport import register as make_known
+
+        make_known()
+
+        def of_ours(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            backend = given.get("backend")
+            if backend is None and torch.cuda.is_available():
+                backend = "nccl beside gloo"
+            if str(backend or "gloo").lower() != "gloo":
+                process.did(f"not applied: the job uses {backend}, and only Gloo can be replaced")
+                return {}
+            process.did(f'applied: init_process_group("{setting}")')
+            return {"backend": setting}
+
+        # A second attempt would find the names of the first in torch's store.
+        process.around(dist, "init_process_group", of_ours, may_repeat=False)

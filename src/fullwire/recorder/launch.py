@@ -23,7 +23,7 @@ from fullwire.recorder.sampler import CAPTURING_SUFFIX, SUFFIX
 from fullwire.recorder.samples import header_of
 
 ELSEWHERE = "elsewhere"  # in a recording: where the job within it was recorded
-_ON_PATH = Path(__file__).parent / "path"
+PYTHON_PATH = Path(__file__).parent / "path"  # its sitecustomize enters each Python of a job
 _SAMPLER = Path(__file__).parent / "sampler.py"
 _LOOK_S, _LOOKS = 0.005, 400  # looks are counted: on a stalled machine, a time would run out
 
@@ -47,7 +47,7 @@ def recorded_environment(
     before = environment.get("PYTHONPATH")
     return {
         **environment,
-        "PYTHONPATH": f"{_ON_PATH}{os.pathsep}{before}" if before else str(_ON_PATH),
+        "PYTHONPATH": f"{PYTHON_PATH}{os.pathsep}{before}" if before else str(PYTHON_PATH),
         DIRECTORY_VARIABLE: str(directory.resolve()),
         PROBE_VARIABLE: "1" if probe else "",
         NOISE_VARIABLE: "1" if noise else "",

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
     from fullwire.answers.time_to_target import ToTarget
+    from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
     from fullwire.run.run import Run
     from fullwire.workloads import Workload
+    from fullwire.workloads.architecture import Architecture
 
 
 def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
@@ -149,6 +151,22 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
     }
 
 
+def until_object(result: Until | None) -> dict[str, Any] | None:
+    """Return the times to a metric's value as a JSON object, if they were asked for."""
+    if result is None:
+        return None
+    return {
+        "metric": result.goal.metric,
+        "value": result.goal.value,
+        "before": [asdict(each) for each in result.before],
+        "after": [asdict(each) for each in result.after],
+        "ratio": result.ratio,
+        "ratio_interval": {"low": result.low, "high": result.high},
+        "is_significant": result.is_significant,
+        "sentence": sentence(result.finding),
+    }
+
+
 def verification_object(result: Verification | None) -> dict[str, Any] | None:
     """Return a prediction beside its measurement as a JSON object, if there is one."""
     if result is None:
@@ -213,6 +231,26 @@ def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
         "missing": list(run.missing),
         "facts": run.facts.known(),
         "tables": dict(rows),
+    }
+
+
+def architecture_object(model: Architecture) -> dict[str, Any]:
+    """Return a large transformer with its counts."""
+    moe = model.moe
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "ffn": model.ffn,
+        "vocab": model.vocab,
+        "sequence": model.sequence,
+        "experts": 0 if moe is None else moe.experts,
+        "experts_of_token": 0 if moe is None else moe.top_k,
+        "forward_flops_per_token": model.flops(),
     }
 
 

@@ -38,6 +38,7 @@ from fullwire.words import lines_to_paste, sentence, sentences, setting
 if TYPE_CHECKING:
     from fullwire.answers.changed import Changed
     from fullwire.answers.compare import Comparison, Gate
+    from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
 
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
@@ -232,10 +233,13 @@ def print_comparison(
     before: Sequence[str],
     after: Sequence[str],
     gate: Gate | None = None,
+    goal: Until | None = None,
 ) -> None:
     """Print whether the second run is better than the first, and whether that was predicted."""
     if gate is not None:
         say_flush(gate.sentence)
+    if goal is not None:
+        say_flush(sentence(goal.finding))
     for each in sentences(result.findings):
         say_flush(each)
     if verification is not None:
@@ -276,6 +280,7 @@ def comparison_markdown(
     parts: Changed | None,
     verification: Verification | None,
     gate: Gate | None = None,
+    goal: Until | None = None,
 ) -> str:
     """Return a comparison as Markdown, for a pull request: the answer, two tables, the notes."""
     of_what = "step" if result.passes is None else "pass"
@@ -284,6 +289,8 @@ def comparison_markdown(
         said.append(sentence(verification.finding))
     if gate is not None:
         said.insert(0, gate.sentence)
+    if goal is not None:
+        said.append(sentence(goal.finding))
     sides = [
         [name, f"{len(recordings)}", f"{steps:,}", show_time(step_s)]
         for name, recordings, steps, step_s in (

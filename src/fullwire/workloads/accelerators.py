@@ -27,6 +27,8 @@ else:
 
 AcceleratorLike: TypeAlias = "str | Path | Accelerator"
 MOST_BYTES = 64 * 1024
+# A device of 80 GB has 79.6 to 80 GiB: makers count its chips in binary units, and keep a little.
+_GIB_OF_GB = 0.993 * 2**30
 _TABLE = Path(__file__).parent / "accelerators.toml"
 
 
@@ -88,7 +90,10 @@ class Accelerator:
             raise UsageError(f"precision: expected one of {', '.join(order)}, got {precision!r}")
         if wanted == "fp16" and "bf16" in peaks and "fp16" not in peaks:
             return "bf16"
-        return next(kind for kind in order[order.index(wanted) :] if kind in peaks)
+        for kind in order[order.index(wanted) :]:
+            if kind in peaks:
+                return kind
+        raise UsageError(f"device {self.name}: expected {' or '.join(peaks)}, got {precision!r}")
 
     def products_of(self, precision: str) -> Products:
         """Return the fit for a type, or for the measured type that is nearest to it."""
@@ -142,7 +147,7 @@ def _recognised(device: Mapping[str, Any], text: str) -> Accelerator:
     return replace(
         made,
         name=text,
-        memory_bytes=(stated or device["memory_gb"]) * 10**9,
+        memory_bytes=int((stated or device["memory_gb"]) * _GIB_OF_GB),
         is_memory_stated=stated is not None or len(device["memories_gb"]) == 1,
         memory_bytes_per_s=rate,
         power_share=min(1.0, power_w / device["power_w"]),
@@ -162,7 +167,7 @@ def _made(device: Mapping[str, Any]) -> Accelerator:
         name=device["name"],
         title=device["title"],
         family=device["name"],
-        memory_bytes=device["memory_gb"] * 10**9,
+        memory_bytes=int(device["memory_gb"] * _GIB_OF_GB),
         is_memory_stated=len(device["memories_gb"]) == 1,
         memory_bytes_per_s=device["memory_tb_per_s"] * 1e12,
         processors=device["processors"],

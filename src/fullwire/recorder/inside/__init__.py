@@ -7,12 +7,14 @@ once the process has imported torch. A process that never imports torch is left 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
+THEN_VARIABLE = "FULLWIRE_AFTER_TORCH"  # modules to import once torch is loaded, with commas
 ENTERED = "entered"  # this file exists once a Python of the job has started
 
 
@@ -62,12 +64,28 @@ def after_import(module: str, then: Callable[[], None]) -> None:
 
 
 def arm() -> None:
-    """Record this process if it belongs to a recorded job and imports torch."""
-    directory = os.environ.get(DIRECTORY_VARIABLE)
+    """Change and record this process, as its environment says, if it imports torch."""
+    directory, modules = os.environ.get(DIRECTORY_VARIABLE), os.environ.get(THEN_VARIABLE)
     if directory:
         with contextlib.suppress(OSError):  # a full disk must not end the job
             os.close(os.open(os.path.join(directory, ENTERED), os.O_WRONLY | os.O_CREAT, 0o644))
-        after_import("torch", lambda: _watch(directory))
+
+    def begin() -> None:
+        if modules:
+            _load(modules)
+        if directory:
+            _watch(directory)
+
+    if directory or modules:
+        after_import("torch", begin)
+
+
+def _load(modules: str) -> None:
+    for module in modules.split(","):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the job goes on as it is
+            sys.stderr.write(f"fullwire: this process stays as it is: {error!r}\n")
 
 
 def _watch(directory: str) -> None:

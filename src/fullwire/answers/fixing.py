@@ -1,0 +1,136 @@
+"""Start a job with fixes: those of a recipe, or some by hand. The script stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fullwire.errors import UsageError
+from fullwire.files import path_of
+from fullwire.fixes._in_job import FIXES_VARIABLE, NOT_APPLIED, NOTES, NOTES_VARIABLE
+from fullwire.fixes._recipe import Applied, Recipe, parse_fix, read_recipe
+from fullwire.fixes.fix import fix_kinds
+from fullwire.recorder.command_line import without_secrets
+from fullwire.recorder.inside import THEN_VARIABLE
+from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
+
+Say = Callable[[str], None]
+
+
+def split_fixes(text: str) -> list[str]:
+    """Take fixes that commas join; a setting may have commas of its own."""
+    keys = "|".join(map(re.escape, fix_kinds()))
+    return [part for part in re.split(rf",(?=(?:{keys})(?::|,|$))", text) if part]
+
+
+def apply_fixes(
+    fixes: Sequence[str | Applied], command: Sequence[str], *, say: Say = lambda sentence: None
+) -> int:
+    """Run a command with fixes, and return its exit status.
+
+    - `fixes`: such as `"buckets:50"`; `fullwire fixes` lists them.
+    - `command`: a launcher or one rank's program; each process that loads torch has the fixes.
+    - `say`: hears at the end what became of each fix.
+
+        fw.apply_fixes(["buckets:50", "transport:fullwire"], ["torchrun", "train.py"])
+    """
+    chosen = [parse_fix(each) if isinstance(each, str) else each for each in fixes]
+    if not command:
+        raise UsageError("expected a command to run, got none")
+    keys = [each.fix for each in chosen if each.fix != "environment"]
+    if twice := [key for key, count in Counter(keys).items() if count > 1]:
+        raise UsageError(f"fix {twice[0]}: expected one setting, got two")
+    environment = dict(os.environ)
+    outer = json.loads(environment.get(FIXES_VARIABLE, "[]"))  # a launcher's, around this one
+    environment[FIXES_VARIABLE] = json.dumps(
+        [*outer, *([each.fix, each.setting] for each in chosen)]
+    )
+    environment[THEN_VARIABLE] = "fullwire.fixes._in_job"
+    before = environment.get("PYTHONPATH")
+    if str(PYTHON_PATH) not in (before or "").split(os.pathsep):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHON_PATH), before]))
+    for each in chosen:
+        environment |= fix_kinds()[each.fix].environment(each.setting)
+    if NOTES_VARIABLE in environment:
+        return run_to_its_end(command, environment)
+    with tempfile.TemporaryDirectory(prefix="fullwire-fixes-") as folder:
+        environment[NOTES_VARIABLE] = folder
+        status = run_to_its_end(command, environment)
+        for sentence in _outcomes(chosen, Path(folder)):
+            say(sentence)
+    return status
+
+
+def run_recipe(
+    recipe: str | Path,
+    command: Sequence[str],
+    *,
+    strict: bool = False,
+    say: Say = lambda sentence: None,
+) -> int:
+    """Run a command with the fixes of a recipe, and return its exit status.
+
+    - `recipe`: a file that `fullwire tune` wrote, or a person.
+    - `strict`: refuse a job or versions other than the recipe's, instead of saying so.
+    - `say`: hears what does not fit, and at the end what became of each fix.
+    """
+    path = path_of(recipe, "recipe")
+    found = read_recipe(path)
+    for difference in _differences(found, command):
+        if strict:
+            raise UsageError(f"{path}: {difference}")
+        say(f"{path}: {difference}; its fixes are applied all the same")
+    return apply_fixes(found.fixes, command, say=say)
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions that a recipe depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("fullwire", "torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # the job may run in another environment
+            continue
+    return found
+
+
+def _differences(recipe: Recipe, command: Sequence[str]) -> list[str]:
+    here, found = versions_here(), []
+    if recipe.command and recipe.command != without_secrets(command):
+        found.append(f"command: the recipe was made for {recipe.command}")
+    workers = os.environ.get("WORLD_SIZE")
+    if recipe.workers is not None and workers is not None and workers != str(recipe.workers):
+        found.append(f"workers: expected {recipe.workers}, got {workers}")
+    for name, made_with in recipe.versions.items():
+        if name in here and here[name] != made_with:
+            found.append(f"{name}: expected {made_with}, got {here[name]}")
+    return found
+
+
+def _outcomes(chosen: Sequence[Applied], folder: Path) -> list[str]:
+    """Sum up the notes of the processes: a sentence for each fix and outcome."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for path in sorted(folder.glob(f"*{NOTES}")):
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                note = json.loads(line)
+                counts[note["fix"]][note["did"]] += 1
+            except (ValueError, KeyError, TypeError):  # a process was killed as it wrote
+                continue
+    found = []
+    for each in chosen:
+        for did, count in counts[each.fix].items():
+            if each.fix == "environment" and not did.endswith(each.setting):
+                continue
+            processes = f"{count} process" + ("" if count == 1 else "es")
+            found.append(f"fix {each}: {did}, in {processes}")
+        if not counts[each.fix]:
+            found.append(f"fix {each}: {NOT_APPLIED}: no process called what it changes")
+    return found

@@ -1,0 +1,128 @@
+"""Which of two sides reached a metric's value first, by how much, and is that more than noise?
+
+Trainings of the same job differ from run to run, mostly by some 4 % in the samples that they need
+(MLPerf's reference points). Several runs of a side show their own scatter. Both are estimates of
+one variance, and the interval of the ratio is Student's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean, variance
+from typing import Any
+
+import numpy as np
+
+from fullwire.answers.compare import student
+from fullwire.answers.opening import RunLike
+from fullwire.answers.subjects import named
+from fullwire.convergence.batches import USUAL_SPREAD
+from fullwire.convergence.curves import Goal, curve_of, reach, read_goal
+from fullwire.errors import UsageError
+from fullwire.findings.finding import Finding
+from fullwire.findings.targets import ReachedAlike, ReachedFirst
+from fullwire.run.run import Run
+
+_USUAL_COUNTS = 4  # the degrees of freedom of the usual scatter, beside a side's own runs
+_SURE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """One run's way to the value."""
+
+    run: str
+    steps: float
+    time_s: float
+    device_hours: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """Two sides' times to a metric's value; the ratio is after over before."""
+
+    goal: Goal
+    before: tuple[Reached, ...]
+    after: tuple[Reached, ...]
+    ratio: float
+    low: float  # 95 %
+    high: float
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the difference is more than noise."""
+        return not self.low <= 1 <= self.high
+
+    @property
+    def finding(self) -> Finding:
+        """Return the answer."""
+        hours = [_usual(side, "device_hours") for side in (self.before, self.after)]
+        told: dict[str, Any] = {
+            "goal": str(self.goal),
+            "before_s": _usual(self.before, "time_s"),
+            "after_s": _usual(self.after, "time_s"),
+            "low": self.low,
+            "high": self.high,
+            "before_hours": hours[0],
+            "after_hours": hours[1],
+        }
+        if not self.is_significant:
+            return ReachedAlike(**told)
+        share = 1 - self.ratio if self.ratio < 1 else self.ratio - 1
+        return ReachedFirst(**told, is_sooner=self.ratio < 1, share=share)
+
+
+def until(
+    before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLike], target: str
+) -> Until:
+    """Compare the times that two sides took to a metric's value, such as 'loss<=0.3'."""
+    goal = read_goal(target)
+    sides = [
+        tuple(_reached(name, run, goal) for name, run in named(side)) for side in (before, after)
+    ]
+    logs = [[math.log(each.time_s) for each in side] for side in sides]
+    squares, counts = _USUAL_COUNTS * USUAL_SPREAD**2, _USUAL_COUNTS
+    for side in logs:
+        if len(side) > 1:
+            squares += variance(side) * (len(side) - 1)
+            counts += len(side) - 1
+    means = [sum(side) / len(side) for side in logs]
+    off = student(_SURE, counts) * math.sqrt(
+        squares / counts * (1 / len(logs[0]) + 1 / len(logs[1]))
+    )
+    ratio = math.exp(means[1] - means[0])
+    first, second = sides
+    return Until(
+        goal=goal,
+        before=first,
+        after=second,
+        ratio=ratio,
+        low=ratio * math.exp(-off),
+        high=ratio * math.exp(off),
+    )
+
+
+def _reached(name: str, run: Run, goal: Goal) -> Reached:
+    curve = curve_of(run.metrics, goal.metric, name)
+    found = reach(curve, goal, name)
+    if found.is_forecast:
+        raise UsageError(
+            f"{name}: expected a run that reached {goal}, and this one ends at "
+            f"{curve.values[-1]:.4g}; `whatif --target` extends its curve"
+        )
+    is_step = (run.spans.lane == "host") & (run.spans.name == "step")
+    began_ns = run.spans.start_ns[is_step].min(initial=int(curve.times_ns[0]))
+    time_s = (float(np.interp(found.steps, curve.steps, curve.times_ns)) - float(began_ns)) * 1e-9
+    if time_s <= 0:
+        raise UsageError(
+            f"{name}: expected times of {goal.metric} after the first step: they are by another "
+            "clock"
+        )
+    hours = time_s * (run.facts.workers or 1) / 3600
+    return Reached(run=name, steps=found.steps, time_s=time_s, device_hours=hours)
+
+
+def _usual(side: Sequence[Reached], name: str) -> float:
+    return geometric_mean(getattr(each, name) for each in side)

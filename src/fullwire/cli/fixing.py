@@ -1,0 +1,95 @@
+"""fullwire fixes lists the fixes; apply and run start a job with some of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullwire.cli.options import Json, print_json
+from fullwire.cli.telling import say
+
+Command = Annotated[
+    list[str], typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ...")
+]
+
+
+def fixes(json: Json = False) -> None:
+    """List the fixes: the risk of each, and its setting.
+
+    A fix with a setting is applied to an unchanged script:
+
+    fullwire apply buckets:50 -- torchrun --nproc-per-node=2 train.py
+    """
+    from fullwire.fixes import fix_kinds
+    from fullwire.report.terminal import print_fix_kinds
+
+    kinds = list(fix_kinds().values())
+    if json:
+        print_json(
+            {
+                "fixes": [
+                    {
+                        "fix": kind.key,
+                        "label": kind.label,
+                        "risk": kind.risk,
+                        "setting": kind.setting or None,
+                        "example": kind.example or None,
+                        "needs": kind.needs or None,
+                        "answers": list(kind.addresses),
+                    }
+                    for kind in kinds
+                ]
+            }
+        )
+    else:
+        print_fix_kinds(kinds)
+
+
+def apply(
+    fixes: Annotated[
+        str, typer.Argument(metavar="FIX:SETTING[,...]", help="See fullwire fixes; commas join")
+    ],
+    command: Command,
+) -> None:
+    """Run a job with fixes, without a change to its script.
+
+    Put it before the command that you run anyway. Output and exit status are the job's. At the end
+    a line says what became of each fix:
+
+    fullwire apply transport:fullwire -- torchrun --nproc-per-node=2 train.py
+    fullwire apply buckets:50,threads:1 -- torchrun --nproc-per-node=2 train.py
+    fullwire apply environment:GLOO_SOCKET_IFNAME=eth1 -- python train.py
+
+    Inside a recording it shows what a fix gains:
+
+    fullwire record -o fixed.run -- fullwire apply buckets:50 -- torchrun train.py
+    fullwire compare job.run fixed.run
+    """
+    from fullwire.answers.fixing import apply_fixes, split_fixes
+
+    # Behind a first argument the parser leaves `--` where it stands.
+    words = command[1:] if command[:1] == ["--"] else command
+    raise typer.Exit(apply_fixes(split_fixes(fixes), words, say=say))
+
+
+def run(
+    command: Command,
+    recipe: Annotated[
+        Path, typer.Option("--recipe", "-r", metavar="FILE.toml", help="The fixes to apply")
+    ],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse another command, world size or version")
+    ] = False,
+) -> None:
+    """Run a job with the fixes of a recipe, without a change to its script.
+
+    It stands around a launcher, or inside it, once a rank. Output and exit status are the job's:
+
+    fullwire run --recipe recipe.toml -- torchrun --nproc-per-node=2 train.py
+    fullwire lab run --workers 2 --rate 1Gbps -- fullwire run -r recipe.toml -- python train.py
+    """
+    from fullwire.answers.fixing import run_recipe
+
+    raise typer.Exit(run_recipe(recipe, command, strict=strict, say=say))

@@ -1,0 +1,125 @@
+"""A recipe: the fixes of a job with their settings, as a TOML file that a person reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+import msgspec
+
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import opened
+from fullwire.fixes.fix import FixKind, Risk, fix_kinds
+from fullwire.units import shown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # the same, before Python had it
+
+FORMAT = 1
+MOST_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """A fix with its setting, and what is known of its gain."""
+
+    fix: str
+    setting: str
+    risk: Risk = "exact"
+    why: str = ""
+    predicted_s: float | None = None
+    measured_s: float | None = None
+
+    def __str__(self) -> str:
+        """Return the fix as `fullwire apply` takes it."""
+        return f"{self.fix}:{self.setting}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Fixes that belong together, and the job that they were found for."""
+
+    format: int = FORMAT
+    command: str = ""  # It is compared with the job's own; values of secrets are masked.
+    workers: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    before_s: float | None = None
+    after_s: float | None = None
+    fixes: tuple[Applied, ...] = ()
+
+
+def appliable(key: str) -> FixKind:
+    """Return the kind of fix with this key, or refuse one that cannot be applied."""
+    kinds = fix_kinds()
+    kind = kinds.get(key)
+    can = [name for name, each in kinds.items() if each.example]
+    if kind is None:
+        near = get_close_matches(key, can, n=1)
+        hint = f"; the nearest is {near[0]}" if near else ""
+        raise UsageError(f"fix: expected one of {', '.join(can)}, got {shown(key)}{hint}")
+    if not kind.example:
+        raise UsageError(f"fix {key}: it cannot be applied: {kind.needs}")
+    return kind
+
+
+def parse_fix(given: str) -> Applied:
+    """Take a fix as it is written on a command line: `buckets:50`."""
+    key, _, setting = given.partition(":")
+    kind = appliable(key)
+    if not setting:
+        raise UsageError(
+            f"fix {key}: expected a setting, {kind.setting}, as in {key}:{kind.example}"
+        )
+    return Applied(fix=key, setting=kind.checked(setting), risk=kind.risk)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe, and check each fix and its setting."""
+    with opened(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise DamagedInput(path, f"expected a recipe of at most {MOST_BYTES:,} bytes")
+    try:
+        table = tomllib.loads(content.decode())
+        if (number := table.get("format")) != FORMAT:
+            raise UsageError(f"{path}: format: expected {FORMAT}, got {shown(str(number))}")
+        recipe = msgspec.convert(table, Recipe)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise DamagedInput(path, f"expected a recipe in TOML: {error}") from None
+    for each in recipe.fixes:
+        kind = appliable(each.fix)
+        if (setting := kind.checked(each.setting)) != each.setting:
+            raise UsageError(f"{path}: fix {each.fix}: expected {setting}, got {each.setting}")
+    return recipe
+
+
+def as_toml(recipe: Recipe) -> str:
+    """Print a recipe; it reads back equal."""
+    lines = ["# Apply it with: fullwire run --recipe THIS_FILE -- COMMAND", ""]
+    lines += _pairs(
+        format=recipe.format,
+        command=recipe.command,
+        workers=recipe.workers,
+        before_s=recipe.before_s,
+        after_s=recipe.after_s,
+    )
+    if recipe.versions:
+        lines += ["", "[versions]", *_pairs(**recipe.versions)]
+    for each in recipe.fixes:
+        lines += ["", "[[fixes]]", *_pairs(**vars(each))]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(**values: str | float | None) -> Sequence[str]:
+    """Print the keys that have a value; JSON's strings and numbers are those of TOML."""
+    return [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        for key, value in values.items()
+        if value is not None and value != ""
+    ]

@@ -1,0 +1,49 @@
+"""The fix "fewer threads that compute": a processor stays free for communication."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Mapping
+
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import Fix, FixKind, Process, register
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account
+from fullwire.units import shown
+
+_MOST = 1024
+
+
+@register
+class Threads(FixKind):
+    """Compute with another number of threads. A trial measures it: no run predicts it."""
+
+    key = "threads"
+    label = "other threads"
+    addresses = ("contention", "compute")
+    example = "1"
+    setting = "the computing threads of each rank"
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Predict nothing: a run with one number of threads does not show another."""
+        return iter(())
+
+    def checked(self, setting: str) -> str:
+        """Take a number of threads."""
+        if not (setting.isascii() and setting.isdigit() and 0 < int(setting) <= _MOST):
+            raise UsageError(f"fix threads: expected 1 to {_MOST} threads, got {shown(setting)}")
+        return str(int(setting))
+
+    def environment(self, setting: str) -> Mapping[str, str]:
+        """Return the variables that libraries read at their start."""
+        return {"OMP_NUM_THREADS": setting, "MKL_NUM_THREADS": setting}
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Set the threads, also where the job sets others later."""
+        import torch
+
+        torch.set_num_threads(int(setting))
+        if multiprocessing.parent_process() is None:  # A loading process sets one thread itself.
+            torch.set_num_threads = lambda number: None
+        process.did(f"applied: torch.set_num_threads({setting})")

@@ -1,0 +1,56 @@
+"""Fixes enter an unchanged job: exact ones keep its weights to the bit on two ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fullwire.fixes._recipe import Recipe, as_toml, parse_fix
+from tests.torch.test_record import JOBS, needs_torch
+
+pytestmark = needs_torch
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+JOB = [*TORCHRUN, str(JOBS / "fixable.py")]
+FULLWIRE = [sys.executable, "-m", "fullwire"]
+EXACT = {
+    "transport": "fullwire",
+    "buckets": "1",
+    "ddp": "static_graph,gradient_as_bucket_view",
+    "input": "2",
+    "threads": "1",
+}
+
+
+def told_by(*command: str) -> tuple[Mapping[str, Any], str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_exact_fixes_of_a_recipe_change_the_job_and_no_bit_of_its_weights(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    fixes = tuple(parse_fix(f"{key}:{setting}") for key, setting in EXACT.items())
+    path.write_text(as_toml(Recipe(fixes=fixes)))
+    plain, _ = told_by(*JOB)
+    fixed, said = told_by(*FULLWIRE, "run", "--recipe", str(path), "--", *JOB)
+    for same in ("digest", "random"):
+        assert fixed[same] == plain[same]
+    assert (plain["backend"], plain["loaders"], plain["static_graph"]) == ("gloo", [0, 0], False)
+    assert (fixed["backend"], fixed["loaders"]) == ("fullwire", [2, 0])
+    assert (fixed["bucket_bytes"], fixed["static_graph"]) == (2**20, True)
+    for key, setting in EXACT.items():
+        assert f"fix {key}:{setting}: applied: " in said
+    assert "not applied: an iterable data set may repeat samples" in said
+
+
+def test_a_fix_that_does_not_fit_leaves_the_job_as_it_is() -> None:
+    fixes = "compression:bf16,input:2,buckets:1"
+    told, said = told_by(*FULLWIRE, "apply", fixes, "--", *JOB, "stubborn")
+    assert told["loaders"] == [0, 0]
+    assert told["bucket_bytes"] == 2**20
+    assert "fix compression:bf16: not applied: compress: expected a model without a" in said
+    assert "fix input:2: not applied: the data set draws random numbers" in said

@@ -1,0 +1,139 @@
+"""Fixes on a command line and in a recipe: taken, printed, refused; the job's own end is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fullwire as fw
+from fullwire.answers.fixing import split_fixes
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.fixes import fix_kinds
+from fullwire.fixes._recipe import Applied, Recipe, as_toml, parse_fix, read_recipe
+from tests.conftest import Cli
+
+CAN = {key: kind for key, kind in fix_kinds().items() if kind.example}
+NOTHING = [sys.executable, "-c", "raise SystemExit(7)"]
+
+
+def test_each_fix_has_a_setting_that_it_takes_or_says_what_it_needs() -> None:
+    for key, kind in fix_kinds().items():
+        assert bool(kind.example) != bool(kind.needs), key
+        assert bool(kind.example) == bool(kind.setting), key
+        if kind.example:
+            assert parse_fix(f"{key}:{kind.example}").setting == kind.example
+
+
+def test_fixes_are_listed_with_their_settings(cli: Cli) -> None:
+    listed = json.loads(cli("fixes", "--json").stdout)["fixes"]
+    assert {each["fix"]: each["example"] for each in listed} == {
+        key: kind.example or None for key, kind in fix_kinds().items()
+    }
+    text = cli("fixes").stdout
+    assert all(f"{key}:{kind.example}" in text for key, kind in CAN.items())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_commas_join_fixes_and_stay_in_settings() -> None:
+    text = "ddp:static_graph,gradient_as_bucket_view,environment:A=b,c,threads:1"
+    assert split_fixes(text) == [
+        "ddp:static_graph,gradient_as_bucket_view",
+        "environment:A=b,c",
+        "threads:1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("bucket:50", "the nearest is buckets"),
+        ("buckets", "expected a setting, the MiB of a bucket, as in buckets:50"),
+        ("buckets:-1", "expected MiB of a bucket, above 0"),
+        ("buckets:nan", "expected MiB of a bucket, above 0"),
+        ("buckets:1_0", "expected MiB of a bucket, above 0"),
+        ("input:0", "expected 1 to 256 loading processes, got '0'"),
+        ("threads:²", "expected 1 to 1024 threads"),
+        ("link:2", "fix link: it cannot be applied: hardware"),
+        ("transport:mpi", "fix transport: expected fullwire, got 'mpi'"),
+        ("ddp:static", "fix ddp: expected options among"),
+        ("environment:RANK=1", "expected a variable that no launcher sets, got RANK"),
+        ("environment:A", "expected NAME=VALUE"),
+        ("compression:zip", "zip"),
+        ("threads:1,threads:2", "fix threads: expected one setting, got two"),
+    ],
+)
+def test_a_fix_that_cannot_be_is_refused_before_the_job(
+    cli: Cli, given: str, sentence: str
+) -> None:
+    done = cli("apply", given, "--", *NOTHING)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_status_is_the_jobs_and_an_unused_fix_is_told(cli: Cli) -> None:
+    done = cli("apply", "buckets:50", "--", *NOTHING, env=None)
+    assert done.returncode == 7
+    assert "fix buckets:50: not applied: no process called what it changes" in done.stderr
+
+
+SETTINGS = st.sampled_from(sorted(CAN)).map(
+    lambda key: Applied(
+        fix=key, setting=CAN[key].checked(CAN[key].example), risk=CAN[key].risk, predicted_s=0.125
+    )
+)
+
+
+@given(
+    st.builds(
+        Recipe,
+        format=st.just(1),
+        command=st.text(st.characters(exclude_categories=["Cs"])),
+        workers=st.none() | st.integers(1, 10**6),
+        versions=st.dictionaries(st.sampled_from(["torch", "python"]), st.just("2.13.0+cpu")),
+        before_s=st.none() | st.floats(0, 1e6),
+        after_s=st.none(),
+        fixes=st.lists(SETTINGS).map(tuple),
+    )
+)
+def test_a_recipe_reads_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, recipe: Recipe
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "recipe.toml"
+    path.write_text(as_toml(recipe), encoding="utf-8", newline="")
+    assert read_recipe(path) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("format = 2", "format: expected 1, got '2'"),
+        ("", "format: expected 1"),
+        ("format = 1\nfixes = 3", "expected a recipe in TOML"),
+        ("format = [", "expected a recipe in TOML"),
+        ('format = 1\n[[fixes]]\nfix = "buckets"', "setting"),
+        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "the nearest is buckets"),
+        ('format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
+    ],
+)
+def test_a_recipe_with_a_mistake_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    with pytest.raises((UsageError, DamagedInput), match=sentence):
+        fw.run_recipe(path, NOTHING)
+
+
+def test_a_recipe_of_another_job_is_told_or_refused(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(as_toml(Recipe(command="python a.py", versions={"python": "3.0"})))
+    said: list[str] = []
+    assert fw.run_recipe(path, NOTHING, say=said.append) == 7
+    assert [each.split(": ", 1)[1].split(":")[0] for each in said] == ["command", "python"]
+    done = cli("run", "--strict", "--recipe", path, "--", *NOTHING)
+    assert done.returncode == 2
+    assert "command: the recipe was made for python a.py" in done.stderr

@@ -1,0 +1,174 @@
+"""The memory of large models: its laws, logged peaks, and the words about a plan too large."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.architecture_files import architecture
+from fullwire.workloads.layout import Layout
+from fullwire.workloads.stage_memory import (
+    GIB,
+    MOST_RESERVED,
+    Held,
+    layers_of_stages,
+    peaks,
+    stages,
+    verdict,
+)
+
+LLAMA = architecture("llama3-70b")
+PLAN = Layout(tp=8, pp=4, dp=2, microbatch=1, global_batch=64, sequence=8192)
+DEVICE_BYTES = 79 * GIB
+
+
+def gpt(**given: object) -> Architecture:
+    """Return the model of Megatron's functional tests."""
+    values = {
+        "name": "test", "layers": 12, "hidden": 512, "heads": 8, "kv_heads": 8, "head_dim": 64,
+        "ffn": 2048, "vocab": 50304, "sequence": 1024, "is_gated": False, "is_tied": True,
+        "biases": "all", "norm": "layer",
+    }  # fmt: skip
+    return Architecture(**{**values, **given})  # type: ignore[arg-type]
+
+
+def peak_gib(held: Held) -> float:
+    return float(held.peak_allocated_bytes[-1]) / GIB
+
+
+@pytest.mark.parametrize(
+    ("plan", "logged_gib"),
+    [
+        ({"tp": 1, "pp": 1, "dp": 8}, 2.5255),
+        ({"tp": 1, "pp": 4, "dp": 2, "zero": 0}, 2.0444),
+        ({"tp": 1, "pp": 4, "dp": 2, "zero": 0, "flash_attention": False}, 2.5011),
+        ({"tp": 1, "pp": 4, "vpp": 3, "dp": 2, "zero": 0, "schedule": "interleaved"}, 2.4696),
+        ({"tp": 2, "pp": 2, "dp": 2, "zero": 0, "flash_attention": False}, 1.7697),
+        ({"tp": 4, "pp": 1, "dp": 2}, 0.9646),
+    ],
+)
+def test_peaks_that_megatron_logged_are_met(plan: dict[str, object], logged_gib: float) -> None:
+    """Logged on A100 by the last rank: NVIDIA/Megatron-LM@d98e8a64ddf3, functional tests."""
+    values = {"microbatch": 4, "global_batch": 32, "sequence": 1024, "sequence_parallel": False}
+    layout = Layout(**{**values, **plan})  # type: ignore[arg-type]
+    held = stages(gpt(), layout, has_dropout=True)
+    assert peak_gib(held) == pytest.approx(logged_gib, rel=0.03)
+
+
+def test_a_model_of_7b_meets_its_logged_peak() -> None:
+    model = gpt(layers=32, hidden=4096, heads=32, kv_heads=32, head_dim=128, ffn=16384)
+    layout = Layout(
+        tp=4, dp=2, microbatch=2, global_batch=8, sequence=8192, sequence_parallel=False
+    )
+    assert peak_gib(stages(model, layout, has_dropout=True)) == pytest.approx(54.19, rel=0.06)
+
+
+def test_the_states_of_all_ranks_add_up_to_all_parameters() -> None:
+    held = stages(LLAMA, replace(PLAN, zero=0))
+    parameters = float(held.params_bytes.sum()) * PLAN.tp / 2
+    assert parameters == pytest.approx(LLAMA.parameters, rel=1e-3)
+
+
+def test_the_states_of_experts_add_up_too() -> None:
+    model = architecture("mixtral-8x7b")
+    layout = Layout(tp=2, pp=4, dp=8, ep=8, zero=0, global_batch=256, sequence=4096)
+    held = stages(model, layout)
+    experts = 8 * model.moe_layers * model.expert_parameters
+    others = model.parameters - experts
+    on_all = 2 * (experts / 8 + others / layout.tp)
+    assert float(held.params_bytes.sum()) == pytest.approx(on_all, rel=0.01)
+
+
+def test_the_first_stage_holds_the_most_microbatches() -> None:
+    held = stages(LLAMA, PLAN)
+    assert held.layers_bytes.tolist() == sorted(held.layers_bytes.tolist(), reverse=True)
+    assert held.logits_bytes[:-1].tolist() == [0, 0, 0]
+    assert held.logits_bytes[-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("better", "component"),
+    [
+        ({"recompute": "full"}, "layers_bytes"),
+        ({"recompute": "selective"}, "layers_bytes"),
+        ({"zero": 2}, "gradients_bytes"),
+        ({"zero": 3}, "params_bytes"),
+        ({"cp": 2, "dp": 1}, "layers_bytes"),
+    ],
+)
+def test_each_saving_lowers_its_component(better: dict[str, object], component: str) -> None:
+    before, after = stages(LLAMA, PLAN), stages(LLAMA, replace(PLAN, **better))  # type: ignore[arg-type]
+    assert (getattr(after, component) < getattr(before, component)).all()
+
+
+def test_sequence_parallelism_divides_norms_among_the_ranks() -> None:
+    without = stages(LLAMA, replace(PLAN, sequence_parallel=False))
+    assert (without.layers_bytes > 1.5 * stages(LLAMA, PLAN).layers_bytes).all()
+
+
+def test_layers_with_experts_are_counted_by_stage() -> None:
+    dense, experts = layers_of_stages(architecture("deepseek-v3"), 4, 1)
+    assert dense.tolist() == [3, 0, 0, 0]
+    assert experts.tolist() == [13, 15, 15, 16]  # with the layer that predicts a further token
+
+
+def test_many_plans_equal_their_single_ones() -> None:
+    plans = [PLAN, replace(PLAN, tp=4, dp=4), replace(PLAN, zero=3, pp=1, dp=8),
+             replace(PLAN, vpp=2, schedule="interleaved", recompute="full")]  # fmt: skip
+
+    class Columns:
+        """The same plans as columns."""
+
+    columns = Columns()
+    for name in ("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "zero", "microbatch", "global_batch",
+                 "sequence", "sequence_parallel", "gradient_bytes", "flash_attention"):  # fmt: skip
+        setattr(columns, name, np.array([getattr(plan, name) for plan in plans]))
+    columns.shard = np.array([plan.shard_group for plan in plans])  # type: ignore[attr-defined]
+    columns.recompute = np.array([0, 0, 0, 2])  # type: ignore[attr-defined]
+    columns.recomputed = np.ones(4)  # type: ignore[attr-defined]
+    columns.schedule = np.array([0, 0, 0, 1])  # type: ignore[attr-defined]
+    together = peaks(LLAMA, columns).peak_allocated_bytes  # type: ignore[arg-type]
+    alone = [float(stages(LLAMA, plan).peak_allocated_bytes.max()) for plan in plans]
+    assert together.tolist() == pytest.approx(alone)
+
+
+def test_a_plan_that_fits_says_how_much_it_needs() -> None:
+    found = verdict(LLAMA, PLAN, DEVICE_BYTES)
+    assert found.fits
+    assert found.sentence.startswith("fits: stage 0 needs ")
+
+
+def test_a_plan_that_is_too_large_names_component_stage_and_the_cheapest_change() -> None:
+    found = verdict(LLAMA, replace(PLAN, microbatch=4), DEVICE_BYTES)
+    assert not found.fits
+    assert (found.stage, found.component) == (0, "activations")
+    assert found.sentence.endswith("; it fits with microbatch 2")
+    assert found.change is not None
+    assert verdict(LLAMA, found.change, DEVICE_BYTES).fits
+
+
+def test_a_plan_that_nothing_saves_says_so() -> None:
+    layout = Layout(global_batch=1, sequence=8192)
+    found = verdict(LLAMA, layout, DEVICE_BYTES)
+    assert found.sentence.endswith("no single change of the plan makes it fit")
+
+
+def test_fitting_counts_with_the_most_that_allocators_reserve() -> None:
+    held = stages(LLAMA, PLAN)
+    peak = float(held.peak_allocated_bytes.max())
+    assert not held.fits(peak * MOST_RESERVED).all()
+    assert held.fits(peak * MOST_RESERVED + 2 * GIB).all()
+
+
+def test_runs_that_ran_out_of_memory_do_not_fit() -> None:
+    """BLOOM's first runs (bigscience, chronicles-prequel): DeepSpeed holds gradients twice."""
+    model = gpt(layers=100, hidden=12288, heads=64, kv_heads=64, head_dim=192, ffn=49152,
+                vocab=250880)  # fmt: skip
+    layout = Layout(
+        tp=4, pp=6, dp=16, microbatch=2, global_batch=2048, sequence=2048, recompute="full",
+        sequence_parallel=False, gradient_bytes=6, flash_attention=False,
+    )  # fmt: skip
+    assert not verdict(model, layout, DEVICE_BYTES).fits
