@@ -660,6 +660,6 @@ def automatically(rank: int, size: int, store: Any, timeout: timedelta) -> float
     values = torch.ones(300_000)
     dist.all_reduce(values)
     assert bool((values == size).all())
-    packs_from = dist.group.WORLD.wire.automatic_from
+    packs_from = float(dist.group.WORLD.wire.automatic_from)
     dist.destroy_process_group()
     return packs_from

@@ -61,7 +61,7 @@ class Wire:
     least_bytes: int = LEAST_BYTES
     most_error: float | None = None
     by_numbers: dict[int, str] = field(default_factory=dict)  # of tensors with so many
-    automatic_from: float = math.inf  # bytes from which `auto` packs
+    automatic_from: float | None = None  # bytes from which `auto` packs, once it has tried
     tells: bool = True  # on one rank: what travels unchanged
     _unchanged: set[str] = field(default_factory=set)
 
@@ -71,7 +71,7 @@ class Wire:
         if name == "float32" or self.workers == 1:
             return None
         if name == AUTO:
-            if tensor_bytes < self.automatic_from:
+            if self.automatic_from is None or tensor_bytes < self.automatic_from:
                 return None
             name = _AUTOMATIC
         if tensor_bytes < max(self.least_bytes, 1):
@@ -195,8 +195,9 @@ def wire(
         after.name = name
     else:
         after.by_numbers = before.by_numbers | {each.numel(): name for each in parameters}
-    if name == AUTO and math.isinf(after.automatic_from) and after.workers > 1:
-        after.automatic_from = measured(group.trials)
+    if name == AUTO and after.automatic_from is None and after.workers > 1:
+        # Kept with the group's choice before, so that the next block need not try again.
+        before.automatic_from = after.automatic_from = measured(group.trials)
     group.wire = after
     return _restoring(group, before)
 
