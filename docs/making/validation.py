@@ -53,7 +53,7 @@ PAGES = {
     ),
     "models": ("models",),
     "operations": ("operations", "memory"),
-    "time-to-target": ("reference-points", "diloco"),
+    "time-to-target": ("reference-points", "time-to-target", "diloco"),
 }
 
 
