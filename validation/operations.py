@@ -13,14 +13,15 @@ from __future__ import annotations
 import csv
 import lzma
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.workloads.accelerators import Accelerator, Products, accelerator
-from fullwire.workloads.operations import attention_s, product_s
+from fullwire.workloads.accelerators import Accelerator, accelerator
+from fullwire.workloads.device_fit import fitted_products, product_errors
+from fullwire.workloads.operations import attention_s
 from validation import arguments, results
 
 LEAST_ROWS = 512
@@ -32,9 +33,6 @@ FAMILIES = {
     "gb200": "gb200",
 }
 Array = NDArray[np.float64]
-_LOW = np.log([0.3, 0.4, 0.4, 0.4, 1, 1, 0.3, 0.01, 0.02])
-_HIGH = np.log([1.2, 1, 1, 1, 3000, 30, 1, 1, 1])
-_START = np.log([0.75, 0.9, 0.85, 0.8, 200, 3, 0.8, 0.6, 0.4])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +45,14 @@ class Table:
     time_s: Array
 
     def errors(self, which: NDArray[np.bool_]) -> Array:
-        """Return the logarithm of predicted over measured time."""
-        rows, outputs, inner = self.sizes[:, which]
-        predicted = product_s(self.device, rows, outputs, inner, precision=self.precision)
-        if self.precision == "fp8":  # the tables cast the rows on the way
-            share = self.device.products_of("fp8").cast_share
-            predicted = predicted + 3 * rows * inner / (self.device.memory_bytes_per_s * share)
-        return np.asarray(np.log(predicted / self.time_s[which]))
+        """Return the logarithm of predicted over measured time; the tables cast to 8 bits too."""
+        return product_errors(
+            self.device,
+            self.sizes[:, which],
+            self.time_s[which],
+            self.precision,
+            with_cast=self.precision == "fp8",
+        )
 
     @property
     def is_held_out(self) -> NDArray[np.bool_]:
@@ -79,42 +78,6 @@ def tables(data: Path) -> list[Table]:
         )
         for (family, precision), rows in held.items()
     ]
-
-
-def fitted(table: Table) -> Products:
-    """Fit nine numbers, one after the other, to the products that are not held out."""
-    which = ~table.is_held_out
-
-    def made(logs: Array) -> Products:
-        peak, first, second, third, ramp, start, memory, tail, cast = np.exp(logs).tolist()
-        return Products(
-            peak_share=peak,
-            tile_shares=(1.0, first, first * second, first * second * third),
-            ramp=ramp,
-            start_us=start,
-            memory_share=memory,
-            tail=tail,
-            cast_share=cast,
-        )
-
-    def loss(logs: Array) -> float:
-        device = replace(table.device, products=(("bf16", made(logs)), ("fp8", made(logs))))
-        return float(np.abs(replace(table, device=device).errors(which)).mean())
-
-    best, steps = _START.copy(), np.full(len(_START), 0.3)
-    least = loss(best)
-    for turn in range(60 * len(best)):
-        index = turn % len(best)
-        for sign in (1, -1):
-            tried = best.copy()
-            tried[index] = np.clip(tried[index] + sign * steps[index], _LOW[index], _HIGH[index])
-            if (found := loss(tried)) < least:
-                least, best = found, tried
-                steps[index] *= 1.3
-                break
-        else:
-            steps[index] = max(0.6 * steps[index], 0.004)
-    return made(best)
 
 
 def attention_errors(data: Path) -> dict[tuple[str, str], list[float]]:
@@ -157,7 +120,15 @@ def main() -> None:
     judged: list[float] = []
     for table in tables(given.data):
         if given.fit:
-            print(table.device.family, table.precision, fitted(table))
+            seen = ~table.is_held_out
+            found = fitted_products(
+                table.device,
+                table.sizes[:, seen],
+                table.time_s[seen],
+                table.precision,
+                with_cast=table.precision == "fp8",
+            )
+            print(table.device.family, table.precision, found)
             continue
         held = table.is_held_out
         size = np.abs(table.errors(held))
@@ -177,15 +148,15 @@ def main() -> None:
         )
     for row in rows + passes:
         print(*row, sep="  ")
-    found = results.spread(judged)
+    spread = results.spread(judged)
     results.write(
         "operations",
         claim="The time of a matrix product follows from its shape, its type and the device.",
         anchor="tables of ai-dynamo/aiconfigurator, shapes that were left out of the fit",
-        summary=f"median error {found['median']:.1%}, nine of ten below {found['p90']:.1%}",
+        summary=f"median error {spread['median']:.1%}, nine of ten below {spread['p90']:.1%}",
         measure="relative error of the time",
         cases=len(judged),
-        **found,
+        **spread,
         tables=[
             results.Table(
                 title="Matrix products with 512 rows or more",

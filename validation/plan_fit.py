@@ -85,14 +85,14 @@ class Batches:
         """Return the time of each row's step."""
         result = np.zeros(len(self.rows))
         for numbers, plans, first, groups in self.batches:
-            like = first.device.times.family.like or "h100"
-            kind = {"fp16": "bf16", "fp32": "bf16"}.get(first.layout.precision)
             job = Job(
                 plans=plans,
                 model=first.architecture,
-                times=first.device.times,
+                device=first.device,
                 groups=groups,
-                habits=habits_of(like, kind or first.layout.precision, first.framework, constants),
+                habits=habits_of(
+                    first.device.family, first.layout.precision, first.framework, constants
+                ),
                 precision=first.layout.precision,
             )
             result[numbers] = price(job).step_s

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullwire.clusters.cluster import Cluster, Inside, LeafSpine, Nics
-from fullwire.simulation.device_times import FAMILIES, DeviceTimes
-from fullwire.simulation.habits import Framework
+from fullwire.errors import UsageError
+from fullwire.simulation.habits import MEASURED_FAMILIES, Framework
+from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture, Mla, Moe
 from fullwire.workloads.layout import (
     Layout,
@@ -29,38 +30,16 @@ from fullwire.workloads.layout import (
     nearest_multiple,
 )
 
-# The first that matches decides; names are lower case, without spaces, "-" and "_".
-CALIBRATED = ("a100", "h100", "b200", "gb200", "b300", "gb300")  # by measured runs
-FAMILY_WORDS = (
-    ("gb300", "gb300"), ("gb200", "gb200"), ("gh200", "gh200"), ("b300", "b300"), ("b200", "b200"),
-    ("h800", "h800"), ("h20(?!0)", "h20"), ("h200", "h200"), ("h100", "h100"),
-    ("a800|a100", "a100"), ("v100", "v100"), ("mi355", "mi355x"), ("mi350", "mi355x"),
-    ("mi325", "mi325x"), ("mi300", "mi300x"), ("mi250", "mi250x"), ("gaudi3", "gaudi3"),
-    ("gaudi2|gaudi", "gaudi2"), ("v5p", "tpu-v5p"), ("v5e", "tpu-v5e"), ("v6e|trillium", "tpu-v6e"),
-    ("tpu7|ironwood", "tpu7x"), ("tpuv4|v4", "tpu-v4"),
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """A device as a source wrote it."""
-
-    family: str
-    memory_bytes: float
-    power_share: float  # of the usual limit
-    assumed: tuple[str, ...] = ()
-    is_pcie: bool = False
-    is_hbm2e: bool = False
-
-    @property
-    def times(self) -> DeviceTimes:
-        """Return the times of its operations."""
-        is_small_a100 = self.family == "a100" and self.memory_bytes < 50e9  # HBM2 at 1.555 TB/s
-        return DeviceTimes(
-            FAMILIES[self.family],
-            self.power_share,
-            1.555 / 2.039 if is_small_a100 else 2.4 / 3.35 if self.is_hbm2e else 1.0,
-        )
+# Usual machines of a family: devices of a node, and GB/s of each device within it and to others.
+MACHINES: Mapping[str, tuple[int, float, float]] = {
+    "v100": (8, 150, 12.5), "a100": (8, 300, 25), "a800": (8, 200, 25), "h100": (8, 450, 50),
+    "h800": (8, 200, 50), "h20": (8, 450, 50), "h200": (8, 450, 50), "gh200": (4, 450, 25),
+    "b200": (8, 900, 50), "gb200": (64, 900, 50), "b300": (8, 900, 100), "gb300": (64, 900, 100),
+    "l40s": (8, 32, 25), "mi250x": (8, 100, 25), "mi300x": (8, 448, 50), "mi325x": (8, 448, 50),
+    "mi350x": (8, 538, 50), "mi355x": (8, 538, 50), "gaudi2": (8, 262, 37), "gaudi3": (8, 525, 75),
+    "tpu-v4": (64, 135, 25), "tpu-v5e": (256, 200, 12), "tpu-v5p": (64, 540, 25),
+    "tpu-v6e": (256, 360, 25), "tpu7x": (64, 540, 50),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +53,7 @@ class Measured:
     quality: str
     architecture: Architecture
     layout: Layout
-    device: Named
+    device: Accelerator
     cluster: Cluster
     step_s: float
     batch_share: float  # of the plan's global batch that the row's has
@@ -110,7 +89,7 @@ def read(path: Path) -> tuple[list[Measured], dict[str, int]]:
 def measured(row: Mapping[str, str], number: int) -> Measured:
     """Read one row."""
     assumed: list[str] = []
-    device = device_named(row.get("gpu", ""))
+    device = device_named(row.get("gpu", ""), assumed)
     architecture = architecture_of(row, assumed)
     gpus = whole(row, "gpus") or 8
     layout, share = layout_of(row, architecture, device, gpus, assumed)
@@ -133,40 +112,26 @@ def measured(row: Mapping[str, str], number: int) -> Measured:
         cluster=cluster,
         step_s=step_s,
         batch_share=share,
-        assumed=(*device.assumed, *assumed),
+        assumed=tuple(assumed),
         framework=framework_of(row),
         memory_gib=number_in(row, "mem_gib"),
         out_of_memory=row.get("oom") == "1",
     )
 
 
-def device_named(text: str) -> Named:
+def device_named(text: str, assumed: list[str]) -> Accelerator:
     """Recognise family, memory and power limit of a device, as a source wrote it."""
-    plain = re.sub(r"[\s_-]", "", text.lower())
-    family = next((name for pattern, name in FAMILY_WORDS if re.search(pattern, plain)), None)
-    if family is None:
-        raise Refused(f"unknown device {text or '(empty)'}")
-    memory = re.search(r"(\d{2,3})\s*gi?b", text.lower())
-    power = re.search(r"(\d{3,4})w", plain)
-    assumed = []
-    usual = FAMILIES[family]
-    memory_bytes = float(memory[1]) * 1e9 if memory else usual.memory_bytes
-    if not memory and family in ("a100", "h100", "v100"):
+    try:
+        device = accelerator(text)
+    except UsageError:
+        raise Refused(f"unknown device {text or '(empty)'}") from None
+    if device.family not in MACHINES:
+        raise Refused(f"unknown device {text}")
+    if not device.is_memory_stated:
         assumed.append("device memory")
-    share = min(float(power[1]) / usual.power_w, 1.0) if power else 1.0
-    if not usual.like or usual.title.lower() not in CALIBRATED:
+    if device.family not in MEASURED_FAMILIES:
         assumed.append("device")
-    is_pcie = "pcie" in plain
-    if is_pcie and not power:
-        share = {"h100": 0.5, "a100": 0.75}.get(family, 1.0)
-    return Named(
-        family=family,
-        memory_bytes=memory_bytes,
-        power_share=share,
-        assumed=tuple(assumed),
-        is_pcie=is_pcie,
-        is_hbm2e="hbm2e" in plain and family == "h100",
-    )
+    return device
 
 
 def architecture_of(row: Mapping[str, str], assumed: list[str]) -> Architecture:
@@ -250,7 +215,7 @@ _ACTIVE = {"nano": 3.2, "super": 12.0, "ultra": 55.0, "v4-flash": 13.0, "lightni
 
 
 def layout_of(
-    row: Mapping[str, str], model: Architecture, device: Named, gpus: int, assumed: list[str]
+    row: Mapping[str, str], model: Architecture, device: Accelerator, gpus: int, assumed: list[str]
 ) -> tuple[Layout, float]:
     """Return the plan of a row, and its batch as a share of the plan's."""
     degrees = {name: whole(row, name) or 1 for name in ("tp", "pp", "vpp", "cp", "ep", "etp")}
@@ -331,7 +296,7 @@ def framework_of(row: Mapping[str, str]) -> Framework:
     return "megatron"
 
 
-def precision_of(text: str, device: Named, assumed: list[str]) -> Precision:
+def precision_of(text: str, device: Accelerator, assumed: list[str]) -> Precision:
     """Return the type that matrices are multiplied in."""
     plain = text.lower()
     for word, kind in (("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("float8", "fp8"), ("fp8", "fp8")):
@@ -345,7 +310,7 @@ def precision_of(text: str, device: Named, assumed: list[str]) -> Precision:
 
 
 def recompute_of(
-    text: str, device: Named, model: Architecture, ranks: int, assumed: list[str]
+    text: str, device: Accelerator, model: Architecture, ranks: int, assumed: list[str]
 ) -> Recompute:
     """Return the recomputation; where it is open, none on devices with much memory."""
     plain = text.lower()
@@ -368,10 +333,10 @@ def schedule_of(text: str, vpp: int) -> Schedule:
     return "interleaved" if vpp > 1 else "1f1b"
 
 
-def cluster_of(text: str, device: Named, gpus: int, assumed: list[str]) -> Cluster:
+def cluster_of(text: str, device: Accelerator, gpus: int, assumed: list[str]) -> Cluster:
     """Return the cluster of a row: usual machines of the family where the text says nothing."""
-    usual = FAMILIES[device.family]
-    devices, nic_bps = usual.devices_per_node, 8 * usual.nic_bytes_per_s
+    devices, inside, nic = MACHINES[device.family]
+    nic_bps = 8e9 * nic
     plain = text.lower()
     domain = re.search(r"nvl(\d+)", plain)
     if domain:
@@ -394,7 +359,7 @@ def cluster_of(text: str, device: Named, gpus: int, assumed: list[str]) -> Clust
         name=f"{device.family} {text}".strip(),
         nodes=max(1, -(-gpus // here)),
         devices_per_node=here,
-        inside=Inside(kind="switch", rate_bps=8 * usual.inside_bytes_per_s, latency_s=1e-6),
+        inside=Inside(kind="switch", rate_bps=8e9 * inside, latency_s=1e-6),
         nics=Nics(per_node=here, rate_bps=nic_bps, latency_s=5e-6),
         network=LeafSpine(nodes_per_leaf=32, by_rail=False, latency_s=1e-6),
     )

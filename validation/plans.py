@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from fullwire.clusters.cluster import Floats
-from fullwire.simulation.habits import calibrated_by, interval_factor
-from validation import arguments
-from validation.plan_fit import Batches, weighted, weights
+from fullwire.simulation.habits import FITTED, calibrated_by, interval_factor
+from validation import arguments, memory, results
+from validation.plan_fit import NAMES, Batches, left_out, weighted, weights
 from validation.plan_rows import Measured, read
 
 
@@ -139,8 +139,19 @@ def ranking(rows: Sequence[Measured], predicted_s: Floats) -> dict[str, Any]:
 
 
 def judged_memory(path: Path | None) -> dict[str, Any]:
-    """Return the errors of peak memory, where a table of it is given."""
-    return {"rows": 0, "median": None, "p90": None, "within_10": None}
+    """Return the errors of peak memory, where a table of it is given; each test counts once."""
+    if path is None:
+        return {"rows": 0, "median": None, "p90": None, "within_10": None}
+    of_tests: dict[str, list[float]] = defaultdict(list)
+    for case in memory.cases(path)[0]:
+        of_tests[case.test].append(abs(case.error))
+    errors = [median(errors) for errors in of_tests.values()]
+    return {
+        "rows": sum(map(len, of_tests.values())),
+        "median": round(median(errors), 4) if errors else None,
+        "p90": round(float(np.quantile(errors, 0.9)), 4) if errors else None,
+        "within_10": round(float(np.mean(np.array(errors) <= 0.1)), 4) if errors else None,
+    }
 
 
 def show(rows: Sequence[Measured], predicted_s: Floats, write: Callable[[str], object]) -> None:
@@ -161,15 +172,70 @@ def show(rows: Sequence[Measured], predicted_s: Floats, write: Callable[[str], o
         write(f"assumed in {count} rows: {gap}\n")
 
 
+def write_left_out(rows: Sequence[Measured]) -> None:
+    """Write the figures of the fitted runs, and of each laboratory when it is left out."""
+    batches = Batches(rows)
+    measured_s = np.array([row.step_s for row in rows])
+    seen_s = batches.predicted_s()
+    unseen_s = np.exp(left_out(batches, {name: FITTED[name] for name in NAMES})) * measured_s
+    lines: list[list[results.Cell]] = []
+    for title, judge in (("blind", blind), ("one run given", one_run_given)):
+        for kind in ("dense", "moe"):
+            for source, times_s in (("fitted", seen_s), ("left out", unseen_s)):
+                found = by_kind(judge(rows, times_s))[kind]
+                parts = [f"{found[name]:.1%}" for name in ("median", "p90", "coverage")]
+                lines.append([title, kind, source, found["rows"], found["sources"], *parts])
+    dense = by_kind(blind(rows, unseen_s))["dense"]
+    order = ranking(rows, seen_s)
+    results.write(
+        "plans",
+        claim="The step of a large model under a parallel plan is predicted from its description.",
+        anchor="published runs on A100 to GB300, 16 sources",
+        summary=f"dense, laboratories left out: median {dense['median']:.1%}, p90 "
+        f"{dense['p90']:.1%}, {dense['coverage']:.0%} in their interval",
+        measure="error of the step, dense models, blind, of laboratories that no constant has seen",
+        cases=dense["rows"],
+        median=dense["median"],
+        p90=dense["p90"],
+        coverage=dense["coverage"],
+        tables=[
+            results.Table(
+                columns=[
+                    *("judged", "model", "constants", "rows", "sources", "median", "p90"),
+                    "in the interval",
+                ],
+                rows=lines,
+            ),
+            results.Table(
+                title="The plan that looks best among those measured for one job",
+                columns=["jobs", "slower than the best measured, median", "worst"],
+                rows=[
+                    [
+                        order["groups"],
+                        f"{order['regret_median']:.1%}",
+                        f"{order['regret_worst']:.1%}",
+                    ]
+                ],
+            ),
+        ],
+    )
+
+
 def main(given: Sequence[str]) -> None:
     """Judge a table, and end with one line of JSON."""
     parser = arguments.parser(__doc__)
     parser.add_argument("runs", type=Path, help="a table of measured runs")
     parser.add_argument("--memory", type=Path, help="a table of measured peak memory")
+    parser.add_argument(
+        "--left-out", action="store_true", help="judge by constants without each laboratory; write"
+    )
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     asked = parser.parse_args(given)
     rows, refused = read(asked.runs)
     predicted_s = Batches(rows).predicted_s()
+    if asked.left_out:
+        write_left_out([row for row in rows if row.split == "fit" and row.quality in "AB"])
+        return
     if not asked.json:
         show(rows, predicted_s, sys.stdout.write)
     result = {

@@ -234,6 +234,7 @@ def _answers() -> Iterator[tuple[str, Any]]:
             f"explain {run}",
             f"compare {run} {run}",
             "collective allreduce --bytes 64MiB --workers 8 --bandwidth 10Gbps",
+            "plan llama3-8b --cluster dgx-h100 --nodes 1 --global-batch 64 --hours 100",
             f"flows {capture}",
             "workloads",
             "cluster list",

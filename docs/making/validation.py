@@ -53,6 +53,7 @@ PAGES = {
     ),
     "models": ("models",),
     "operations": ("operations", "memory"),
+    "plans": ("plans",),
     "time-to-target": ("reference-points", "time-to-target", "diloco"),
 }
 

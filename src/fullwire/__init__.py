@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fullwire.answers.fixing import apply_fixes as apply_fixes
     from fullwire.answers.fixing import run_recipe as run_recipe
     from fullwire.answers.opening import write as write
+    from fullwire.answers.plan import plan as plan
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
@@ -74,6 +75,7 @@ _PLACES = {
     "flows": "fullwire.answers.traffic:flows",
     "join": "fullwire.recorder.record:join",
     "log": "fullwire.recorder.logged:log",
+    "plan": "fullwire.answers.plan:plan",
     "read": "fullwire.importers:read",
     "record": "fullwire.recorder.record:record",
     "replay": "fullwire.answers.whatif:replay",

@@ -1,6 +1,6 @@
 """Train a small model with DistributedDataParallel and print a digest of the weights.
 
-- python ddp.py [none|fp16|builtin-fp16|powersgd|slow]: with this communication hook.
+- python ddp.py [none|fp16|builtin-fp16|powersgd|int8|slow]: with this communication hook.
 - python ddp.py compiled: without a hook, through torch.compile.
 - python ddp.py buffers: without a hook, and with a layer whose buffers rank 0 broadcasts.
 """
@@ -61,6 +61,10 @@ def register(data: DistributedDataParallel, hook: str) -> None:
     elif hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
         data.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif hook == "int8":
+        import fullwire
+
+        fullwire.compress(data, hook)
     elif hook == "slow":
         data.register_comm_hook(None, slow_hook)
 

@@ -10,6 +10,7 @@ import pytest
 from fullwire.recorder.inside.probes import FIRST
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
+from fullwire.simulation.typical import typical_step
 from tests.torch.test_record import digests, needs_torch, span_count, together
 
 STEPS = 24
@@ -77,6 +78,22 @@ def test_shards_are_probed_and_their_weights_are_the_same(tmp_path: Path) -> Non
     run, weights = probed(tmp_path, "sharded.py", compiler=True)
     assert weights == digests(together(RANKS, "sharded.py", compiler=True))
     assert span_count(run, "host", "probe") > 0
+
+
+@needs_torch
+def test_a_codec_sends_from_its_own_thread_and_its_loss_is_in_the_run(tmp_path: Path) -> None:
+    run, weights = probed(tmp_path, "ddp.py", "int8")
+    assert weights == digests(together(RANKS, "ddp.py", "int8"))
+    assert span_count(run, "host", "probe") == 0  # Its thread sends beside the backward pass.
+    assert run.facts.hook == "fullwire.compress(int8)"
+    assert run.facts.compression_error is not None
+    assert 1e-6 < run.facts.compression_error < 1e-3
+    assert run.facts.compression_unsent_norm == run.facts.compression_widened == 0
+    assert run.facts.compression_stopped is None
+    step = typical_step(run)
+    assert step.sent_share == pytest.approx(1 / 3.938, rel=0.1)  # Parts are whole blocks.
+    assert not step.others.op  # Both collectives of a bucket belong to it.
+    assert step.packing_ns > 0
 
 
 @needs_torch

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fullwire import UsageError
+from fullwire.cli.workloads import workloads as workloads_command
 from fullwire.workloads.architecture_files import architecture, names
 
 # Counted by Hugging Face from the tensors of each model.
@@ -175,3 +176,15 @@ def test_a_toml_file_of_torchtitan_names_its_model(tmp_path: Path) -> None:
 def test_each_built_in_model_reads_well() -> None:
     assert len(names()) > 50
     assert all(architecture(name).flops() > 0 for name in names())
+
+
+def test_the_command_lists_large_models_and_opens_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    workloads_command(name=str(path), json=True)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["models"][0]["parameters"] == PUBLISHED["llama3-8b"]
+    workloads_command(name="deepseek-v3")
+    assert "671.03   37.55" in capsys.readouterr().out

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.fixes import Fix
+from fullwire.fixes import Fix, fix_kinds
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Run, Spans
 from fullwire.simulation.forecast import forecaster
@@ -335,9 +336,30 @@ def test_what_a_job_has_already_is_not_offered_again() -> None:
     job = a_trained_job()
     assert "compression" in fixes_of(job)
     assert "compression" not in fixes_of(with_facts(job, hook="fp16_compress_hook"))
+    assert "compression" not in fixes_of(with_facts(job, hook="fullwire.compress(int8)"))
     halves = np.full(len(job.collectives), "bfloat16", object)
     sent = dataclasses.replace(job.collectives, dtype=halves)
     assert "compression" not in fixes_of(dataclasses.replace(job, collectives=sent))
+
+
+def test_a_codec_is_offered_if_its_whole_interval_lies_below_the_step() -> None:
+    run = a_trained_job()
+    job = forecaster(run)
+    assert job is not None
+    account: Any = None  # Not asked.
+    kind = fix_kinds()["compression"]
+    [fix] = kind.predict(run, job, account)
+    assert sentence(fix) == "gradients sent as int8"
+    assert setting(fix) == 'fullwire.compress(model, "int8")'
+    assert fix.risk == "numeric"
+    unsure: Any = SimpleNamespace(
+        measured_s=job.measured_s,
+        ask=lambda **_: dataclasses.replace(fix.forecast, high_s=1.01 * job.measured_s),
+    )
+    assert not list(kind.predict(run, unsure, account))
+    on_gpus = with_facts(run, backend="nccl")
+    [halves] = kind.predict(on_gpus, job, account)
+    assert sentence(halves) == "gradients sent as float16"
 
 
 def test_gradients_summed_by_hand_are_told_from_a_model_that_is_sharded() -> None:

@@ -1,134 +1,186 @@
-"""Collectives stated as transfers: right on real arrays, and no byte more than theory says."""
+"""The search for parallel plans: what fits, what is best, what is refused, what it costs."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fullwire.clusters.cluster import one_switch
-from fullwire.collectives import algorithms
-from fullwire.collectives.closed_form import cost
-from fullwire.collectives.cost import AddTimes, bus_factor
-from fullwire.collectives.plan import plan
-from fullwire.collectives.registry import OPS, fitting, known, with_formula
-from fullwire.collectives.stages import execute
-from fullwire.errors import UsageError
+import fullwire as fw
+from fullwire.answers.planned import PlanAnswer
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.report.plans import in_words, plan_data, plot_plans
+from tests.conftest import Cli
 
-PAIRS = [(op, algorithm) for op in OPS for algorithm in with_formula(op)]
-SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33]
+ASKED: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 8, "global_batch": 256, "seq": 8192}
+WORDS = ("plan", "llama3-70b", "--cluster", "dgx-h100", "--nodes", "8")
+BATCH = ("--global-batch", "256", "--seq", "8192")
 
 
-def is_offered(op: str, algorithm: str, workers: int) -> bool:
-    return algorithm in fitting(op, one_switch(workers=workers, rate_bps=1e9))
+@cache
+def usual() -> PlanAnswer:
+    return fw.plan("llama3-70b", **ASKED, why=True, hours=1000, price=2, top=50)
 
 
-CASES = [(*pair, workers) for pair in PAIRS for workers in SIZES if is_offered(*pair, workers)]
-each_case = pytest.mark.parametrize(("op", "algorithm", "workers"), CASES)
+def test_plans_are_sorted_fit_and_are_valid() -> None:
+    result = usual()
+    steps = [one.step_s for one in result.plans]
+    assert steps == sorted(steps)
+    for one in result.plans:
+        assert one.tp * one.pp * one.dp * one.cp == one.devices == 64
+        assert 256 % (one.dp * one.microbatch) == 0
+        assert one.memory.peak_reserved_bytes < result.device_bytes
+        assert one.interval.low_s < one.step_s < one.interval.high_s
+        assert 0.2 < one.model_flops_utilization < 0.8
+    assert result.considered == len(result.plans) + sum(result.left_out.values())
 
 
-@each_case
-def test_a_plan_carried_out_on_arrays_gives_what_the_collective_promises(
-    op: str, algorithm: str, workers: int
-) -> None:
-    made = plan(op, algorithm, workers)
-    vectors = np.random.default_rng(workers).integers(0, 1000, (workers, 71))
-    held = execute(made, vectors)
-    edges = np.arange(made.blocks + 1) * 71 // made.blocks
-    own = [slice(edges[rank], edges[rank + 1]) for rank in range(min(workers, made.blocks))]
-    total = vectors.sum(axis=0)
-    if op == "allreduce":
-        assert (held == total).all()
-    elif op == "broadcast":
-        assert (held == vectors[0]).all()
-    elif op == "reducescatter":
-        assert all((held[rank, mine] == total[mine]).all() for rank, mine in enumerate(own))
-    else:
-        gathered = np.concatenate([vectors[rank, mine] for rank, mine in enumerate(own)])
-        assert (held == gathered).all()
+def test_parts_of_the_step_add_up() -> None:
+    for one in usual().plans:
+        parts = [one.compute_s, one.bubble_s, one.slowdown_s, one.optimizer_s, one.host_s]
+        parts += asdict(one.exposed).values()
+        assert sum(parts) == pytest.approx(one.step_s)
 
 
-@each_case
-def test_the_closed_form_counts_what_the_plan_moves(op: str, algorithm: str, workers: int) -> None:
-    made = plan(op, algorithm, workers)
-    size = 1e6 * made.blocks
-    known = cost(op, algorithm, workers, size, AddTimes())
-    if workers == 1:
-        assert float(known.wire_bytes) == known.hops == 0
-        return
-    busiest = max(made.sent_blocks().max(), made.received_blocks().max())
-    assert float(known.sent_bytes) == pytest.approx(busiest * 1e6)
-    if algorithm == "halving-doubling" or (op == "allreduce" and algorithm == "ring"):
-        [part] = made.parts
-        rounds = [part.block_count[part.round == number].max() for number in np.unique(part.round)]
-        assert float(known.wire_bytes) == pytest.approx(sum(rounds) * 1e6)
-        assert known.hops == len(rounds)
+def test_the_components_of_memory_add_up() -> None:
+    memory = usual().best.memory
+    parts = memory.params_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    parts += memory.activations_bytes + memory.buffers_bytes
+    assert memory.peak_allocated_bytes == pytest.approx(parts, abs=8)
+    assert memory.peak_reserved_bytes > memory.peak_allocated_bytes
 
 
-@each_case
-def test_the_closed_form_adds_as_often_as_the_busiest_rank(
-    op: str, algorithm: str, workers: int
-) -> None:
-    made = plan(op, algorithm, workers)
-    size = 1e6 * made.blocks
-    per_byte = AddTimes(((0.0, 0.0), (1e12, 1e3)))
-    added = np.zeros(workers)
-    for part in made.parts:
-        np.add.at(added, part.target, part.reduces * part.block_count * 1e6 * 1e-9)
-    known = cost(op, algorithm, workers, size, per_byte)
-    assert float(known.add_s) == pytest.approx(added.max())
+def test_equal_plans_are_within_the_noise_of_sites() -> None:
+    result = usual()
+    limit_s = 1.03 * result.best.step_s
+    assert all(one.equal == (one.step_s <= limit_s) for one in result.plans)
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8, 100])
-def test_a_ring_sends_every_byte_twice_but_for_one_share(workers: int) -> None:
-    made = plan("allreduce", "ring", workers)
-    assert set(made.sent_blocks() / made.blocks) == {bus_factor("allreduce", workers)}
+def test_fixed_degrees_hold() -> None:
+    result = fw.plan("llama3-70b", **ASKED, fix="tp=8,pp=4,recompute=full")
+    assert {(one.tp, one.pp, one.recompute) for one in result.plans} == {(8, 4, "full")}
+    assert result.best.step_s >= usual().best.step_s
 
 
-def test_in_a_double_tree_no_rank_is_an_inner_node_twice() -> None:
-    for workers in range(2, 70):
-        inner = [
-            set(part.target[part.reduces].tolist())
-            for part in plan("allreduce", "tree", workers).parts
-        ]
-        roots_apart = inner[0] & inner[1]
-        assert len(roots_apart) <= (1 if workers % 2 else 2), workers
+def test_why_gives_the_best_plan_that_chooses_otherwise() -> None:
+    worths = {worth.choice: worth for worth in usual().why}
+    tp = worths["tp"]
+    other = fw.plan("llama3-70b", **ASKED, fix={"tp": int(tp.other)})
+    assert other.best.step_s == pytest.approx(tp.step_s)
+    assert tp.slower >= 0
 
 
-def test_every_algorithm_is_found_in_its_folder_and_says_what_it_does() -> None:
-    folder = Path(algorithms.__path__[0])
-    files = {path.stem.replace("_", "-") for path in folder.glob("*.py")} - {"--init--"}
-    registered = {name for op in OPS for name in known(op)}
-    assert files <= registered  # one file may register its variants, such as hierarchical-tree
-    for op in OPS:
-        for name, algorithm in known(op).items():
-            assert algorithm.label[0].islower() or algorithm.label.startswith("NCCL"), name
-            assert any(name.startswith(file) for file in files), name
+def test_a_slower_network_has_its_own_best_plan() -> None:
+    result = fw.plan("llama3-70b", **ASKED, bandwidth="10Gbps,400Gbps")
+    slow, usual_network = result.networks
+    assert slow.plan.step_s > usual_network.plan.step_s
+    assert usual_network.plan.step_s == pytest.approx(result.best.step_s)
+    assert result.half_bandwidth is not None
+    assert result.half_bandwidth.bandwidth_bps == 200e9
 
 
-def test_every_algorithm_has_its_row_in_the_documentation() -> None:
-    page = Path(__file__).parents[2] / "docs" / "design" / "collectives.md"
-    rows = {line.split("|")[1].strip() for line in page.read_text().splitlines() if "|" in line[:1]}
-    for op in OPS:
-        for name in known(op):
-            is_variant = name.startswith("hierarchical-") and "hierarchical" in rows
-            assert name in rows or is_variant, name
+def test_other_clusters_and_oversubscription_are_compared() -> None:
+    clusters = fw.plan("llama3-8b", **{**ASKED, "cluster": "dgx-h100,dgx-a100"}).networks
+    assert [there.cluster for there in clusters] == ["dgx-h100", "dgx-a100"]
+    assert clusters[1].plan.step_s > 1.5 * clusters[0].plan.step_s
+    spines = fw.plan("llama3-8b", **{**ASKED, "nodes": 64}, oversubscription="1,8").networks
+    assert spines[0].plan.step_s <= spines[1].plan.step_s
 
 
-def test_what_has_a_formula_says_where_it_is_exact() -> None:
-    for op, algorithm in PAIRS:
-        assert known(op)[algorithm].ops[op].exactly_s is not None
+def test_failures_make_a_training_longer() -> None:
+    lasting = usual().lasting
+    assert lasting is not None
+    assert lasting.wall_interval.low_s < lasting.wall_s < lasting.wall_interval.high_s
+    lost_s = sum(lasting.losses.values())
+    assert lasting.work_s + lost_s == pytest.approx(lasting.wall_s, rel=0.01)
+    assert lasting.cost == pytest.approx(2 * lasting.device_hours)
+    rare = fw.plan("llama3-70b", **ASKED, hours=1000, failures=1e7).lasting
+    assert rare is not None
+    assert rare.wall_s < lasting.wall_s
+    assert rare.cost is None
 
 
-def test_an_uneven_halving_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected a power of two of workers, got 6"):
-        plan("reducescatter", "halving-doubling", 6)
+def test_the_cheapest_plan_needs_no_more_device_hours_than_the_fastest() -> None:
+    asked = {**ASKED, "nodes": 32}
+    cheap = fw.plan("llama3-8b", **asked, objective="cost").best
+    assert cheap.device_hours <= fw.plan("llama3-8b", **asked).best.device_hours
+    assert cheap.devices < 256
 
 
-def test_add_times_are_straight_between_points_and_flat_outside() -> None:
-    adds = AddTimes(((100.0, 1.0), (200.0, 3.0)))
-    assert adds([0, 100, 150, 200, 10**9]).tolist() == [1, 1, 2, 3, 3]
-    assert AddTimes()([5]).tolist() == [0]
-    with pytest.raises(UsageError, match="ascending"):
-        AddTimes(((2.0, 1.0), (1.0, 1.0)))
+def test_measured_steps_calibrate(tmp_path: Path) -> None:
+    best = usual().best
+    table = tmp_path / "measured.csv"
+    names = ("tp", "pp", "vpp", "dp", "cp", "zero", "recompute", "microbatch")
+    cells = ",".join(str(getattr(best, name)) for name in names)
+    lines = [f"{','.join(names)},step_time_s", *[f"{cells},{1.2 * best.step_s}"] * 2]
+    table.write_text("\n".join(lines) + "\n")
+    result = fw.plan("llama3-70b", **ASKED, calibrate=table)
+    assert result.best.step_s == pytest.approx(1.2 * best.step_s, rel=1e-3)
+    narrow, wide = result.best.interval, best.interval
+    assert narrow.high_s / narrow.low_s < wide.high_s / wide.low_s
+    table.write_text("tp,step_time_s\n8,soon\n")
+    with pytest.raises(DamagedInput, match=r"measured.csv:2: step_time_s: expected seconds"):
+        fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+def test_racks_use_a_power_of_two_of_their_devices() -> None:
+    result = fw.plan("qwen3-30b-a3b", cluster="gb200-nvl72", nodes=1, global_batch=256, seq=4096)
+    assert result.best.devices == 64
+    assert any("evenly over the experts" in note for note in result.assumed)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"fix": "tp=3"}, "tp: expected a divisor of 64 heads, got 3; the nearest is 2"),
+        ({"fix": "pp=7"}, "pp: expected a divisor of 80 layers, got 7; the nearest is 8"),
+        ({"fix": "tp"}, "fix: expected NAME=VALUE such as tp=8, got 'tp'"),
+        ({"fix": "zp=8"}, "fix: expected one of tp, pp, vpp"),
+        ({"nodes": 1}, "memory: no plan fits in 79 GiB: the leanest .* optimizer; expected about"),
+        ({"objective": "joy"}, "objective: expected one of step, cost, goodput, got 'joy'"),
+        ({"precision": "int8"}, "precision: expected one of fp32"),
+        ({"failures": 100}, "hours: expected the hours of training that failures interrupt"),
+        ({"cluster": "cloud-100g-tcp"}, "device: the cluster cloud-100g-tcp does not name its"),
+        ({"global_batch": 0}, "global batch: expected a whole number from 1"),
+    ],
+)
+def test_a_mistake_is_one_line(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        fw.plan("llama3-70b", **{**ASKED, **given})
+
+
+def test_the_command_prints_the_answer_first(cli: Cli) -> None:
+    done = cli(*WORDS, *BATCH, "--top", "3", "--why", "--hours", "100")
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("Fits, best of")
+    assert "do not fit" in done.stdout
+    assert "With half the bandwidth between nodes" in done.stdout
+    assert "goodput" in done.stdout
+
+
+def test_json_holds_the_keys_of_the_contract(cli: Cli) -> None:
+    answer = json.loads(cli(*WORDS, *BATCH, "--top", "2", "--json").stdout)
+    best = answer["plans"][0]
+    assert len(answer["plans"]) == 2
+    assert {"considered", "left_out"} <= set(answer)
+    assert {"tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch"} <= set(best)
+    assert set(best["exposed"]) == {"tp_s", "pp_s", "dp_s", "cp_s", "ep_s"}
+    assert set(best["interval"]) == {"low_s", "high_s"}
+    assert best["fits"] is True
+    assert best["memory"]["peak_reserved_bytes"] > best["memory"]["peak_allocated_bytes"]
+    assert answer["goodput"] is None
+
+
+def test_pictures_are_written(tmp_path: Path) -> None:
+    result = usual()
+    plot_plans(result, tmp_path / "plans.html")
+    assert "best step" in (tmp_path / "plans.html").read_text()
+    assert result.landscape is not None
+    assert np.all(np.diff(result.landscape["step_s"]) >= 0)
+    assert in_words(result.best).startswith("TP ")
+    assert "landscape" not in plan_data(result)

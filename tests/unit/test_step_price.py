@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fullwire.clusters import cluster
-from fullwire.simulation.device_times import FAMILIES, DeviceTimes
 from fullwire.simulation.group_times import GroupTimes, as_seen
 from fullwire.simulation.habits import calibrated_by, habits_of, interval_factor
 from fullwire.simulation.step_price import Job, Priced, plans_of, price
+from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision
 
@@ -32,14 +32,13 @@ def priced(
     fabric = cluster(where, nodes=max(1, layouts[0].devices // 8))
     fabric = replace(fabric, nics=replace(fabric.nics, rate_bps=fabric.nics.rate_bps * faster))
     known, kind = architecture(model), precision or layouts[0].precision
-    family = FAMILIES[device]
     return price(
         Job(
             plans=plans_of(layouts, known.layers),
             model=known,
-            times=DeviceTimes(family),
+            device=accelerator(device),
             groups=GroupTimes(fabric),
-            habits=habits_of(family.like, kind, "megatron"),
+            habits=habits_of(device, kind),
             precision=kind,
         )
     )

@@ -130,6 +130,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "flows",
         "join",
         "log",
+        "plan",
         "read",
         "record",
         "replay",

@@ -436,10 +436,11 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-# The error of one run's T1, below and above, as shares of it. With probe steps, 11 of 13 cells of
-# validation/contention.py were within it, with 2 or 4 ranks on two processors.
+# The error of one run's T1, below and above, as shares of it. With probe steps, 18 of 19 recordings
+# of validation/contention.py's cells were within it, with 2 or 4 ranks on two processors. The rule
+# was chosen on these.
 _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
-    "probe steps": (0.30, 0.30),
+    "probe steps": (0.25, 0.25),
     "run delay": (0.40, 0.30),  # Work beside memory traffic is slower too.
     "none": (0.40, 0.10),  # On processors; devices compute beside communication nearly as alone.
 }

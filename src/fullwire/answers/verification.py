@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from fullwire.answers.conditions import rate, worker_count
+from fullwire.compression.codec import named_in, parse_choice
 from fullwire.compression.codecs.fp16 import TORCH_HOOK
+from fullwire.compression.method import FLOAT_BYTES
 from fullwire.errors import FullwireError
 from fullwire.findings.comparisons import (
     ChangedBackend,
@@ -142,6 +144,10 @@ def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]
     if differs("buckets"):
         buckets = str(after.facts.buckets)
         yield ChangedBuckets(buckets=buckets), ("buckets", (bucket_policy(buckets),))
+    if differs("hook") and (name := named_in(after.facts.hook)) is not None:
+        sizes = [size // FLOAT_BYTES for size in typical_step(before).bytes.tolist()]
+        codec = parse_choice(name).compressor(on_gpu=after.facts.backend == "nccl", sizes=sizes)
+        yield ChangedHook(hook=str(after.facts.hook)), ("compressors", (codec,))
     if differs("hook") and after.facts.hook in _CASTING_HOOKS:
         cast = TORCH_HOOK.compressor(on_gpu=after.facts.backend == "nccl")
         yield ChangedHook(hook=str(after.facts.hook)), ("compressors", (cast,))

@@ -26,6 +26,7 @@ from fullwire.cli import (
     flows,
     import_,
     lab,
+    plan,
     record,
     report,
     show,
@@ -49,6 +50,7 @@ app.command("join")(record.join)
 app.command("explain")(explain.explain)
 app.command("report")(report.report)
 app.command("whatif")(whatif.whatif)
+app.command("plan")(plan.plan)
 app.command("study")(study.study)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)

@@ -126,3 +126,50 @@ def transport(
     else:
         for line in contest_lines(outcome):
             typer.echo(line)
+
+
+@app.command("device")
+def device(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File to write, such as mine.toml")
+    ],
+    seconds: Annotated[float, typer.Option(min=5, help="At most about so many seconds")] = 120,
+    quick: Annotated[bool, typer.Option("--quick", help="Small shapes only: a first look")] = False,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Measure this machine's own device for predictions of large models.
+
+    It times matrix products, attention and copies. Commands that take a device take the file:
+
+    fullwire bench device -o mine.toml
+    """
+    from fullwire.studies.device_speed import measure_device
+
+    found = measure_device(output, seconds=seconds, replace_file=force, quick=quick)
+    peak = found.device.peak_flops_per_s(found.precision)
+    rate = found.device.memory_bytes_per_s
+    if json:
+        print_json(
+            {
+                "file": str(output),
+                "device": found.device.title,
+                "precision": found.precision,
+                "peak_flops_per_s": peak,
+                "memory_bytes_per_s": rate,
+                "shapes": found.shapes,
+                "judged": found.judged,
+                "median_error": found.median_error,
+                "took_s": found.took_s,
+            }
+        )
+        return
+    typer.echo(
+        f"{found.device.title}: {peak / 1e12:.2f} TFLOP/s in {found.precision}, copies "
+        f"{rate / 2e9:.0f} GB/s"
+    )
+    typer.echo(
+        f"{found.shapes} products in {found.took_s:.0f} s; {found.judged} that the fit did not see "
+        f"are off by {found.median_error:.1%} in the median"
+    )
+    typer.echo(f"wrote {output}")

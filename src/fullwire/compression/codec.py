@@ -18,6 +18,7 @@ from fullwire.errors import UsageError
 from fullwire.registry import Registry
 from fullwire.units import shown
 
+_HOOK = "fullwire.compress("
 _USUAL_VALUES = 2560**2  # In a bucket of 25 MiB.
 _LARGEST_VECTOR = 4096  # Values: biases and norms of usual models have fewer.
 
@@ -142,6 +143,17 @@ def square(size: int) -> Shape:
     """Return the shape that stands for a gradient with so many values."""
     side = math.isqrt(size)
     return (side, size // side) if size > _LARGEST_VECTOR else (size,)
+
+
+def hook_of(choice: Choice) -> str:
+    """Return the name of the DDP hook that sends with a codec."""
+    return f"{_HOOK}{choice})"
+
+
+def named_in(hook: str | None) -> str | None:
+    """Return the codec in the name of a recorded hook; None if it is no hook of ours."""
+    is_ours = hook is not None and hook.startswith(_HOOK)
+    return hook[len(_HOOK) : -1] if hook is not None and is_ours else None
 
 
 def parse_choice(text: str) -> Choice:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fullwire.compression.codec import Choice, parse_choice
+from fullwire.compression.codec import Choice, hook_of, parse_choice
 from fullwire.compression.method import Bucket, Loss, Tensor
 from fullwire.errors import UsageError
 from fullwire.units import shown
@@ -237,7 +237,7 @@ def compress(
         )
     compression = Compression(model, choice, max_error)
     hook = lambda state, bucket: state.send(bucket)  # noqa: E731  # torch reads annotations
-    hook.__name__ = hook.__qualname__ = f"fullwire.compress({choice})"
+    hook.__name__ = hook.__qualname__ = hook_of(choice)
     model.register_comm_hook(compression, hook)
     return compression
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fullwire.clusters.cluster import LINK_KINDS, SPINE
 from fullwire.collectives.tuning import AUTO
 from fullwire.findings.finding import Finding
 from fullwire.findings.memory import memory_finding
 from fullwire.findings.others import about_others
+from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import usual_step_s
 from fullwire.simulation.grid import Grid, Subject, tried
@@ -19,6 +22,7 @@ from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.workloads import workload
 
 NOTABLE = 0.01  # Of the step: a smaller difference of two steps is left out.
+KEPT = 0.05  # Of the step: less contention is left out.
 WORTH_BLAMING = 0.01  # Of the step.
 
 
@@ -63,6 +67,17 @@ class OfRun(Finding):
 
     run: str
     what: Finding
+
+
+class ContentionIsKept(Finding):
+    """Predictions keep the recorded contention for processors."""
+
+    template = (
+        "{run}: its ranks and its communication share processors, so computing takes longer. "
+        "Predictions keep that, T1 included; explain estimates T1 without it."
+    )
+
+    run: str
 
 
 class SummedInGroups(Finding):
@@ -215,6 +230,10 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     replayed_ns, usual_s = subject.step.measured_ns, usual_step_s(run)
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
+    delays = [seconds for _, seconds in run.facts.run_delay_s or ()]
+    is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
+    if is_shared and float(np.median(delays)) > KEPT * (replayed_ns or 0) * 1e-9 > 0:
+        yield ContentionIsKept(run=name)
     if is_measured:
         yield from (OfRun(run=name, what=each) for each in about_others(run))
     if subject.step.shards > 1:

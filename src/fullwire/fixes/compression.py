@@ -1,4 +1,4 @@
-"""The fix "gradients as float16", with the cost of casting them."""
+"""The fix "compression": gradients in fewer bytes, with the cost of packing them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fullwire.compression.codec import parse_choice
+from fullwire.compression.codec import CODECS, parse_choice
 from fullwire.compression.codecs.fp16 import TORCH_HOOK
 from fullwire.fixes.fix import PLAIN, Fix, FixKind, Process, Risk, register
 from fullwire.run.run import Run
@@ -17,6 +17,7 @@ from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
 from fullwire.timeline.transfers import codes_of
 
+_FORMATS = ("bf16", "fp16", "int8")  # They round, and need no more steps to a target.
 _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of types
 
 
@@ -75,27 +76,73 @@ trainer = Trainer(strategy=strategy)
     how: str = "model.register_comm_hook(None, default_hooks.fp16_compress_hook)"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SentPacked(Fix):
+    """Gradients have fewer bytes, and are added in float32."""
+
+    template = "gradients sent as {codec}"
+    lines: ClassVar[Mapping[str, str]] = {
+        PLAIN: """\
+import fullwire
+
+# model is the DistributedDataParallel.
+fullwire.compress(model, "{codec}")
+""",
+        "transformers": """\
+import fullwire
+from transformers import TrainerCallback
+
+
+class SendPacked(TrainerCallback):
+    def on_train_begin(self, args, state, control, **kwargs):
+        fullwire.compress(trainer.model_wrapped, "{codec}")
+
+
+trainer.add_callback(SendPacked())  # before trainer.train()
+""",
+    }
+
+    kind: str = "compression"
+    risk: Risk = "numeric"
+    how: str = 'fullwire.compress(model, "{codec}")'
+    codec: str
+
+
 @register
 class Compression(FixKind):
-    """Send gradients as float16."""
+    """Send gradients in fewer bytes."""
 
     key = "compression"
     risk: ClassVar[Risk] = "numeric"
-    label = "gradients as halves"
+    label = "compressed gradients"
     addresses = ("line_rate", "transport")
     example = "bf16"
     setting = "a codec with its options"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict the step with half the bytes, where gradients are sent uncompressed."""
+        """Predict the step with the best format, where gradients are sent uncompressed.
+
+        A format is proposed if its whole interval lies below today's step.
+        """
         if run.facts.buckets is None or run.facts.hook is not None:
             return
         # Most of the bytes may already have 16 bits a number, or fewer.
         kinds, sizes = codes_of(run.collectives.dtype), run.collectives.bytes
         is_small = np.array([_SMALL_NUMBERS.search(name) is not None for name in kinds.names], bool)
-        if not len(sizes) or 2 * int(sizes[is_small[kinds.codes]].sum()) <= int(sizes.sum()):
-            cast = TORCH_HOOK.compressor(on_gpu=run.facts.backend == "nccl")
-            yield SentAsHalves(forecast=job.ask(compressors=(cast,)))
+        if len(sizes) and 2 * int(sizes[is_small[kinds.codes]].sum()) > int(sizes.sum()):
+            return
+        found: list[Fix] = []
+        # Every device of the built-in workloads is a GPU, and our hook packs on processors.
+        if run.facts.backend == "nccl" or run.provenance.basis == "modelled":
+            cast = TORCH_HOOK.compressor(on_gpu=True)
+            found.append(SentAsHalves(forecast=job.ask(compressors=(cast,))))
+        else:
+            for key in _FORMATS:
+                packed = CODECS[key].compressor(on_gpu=False)
+                found.append(SentPacked(codec=key, forecast=job.ask(compressors=(packed,))))
+        # Without an interval, nothing speaks against the prediction.
+        better = [fix for fix in found if not fix.high_s >= job.measured_s]
+        yield from sorted(better, key=lambda fix: fix.step_s)[:1]
 
     def checked(self, setting: str) -> str:
         """Take a codec with its settings."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
     from fullwire.run.run import Run
     from fullwire.workloads import Workload
+    from fullwire.workloads.architecture import Architecture
 
 
 def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
@@ -230,6 +231,26 @@ def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
         "missing": list(run.missing),
         "facts": run.facts.known(),
         "tables": dict(rows),
+    }
+
+
+def architecture_object(model: Architecture) -> dict[str, Any]:
+    """Return a large transformer with its counts."""
+    moe = model.moe
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "ffn": model.ffn,
+        "vocab": model.vocab,
+        "sequence": model.sequence,
+        "experts": 0 if moe is None else moe.experts,
+        "experts_of_token": 0 if moe is None else moe.top_k,
+        "forward_flops_per_token": model.flops(),
     }
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
+    from fullwire.workloads.architecture import Architecture
 
 _TUNED_SAID = 4  # clusters whose tuner's choices are printed
 _RANKS_SAID = 4  # for facts that each rank has
@@ -195,6 +196,25 @@ def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
     print()
     rest = [[kind.label, kind.risk, kind.needs] for kind in kinds if not kind.example]
     print_table(["not applied", "risk", "needs"], rest, {"not applied", "risk", "needs"})
+
+
+def print_architectures(models: Sequence[Architecture]) -> None:
+    """Print large transformers with their counts."""
+    rows = [
+        [
+            model.name,
+            f"{model.parameters / 1e9:,.2f}",
+            f"{model.active_parameters / 1e9:,.2f}",
+            str(model.layers),
+            f"{model.hidden:,}",
+            f"{model.heads}/{model.kv_heads}",
+            "" if model.moe is None else f"{model.moe.top_k} of {model.moe.experts}",
+        ]
+        for model in models
+    ]
+    headings = ["large model", "billions", "active", "layers", "hidden", "heads", "experts"]
+    print_table(headings, rows, {"large model", "heads", "experts"})
+    say("Billions of parameters, and of those that one token uses; heads of queries and of keys.")
 
 
 def print_workloads(loads: Sequence[Workload]) -> None:

@@ -57,6 +57,7 @@ _OFFSET = Measure("s", least=-1e15, most=1e15)
 _STATUS = Measure(least=-_INT64, most=_INT64 - 1)
 _PAYLOAD = Measure(least=0.001, most=1)  # a packet of one byte has some 80 bytes of headers
 _PROCESSORS = Measure(most=1e6)
+_FACTOR_OR_0 = Measure(most=1e9)
 _FACTOR = Measure(least=1e-9, most=1e9)
 
 
@@ -166,6 +167,21 @@ class _BackendFacts:
     transport: str | None = fact("how much of the line rate carries payload")
     algorithm: str | None = fact("how the workers add their gradients up")
     compression: str | None = fact("what shrinks the gradients on the wire")
+    compression_error: float | None = fact(
+        "squared error of compressed gradients, relative to them, when last measured", _FACTOR_OR_0
+    )
+    compression_zeroed_share: float | None = fact(
+        "share of gradients' values that then arrived as zero and were none", _FACTOR_OR_0
+    )
+    compression_unsent_norm: float | None = fact(
+        "size of what error feedback then kept, relative to the gradients", _FACTOR_OR_0
+    )
+    compression_widened: int | None = fact(
+        "messages of gradients that exceeded the range of their format and had a wider one"
+    )
+    compression_stopped: int | None = fact(
+        "steps with compressed gradients, after which the guard went back to float32"
+    )
     lane: str | None = fact("the order in which messages are sent")
     reduce_cost: Pairs | None = fact("measured times of one vector addition", _TIME, each="bytes")
     nccl_version: str | None = fact("versions of NCCL or RCCL in the job")

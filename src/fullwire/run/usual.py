@@ -2,8 +2,8 @@
 
 A step takes as long as on the mean of its ranks. The time of a job's step is the mean over the
 usual steps: the middle half of the steps by duration. It is as robust as a median, and the parts of
-an account add up to it. Warm-up and rare exceptions are left out before. What the other steps take
-beyond the usual ones is told beside it, as are pauses between steps.
+an account add up to it. Warm-up and rare exceptions are left out before. Longer steps stand beside
+it with their number and time, and so do pauses between steps.
 """
 
 from __future__ import annotations

@@ -39,16 +39,18 @@ from fullwire.simulation.typical import Step
 class _Way:
     """The messages by one algorithm.
 
-    `wire_bits`, `fixed_s` and `sent_bits` have a row per message, then an axis for workers and one
-    for compressors, as `hops` has. `wire_bits` is before compression. `work` is the processor work
-    for a byte on the wire, for each compressor. On a described cluster `routed` has the times of
-    links for these two axes. They include the latencies, which `fixed_s` then leaves out.
+    `wire_bits`, `fixed_s`, `packing_s` and `sent_bits` have a row per message, then an axis for
+    workers and one for compressors, as `hops` has. `wire_bits` is before compression. `work` is the
+    processor work for a byte on the wire, for each compressor. On a described cluster `routed` has
+    the times of links for these two axes. They include the latencies, which `fixed_s` then leaves
+    out.
     """
 
     wire_bits: Floats
     work: Floats
     hops: Floats
     fixed_s: Floats
+    packing_s: Floats
     sent_bits: Floats
     routed: tuple[tuple[Routed, ...], ...] = ()
 
@@ -58,6 +60,7 @@ class _Way:
             work=self.work[column],
             hops=self.hops[:, column],
             fixed_s=self.fixed_s[:, :, column],
+            packing_s=self.packing_s[:, :, column],
             sent_bits=self.sent_bits[:, :, column],
             routed=tuple(row[column] for row in self.routed),
         )
@@ -188,6 +191,7 @@ class Messages:
                         way.hops[chosen, None, :],
                         crowd,
                     )
+                    + way.packing_s[number, chosen, None, :] * crowd
                     for way in self.ways
                 ],
             )
@@ -212,6 +216,7 @@ class Messages:
             else:
                 line_s = wire_bits * per_bit_before_packing
             worked_bytes = wire_bits * way.work / (8 * ratio)
+            fixed_s = fixed_s + way.packing_s[number, chosen, None, :] * crowd
             return transport.message_s(line_s, worked_bytes, hops, crowd) + fixed_s
 
         for number in range(len(self.buckets)):
@@ -296,7 +301,7 @@ def _way(
 ) -> _Way:
     """Work out the messages by one algorithm."""
     shape = (len(buckets), len(sizes), len(compressors))
-    wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
+    wire_bits, fixed_s, packing_s, sent_bits = (np.empty(shape) for _ in range(4))
     hops = np.empty(shape[1:])
     hop_s = latency_s if on_links is None else 0.0  # the times of links hold their latencies
     kinds = {codec.combining for codec in compressors}
@@ -319,7 +324,8 @@ def _way(
             wire_bits[:, row, column] = 8 * whole.wire_bytes
             hops[row, column] = whole.hops
             sent_bits[:, row, column] = 8 * whole.sent_bytes
-            fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
+            fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s
+            packing_s[:, row, column] = packing * buckets.bytes
     work = np.array([codec.work_per_byte for codec in compressors])
     by_codec = tuple(tuple(row[codec.combining] for codec in compressors) for row in routed)
     if on_links is not None:  # by the busiest link of the network
@@ -330,6 +336,7 @@ def _way(
         work=work,
         hops=hops,
         fixed_s=fixed_s,
+        packing_s=packing_s,
         sent_bits=sent_bits,
         routed=by_codec,
     )

@@ -21,14 +21,22 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from fullwire.clusters.cluster import Floats, Ints
-from fullwire.simulation.device_times import DeviceTimes
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import Habits
+from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture, Matrix, Moe
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Layout, Precision
+from fullwire.workloads.operations import (
+    attention_s,
+    cross_entropy_s,
+    memory_bound_s,
+    optimizer_s,
+    product_s,
+)
 
 BF16_BYTES = 2
 _EP_SHOWN = 0.3  # of all-to-all beside computing
+_LIGHT = 0.5  # of moved values, by norms and activation functions
 _LAST_BUCKET = 0.05  # of the gradients, which nothing hides
 _LAST_LAYER = 0.03  # of gathered parameters, likewise
 
@@ -133,20 +141,15 @@ class Job:
 
     plans: Plans
     model: Architecture
-    times: DeviceTimes
+    device: Accelerator
     groups: GroupTimes
     habits: Habits
     precision: Precision
 
     @property
-    def kind(self) -> str:
-        """Return the type of the multiplications in the layers."""
-        return {"mxfp8": "fp8", "fp8": "fp8", "nvfp4": "nvfp4"}.get(self.precision, "bf16")
-
-    @property
     def is_narrow(self) -> bool:
         """Whether values are cast to 8 or 4 bits, and parameters sent in 8."""
-        return self.kind != "bf16" and self.times.family.peak_tflops[1] > 0
+        return self.device.arithmetic(self.precision) in ("fp8", "fp4")
 
     @property
     def own_tokens(self) -> Floats:
@@ -154,16 +157,32 @@ class Job:
         ways = np.where(self.plans.sequence_parallel > 0, self.plans.tp, 1)
         return np.asarray(self.plans.rank_tokens / ways)
 
-    def matrices_s(
-        self, matrices: Sequence[Matrix], kind: str | None = None, ways: Ints | None = None
-    ) -> Floats:
+    def matrices_s(self, matrices: Sequence[Matrix], precision: str | None = None) -> Floats:
         """Return the forward time of multiplying a microbatch with each of some matrices."""
         total = np.zeros(len(self.plans))
         for matrix in matrices:
-            columns, inner = _divided(matrix, self.plans.tp if ways is None else ways)
-            rows = self.plans.rank_tokens
-            total += self.times.gemm_s(rows, columns, inner, kind or self.kind)
+            columns, inner = _divided(matrix, self.plans.tp)
+            total += self.product_s(self.plans.rank_tokens, columns, inner, 1, precision)
         return self.habits.gemm * total
+
+    def product_s(
+        self,
+        rows: Floats,
+        columns: Floats,
+        inner: Floats,
+        groups: Floats | int,
+        precision: str | None = None,
+    ) -> Floats:
+        """Time products of matrices; plans share most shapes, so each shape is timed once."""
+        count = np.broadcast_to(np.asarray(groups, np.int64), rows.shape)
+        sizes = [np.ceil(size).astype(np.int64) for size in (rows, columns, inner)]
+        code = sizes[0] * 31_415_926_535 + sizes[1] * 27_182_818 + sizes[2] * 1_618 + count
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        m, n, k = (size[first] for size in sizes)
+        times_s = product_s(
+            self.device, m, n, k, precision=precision or self.precision, groups=count[first]
+        )
+        return np.asarray(times_s[which])
 
     def attention_s(self) -> tuple[Floats, Floats]:
         """Return the forward and backward time of scores and values, a mean over layers."""
@@ -171,17 +190,36 @@ class Job:
         lengths, which = np.unique(plans.sequence, return_inverse=True)
         layers = range(model.layers)
         seen = [np.mean([model.keys(layer, int(length)) for layer in layers]) for length in lengths]
-        flops = 2 * np.array(seen)[which] * model.score_dims / plans.tp * plans.rank_tokens
-        scores = plans.rank_tokens * plans.sequence * model.heads / plans.tp
-        head_dim = model.score_dims // (2 * model.heads)
-        plain_s = self.times.plain_attention_s(flops, scores, head_dim)
-        plain_s = self.habits.plain_attention * plain_s
-        fused_s = self.habits.attention * self.times.fused_attention_s(flops)
+        mla = model.mla
+
+        def times_s(*, is_fused: bool) -> tuple[Floats, Floats]:
+            habit = self.habits.attention if is_fused else self.habits.plain_attention
+            forward_s, backward_s = (
+                attention_s(
+                    self.device,
+                    queries=plans.sequence / plans.cp,
+                    keys=np.array(seen)[which],
+                    heads=np.ceil(model.heads / plans.tp),
+                    head_dim=model.head_dim if mla is None else mla.nope_dim + mla.rope_dim,
+                    value_dim=None if mla is None else mla.value_dim,
+                    batch=plans.microbatch,
+                    backward=backward,
+                    is_fused=is_fused,
+                )
+                for backward in (False, True)
+            )
+            return habit * forward_s, habit * backward_s
+
         is_fused = plans.flash_attention > 0
-        # Fused backward computes the scores again (2.5 times the operations) at a lower rate.
-        return np.where(is_fused, fused_s, plain_s), np.where(
-            is_fused, 3.0 * fused_s, 1.6 * plain_s
-        )
+        if is_fused.all():
+            return times_s(is_fused=True)
+        both = zip(times_s(is_fused=True), times_s(is_fused=False), strict=True)
+        forward_s, backward_s = (np.where(is_fused, fused, plain) for fused, plain in both)
+        return forward_s, backward_s
+
+    def memory_s(self, moved_bytes: Floats) -> Floats:
+        """Time what only moves bytes."""
+        return memory_bound_s(self.device, moved_bytes, kernels=0)
 
     def moved_s(self, ffn: int) -> Floats:
         """Return the forward time of norms, residuals, rotation, activation and casts."""
@@ -193,7 +231,7 @@ class Job:
         if self.is_narrow:  # a cast reads 2 bytes and writes 1, and once more transposed
             cast = rows * (2 * model.hidden + (model.score_dims / 2 + ffn) / plans.tp)
             moved = moved + 4 * self.habits.casts * cast
-        return self.habits.vector * self.times.memory_s(moved)
+        return self.habits.vector * self.memory_s(moved)
 
     def sums_s(self, op: str, ranks: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
         """Time a collective of each plan."""
@@ -278,11 +316,13 @@ def layer_pass(job: Job, *, has_experts: bool) -> Pass:
         experts = moe.experts * model.expert_parameters / (plans.ep * plans.etp)
         of_experts_s, sorted_s, ep_s = _experts(job, moe)
         multiplied_s, moved_s = multiplied_s + of_experts_s, moved_s + sorted_s
-    added_s = job.times.memory_s(2.0 * plans.gradient_bytes * (parameters + experts))
+    added_s = job.memory_s(2.0 * plans.gradient_bytes * (parameters + experts))
     forward_s = multiplied_s + core_s + moved_s
     again = (plans.recompute == RECOMPUTE.index("full")) * plans.recomputed
     backward_s = 2 * multiplied_s + core_back_s + 2 * moved_s + added_s + again * forward_s
-    backward_s = backward_s + (plans.recompute == RECOMPUTE.index("selective")) * core_s
+    # Selective: attention's scores where they are kept, else norms and activation functions.
+    light_s = np.where(plans.flash_attention > 0, _LIGHT * moved_s, core_s)
+    backward_s = backward_s + (plans.recompute == RECOMPUTE.index("selective")) * light_s
     launch_s = habits.launch_s + (habits.routing_s if has_experts else 0.0)
     return Pass(
         forward_s=forward_s,
@@ -299,12 +339,13 @@ def layer_pass(job: Job, *, has_experts: bool) -> Pass:
 
 def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
     """Return the forward times of experts, of sorting tokens for them, and of sending tokens."""
-    plans, model, habits, times = job.plans, job.model, job.habits, job.times
+    plans, model, habits = job.plans, job.model, job.habits
     rows = plans.rank_tokens / plans.tp * moe.top_k * plans.etp  # with balanced routing
+    local = np.ceil(moe.experts / plans.ep)
     multiplied_s = np.zeros(len(plans))
     for matrix in model.expert_matrices:
         columns, inner = _divided(matrix, plans.etp)
-        multiplied_s += times.grouped_gemm_s(rows, columns, inner, moe.experts / plans.ep, job.kind)
+        multiplied_s += job.product_s(rows / local, columns, inner, local)
     sorted_bytes = BF16_BYTES * rows * (6 * model.hidden + 3.5 * moe.ffn / plans.etp)
     if job.is_narrow:
         cast = rows * (model.hidden + moe.ffn / plans.etp)
@@ -315,7 +356,7 @@ def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
     shown = habits.ep * np.where(plans.ep_overlap > 0, _EP_SHOWN, 1.0)
     return (
         habits.gemm * habits.experts * multiplied_s,
-        habits.vector * times.memory_s(sorted_bytes),
+        habits.vector * job.memory_s(sorted_bytes),
         2 * shown * sent_s,  # to the experts and back
     )
 
@@ -376,8 +417,8 @@ def stages(job: Job, layer: Pass) -> Stages:
     rest = np.maximum(layers - most * (plans.pp - 1), 0)
     last = np.where(is_even, most, np.where(with_ends, most - 1, rest))
     heads = 1 + model.mtp_layers
-    losses = 20 * plans.rank_tokens * model.vocab / plans.tp  # float32, back and forth
-    head_s = heads * (3 * job.matrices_s([model.head_matrix], "bf16") + job.times.memory_s(losses))
+    losses_s = cross_entropy_s(job.device, plans.rank_tokens, model.vocab / plans.tp)
+    head_s = heads * (3 * job.matrices_s([model.head_matrix], "bf16") + losses_s)
     is_last = last * layer.whole_s + head_s > most * layer.whole_s
     return Stages(
         layers=np.where(is_last, last, most),
@@ -468,10 +509,9 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     all_s = np.where(is_full, plans.microbatches * (back_s + parameters_s), back_s)
     holders = np.where(plans.zero > 0, copies, 1)
     expert_holders = np.where(plans.zero > 0, expert_copies, 1)
-    # Adam in float32: it reads gradient, weight and two moments and writes three of them and bf16.
-    updated = 30.0 * (dense / holders + experts / expert_holders)
+    updated_s = optimizer_s(job.device, dense / holders + experts / expert_holders)
     cleared = 10.0 * (dense + experts) / np.where(is_full, copies, 1)
-    return Replicas(exposed_s, all_s - exposed_s, job.times.memory_s(updated + cleared))
+    return Replicas(exposed_s, all_s - exposed_s, updated_s + job.memory_s(cleared))
 
 
 def price(job: Job) -> Priced:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.closed_form import sent_as
 from fullwire.collectives.cost import Floats
+from fullwire.compression.codec import named_in
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
@@ -35,6 +36,7 @@ from fullwire.simulation.processors import own_work_s, ranks_per_processor
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
+_SENT_BY_OUR_HOOK = ("allreduce", "alltoall", "allgather")
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
 _COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
@@ -323,10 +325,14 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
     if not len(rows):  # none in a step
         return _Sent(none)
     place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
+    if named_in(run.facts.hook) is None:
+        is_sum, until_ns = rows.op == "allreduce", _packed_ns(run, table) + _BUCKET_LEAVES_NS
+    else:  # Our own hook sends a bucket in two collectives, from a thread of its own.
+        is_sum, until_ns = np.isin(rows.op, _SENT_BY_OUR_HOOK), table.end_ns
     is_bucket = (
-        (rows.op == "allreduce")
+        is_sum
         & (rows.issue_ns >= table.backward_ns[place])
-        & (rows.issue_ns <= _packed_ns(run, table)[place] + _BUCKET_LEAVES_NS)
+        & (rows.issue_ns <= until_ns[place])
         & (run.facts.buckets is not None)
     )
     # Keep the rows of the group that sums a rank's gradients: it sums as many bytes.
@@ -388,7 +394,9 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
             )
         )
     amidst_ns, late_ns = _medians(np.array(packing_ns)).tolist()
-    share = min(float(buckets.bytes.sum()) / whole, 1.0)
+    # An exchange and a gather each move half the bytes of an all-reduce.
+    summed_bytes = np.where(buckets.op == "allreduce", buckets.bytes, buckets.bytes / 2)
+    share = min(float(summed_bytes.sum()) / whole, 1.0)
     return replace(sent, share=share, amidst_ns=amidst_ns, packed_late_ns=late_ns)
 
 

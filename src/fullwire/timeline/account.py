@@ -139,8 +139,10 @@ class Account:
         Input and host are there with one worker too: scaling loses the rest.
         """
         parts = self.parts_s
-        accounted_s = sum(parts[part.key] for part in _SPENT_BY_ITSELF)
-        return max(accounted_s, self.crowding.alone_s + parts[Part.INPUT.key])
+        computing_s = parts[Part.COMPUTE.key]
+        if self.crowding.source == "probe steps":
+            computing_s = self.crowding.alone_s
+        return computing_s + parts[Part.INPUT.key] + parts[Part.HOST.key]
 
     @property
     def untold_s(self) -> float:

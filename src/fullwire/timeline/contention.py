@@ -2,8 +2,8 @@
 
 In a probe step communication waits until computing is done, so computing there runs at full speed.
 Ranks that share a processor still take turns, and so may other programs. So the time in which the
-computing thread was ready and waited for a processor comes off. At least the time for which the
-thread ran remains.
+computing thread was ready and waited for a processor comes off. The time for which the thread ran
+is no lower bound: it also copies buckets, and with our backend it moves their bytes.
 
 A run without probe steps uses run delay: how long a computing thread was ready to run and waited
 for a processor. It is a lower bound, because work beside memory traffic is slower, too. Other
@@ -35,7 +35,7 @@ class Crowding:
 
     source: CrowdingSource
     shares: Floats = field(default_factory=lambda: np.zeros(0))
-    alone_s: float = 0.0  # from probe steps: the step of the middle rank by itself
+    alone_s: float = 0.0  # from probe steps: the computing of the middle rank by itself
     probes: int = 0  # of a rank
     scatter: float = 0.0  # of computing, from one probe step to the next
 
@@ -79,12 +79,10 @@ def crowding_of(
     probes = min(map(len, apart_ns), default=0)
     if probes >= FEWEST_PROBES:
         wall_ns = np.array([float(np.median(each)) for each in apart_ns])
-        run_ns = _by_rank_ns(facts.probe_run_s, ranks)
         undelayed_ns = wall_ns - _by_rank_ns(facts.probe_run_delay_s, ranks)
-        alone_ns = np.minimum(np.maximum(undelayed_ns, run_ns), wall_ns)
+        alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)
         middle = [np.median(abs(each / max(np.median(each), 1.0) - 1)) for each in apart_ns]
-        # The thread also works outside computing: it copies buckets while others are outstanding.
-        needed_ns = np.sort(np.maximum(alone_ns, run_ns))
+        needed_ns = np.sort(alone_ns)
         return Crowding(
             "probe steps",
             np.clip(1 - alone_ns / usual_ns, 0.0, 1.0),

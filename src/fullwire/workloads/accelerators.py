@@ -90,7 +90,10 @@ class Accelerator:
             raise UsageError(f"precision: expected one of {', '.join(order)}, got {precision!r}")
         if wanted == "fp16" and "bf16" in peaks and "fp16" not in peaks:
             return "bf16"
-        return next(kind for kind in order[order.index(wanted) :] if kind in peaks)
+        for kind in order[order.index(wanted) :]:
+            if kind in peaks:
+                return kind
+        raise UsageError(f"device {self.name}: expected {' or '.join(peaks)}, got {precision!r}")
 
     def products_of(self, precision: str) -> Products:
         """Return the fit for a type, or for the measured type that is nearest to it."""

@@ -148,6 +148,10 @@ class _Codec:
         """Say whether this thread is in a hook."""
         return bool(getattr(self._here, "since_ns", 0))
 
+    def is_working_later(self) -> bool:
+        """Say whether this thread is in a function that a hook has left for later."""
+        return self.is_working() and bool(self._here.is_later)
+
     def pause(self) -> None:
         """Note the hook's work up to now."""
         here = self._here
@@ -252,7 +256,17 @@ class _Collectives:
             return work
 
         apart = self._codec.apart(collective)
-        return collective if self._probes is None else self._probes.around(collective, op)
+        if self._probes is None:
+            return collective
+        held_back = self._probes.around(collective, op)
+
+        @functools.wraps(original)
+        def chosen(group: Any, *args: Any, **kwargs: Any) -> Any:
+            # Another thread sends for a hook: the backward pass goes on beside it in any case.
+            send = collective if self._codec.is_working_later() else held_back
+            return send(group, *args, **kwargs)
+
+        return chosen
 
     def _note(
         self,

@@ -24,7 +24,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -60,6 +62,7 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     close = functools.partial(_close, journal, clock, noise)
     at_end(close)
     before_hard_end(close)
+    after_import("fullwire.compression.hook", functools.partial(_watch_compression, journal))
     gradients = watch_gradients(journal, clock, noise)
     before_forward = BeforeForward(journal)
     probes = None
@@ -168,6 +171,23 @@ def _watch_backward(
         return result
 
     torch.autograd.backward = backward_
+
+
+def _watch_compression(journal: Journal) -> None:
+    """Note what a codec's guard measures; all ranks measure the same."""
+
+    def note(compression: Any, found: Any) -> None:
+        for name, value in (
+            ("compression_error", found.squared_error),
+            ("compression_zeroed_share", found.zeroed_share),
+            ("compression_unsent_norm", found.unsent_norm),
+            ("compression_widened", found.widened),
+            ("compression_stopped", compression.steps if compression.is_off else None),
+        ):
+            if value is not None and math.isfinite(value):
+                journal.define(kind="fact", name=name, value=value)
+
+    sys.modules["fullwire.compression.hook"].LISTENERS.append(note)
 
 
 def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:

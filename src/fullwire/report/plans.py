@@ -1,0 +1,274 @@
+"""Parallel plans for people and for programs: a table, its reasons, pictures, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullwire.report.terminal import print_table, say
+from fullwire.units import show_rate
+
+if TYPE_CHECKING:
+    from fullwire.answers.planned import Lasting, OnNetwork, PlanAnswer, Planned
+
+GIB = 2**30
+_MOST_MARKS = 4000
+_LOSSES = {
+    "start_s": "start",
+    "checkpoint_s": "checkpoints",
+    "repeated_work_s": "repeated work",
+    "recovery_s": "recovery",
+}
+
+
+def plan_data(result: PlanAnswer) -> dict[str, Any]:
+    """Return the answer as JSON holds it."""
+    data = asdict(result)
+    data.pop("landscape")
+    data["goodput"] = data.pop("lasting")
+    return data
+
+
+def print_plan(result: PlanAnswer) -> None:
+    """Print the best plan in two lines, then the table, then what else was asked."""
+    best = result.best
+    say(f"Fits, best of {result.considered:,} plans: {in_words(best)}")
+    memory = best.memory.peak_reserved_bytes
+    say(
+        f"step {_time(best)} · {best.tokens_per_s_per_device:,.0f} tokens/s a device · "
+        f"{best.model_flops_utilization:.0%} of peak · {memory / GIB:.0f} of "
+        f"{result.device_bytes / GIB:.0f} GiB"
+    )
+    say("")
+    print_table(*_table(result))
+    if any(one.equal for one in result.plans[1:]):
+        say("= cannot be told from the best: sites differ by 3 % on the same plan.")
+    say("shown: communication that no computing hides.")
+    out = result.left_out
+    say(f"{out['does_not_fit']:,} plans do not fit; {out['slower']:,} more are slower (--why).")
+    _print_exposed(best)
+    for worth in result.why:
+        say(
+            f"{worth.choice} {worth.value} instead of {worth.other}: the best such plan takes "
+            f"{worth.step_s:.3g} s, {worth.slower:+.1%}."
+        )
+    if result.networks:
+        say("")
+        _print_networks(result)
+    elif result.half_bandwidth is not None:
+        say(_on_half(best, result.half_bandwidth))
+    if result.lasting is not None:
+        say("")
+        _print_lasting(result.lasting)
+    for note in result.assumed:
+        say(f"Assumed: {note}.")
+
+
+def in_words(one: Planned) -> str:
+    """Return a plan as people name it."""
+    parts = [f"TP {one.tp}", f"PP {one.pp}"]
+    parts += [f"{one.vpp} chunks a stage"] * (one.vpp > 1)
+    parts += [f"DP {one.dp}"]
+    parts += [f"CP {one.cp}"] * (one.cp > 1) + [f"EP {one.ep}"] * (one.ep > 1)
+    parts += [f"ZeRO-{one.zero}"] * (one.zero > 0)
+    parts.append(f"microbatch {one.microbatch}")
+    parts.append("no recomputation" if one.recompute == "none" else f"{_recompute(one)}")
+    return ", ".join(parts)
+
+
+def _recompute(one: Planned) -> str:
+    if one.recompute_layers is not None:
+        return f"full recomputation of {one.recompute_layers} layers a stage"
+    return f"{one.recompute} recomputation"
+
+
+def _time(one: Planned) -> str:
+    return f"{one.step_s:.3g} s ({one.interval.low_s:.3g}-{one.interval.high_s:.3g})"
+
+
+def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
+    has_experts = any(one.ep > 1 for one in result.plans)
+    headings = ["tp", "pp", "vpp", "dp", "cp", *["ep"] * has_experts, "zero", "recompute", "mb"]
+    headings += ["step (90 %)", "memory"]
+    headings += [f"{kind} shown" for kind in ("tp", "pp", "dp", "cp", *["ep"] * has_experts)]
+    rows = []
+    for number, one in enumerate(result.plans):
+        degrees = [one.tp, one.pp, one.vpp, one.dp, one.cp, *[one.ep] * has_experts, one.zero]
+        partly = "" if one.recompute_layers is None else " half"
+        exposed = one.exposed
+        sent = [exposed.tp_s, exposed.pp_s, exposed.dp_s, exposed.cp_s]
+        sent += [exposed.ep_s] * has_experts
+        rows.append(
+            [
+                *map(str, degrees),
+                one.recompute + partly,
+                str(one.microbatch),
+                _time(one) + (" =" if one.equal and number else ""),
+                f"{one.memory.peak_reserved_bytes / GIB:.0f} GiB",
+                *(f"{part_s:.2g} s" if part_s >= 0.005 else "-" for part_s in sent),
+            ]
+        )
+    return headings, rows, {"recompute", "step (90 %)"}
+
+
+def _print_exposed(best: Planned) -> None:
+    parts = {
+        "computing": best.compute_s,
+        "pipeline bubble": best.bubble_s,
+        "tensor parallelism": best.exposed.tp_s,
+        "transfers between stages": best.exposed.pp_s,
+        "data parallelism": best.exposed.dp_s,
+        "context parallelism": best.exposed.cp_s,
+        "expert parallelism": best.exposed.ep_s,
+        "computing slowed by communication": best.slowdown_s,
+        "optimizer": best.optimizer_s,
+        "host": best.host_s,
+    }
+    shares = sorted(parts.items(), key=lambda part: -part[1])
+    told = [f"{name} {part / best.step_s:.0%}" for name, part in shares if part > best.step_s / 200]
+    say(f"The best plan's step: {', '.join(told)}.")
+
+
+def _on_half(best: Planned, half: OnNetwork) -> str:
+    slower = half.plan.step_s / best.step_s - 1
+    verdict = "The network is not your problem." if slower < 0.05 else "The network counts."
+    change = "" if _same(best, half.plan) else f", with {in_words(half.plan)}"
+    return (
+        f"With half the bandwidth between nodes: {half.plan.step_s:.3g} s ({slower:+.0%}){change}. "
+        f"{verdict}"
+    )
+
+
+def _same(one: Planned, other: Planned) -> bool:
+    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _print_networks(result: PlanAnswer) -> None:
+    rows = [
+        [
+            there.cluster,
+            show_rate(there.bandwidth_bps),
+            f"{there.oversubscription:g}",
+            _time(there.plan),
+            _degrees(there.plan),
+        ]
+        for there in result.networks
+    ]
+    texts = {"cluster", "step (90 %)", "best plan there"}
+    heads = ["cluster", "NIC", "oversubscription", "step (90 %)", "best plan there"]
+    print_table(heads, rows, texts=texts)
+
+
+def _degrees(one: Planned) -> str:
+    """Return the degrees above 1 in short."""
+    names = ("tp", "pp", "dp", "cp", "ep")
+    degrees = [f"{name} {getattr(one, name)}" for name in names if getattr(one, name) > 1]
+    return ", ".join(degrees) or "one device"
+
+
+def _print_lasting(found: Lasting) -> None:
+    low, high = found.wall_interval.low_s, found.wall_interval.high_s
+    say(
+        f"{found.work_s / 3600:,.0f} hours of training take {_days(found.wall_s)} "
+        f"({_days(low)} to {_days(high)}): goodput {found.goodput:.1%} "
+        f"({found.goodput_low:.1%} to {found.goodput_high:.1%})."
+    )
+    losses = [
+        f"{_LOSSES[name]} {_hours(lost_s)}" for name, lost_s in found.losses.items() if lost_s > 0
+    ]
+    say(f"Expected losses: {', '.join(losses)}, in {found.interruptions:,.0f} interruptions.")
+    say(
+        f"Best interval between checkpoints: {_hours(found.checkpoint_interval_s)} of work; a "
+        f"checkpoint has {found.checkpoint_bytes / 1e12:.2g} TB."
+    )
+    paid = "" if found.cost is None else f" Cost at your price: {found.cost:,.0f}."
+    say(f"Device-hours: {found.device_hours:,.0f}.{paid}")
+
+
+def _days(time_s: float) -> str:
+    return f"{time_s / 86400:.3g} days" if time_s >= 2 * 86400 else _hours(time_s)
+
+
+def _hours(time_s: float) -> str:
+    if time_s >= 2 * 3600:
+        return f"{time_s / 3600:,.1f} h"
+    return f"{time_s / 60:.0f} min" if time_s >= 120 else f"{time_s:.0f} s"
+
+
+def plot_plans(result: PlanAnswer, path: Path) -> None:
+    """Draw time against memory and the best step of each TP and PP, or time by bandwidth."""
+    import altair as alt
+
+    from fullwire.report.charts import check_plot_path, save, titled
+
+    check_plot_path(path)
+    title = f"{result.model} on {result.cluster}"
+    if len({there.bandwidth_bps for there in result.networks}) > 1:
+        save(titled(_by_bandwidth(result), title, ["the best plan at each bandwidth"]), path)
+        return
+    points = list(_points(result))
+    dots = (
+        alt.Chart(alt.Data(values=points))
+        .mark_circle(size=40, opacity=0.6)
+        .encode(
+            x=alt.X("memory:Q", title="memory of a device (GiB)", scale=alt.Scale(zero=False)),
+            y=alt.Y("step:Q", title="step (s)", scale=alt.Scale(type="log", nice=False)),
+            color=alt.Color("tp:O", title="TP", scale=alt.Scale(scheme="viridis")),
+            tooltip=["plan:N", "step:Q", "memory:Q"],
+        )
+        .properties(width=380, height=300)
+    )
+    squares = (
+        alt.Chart(alt.Data(values=points))
+        .mark_rect()
+        .encode(
+            x=alt.X("pp:O", title="PP"),
+            y=alt.Y("tp:O", title="TP", sort="descending"),
+            color=alt.Color("min(step):Q", title="best step (s)", scale=alt.Scale(scheme="blues")),
+        )
+        .properties(width=300, height=300)
+    )
+    both = alt.hconcat(dots, squares).resolve_scale(color="independent")
+    save(titled(both, title, ["plans that fit: time and memory; the best of each TP and PP"]), path)
+
+
+def _points(result: PlanAnswer) -> Iterator[dict[str, Any]]:
+    columns = result.landscape or {}
+    count = len(columns["step_s"])
+    for row in range(0, count, max(1, count // _MOST_MARKS)):
+        degrees = {name: int(columns[name][row]) for name in ("tp", "pp", "dp", "cp", "ep")}
+        yield {
+            **degrees,
+            "plan": ", ".join(f"{name} {value}" for name, value in degrees.items()),
+            "step": float(columns["step_s"][row]),
+            "memory": float(columns["peak_reserved_bytes"][row]) / GIB,
+        }
+
+
+def _by_bandwidth(result: PlanAnswer) -> Any:
+    import altair as alt
+
+    points = [
+        {
+            "rate": there.bandwidth_bps / 1e9,
+            "step": there.plan.step_s,
+            "low": there.plan.interval.low_s,
+            "high": there.plan.interval.high_s,
+            "where": f"{there.cluster}, oversubscription {there.oversubscription:g}",
+            "plan": _degrees(there.plan),
+        }
+        for there in result.networks
+    ]
+    chart = alt.Chart(alt.Data(values=points)).encode(
+        x=alt.X("rate:Q", title="NIC (Gbps)", scale=alt.Scale(type="log", nice=False)),
+        color=alt.Color("where:N", title=""),
+    )
+    line = chart.mark_line(point=True).encode(
+        y=alt.Y("step:Q", title="step (s)", scale=alt.Scale(zero=False))
+    )
+    band = chart.mark_area(opacity=0.12).encode(y="low:Q", y2="high:Q")
+    words = chart.mark_text(dy=-12, fontSize=11).encode(y="step:Q", text="plan:N")
+    return (band + line + words).properties(width=620, height=320)

@@ -1,0 +1,116 @@
+"""How long a training takes with failures, checkpoints and restarts.
+
+Failures come at random, at a constant rate (Daly 2006). A failure loses the work since the last
+checkpoint, then the time to restart. The expected time of a stretch of work and its checkpoint is
+`M exp(R/M) (exp((T + C)/M) - 1)`, with M between failures, R to restart, T of work and C of the
+checkpoint. `best_interval_s` is the T for which the whole takes the least.
+
+An asynchronous checkpoint stops the training only while states are copied to the host. It still has
+to be written before the next one, so the interval is no shorter than that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.errors import UsageError
+
+# Device-hours between interruptions of published trainings: OPT-175B 15,300, RSC-1 29,500, Llama 3
+# 50,700, BLOOM 64,500. The middle is their geometric mean.
+PUBLISHED_DEVICE_HOURS = (15_300.0, 35_000.0, 64_500.0)
+# From a failure to the next step, without reading the checkpoint. MegaScale found and diagnosed
+# failures in less than 10 minutes; by hand it takes half an hour.
+USUAL_RESTART_S = (180.0, 600.0, 1800.0)
+CHECKPOINT_BYTES = 14  # of a parameter: bf16, and float32 of weight and moments (BLOOM)
+NODE_BYTES_PER_S = 1e9  # BLOOM wrote 1.2 GB/s a node, Llama 3 1 GB/s
+_TO_HOST_BYTES_PER_S = 20e9  # of each device, over PCIe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """Failures, and what keeps a training from starting over."""
+
+    device_hours: float  # between two interruptions
+    restart_s: float
+    checkpoint_bytes: float
+    storage_bytes_per_s: float
+    is_asynchronous: bool = True
+    start_s: float = 600.0  # before the first step
+
+    def __post_init__(self) -> None:
+        for name in ("device_hours", "checkpoint_bytes", "storage_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name}: expected above 0, got {getattr(self, name):g}")
+        if self.restart_s < 0:
+            raise UsageError(f"restart: expected 0 s or more, got {self.restart_s:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """The expected wall time of a training, and its losses by name. Losses and work add up."""
+
+    wall_s: float
+    work_s: float
+    start_s: float
+    checkpoint_s: float
+    repeated_s: float
+    recovery_s: float
+    interruptions: float
+    interval_s: float  # of work between two checkpoints
+
+    @property
+    def share(self) -> float:
+        """Return the goodput: time of committed steps over wall time."""
+        return self.work_s / self.wall_s
+
+
+def goodput(work_s: float, devices: int, given: Reliability) -> Goodput:
+    """Return the expected course of a training of so much undisturbed work."""
+    between_s = given.device_hours * 3600 / devices
+    written_s = given.checkpoint_bytes / given.storage_bytes_per_s
+    stopped_s = written_s
+    if given.is_asynchronous:
+        copied_s = given.checkpoint_bytes / (devices * _TO_HOST_BYTES_PER_S)
+        stopped_s = min(written_s, copied_s)
+    back_s = given.restart_s + written_s  # the checkpoint is read again
+    interval_s = best_interval_s(between_s, stopped_s, written_s if given.is_asynchronous else 0.0)
+    interval_s = min(interval_s, work_s)
+    stretches = work_s / interval_s
+    # What is lost of an asynchronous checkpoint that was still being written is repeated, too.
+    late_s = written_s - stopped_s if given.is_asynchronous else 0.0
+    failures_rate = 1 / between_s
+    exposed_s = interval_s + stopped_s
+    if exposed_s * failures_rate > 500 or back_s * failures_rate > 500:
+        raise UsageError(
+            f"failures: expected longer between two of them than a restart of {back_s:,.0f} s "
+            f"and a checkpoint take, got one in {between_s:,.0f} s on {devices:,} devices"
+        )
+    failures = stretches * math.expm1(exposed_s * failures_rate)
+    stretch_s = between_s * math.exp(back_s * failures_rate) * math.expm1(exposed_s * failures_rate)
+    late_all_s = failures * late_s
+    wall_s = given.start_s + stretches * stretch_s + late_all_s
+    checkpoint_s = stretches * stopped_s
+    recovery_s = between_s * math.expm1(back_s * failures_rate) * failures
+    repeated_s = wall_s - given.start_s - work_s - checkpoint_s - recovery_s
+    return Goodput(
+        wall_s=wall_s,
+        work_s=work_s,
+        start_s=given.start_s,
+        checkpoint_s=checkpoint_s,
+        repeated_s=max(repeated_s, 0.0),
+        recovery_s=recovery_s,
+        interruptions=failures,
+        interval_s=interval_s,
+    )
+
+
+def best_interval_s(between_s: float, stopped_s: float, least_s: float = 0.0) -> float:
+    """Return the work between two checkpoints for which the training takes the least time."""
+    least_s = max(least_s, 1.0)
+    most_s = max(20 * between_s, 2 * least_s)
+    intervals_s = np.geomspace(least_s, most_s, 2000)
+    exposed = np.minimum((intervals_s + stopped_s) / between_s, 700)
+    return float(intervals_s[np.argmin(np.expm1(exposed) / intervals_s)])

@@ -1,0 +1,206 @@
+"""All parallel plans of a model on so many devices, as columns.
+
+Tensor parallelism stays within a node, and a microbatch is a power of two. Degrees are those that
+divide heads, layers, experts and the batch. Parameters are sharded (ZeRO-3) without a pipeline
+only: each microbatch of a pipeline would gather them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from fullwire.errors import UsageError
+from fullwire.simulation.step_price import Plans
+from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.layout import (
+    CONTEXT_KINDS,
+    RECOMPUTE,
+    SCHEDULES,
+    Precision,
+    divisors,
+    nearest_divisor,
+    nearest_multiple,
+)
+
+MOST_STAGES, MOST_MICROBATCH, LEAST_RANK_TOKENS = 64, 16, 1024
+FIXABLE = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "schedule")
+_NARROW = ("fp8", "mxfp8", "nvfp4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The question: a model, its batch, and devices in nodes."""
+
+    model: Architecture
+    devices: int
+    devices_per_node: int
+    global_batch: int
+    sequence: int
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "global_batch", "sequence"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+
+
+def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
+    """Return every plan that the fixed degrees allow; refuse what allows none."""
+    _check(space, fixed)
+    rows = list(_rows(space, fixed))
+    if not rows:
+        given = ", ".join(f"{name}={value}" for name, value in fixed.items()) or "no degree fixed"
+        raise UsageError(
+            f"plan: expected a plan on {space.devices} devices with {given} and a global batch of "
+            f"{space.global_batch}; none divides layers, heads and batch"
+        )
+    columns = np.array(rows, np.int64).T
+    tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, schedule = columns
+    same = np.ones_like(tp)
+    return Plans(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        dp=dp,
+        cp=cp,
+        ep=ep,
+        etp=same,
+        zero=zero,
+        shard=dp * cp,
+        recompute=recompute,
+        recomputed=np.where(half > 0, 0.5, 1.0),
+        microbatch=microbatch,
+        global_batch=same * space.global_batch,
+        sequence=same * space.sequence,
+        sequence_parallel=same,
+        schedule=schedule,
+        context_kind=same * CONTEXT_KINDS.index("all-gather"),
+        gradient_bytes=same * (2 if space.precision in _NARROW else 4),
+        flash_attention=same,
+        tp_overlap=same * (space.model.moe is None),
+        dp_overlap=same,
+        ep_overlap=0 * same,
+    )
+
+
+def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, ...]]:
+    model, experts = space.model, space.model.moe.experts if space.model.moe else 1
+    allowed = _allowed(fixed)
+    expert_ways = [ways for ways in divisors(experts) if allowed("ep", ways)]
+    memory = [(zero, kind, half) for zero, kind, half in _MEMORY if allowed("zero", zero)]
+    memory = [choice for choice in memory if allowed("recompute", RECOMPUTE[choice[1]])]
+    for tp, pp, cp in product(_tensor(space), _stages(model), _context(space)):
+        together = tp * pp * cp
+        if space.devices % together or not all(map(allowed, ("tp", "pp", "cp"), (tp, pp, cp))):
+            continue
+        dp = space.devices // together
+        if space.global_batch % dp or not allowed("dp", dp):
+            continue
+        for microbatch in _powers(space.global_batch // dp):
+            if not allowed("microbatch", microbatch):
+                continue
+            count = space.global_batch // dp // microbatch
+            ways = [way for way in _chunks(model, pp, count) if allowed("vpp", way[0])]
+            named = str(fixed.get("schedule", ""))
+            ways = [
+                (vpp, SCHEDULES.index(named) if named in ("zero-bubble", "dualpipe") else kind)
+                for vpp, kind in ways
+                if named in ("", SCHEDULES[kind]) or (vpp == 1 and pp > 1)
+            ]
+            for (vpp, kind), ep in product(ways, expert_ways):
+                if (tp * cp * dp) % ep:
+                    continue
+                for zero, recompute, half in memory:
+                    if (zero == 3 and pp > 1) or (zero > 0 and dp * cp == 1):
+                        continue
+                    yield tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, kind
+
+
+# ZeRO, recomputation, and whether only half of the layers recompute.
+_MEMORY = tuple(
+    (zero, kind, half)
+    for zero in (0, 1, 2, 3)
+    for kind, half in ((0, 0), (1, 0), (2, 1), (2, 0))
+    if zero != 2
+)
+
+
+def _allowed(fixed: Mapping[str, int | str]) -> Callable[[str, int | str], bool]:
+    return lambda name, value: fixed.get(name, value) == value
+
+
+def _tensor(space: Space) -> list[int]:
+    heads = space.model.heads
+    return [ways for ways in divisors(heads) if ways <= space.devices_per_node and ways <= 64]
+
+
+def _stages(model: Architecture) -> list[int]:
+    both = {*divisors(model.layers), *divisors(model.layers + 2)}
+    return sorted(ways for ways in both if ways <= min(MOST_STAGES, model.layers))
+
+
+def _context(space: Space) -> list[int]:
+    most = max(1, space.sequence // LEAST_RANK_TOKENS)
+    return [ways for ways in _powers(space.sequence // 2 or 1) if ways <= min(most, 64)]
+
+
+def _powers(number: int) -> list[int]:
+    """List the powers of two that divide a number, up to the largest microbatch."""
+    return [2**power for power in range(7) if number % 2**power == 0 and 2**power <= 64]
+
+
+def _chunks(model: Architecture, pp: int, microbatches: int) -> list[tuple[int, int]]:
+    """List the chunks of a stage with their schedule."""
+    plain = [(1, SCHEDULES.index("1f1b"))]
+    if pp == 1 or microbatches % pp:
+        return plain
+    layers = (model.layers if model.layers % pp == 0 else model.layers + 2) // pp
+    several = [ways for ways in divisors(layers) if 1 < ways <= 16]
+    return plain + [(ways, SCHEDULES.index("interleaved")) for ways in several]
+
+
+def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
+    """Refuse a fixed degree that no plan can have, with the nearest that one can."""
+    model = space.model
+    known = {
+        "tp": (model.heads, "heads"),
+        "pp": (model.layers, "layers"),
+        "ep": (model.moe.experts if model.moe else 1, "experts"),
+        "dp": (space.global_batch, "sequences of the global batch"),
+    }
+    for name, value in fixed.items():
+        if name not in FIXABLE:
+            raise UsageError(f"fix: expected one of {', '.join(FIXABLE)}, got {name!r}")
+        if name == "recompute" and value not in RECOMPUTE:
+            raise UsageError(f"recompute: expected one of {', '.join(RECOMPUTE)}, got {value!r}")
+        if name == "schedule" and value not in SCHEDULES:
+            raise UsageError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {value!r}")
+        if name in known and isinstance(value, int):
+            number, what = known[name]
+            fits = value > 0 and (
+                number % value == 0 or (name == "pp" and (number + 2) % value == 0)
+            )
+            if not fits:
+                raise UsageError(
+                    f"{name}: expected a divisor of {number} {what}, got {value}; the nearest is "
+                    f"{nearest_divisor(number, value)}"
+                )
+            if space.devices % value and name != "ep":
+                raise UsageError(
+                    f"{name}: expected a divisor of {space.devices} devices, got {value}; the "
+                    f"nearest is {nearest_divisor(space.devices, value)}"
+                )
+    if not any(
+        space.global_batch % (space.devices // (tp * pp * cp)) == 0
+        for tp, pp, cp in product(_tensor(space), _stages(model), _context(space))
+        if space.devices % (tp * pp * cp) == 0
+    ):
+        raise UsageError(
+            f"global batch: expected a multiple of dp, got {space.global_batch} on "
+            f"{space.devices} devices; the nearest is "
+            f"{nearest_multiple(space.global_batch, space.devices_per_node)}"
+        )
