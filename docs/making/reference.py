@@ -41,6 +41,7 @@ OF_ITS_OWN = {  # set by one part of Fullwire for another one
     "FULLWIRE_AFTER_TORCH",
     "FULLWIRE_FIXES",
     "FULLWIRE_FIXES_INTO",
+    "FULLWIRE_STEPS",
     "FULLWIRE_PACKET_SOCKET",
     "FULLWIRE_PROBE",
     "FULLWIRE_NOISE",

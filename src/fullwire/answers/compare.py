@@ -52,7 +52,7 @@ from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
 from fullwire.run.usual import kept_steps, marks_of_steps, middle_half, step_lengths_ns
 from fullwire.timeline.passes import passes_of_step
-from fullwire.timeline.timeline import check_times, steps_of
+from fullwire.timeline.timeline import check_collectives, check_times, steps_of
 from fullwire.timeline.transfers import world
 from fullwire.units import share, show_bytes
 from fullwire.words import sentence, sentences
@@ -380,6 +380,7 @@ def step_lengths_s(run: Run) -> Floats:
     refuse_without_steps(run, run.provenance.source)
     marks = marks_of_steps(run)
     check_times(run, "steps", marks.start_ns, marks.end_ns)
+    check_collectives(run)
     for rank in np.unique(marks.rank).tolist():
         steps_of(run, rank, marks.rows(marks.rank == rank))
     length_ns = step_lengths_ns(run)

@@ -17,6 +17,7 @@ from fullwire.simulation.grid import Subject
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
+from fullwire.timeline.timeline import check_collectives
 from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
 
@@ -36,6 +37,7 @@ def named(
     found = []
     for each in asked:  # A run in memory has its source as its name.
         run = completed(each, line_rate).run
+        check_collectives(run)
         name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
         found.append((name, run))
     if len({name for name, _ in found}) < len(found):

@@ -49,9 +49,18 @@ def fixes(json: Json = False) -> None:
 
 def apply(
     fixes: Annotated[
-        str, typer.Argument(metavar="FIX:SETTING[,...]", help="See fullwire fixes; commas join")
+        str,
+        typer.Argument(
+            metavar="FIX:SETTING[,...]", help="See fullwire fixes; commas join; or none"
+        ),
     ],
     command: Command,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="End the job after so many steps, as for a trial")
+    ] = None,
+    within: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End the job after this time: 300s")
+    ] = None,
 ) -> None:
     """Run a job with fixes, without a change to its script.
 
@@ -69,9 +78,8 @@ def apply(
     """
     from fullwire.answers.fixing import apply_fixes, split_fixes
 
-    # Behind a first argument the parser leaves `--` where it stands.
-    words = command[1:] if command[:1] == ["--"] else command
-    raise typer.Exit(apply_fixes(split_fixes(fixes), words, say=say))
+    chosen = split_fixes(fixes)
+    raise typer.Exit(apply_fixes(chosen, command, steps=steps, within=within, say=say))
 
 
 def run(

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,12 +161,13 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     missing += [*unreadable, *sentences, *_what_is_missing(directories, chosen, workers)]
     missing += what_is_not_sampled(chosen, clocks, samples)
     # The facts in the journals of processes, and those of their hosts.
-    told: dict[str, str] = {}
+    told: dict[str, Any] = {}
     for journal in chosen:
         for identity in journal.defined("identity"):
             told |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
         for fact in journal.defined("fact"):
-            told[str(fact["name"])] = str(fact["value"])
+            value = fact["value"]
+            told[str(fact["name"])] = value if isinstance(value, int | float) else str(value)
     late = sum(journal.late_ends for journal in chosen)
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)
