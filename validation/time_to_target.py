@@ -240,7 +240,7 @@ def main() -> None:
             row = [name, batch, f"{mean(by_batch[batch]):,.0f}", f"{middle:,.0f}", between]
             rows.append([*row, f"{error:+.0%}"])
             print("  ".join(map(str, rows[-1])))
-    noises = []
+    noises: list[list[results.Cell]] = []
     for training in trainings():
         if training.name != "digits":
             mine, truth = noise_of(training)
@@ -260,7 +260,7 @@ def main() -> None:
             results.Table(
                 title="Noise scale of four drawn ranks, against per-sample gradients",
                 columns=["model", "per sample", "estimated", "error"],
-                rows=[list(row) for row in noises],
+                rows=noises,
             ),
         ],
     )

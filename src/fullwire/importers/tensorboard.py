@@ -98,17 +98,15 @@ def _scalars(event: bytes) -> Iterator[tuple[int, str, float, int]]:
         elif number == 2 and isinstance(field, int):
             step = signed(field)
         elif number == 5 and isinstance(field, bytes):
-            values += [value for place, value in fields(field) if place == 1 and _is_bytes(value)]
+            for place, value in fields(field):
+                if place == 1 and isinstance(value, bytes):
+                    values.append(value)
     if not 0 <= time_s < 1e10:
         raise BrokenMessageError(f"a time of {time_s:g} seconds")
     for value in values:
         name, scalar = _named_scalar(value)
         if scalar is not None:
             yield step, name, scalar, round(time_s * 1e9)
-
-
-def _is_bytes(field: object) -> bool:
-    return isinstance(field, bytes)
 
 
 def _named_scalar(value: bytes) -> tuple[str, float | None]:
