@@ -237,7 +237,13 @@ def main() -> None:
             error = middle / mean(by_batch[batch]) - 1
             errors.append(error)
             between = f"{low:,.0f} - {high:,.0f}"
-            row = [name, batch, f"{mean(by_batch[batch]):,.0f}", f"{middle:,.0f}", between]
+            row: list[results.Cell] = [
+                name,
+                batch,
+                f"{mean(by_batch[batch]):,.0f}",
+                f"{middle:,.0f}",
+                between,
+            ]
             rows.append([*row, f"{error:+.0%}"])
             print("  ".join(map(str, rows[-1])))
     noises: list[list[results.Cell]] = []
