@@ -48,6 +48,7 @@ PAGES = {
         "far",
         "programs",
         "exhaustion",
+        "faults",
         "soak",
         "torch-tests",
     ),

@@ -575,3 +575,19 @@ def test_the_same_tensor_twice_looks_different() -> None:
 def test_the_ways_in_that_are_tried_are_a_hundred() -> None:
     """42 at a door in clear, 42 at one that encrypts, and the rest on the line."""
     assert 2 * len(WAYS) + len(CHANGES) >= 100
+
+
+def test_a_rank_that_waits_says_for_whom_so_that_others_blame_the_right_one() -> None:
+    """Rank 2 has an address of rank 0, where nobody answers; rank 1 waits for rank 2."""
+    store = Store()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        store.set("number", secrets.token_hex(32))
+        second, third = (a_meeting(store, rank, size=3) for rank in (1, 2))
+        store.set("rank 0", f"127.0.0.1 {port} machine {third.protection}")
+        silent.close()
+        with pytest.raises(TransportError, match="rank 0 could not be reached"):
+            rendezvous.meet(third, 0.4)
+    assert second.why_not(2) == " (rank 2 waits for rank 0)"
+    store.set("number", secrets.token_hex(32))  # of a later attempt
+    assert second.why_not(2) == ""

@@ -120,6 +120,10 @@ class Meeting:
             self.record(other)
         except _NotYet as error:
             return f" (rank {other}: {error})"
+        with contextlib.suppress(_NotYet):
+            attempt, awaited = _read(self.store, f"waits {other}").split()
+            if attempt == _attempt(self.store):
+                return f" (rank {other} waits for rank {awaited})"
         return ""
 
 
@@ -221,14 +225,20 @@ def _connected(
     Once rank 0 has been met, the store's number is certainly of this attempt.
     """
     reason, looked = "it has not said where it is", 0.0
+    tells_at = (time.monotonic() + until) / 2
     while time.monotonic() < until:
         door.answer(0)
+        if time.monotonic() > tells_at:  # ranks that wait for this one learn the rank to blame
+            tells_at = until
+            with contextlib.suppress(_NotYet):
+                meeting.store.set(f"waits {meeting.rank}", f"{_attempt(meeting.store)} {other}")
         if is_current and time.monotonic() - looked > _LOOK_UP_S:
             looked = time.monotonic()
             meeting.raise_if_failed([other])
         try:
             host, port, _ = meeting.record(other)
-            return _introduced(host, port, meeting, other)
+            patience_s = min(_PATIENCE_S, max((until - time.monotonic()) / 4, 0.2))
+            return _introduced(host, port, meeting, other, patience_s)
         except _NotYet as error:
             reason = str(error)
         except OSError as error:
@@ -239,7 +249,7 @@ def _connected(
     raise TransportError(f"rendezvous: rank {other} could not be reached: {reason}")
 
 
-def _introduced(host: str, port: int, meeting: Meeting, other: int) -> _Trusted:
+def _introduced(host: str, port: int, meeting: Meeting, other: int, patience_s: float) -> _Trusted:
     """Connect, and prove the knowledge of the secret once the other end has proved it."""
     secret = meeting.secret()
     own = secrets.token_bytes(SECRET_BYTES)
@@ -249,7 +259,7 @@ def _introduced(host: str, port: int, meeting: Meeting, other: int) -> _Trusted:
         connection = socket.socket(_family(host))
         unless_trusted.callback(connection.close)
         choose(connection)
-        connection.settimeout(_PATIENCE_S)
+        connection.settimeout(patience_s)
         connection.connect((host, port))
         connection.sendall(hello)
         answer = _exactly(connection, _NONCE_BYTES + SECRET_BYTES + _PROOF_BYTES)
