@@ -39,7 +39,7 @@ RESULTS: dict[str, Callable[[], Result]] = {
 }
 TABLE, PICTURE = {"table", "thead", "tbody", "tr", "th", "td"}, {"svg", "title", "text", "rect"}
 ALLOWED = {"div", "p", "b", "br", *TABLE, *PICTURE}
-STARTS_JOBS = {"doctor", "join", "record", "study"}  # their examples are only read
+STARTS_JOBS = {"compress", "doctor", "join", "record", "study"}  # their examples are only read
 FUNCTIONS = sorted(name for name in fw.__all__ if inspect.isfunction(getattr(fw, name)))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, several
-from fullwire.answers.opening import Opened, RunLike, completed, many, with_line_rate
+from fullwire.answers.opening import Opened, RunLike, completed, many, name_of_run, with_line_rate
 from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers import tables
@@ -38,8 +38,7 @@ def named(
     for each in asked:  # A run in memory has its source as its name.
         run = completed(each, line_rate).run
         check_collectives(run)
-        name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
-        found.append((name, run))
+        found.append((name_of_run(each, run), run))
     if len({name for name, _ in found}) < len(found):
         return [(f"{name} ({number})", run) for number, (name, run) in enumerate(found, 1)]
     return found
