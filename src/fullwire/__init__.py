@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fullwire.run.run import Run as Run
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
+    from fullwire.transport.wire import wire as wire
 
 __version__ = "0.1.0"
 
@@ -86,6 +87,7 @@ _PLACES = {
     "study": "fullwire.studies.papers:study",
     "tune": "fullwire.answers.tune:tune",
     "whatif": "fullwire.answers.whatif:whatif",
+    "wire": "fullwire.transport.wire:wire",
     "workloads": "fullwire.workloads:",
     "write": "fullwire.answers.opening:write",
     "write_page": "fullwire.report.page:write_page",

@@ -139,6 +139,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "study",
         "tune",
         "whatif",
+        "wire",
         "workloads",
         "write",
         "write_page",

@@ -6,7 +6,7 @@ job's key and that number. The names of the group, its ranks and this protocol e
 Where the job has no key, every process that reads the store can derive the secret. A connection
 counts after both ends have shown that they know the secret:
 
-    client   "FWT3", its rank, the rank it looks for, 32 random bytes, an X25519 key
+    client   "FWT4", its rank, the rank it looks for, 32 random bytes, an X25519 key
     server   32 random bytes, an X25519 key, HMAC(secret, "server" and all of the above)
     client   HMAC(secret, "client" and all of the above)
 
@@ -43,7 +43,7 @@ from fullwire.transport.congestion import choose
 from fullwire.transport.keys import SECRET_BYTES, Protection, expanded, extracted
 
 INTERFACE_VARIABLE = "FULLWIRE_INTERFACE"  # the address, or the interface, to listen at
-_MAGIC = b"FWT3"
+_MAGIC = b"FWT4"  # changes whenever ranks of two versions would not understand each other
 _HELLO = struct.Struct("!4sII32s32s")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -98,7 +98,13 @@ class Meeting:
         said = _read(self.store, f"rank {other}")
         if said.startswith(_FAILED):
             raise _NotYet(said.removeprefix(_FAILED).split(" ", 2)[2])
-        host, port, machine, protection = said.split(" ")
+        host, port, machine, rest = said.split(" ")
+        protection, _, version = rest.partition("/")
+        if version != _MAGIC.decode():
+            raise _NotYet(
+                f"its version of Fullwire speaks {version or 'an older form'} and this rank's "
+                f"{_MAGIC.decode()}: install the same version on every host"
+            )
         if protection != str(self.protection):
             raise _NotYet(
                 f"it is {protection} and this rank {self.protection}: every rank needs the same "
@@ -136,7 +142,8 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
         host, port = listener.getsockname()[:2]
         if rank == 0:
             store.set("number", secrets.token_hex(_NONCE_BYTES))
-        store.set(f"rank {rank}", f"{host} {port} {_machine()} {meeting.protection}")
+        protection = f"{meeting.protection}/{_MAGIC.decode()}"
+        store.set(f"rank {rank}", f"{host} {port} {_machine()} {protection}")
         door = _Door(listener, meeting)
         opened.callback(door.close)
         found: dict[int, _Trusted] = {}
