@@ -93,7 +93,8 @@ def run(
 ) -> None:
     """Run a job with the fixes of a recipe.
 
-    The script stays as it is. The command stands around a launcher, or inside it, once a rank. Output and exit status are the job's:
+    The script stays as it is. The command stands around a launcher, or inside it, once a rank.
+    Output and exit status are the job's:
 
     fullwire run --recipe recipe.toml -- torchrun --nproc-per-node=2 train.py
     fullwire lab run --workers 2 -- fullwire run -r recipe.toml -- python train.py

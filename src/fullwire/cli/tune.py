@@ -35,8 +35,8 @@ def tune(
 ) -> None:
     """Try the fixes of a job, and keep those that help.
 
-    The recipe holds them, and no script is edited. Each trial records the job with one fix more, and ends it after some steps. A fix is kept if
-    it helps by more than noise:
+    The recipe holds them, and no script is edited. Each trial records the job with one fix more,
+    and ends it after some steps. A fix is kept if it helps by more than noise:
 
     fullwire tune -o tuned -- torchrun --nproc-per-node=2 train.py
     fullwire tune --lab --workers 2 --rate 1Gbps -o tuned -- python train.py
