@@ -91,12 +91,13 @@ def run(
         bool, typer.Option("--strict", help="Refuse another command, world size or version")
     ] = False,
 ) -> None:
-    """Run a job with the fixes of a recipe, without a change to its script.
+    """Run a job with the fixes of a recipe.
 
-    It stands around a launcher, or inside it, once a rank. Output and exit status are the job's:
+    The script stays as it is. The command stands around a launcher, or inside it, once a rank.
+    Output and exit status are the job's:
 
     fullwire run --recipe recipe.toml -- torchrun --nproc-per-node=2 train.py
-    fullwire lab run --workers 2 --rate 1Gbps -- fullwire run -r recipe.toml -- python train.py
+    fullwire lab run --workers 2 -- fullwire run -r recipe.toml -- python train.py
     """
     from fullwire.answers.fixing import run_recipe
 

@@ -33,14 +33,14 @@ def tune(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Try the fixes of a job, keep those that help, and write a recipe. No script is edited.
+    """Try the fixes of a job, and keep those that help.
 
-    Each trial records the job with one fix more, and ends it after some steps. A fix is kept if
-    it helps by more than noise:
+    The recipe holds them, and no script is edited. Each trial records the job with one fix more,
+    and ends it after some steps. A fix is kept if it helps by more than noise:
 
     fullwire tune -o tuned -- torchrun --nproc-per-node=2 train.py
     fullwire tune --lab --workers 2 --rate 1Gbps -o tuned -- python train.py
-    fullwire run --recipe tuned/recipe.toml -- torchrun --nproc-per-node=2 train.py
+    fullwire run -r tuned/recipe.toml -- torchrun --nproc-per-node=2 train.py
 
     The script's own end does not come in a trial, but its loop runs: what it writes there, it
     writes in each trial. Ctrl-C keeps the best so far.
