@@ -99,8 +99,11 @@ def run_recipe(
     """Run a command with the fixes of a recipe, and return its exit status.
 
     - `recipe`: a file that `fullwire tune` wrote, or a person.
+    - `command`: a launcher or one rank's program; each process that loads torch has the fixes.
     - `strict`: refuse a job or versions other than the recipe's, instead of saying so.
     - `say`: hears what does not fit, and at the end what became of each fix.
+
+        fw.run_recipe("tuned/recipe.toml", ["torchrun", "train.py"])
     """
     path = path_of(recipe, "recipe")
     found = read_recipe(path)

@@ -113,6 +113,8 @@ def tune(
     - `allow`: the risk that is allowed: "exact", "numeric" or "semantic".
     - `lab`: record in this lab, instead of where the job runs.
     - `say`: hears each trial with its prediction, its measurement and the time left.
+
+        fw.tune(["torchrun", "train.py"], "tuned", allow="numeric").recipe
     """
     if not command:
         raise UsageError("tune: expected a command to run, got none")

@@ -174,6 +174,9 @@ def wire(
     `parameters`, the choice holds for tensors with as many numbers as one of them. Smaller tensors
     than `least` (64 KiB) travel as float32. The group falls back to float32 if a relative squared
     error is above `max_error`. In a `with` statement the choice ends with the block.
+
+        with fw.wire("bf16", parameters=model.parameters()):
+            loss.backward()
     """
     from torch.distributed import group as groups
 
