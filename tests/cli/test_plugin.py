@@ -51,7 +51,7 @@ def test_its_files_are_read_like_any_others(tmp_path: Path, cli: Cli) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_its_label_is_in_the_list_of_formats(tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "x.txt").write_text("nobody knows this")
+    (tmp_path / "x.txt").write_bytes(b"\0\xffnobody knows this")
     refused = cli("import", tmp_path / "x.txt", "-o", tmp_path / "x.run")
     assert refused.returncode == 3
     assert refused.stderr.endswith(", or stopwatch files\n")

@@ -174,7 +174,7 @@ CODE = [
 
 def filled_lines(kind: type[Fix], framework: str) -> str:
     class Filled:
-        lines, cap_mib, every = kind.lines, 25, 4
+        lines, cap_mib, every, codec = kind.lines, 25, 4, "powersgd:rank=2"
 
     return lines_to_paste(Filled(), framework)
 

@@ -844,7 +844,7 @@ def test_one_rank_of_many_says_what_it_leaves_open(shared_data: Path) -> None:
     run = read(shared_data / "kineto/negqueue_rank0_of_16.json.gz")
     found = fullwire.explain(run)
     assert found.verdict.kind == "host"
-    assert "exposed for another 14.9%" in found.verdict.sentence
+    assert "exposed for another 16.1%" in found.verdict.sentence
     assert "1 of 16 ranks cannot tell" in found.verdict.sentence
     [copies] = [each for each in found.evidence if each.key == "device_copies"]
     assert 0 < copies.value < found.account["host"] / found.step_s

@@ -82,6 +82,7 @@ class SentPacked(Fix):
     """Gradients have fewer bytes, and are added in float32."""
 
     template = "gradients sent as {codec}"
+    applied = "{codec}"
     lines: ClassVar[Mapping[str, str]] = {
         PLAIN: """\
 import fullwire
