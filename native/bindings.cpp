@@ -346,7 +346,8 @@ fullwire::TaskPointer issue_collective(
     fullwire::Streams& streams, std::string description,
     std::shared_ptr<const fullwire::Program> program, const std::vector<BlockRow>& source,
     const std::vector<BlockRow>& work, std::optional<std::uint8_t> reduction, std::uint8_t number,
-    std::uint32_t divide_by, double timeout_s, bool soon) try {
+    std::uint32_t divide_by, double timeout_s, bool soon, std::optional<std::uint8_t> wire,
+    double most_error) try {
     auto task = std::make_shared<fullwire::Task>();
     task->description = std::move(description);
     task->number = static_cast<fullwire::Number>(number);
@@ -356,6 +357,8 @@ fullwire::TaskPointer issue_collective(
     if (reduction) task->reduction = static_cast<fullwire::Reduction>(*reduction);
     task->divide_by = divide_by;
     task->timeout_s = timeout_s;
+    if (wire) task->wire = static_cast<fullwire::WireFormat>(*wire);
+    task->most_error = most_error;
     const nb::gil_scoped_release released;
     using Caller = fullwire::Engine::Caller;
     streams.issue(task, soon ? Caller::waits : Caller::goes_on);
@@ -382,6 +385,44 @@ fullwire::TaskPointer issue_transfer(fullwire::Streams& streams, std::string des
 } catch (const std::bad_alloc&) {
     streams.run_out_before("a transfer");
     throw std::runtime_error(streams.problem());
+}
+
+nb::tuple rounding_of(const fullwire::Task& task) {
+    const fullwire::Rounding& rounding = task.rounding;
+    return nb::make_tuple(rounding.error, rounding.chunks, rounding.out_of_range);
+}
+
+template <typename T>
+using Given = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Changed = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+fullwire::WireFormat format_of(std::uint8_t format, std::size_t count, std::size_t packed_bytes) {
+    const auto found = static_cast<fullwire::WireFormat>(format);
+    if (fullwire::packed_bytes(found, count) != packed_bytes) {
+        throw std::invalid_argument("packed numbers take another number of bytes");
+    }
+    return found;
+}
+
+bool pack_numbers(std::uint8_t format, const Given<float>& values, const Changed<std::uint8_t>& packed,
+                  std::uint8_t instructions) {
+    const auto wire = format_of(format, values.size(), packed.size());
+    const nb::gil_scoped_release released;
+    return fullwire::pack(wire, packed.data(), values.data(), values.size(),
+                          static_cast<fullwire::Instructions>(instructions));
+}
+
+void unpack_numbers(std::uint8_t format, const Given<std::uint8_t>& packed,
+                    const Changed<float>& values, bool adds, std::uint8_t instructions) {
+    const auto wire = format_of(format, values.size(), packed.size());
+    const auto with = static_cast<fullwire::Instructions>(instructions);
+    const nb::gil_scoped_release released;
+    if (adds) {
+        fullwire::add_packed(wire, values.data(), values.data(), packed.data(), values.size(), with);
+    } else {
+        fullwire::unpack(wire, values.data(), packed.data(), values.size(), with);
+    }
 }
 
 nb::tuple times_of(const fullwire::Task& task) {
@@ -426,7 +467,8 @@ void define_transport(nb::module_& module) {
         })
         .def_prop_ro("sender", [](const Task& task) { return task.from; })
         .def_prop_ro("ended_ns", [](const Task& task) { return task.times.ended_ns; })
-        .def_prop_ro("times", &times_of);
+        .def_prop_ro("times", &times_of)
+        .def_prop_ro("rounding", &rounding_of);
     nb::class_<Streams>(module, "TransportStreams")
         .def(nb::new_(&streams_of), nb::arg("rank"), nb::arg("sockets"), nb::arg("names"),
              nb::arg("group"), nb::arg("silence_s"), nb::arg("spin_us"), nb::arg("checks") = false,
@@ -440,7 +482,8 @@ void define_transport(nb::module_& module) {
         .def("largest_part", &Streams::largest_part, nb::arg("size_bytes"))
         .def("collective", &issue_collective, nb::arg("description"), nb::arg("program"),
              nb::arg("source"), nb::arg("work"), nb::arg("reduction").none(), nb::arg("number"),
-             nb::arg("divide_by"), nb::arg("timeout_s"), nb::arg("soon"))
+             nb::arg("divide_by"), nb::arg("timeout_s"), nb::arg("soon"),
+             nb::arg("wire").none() = nb::none(), nb::arg("most_error") = 0.0)
         .def("transfer", &issue_transfer, nb::arg("description"), nb::arg("sends"),
              nb::arg("rank"), nb::arg("tag"), nb::arg("block"), nb::arg("timeout_s"))
         .def("wait", &Streams::wait, nb::arg("task"), nb::arg("timeout_s"), Released())
@@ -454,7 +497,16 @@ void define_transport(nb::module_& module) {
         .def("close", &Streams::close, nb::arg("reason") = "", Released())
         .def("leave_to_parent", &Streams::leave_to_parent)
         .def_prop_ro("problem", &Streams::problem)
+        .def_prop_ro("fallen_back_after", &Streams::fallen_back_after)
         .def_prop_ro("malformed", &Streams::malformed);
+    module.def("packed_bytes", [](std::uint8_t format, std::size_t count) {
+        return fullwire::packed_bytes(static_cast<fullwire::WireFormat>(format), count);
+    }, nb::arg("format"), nb::arg("count"));
+    constexpr auto kBest = static_cast<std::uint8_t>(fullwire::Instructions::best);
+    module.def("pack_numbers", &pack_numbers, nb::arg("format"), nb::arg("values"),
+               nb::arg("packed"), nb::arg("instructions") = kBest);
+    module.def("unpack_numbers", &unpack_numbers, nb::arg("format"), nb::arg("packed"),
+               nb::arg("values"), nb::arg("adds") = false, nb::arg("instructions") = kBest);
     module.def("encryption_problem", &fullwire::encryption_problem);
     module.def(
         "x25519_public",

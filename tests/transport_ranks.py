@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
 
-import fullwire.transport.group  # noqa: F401  # loaded once, before processes are forked
+import fullwire
+import fullwire.transport.group  # loaded once, before processes are forked
 from fullwire.errors import TransportError
 
 VICTIM = 1
@@ -591,15 +592,74 @@ def _seen(store: Any) -> str:
 def knock_at(host: str, port: int) -> None:
     silent = socket.create_connection((host, port))
     socket.create_connection((host, port)).close()
-    for said in (b"GET / HTTP/1.0\r\n\r\n" * 20, b"FWT3" + bytes(72), b"\x16\x03\x01" * 100):
+    for said in (b"GET / HTTP/1.0\r\n\r\n" * 20, b"FWT4" + bytes(72), b"\x16\x03\x01" * 100):
         with socket.create_connection((host, port)) as knocking:
             knocking.sendall(said)
             knocking.settimeout(5)
             with contextlib.suppress(ConnectionResetError):
                 assert knocking.recv(100) == b""
     impostor = socket.create_connection((host, port))
-    impostor.sendall(b"FWT3" + (1).to_bytes(4, "big") + bytes(4) + bytes(64))
+    impostor.sendall(b"FWT4" + (1).to_bytes(4, "big") + bytes(4) + bytes(64))
     assert len(impostor.recv(96)) == 96  # it is greeted, and cannot answer
     impostor.sendall(bytes(32))
     assert impostor.recv(1) == b""
     SILENT.append(silent)
+
+
+def in_a_wire_format(rank: int, size: int, store: Any, timeout: timedelta) -> dict[str, Any]:
+    """Train with DDP in bf16, exchange other tensors, and fall back to float32."""
+    os.environ["FULLWIRE_WIRE"] = "bf16"
+    joined(rank, size, store, timeout)
+    torch.manual_seed(rank)
+    whole, exact = torch.randn(50_000), torch.full((50_000,), 1 / 3, dtype=torch.float64)
+    small, own = torch.full((100,), 1 / 3), torch.randn(20_000)
+    mean = whole.double()
+    dist.all_reduce(mean)
+    dist.all_reduce(whole)
+    dist.all_reduce(exact)
+    dist.all_reduce(small)
+    gathered = torch.empty(size * 20_000)
+    dist.all_gather_into_tensor(gathered, own)
+    part = torch.empty(20_000)
+    dist.reduce_scatter_tensor(part, gathered.clone(), op=dist.ReduceOp.AVG)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(200, 200))
+    model(torch.randn(8, 200)).square().sum().backward()
+    gradients = [parameter.grad.flatten() for parameter in model.parameters()]
+    with fullwire.wire("int8", max_error=1e-9):
+        before = torch.randn(50_000)
+        expected = before.clone()
+        dist.all_reduce(before)  # too large an error: the next sum goes as float32
+        after = expected.clone()
+        dist.all_reduce(after)
+    with fullwire.wire("float32"):
+        dist.all_reduce(expected)
+    dist.destroy_process_group()
+    rest = [gathered, *gradients, after]
+    return {
+        "error": float((whole - mean).norm() / mean.norm()),
+        "is rounded": bool((whole == whole.bfloat16()).all()),
+        "exact": float((exact - size / 3).abs().max()),
+        "small": float((small - size / 3).abs().max()),
+        "part": float((part - gathered.view(size, -1)[rank]).abs().max()),
+        "fallen back": bool(torch.allclose(after, expected, atol=1e-5)),
+        "was rounded before": not torch.allclose(before, expected, atol=1e-5),
+        "bits": [each.view(torch.int32).sum().item() for each in (whole, *rest)],
+    }
+
+
+def in_two_wire_formats(rank: int, size: int, store: Any, timeout: timedelta) -> None:
+    """Ask for another wire format than the other ranks."""
+    os.environ["FULLWIRE_WIRE"] = ("bf16", "int8")[rank % 2]
+    joined(rank, size, store, timeout)
+
+
+def automatically(rank: int, size: int, store: Any, timeout: timedelta) -> float:
+    """Let the group choose; return from how many bytes on it packs."""
+    os.environ["FULLWIRE_WIRE"] = "auto"
+    joined(rank, size, store, timeout)
+    values = torch.ones(300_000)
+    dist.all_reduce(values)
+    assert bool((values == size).all())
+    packs_from = float(dist.group.WORLD.wire.automatic_from)
+    dist.destroy_process_group()
+    return packs_from

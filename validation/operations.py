@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.workloads.accelerators import Accelerator, accelerator
-from fullwire.workloads.device_fit import fitted_products, product_errors
-from fullwire.workloads.operations import attention_s
+from fullwire.workloads.operations import attention_s, fitted_products, product_errors
 from validation import arguments, results
 
 LEAST_ROWS = 512

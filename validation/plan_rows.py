@@ -12,15 +12,16 @@ import csv
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fullwire.clusters.cluster import Cluster, Inside, LeafSpine, Nics
+from fullwire.clusters.cluster import MOST_DEVICES, Cluster, Inside, LeafSpine, Nics
 from fullwire.errors import UsageError
 from fullwire.simulation.habits import MEASURED_FAMILIES, Framework
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture, Mla, Moe
 from fullwire.workloads.layout import (
+    RECOMPUTE,
     Layout,
     Precision,
     Recompute,
@@ -29,6 +30,7 @@ from fullwire.workloads.layout import (
     nearest_divisor,
     nearest_multiple,
 )
+from fullwire.workloads.stage_memory import BESIDE_BYTES, stages
 
 # Usual machines of a family: devices of a node, and GB/s of each device within it and to others.
 MACHINES: Mapping[str, tuple[int, float, float]] = {
@@ -76,7 +78,7 @@ def read(path: Path) -> tuple[list[Measured], dict[str, int]]:
     """Return the rows that can be judged, and how many were refused for each reason."""
     rows: list[Measured] = []
     refused: dict[str, int] = {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         for number, cells in enumerate(csv.DictReader(file)):
             row = {key: (value or "").strip() for key, value in cells.items() if key}
             try:
@@ -91,7 +93,7 @@ def measured(row: Mapping[str, str], number: int) -> Measured:
     assumed: list[str] = []
     device = device_named(row.get("gpu", ""), assumed)
     architecture = architecture_of(row, assumed)
-    gpus = whole(row, "gpus") or 8
+    gpus = min(whole(row, "gpus") or 8, MOST_DEVICES // 64)
     layout, share = layout_of(row, architecture, device, gpus, assumed)
     cluster = cluster_of(row.get("network", ""), device, gpus, assumed)
     step_s = number_in(row, "step_time_s")
@@ -224,6 +226,9 @@ def layout_of(
         assumed.append("parallel plan")
     together = degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = whole(row, "dp") or max(1, gpus // together)
+    if dp * together > 2 * gpus:  # a cell is wrong; devices are counted more often than degrees
+        assumed.append("parallel plan")
+        dp = max(1, gpus // together)
     if degrees["pp"] == 1:
         degrees["vpp"] = 1
     sequence = whole(row, "seq") or model.sequence
@@ -258,32 +263,34 @@ def layout_of(
         if degrees["tp"] > 1:
             assumed.append("overlap")
     is_old = device.family in ("a100", "v100") and (degrees["tp"] > 1 or degrees["pp"] > 1)
-    return (
-        Layout(
-            tp=degrees["tp"],
-            pp=degrees["pp"],
-            vpp=degrees["vpp"],
-            cp=degrees["cp"],
-            ep=degrees["ep"],
-            etp=degrees["etp"],
-            dp=dp,
-            zero=zero,
-            shard=group if is_fsdp else None,
-            recompute=recompute_of(row.get("recompute", ""), device, model, ranks, assumed),
-            microbatch=microbatch,
-            global_batch=planned,
-            sequence=sequence,
-            sequence_parallel=row.get("sp") == "1" or (row.get("sp", "") == "" and not is_old),
-            precision=precision,
-            schedule=schedule_of(row.get("schedule", ""), degrees["vpp"]),
-            context_kind="all-gather",
-            gradient_bytes=2 if is_low or "pure" in row.get("precision", "").lower() else 4,
-            flash_attention=not is_old or "flash" in text,
-            tp_overlap=overlaps,
-            dp_overlap=not ("deepspeed" in mode or mode.startswith(("ddp", "none"))),
-        ),
-        batch / planned,
+    stated = recompute_of(row.get("recompute", ""))
+    layout = Layout(
+        tp=degrees["tp"],
+        pp=degrees["pp"],
+        vpp=degrees["vpp"],
+        cp=degrees["cp"],
+        ep=degrees["ep"],
+        etp=degrees["etp"],
+        dp=dp,
+        zero=zero,
+        shard=group if is_fsdp else None,
+        recompute=stated or "none",
+        microbatch=microbatch,
+        global_batch=planned,
+        sequence=sequence,
+        sequence_parallel=row.get("sp") == "1" or (row.get("sp", "") == "" and not is_old),
+        precision=precision,
+        schedule=schedule_of(row.get("schedule", ""), degrees["vpp"]),
+        context_kind="all-gather",
+        gradient_bytes=2 if is_low or "pure" in row.get("precision", "").lower() else 4,
+        flash_attention=not is_old or "flash" in text,
+        tp_overlap=overlaps,
+        dp_overlap=not ("deepspeed" in mode or mode.startswith(("ddp", "none"))),
     )
+    if stated is None:
+        assumed.append("recomputation")
+        layout = replace(layout, recompute=assumed_recompute(layout, model, device))
+    return layout, batch / planned
 
 
 def framework_of(row: Mapping[str, str]) -> Framework:
@@ -309,18 +316,24 @@ def precision_of(text: str, device: Accelerator, assumed: list[str]) -> Precisio
     return "bf16"
 
 
-def recompute_of(
-    text: str, device: Accelerator, model: Architecture, ranks: int, assumed: list[str]
-) -> Recompute:
-    """Return the recomputation; where it is open, none on devices with much memory."""
+def recompute_of(text: str) -> Recompute | None:
+    """Return the recomputation that a row states, or None."""
     plain = text.lower()
-    if plain.startswith("full"):
-        return "full"
-    if plain.startswith("selective"):
-        return "selective"
-    if not plain.startswith("none"):
-        assumed.append("recomputation")
-    return "none"
+    for kind in RECOMPUTE:
+        if plain.startswith(kind):
+            return kind
+    return None
+
+
+def assumed_recompute(layout: Layout, model: Architecture, device: Accelerator) -> Recompute:
+    """Return none where that probably fits; else full before fused attention, selective since.
+
+    Newer recipes recompute some modules only, and move others to the host.
+    """
+    peak = float(stages(model, layout).peak_reserved_bytes.max())
+    if peak + BESIDE_BYTES <= device.memory_bytes:
+        return "none"
+    return "selective" if layout.flash_attention else "full"
 
 
 def schedule_of(text: str, vpp: int) -> Schedule:
@@ -357,7 +370,7 @@ def cluster_of(text: str, device: Accelerator, gpus: int, assumed: list[str]) ->
         here = devices
     return Cluster(
         name=f"{device.family} {text}".strip(),
-        nodes=max(1, -(-gpus // here)),
+        nodes=min(max(1, -(-gpus // here)), MOST_DEVICES // here),
         devices_per_node=here,
         inside=Inside(kind="switch", rate_bps=8e9 * inside, latency_s=1e-6),
         nics=Nics(per_node=here, rate_bps=nic_bps, latency_s=5e-6),

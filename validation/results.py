@@ -145,7 +145,9 @@ def machine() -> str:
 def command() -> str:
     """Return the running command, as it is typed in a checkout."""
     script = Path(sys.argv[0]).stem
-    return shlex.join([".venv/bin/python", "-m", f"validation.{script}", *sys.argv[1:]])
+    # Data lie beside a checkout, wherever that is.
+    words = [os.path.relpath(word) if os.path.isabs(word) else word for word in sys.argv[1:]]
+    return shlex.join([".venv/bin/python", "-m", f"validation.{script}", *words])
 
 
 def commit() -> str:

@@ -34,6 +34,9 @@ VARIABLES: Mapping[str, str] = {
     "Every rank has the same.",
     "FULLWIRE_KEY": "Transport: the key itself, where a file is not at hand.",
     "FULLWIRE_ENCRYPT": "Transport: with 1, every record between ranks is encrypted. Needs a key.",
+    "FULLWIRE_WIRE": "Transport: how float32 tensors travel: float32, bf16, fp16, int8 or auto.",
+    "FULLWIRE_MAX_ERROR": "Transport: the relative squared error of rounding at which a "
+    "group falls back to float32.",
     "FULLWIRE_CHECKSUM": "Transport: with 1, the bytes that a rank sends carry CRC32C checksums.",
 }
 OF_ITS_OWN = {  # set by one part of Fullwire for another one
@@ -41,6 +44,7 @@ OF_ITS_OWN = {  # set by one part of Fullwire for another one
     "FULLWIRE_AFTER_TORCH",
     "FULLWIRE_FIXES",
     "FULLWIRE_FIXES_INTO",
+    "FULLWIRE_STEPS",
     "FULLWIRE_PACKET_SOCKET",
     "FULLWIRE_PROBE",
     "FULLWIRE_NOISE",

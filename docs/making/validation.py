@@ -48,6 +48,7 @@ PAGES = {
         "far",
         "programs",
         "exhaustion",
+        "faults",
         "soak",
         "torch-tests",
     ),
@@ -55,7 +56,7 @@ PAGES = {
     "models": ("models",),
     "operations": ("operations", "memory"),
     "plans": ("plans",),
-    "time-to-target": ("reference-points", "diloco"),
+    "time-to-target": ("reference-points", "time-to-target", "diloco"),
 }
 
 

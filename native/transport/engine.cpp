@@ -325,6 +325,7 @@ void Engine::prepare(Task& task) {
                                    : std::clamp(largest / 4 / 4096 * 4096, kSmallestChunk,
                                                 kLargestChunk);
     task.is_small = largest <= kSmall;
+    if (task.wire) prepare_packing(task);
 }
 
 void Engine::begin(const TaskPointer& task) {
@@ -332,7 +333,7 @@ void Engine::begin(const TaskPointer& task) {
     task->times.begun_ns = moved_ns_ = now_ns();
     prepare(*task);
     const Program& program = *task->program;
-    const bool signals = program.signals && is_first_;
+    const bool signals = program.signals && is_first_ && !task->wire;
     for (auto& connection : connections_) {
         if (!connection) continue;
         connection->sends.clear();
@@ -341,8 +342,9 @@ void Engine::begin(const TaskPointer& task) {
         connection->sent_of_range = connection->sent = 0;
         connection->to_send = connection->to_receive = 0;
     }
-    const auto bytes_in = [](const std::vector<Block>& blocks, std::uint32_t first,
-                             std::uint32_t count) {
+    const auto bytes_in = [&](const std::vector<Block>& blocks, std::uint32_t first,
+                              std::uint32_t count) {
+        if (task->wire) return packing_.bytes_of(first, count);
         std::uint64_t bytes = 0;
         for (std::uint32_t block = first; block < first + count; ++block) bytes += blocks[block].bytes;
         return bytes;
@@ -360,13 +362,14 @@ void Engine::begin(const TaskPointer& task) {
         connection.to_send += bytes;
     }
     for (std::uint32_t index = 0; index < program.receives.size(); ++index) {
-        const std::uint64_t bytes = task->receive_ranges[index].bytes;
+        const Receive& receive = program.receives[index];
+        const std::uint64_t bytes = bytes_in(task->work, receive.first_block, receive.blocks);
         if (!bytes && !signals) {
             task->received[index] = 1;  // whole
             --task->receives_left;
             continue;
         }
-        Connection& connection = *connections_[static_cast<std::size_t>(program.receives[index].rank)];
+        Connection& connection = *connections_[static_cast<std::size_t>(receive.rank)];
         connection.receives.push_back(index);
         connection.to_receive += bytes;
     }
@@ -400,6 +403,7 @@ void Engine::finish_collective_if_whole() {
     while (current_ && !current_->receives_left && !current_->sends_left) {
         const TaskPointer whole = std::exchange(current_, nullptr);
         waiting_.pop_front();
+        if (whole->wire) judge_rounding(*whole);
         for (auto& connection : connections_) {
             if (!connection) continue;
             connection->sends.clear();

@@ -169,6 +169,7 @@ struct Engine::Connection {
     bool is_broken = false;
 
     // The collective under way, as this connection sees it.
+    std::vector<char> packed, chunk;  // a chunk that goes out, and the one that comes
     std::vector<std::uint32_t> sends, receives;
     std::size_t next_send = 0, next_receive = 0;
     Block send_range{};

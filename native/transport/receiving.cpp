@@ -17,8 +17,11 @@ void Engine::receive(Connection& connection) {
         iovec parts[2];
         std::size_t count = 0, direct = 0;
         char* place = nullptr;
+        const bool is_packed = current_ && current_->wire;
         if (connection.sink == Sink::transfer) {
             place = at(connection.transfer->work[0].address) + connection.transfer->received[0];
+        } else if (connection.sink == Sink::collective && is_packed) {
+            place = connection.chunk.data() + (connection.head.length - connection.left);
         } else if (connection.sink == Sink::collective) {
             const std::uint32_t index = connection.receives[connection.next_receive];
             if (!current_->program->receives[index].reduces) {
@@ -32,7 +35,7 @@ void Engine::receive(Connection& connection) {
         std::size_t room = scratch_.size();
         if (current_ && connection.next_receive < connection.receives.size()) {
             const std::uint32_t index = connection.receives[connection.next_receive];
-            if (!current_->program->receives[index].reduces) room = kLookAhead;
+            if (is_packed || !current_->program->receives[index].reduces) room = kLookAhead;
         }
         parts[count++] = {scratch_.data(), room};
         msghdr message{};
@@ -184,7 +187,10 @@ void Engine::understand_data(Connection& connection) {
             const std::uint32_t index = connection.receives[connection.next_receive];
             const std::uint64_t rest =
                 current_->receive_ranges[index].bytes - current_->received[index];
-            if (head.length > rest) return suspect(head.number, false);
+            if (current_->wire ? head.length != next_chunk_bytes(connection) : head.length > rest) {
+                return suspect(head.number, false);
+            }
+            if (current_->wire) connection.chunk.resize(head.length);
             connection.sink = Sink::collective;
             return;
         }
@@ -219,7 +225,16 @@ void Engine::take_payload(Connection& connection, const char* bytes, std::size_t
     switch (sink) {
         case Sink::collective:
             connection.sink = sink;
-            arrived(connection, bytes, count, in_place);
+            if (current_->wire) {
+                char* const chunk = connection.chunk.data();
+                const std::size_t before = connection.head.length - connection.left - count;
+                if (!in_place && count) std::memcpy(chunk + before, bytes, count);
+                if (!is_whole) break;
+                arrived(connection, chunk, connection.head.length, false);
+                if (connection.sink == Sink::nowhere) break;  // the group has ended over it
+            } else {
+                arrived(connection, bytes, count, in_place);
+            }
             if (is_whole) connection.sink = Sink::head;
             break;
         case Sink::early: {
@@ -260,6 +275,7 @@ bool Engine::may_receive(const Connection& connection, std::size_t count) const 
     if (sent < static_cast<std::size_t>(receive.after_sends)) return false;
     if (receive.after < 0) return true;
     const std::size_t after = static_cast<std::size_t>(receive.after);
+    if (current_->wire) return packing_.received[after] > packing_.received[index];
     const Block& before = current_->receive_ranges[after];
     const std::uint64_t offset = current_->receive_ranges[index].address - before.address;
     return current_->received[after] > before.bytes ||
@@ -273,7 +289,9 @@ void Engine::arrived(Connection& connection, const char* bytes, std::size_t coun
     const Block& range = task.receive_ranges[index];
     moved_ns_ = connection.heard_ns;
     if (!task.times.heard_ns) task.times.heard_ns = moved_ns_;
-    if (task.program->receives[index].reduces) {
+    if (task.wire) {
+        if (!take_chunk(connection, bytes, count)) return;
+    } else if (task.program->receives[index].reduces) {
         const std::size_t element = bytes_of(task.number);
         if (connection.carried && count) {
             const std::size_t taken = std::min(element - connection.carried, count);
@@ -335,12 +353,16 @@ void Engine::take_early(Connection& connection) {
                             connection.next_receive < connection.receives.size();
         if (!agrees) return suspect(current_->sequence, false);
         if (!may_receive(connection, length)) return;
+        if (current_->wire && length != next_chunk_bytes(connection)) {
+            return suspect(current_->sequence, false);
+        }
         const std::vector<char> bytes = std::move(connection.early.front().bytes);
         connection.early.pop_front();
         connection.early_bytes -= length;
         const std::size_t left = std::exchange(connection.left, 0);
         connection.heard_ns = now_ns();
         arrived(connection, bytes.data(), length, false);
+        if (failed_) return;
         connection.left = left;
     }
 }

@@ -66,6 +66,7 @@ bool Engine::choose_next(Connection& connection) {
 
 bool Engine::choose_collective(Connection& connection) {
     if (!current_ || connection.next_send >= connection.sends.size()) return false;
+    if (current_->wire) return choose_packed(connection);
     const Task& task = *current_;
     const Send& send = task.program->sends[connection.sends[connection.next_send]];
     if (!connection.sent_of_range) {

@@ -87,6 +87,8 @@ TaskPointer Streams::part_of(const TaskPointer& whole, std::size_t stream) const
     part->reduction = whole->reduction;
     part->number = whole->number;
     part->divide_by = whole->divide_by;
+    part->wire = whole->wire;
+    part->most_error = whole->most_error;
     part->timeout_s = whole->timeout_s;
     part->whole = whole;
     for (const Block& block : whole->source) part->source.push_back(part_of(block, stream));
@@ -191,6 +193,9 @@ bool Streams::ends_whole(const TaskPointer& whole, const Task& part) noexcept {
     times.ended_ns = std::max(times.ended_ns, part.times.ended_ns);
     times.reducing_ns = std::max(times.reducing_ns, part.times.reducing_ns);  // side by side
     times.sent_bytes += part.times.sent_bytes;
+    whole->rounding.error = std::max(whole->rounding.error, part.rounding.error);
+    whole->rounding.chunks += part.rounding.chunks;
+    whole->rounding.out_of_range += part.rounding.out_of_range;
     if (part.has_failed() && !std::exchange(whole->has_failed_part, true)) {
         keep_problem(*whole, part.problem);
     }
@@ -214,6 +219,16 @@ void Streams::give_up(std::string_view problem) noexcept {
 std::string Streams::problem() {
     const std::lock_guard lock(mutex_);
     return problem_;
+}
+
+void Streams::note_fall_back(const std::string& description) {
+    const std::lock_guard lock(mutex_);
+    if (fallen_back_after_.empty()) fallen_back_after_ = description;
+}
+
+std::string Streams::fallen_back_after() {
+    const std::lock_guard lock(mutex_);
+    return fallen_back_after_;
 }
 
 void Streams::count_from_here() {

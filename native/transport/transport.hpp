@@ -35,6 +35,7 @@
 
 #include "transport/arithmetic.hpp"
 #include "transport/records.hpp"
+#include "transport/wire_formats.hpp"
 
 namespace fullwire {
 
@@ -75,6 +76,12 @@ struct Times {
     std::uint64_t sent_bytes;
 };
 
+// What packing for the wire has cost in accuracy, as far as this rank has packed.
+struct Rounding {
+    double error = 0;  // the largest relative squared error of a chunk, measured on samples
+    std::uint64_t chunks = 0, out_of_range = 0;  // the latter went out as bf16 instead of fp16
+};
+
 class Task;
 using TaskPointer = std::shared_ptr<Task>;
 
@@ -91,6 +98,8 @@ public:
     std::optional<Reduction> reduction;
     Number number = Number::uint8;
     std::uint32_t divide_by = 1;
+    std::optional<WireFormat> wire;  // of float32 numbers that are packed for the wire
+    double most_error = 0;           // of them: a larger one makes the group fall back to float32
     double timeout_s = 0;
     int rank = -1;          // of a transfer: the other one; -1 receives from any
     std::uint64_t tag = 0;  // of a transfer
@@ -101,6 +110,7 @@ public:
     std::atomic<State> state{State::open};
     std::string problem;  // once failed; empty if there was no memory for it: the group's own has it
     Times times{};        // once done
+    Rounding rounding;    // once done
     int from = -1;        // once received: who sent it
 
 private:
@@ -165,6 +175,29 @@ private:
     struct Connection;
     struct Case;
 
+    // Of the collective under way, if its numbers are packed for the wire.
+    struct Chunk {
+        std::uint32_t block;
+        std::uint64_t first, count;   // numbers, from the block's first one
+        std::uint64_t passed_on_at;   // in `passed_on`
+        bool is_passed_on = false;    // its final numbers go to others
+        bool is_final = false;
+        std::uint32_t added = 0;      // contributions of other ranks
+        float error = 0;
+    };
+    struct Packing {
+        WireFormat format = WireFormat::float32;
+        std::vector<Chunk> chunks;
+        std::vector<std::uint32_t> first_chunk;    // of each block, and the end
+        std::vector<std::uint32_t> contributions;  // of other ranks, to each block
+        std::vector<std::uint32_t> received;       // chunks of each receive
+        std::vector<char> passed_on;               // final chunks as they go over the wire
+        float error = 0, untold = 0;               // the largest, over the limit: of all ranks; of ours
+        bool tells = false;
+        std::size_t bytes_of(const Chunk& chunk) const;
+        std::uint64_t bytes_of(std::uint32_t first_block, std::uint32_t blocks) const;
+    };
+
     void require_own_process() const;
     void take_connections(std::vector<int>& sockets, const std::vector<Keys>& keys);
     [[noreturn]] void never_began(const char* lacking);
@@ -186,6 +219,13 @@ private:
     bool choose_next(Connection& connection);
     bool choose_collective(Connection& connection);
     bool choose_transfer(Connection& connection);
+    bool choose_packed(Connection& connection);
+    void prepare_packing(Task& task);
+    void pack_chunk(Task& task, char* to, const float* values, std::size_t count, float error);
+    void finish_chunk(Task& task, Chunk& chunk);
+    std::size_t next_chunk_bytes(const Connection& connection) const;
+    bool take_chunk(Connection& connection, const char* bytes, std::size_t count);
+    void judge_rounding(const Task& task);
     void seal(Connection& connection);
     ssize_t send_rest(Connection& connection);
     bool flushes_in_time(Connection& connection) noexcept;
@@ -285,6 +325,9 @@ private:
     bool failed_ = false;
     std::unique_ptr<char[]> spare_;
     std::size_t spare_bytes_ = 0;
+    Packing packing_;
+    float untold_error_ = 0;  // of collectives in which nobody could be told
+    bool has_fallen_back_ = false;
 };
 
 // All connections of a group. Every rank cuts alike: a block goes over so many streams that each has
@@ -320,6 +363,8 @@ public:
     void count_from_here();
     std::string problem();
     std::uint64_t malformed() const;
+    // The collective whose rounding made the group fall back to float32, or "".
+    std::string fallen_back_after();
 
 private:
     friend class Engine;
@@ -330,6 +375,7 @@ private:
     TaskPointer part_of(const TaskPointer& task, std::size_t stream) const;
     void issue_parts(const TaskPointer& task, Engine::Caller caller);
     void has_ended(const TaskPointer& task) noexcept;
+    void note_fall_back(const std::string& description);
     bool ends_whole(const TaskPointer& whole, const Task& part) noexcept;
     template <typename End> void end_all(End end);
 
@@ -342,7 +388,7 @@ private:
     bool closing_ = false;
     std::uint64_t ended_count_ = 0, ended_seen_ = 0;
     std::atomic<bool> has_failed_{false};
-    std::string problem_;
+    std::string problem_, fallen_back_after_;
 };
 
 }  // namespace fullwire

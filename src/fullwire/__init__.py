@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fullwire.answers.opening import write as write
     from fullwire.answers.plan import plan as plan
     from fullwire.answers.traffic import flows as flows
+    from fullwire.answers.tune import Tuning as Tuning
+    from fullwire.answers.tune import tune as tune
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
     from fullwire.answers.whatif import whatif as whatif
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from fullwire.run.run import Run as Run
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
+    from fullwire.transport.wire import wire as wire
 
 __version__ = "0.1.0"
 
@@ -60,6 +63,7 @@ _PLACES = {
     "FullwireError": "fullwire.errors:FullwireError",
     "Run": "fullwire.run.run:Run",
     "Study": "fullwire.studies.papers:Study",
+    "Tuning": "fullwire.answers.tune:Tuning",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
     "apply_fixes": "fullwire.answers.fixing:apply_fixes",
@@ -81,7 +85,9 @@ _PLACES = {
     "replay": "fullwire.answers.whatif:replay",
     "run_recipe": "fullwire.answers.fixing:run_recipe",
     "study": "fullwire.studies.papers:study",
+    "tune": "fullwire.answers.tune:tune",
     "whatif": "fullwire.answers.whatif:whatif",
+    "wire": "fullwire.transport.wire:wire",
     "workloads": "fullwire.workloads:",
     "write": "fullwire.answers.opening:write",
     "write_page": "fullwire.report.page:write_page",

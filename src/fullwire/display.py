@@ -50,10 +50,12 @@ class Result(ABC):
         return ""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}: " + "\n  ".join(_cut(line) for line in self._in_short())
+        return f"{type(self).__name__}: " + "\n  ".join(
+            shortened(line) for line in self._in_short()
+        )
 
     def _repr_html_(self) -> str:
-        first, *others = (html.escape(_cut(line)) for line in self._in_short())
+        first, *others = (html.escape(shortened(line)) for line in self._in_short())
         lines = "".join(f"<br>{line}" for line in others)
         return f'<div class="fullwire"><p><b>{first}</b>{lines}</p>{self._picture()}</div>'
 
@@ -93,10 +95,12 @@ class Result(ABC):
 
 def html_table(columns: Mapping[str, Any]) -> str:
     """Return the first rows of a table as HTML."""
-    head = "".join(f"<th>{html.escape(_cut(name))}</th>" for name in columns)
+    head = "".join(f"<th>{html.escape(shortened(name))}</th>" for name in columns)
     count = max(map(len, columns.values()), default=0)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_cut(_cell(value)))}</td>" for value in row) + "</tr>"
+        "<tr>"
+        + "".join(f"<td>{html.escape(shortened(_cell(value)))}</td>" for value in row)
+        + "</tr>"
         for row in islice(zip(*columns.values(), strict=True), _MOST_ROWS)
     )
     left_out = count - _MOST_ROWS
@@ -126,7 +130,7 @@ def html_account(bars: Sequence[Bar]) -> str:
         text = f'<text y="{y + 18}"{weight}'
         parts.append(
             f'{text} x="{_BARS_FROM - 10}" text-anchor="end">'
-            f"{html.escape(_cut(bar.label))}</text>"
+            f"{html.escape(shortened(bar.label))}</text>"
             f'<rect x="{x:.1f}" y="{y + 5}" width="{wide:.1f}" height="16" '
             f'fill="{html.escape(bar.colour)}"/>'
             f'{text} x="{_BARS_FROM + _BARS_WIDE + 12}">'
@@ -139,6 +143,7 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def _cut(text: str) -> str:
+def shortened(text: str, length: int = LONGEST) -> str:
+    """Make every character of a text visible; a text that is longer ends with a mark."""
     text = visible(text)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,12 +1,14 @@
 """Train a small model on Gloo and tell, as JSON, the weights' digest and what the job has.
 
 - python fixable.py: as scripts usually are.
+- python fixable.py slow: data take longer to read than to learn.
 - python fixable.py stubborn: with a hook of its own, random data, and an iterable data set.
 """
 
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,15 +21,18 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 
 class Numbers(Dataset):  # type: ignore[misc]  # torch may be absent when we check
-    """Sixty samples; random ones change from reading to reading."""
+    """Sixty samples or more; random ones change from reading to reading."""
 
-    def __init__(self, is_random: bool) -> None:
+    def __init__(self, is_random: bool, is_slow: bool) -> None:
         self.is_random = is_random
+        self.is_slow = is_slow
 
     def __len__(self) -> int:
-        return 60
+        return 400 if self.is_slow else 60
 
     def __getitem__(self, number: int) -> Any:
+        if self.is_slow:
+            time.sleep(0.01)
         same = torch.Generator().manual_seed(number)
         return torch.randn(64) if self.is_random else torch.randn(64, generator=same)
 
@@ -56,7 +61,7 @@ def train(is_stubborn: bool) -> dict[str, Any]:
     data = DistributedDataParallel(model, None, None)  # some arguments by position
     if is_stubborn:
         data.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    numbers = Numbers(is_random=is_stubborn)
+    numbers = Numbers(is_random=is_stubborn, is_slow=sys.argv[1:] == ["slow"])
     loader = DataLoader(numbers, 5, sampler=DistributedSampler(numbers, seed=7))
     stream = DataLoader(Stream())
     optimizer = torch.optim.Adam(data.parameters(), 0.01)

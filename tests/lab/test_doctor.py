@@ -75,17 +75,22 @@ def test_a_made_up_host_with_fast_cards_and_a_slow_clock(
         "proc/self/status": "Name:\tpython\nCapEff:\t0000000000000000",
         "proc/self/cgroup": "0::/job",
         "sys/fs/cgroup/job/pids.max": "100",
+        "proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB",
+        "sys/fs/cgroup/job/memory.max": "max",  # the group around it has a limit
+        "sys/fs/cgroup/memory.max": "3000000000",
+        "sys/fs/cgroup/memory.current": "2000000000",
         sources: "hpet",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     monkeypatch.setattr(checks, "_ROOT", tmp_path)
-    looks = (checks._network, checks._clocks, checks._looking_into, checks._limits)
+    looks = (checks._network, checks._clocks, checks._looking_into, checks._limits, checks._memory)
     rows = {row.name: row for look in looks for row in look()}
     assert (rows["network cards"].state, rows["network cards"].seen) == ("ok", "eth0 25 Gbps")
     assert (rows["RDMA"].state, rows["RDMA"].seen) == ("ok", "mlx5_0/1 400 Gb/sec")
     assert (rows["clock"].state, rows["clock"].seen) == ("limited", "hpet")
+    assert (rows["memory"].state, rows["memory"].seen) == ("limited", "1 GB available")
     assert rows["other processes"].state == "limited"
     assert rows["perf_event"].state == "missing"
     assert rows["threads"].seen == "100 (pids.max of the container)"

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fullwire.fixes._recipe import Recipe, as_toml, parse_fix
+import pytest
+
+from fullwire.fixes._recipe import Recipe, as_toml, parse_fix, read_recipe
 from tests.torch.test_record import JOBS, needs_torch
 
 pytestmark = needs_torch
@@ -26,7 +28,7 @@ EXACT = {
 
 
 def told_by(*command: str) -> tuple[Mapping[str, Any], str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 
@@ -54,3 +56,19 @@ def test_a_fix_that_does_not_fit_leaves_the_job_as_it_is() -> None:
     assert told["bucket_bytes"] == 2**20
     assert "fix compression:bf16: not applied: compress: expected a model without a" in said
     assert "fix input:2: not applied: the data set draws random numbers" in said
+
+
+def test_a_job_that_waits_for_its_data_is_cured_and_nobody_edits_it(tmp_path: Path) -> None:
+    job = [*JOB, "slow"]
+    folder = tmp_path / "tuned"
+    options = ["--steps", "24", "--trials", "1", "--json", "-o", str(folder)]
+    found, said = told_by(*FULLWIRE, "tune", *options, "--", *job)
+    [trial] = found["trials"]
+    assert (trial["fix"], trial["risk"], trial["kept"]) == ("input", "exact", True), said
+    assert found["is_significant"]
+    assert found["after_s"] < 0.7 * found["before_s"]
+    assert trial["measured_s"] == pytest.approx(found["after_s"], rel=0.5)
+    recipe = read_recipe(Path(found["recipe"]))
+    assert [str(each) for each in recipe.fixes] == [f"input:{trial['setting']}"]
+    assert recipe.workers == 2
+    assert sorted(path.suffix for path in folder.iterdir() if path.is_dir()) == [".run"] * 7

@@ -71,6 +71,20 @@ def test_a_trainer_that_outlives_the_command_is_followed_to_its_end(tmp_path: Pa
 
 
 @needs_torch
+def test_a_trainer_that_has_yet_to_load_torch_is_followed_too(tmp_path: Path) -> None:
+    train = " ".join(map(str, solo("plain")))
+    done = subprocess.run(
+        [*RECORD, tmp_path / "job.run", "--", "sh", "-c", f"{train} > /dev/null & sleep 0.1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert span_count(read_run(tmp_path / "job.run"), "host", "step")
+
+
+@needs_torch
 def test_a_sitecustomize_that_raises_does_not_lose_the_recording(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("raise ValueError('mine')")

@@ -62,3 +62,19 @@ def test_noise_is_that_of_the_ranks_own_gradients(tmp_path: Path, way: str) -> N
         assert "--metric 'accuracy: ([0-9.]+)' has matched none" in said
     assert np.isfinite(run.metrics.value).all()
     assert TOLD_BY < 20
+
+
+def test_noise_that_cannot_be_seen_is_a_gap(tmp_path: Path) -> None:
+    job = (
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.ones(3))\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "for _ in range(12):\n"
+        "    weight.square().sum().backward(); optimizer.step()\n"
+    )
+    command = [sys.executable, "-m", "fullwire", "record", "-o", str(tmp_path / "job.run")]
+    whole = [*command, "--noise", "--", sys.executable, "-c", job]
+    subprocess.run(whole, capture_output=True, timeout=120, check=True)
+    run = read_run(tmp_path / "job.run")
+    assert not len(run.noise)
+    assert any("gradient noise was not seen" in each for each in run.missing)

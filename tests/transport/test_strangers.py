@@ -109,7 +109,7 @@ def waiting(request: pytest.FixtureRequest) -> Waiting:
     return Waiting(Protection(KEY, encrypts=request.param))
 
 
-def hello(magic: bytes = b"FWT3", rank: int = 1, other: int = 0, public: bytes = NONCE) -> bytes:
+def hello(magic: bytes = b"FWT4", rank: int = 1, other: int = 0, public: bytes = NONCE) -> bytes:
     return HELLO.pack(magic, rank, other, NONCE, public)
 
 
@@ -248,7 +248,7 @@ WAYS: dict[str, Callable[[Waiting], None]] = {
     ),
     "of an earlier attempt": proves(
         lambda waiting: keys.expanded(
-            keys.extracted(bytes.fromhex(OTHER_NUMBER), KEY), b"FWT3 keyed-plain 2 0 of [0, 1]"
+            keys.extracted(bytes.fromhex(OTHER_NUMBER), KEY), b"FWT4 keyed-plain 2 0 of [0, 1]"
         )
     ),
     "with the server's word": proves(lambda waiting: waiting.secret_of(), b"server"),
@@ -267,6 +267,15 @@ def test_nobody_gets_in_without_the_key_of_this_group(waiting: Waiting, way: str
     time.sleep(0.05)
     assert waiting.met is None, "a stranger was taken for rank 1"
     assert waiting.end() >= 1
+
+
+def test_a_rank_of_another_version_is_named_at_the_rendezvous() -> None:
+    store = Store()
+    meeting = a_meeting(store, 1, protection=Protection(KEY, encrypts=False))
+    store.set("number", OTHER_NUMBER)
+    store.set("rank 0", f"127.0.0.1 1 there {meeting.protection}")  # as before wire formats
+    with pytest.raises(TransportError, match="install the same version on every host"):
+        rendezvous.meet(meeting, 0.2)
 
 
 @pytest.mark.parametrize("encrypts", [False, pytest.param(True, marks=needs_encryption)])
@@ -290,7 +299,7 @@ def test_a_rank_says_nothing_to_whom_the_store_sends_it_but_a_hello(encrypts: bo
         luring.start()
         meeting = a_meeting(store, 1, protection=Protection(KEY, encrypts=encrypts))
         store.set("number", OTHER_NUMBER)
-        store.set("rank 0", f"{host} {port} there {meeting.protection}")
+        store.set("rank 0", f"{host} {port} there {meeting.protection}/FWT4")
         with pytest.raises(TransportError, match="does not know the secret of this job"):
             rendezvous.meet(meeting, 0.5)
     assert len(heard[0]) == HELLO.size
@@ -575,3 +584,19 @@ def test_the_same_tensor_twice_looks_different() -> None:
 def test_the_ways_in_that_are_tried_are_a_hundred() -> None:
     """42 at a door in clear, 42 at one that encrypts, and the rest on the line."""
     assert 2 * len(WAYS) + len(CHANGES) >= 100
+
+
+def test_a_rank_that_waits_says_for_whom_so_that_others_blame_the_right_one() -> None:
+    """Rank 2 has an address of rank 0, where nobody answers; rank 1 waits for rank 2."""
+    store = Store()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        store.set("number", secrets.token_hex(32))
+        second, third = (a_meeting(store, rank, size=3) for rank in (1, 2))
+        store.set("rank 0", f"127.0.0.1 {port} machine {third.protection}")
+        silent.close()
+        with pytest.raises(TransportError, match="rank 0 could not be reached"):
+            rendezvous.meet(third, 0.4)
+    assert second.why_not(2) == " (rank 2 waits for rank 0)"
+    store.set("number", secrets.token_hex(32))  # of a later attempt
+    assert second.why_not(2) == ""

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.findings.notes import between_steps
-from fullwire.run.run import Run
+from fullwire.run.run import Collectives, Run
 from fullwire.run.usual import kept_steps, pauses, usual_steps
 from fullwire.timeline.account import Part, account
+from fullwire.timeline.summary import summarised
 from fullwire.words import sentence
 from tests.jobs_by_hand import MS, Rank, a_job
 from tests.strategies import cases, runs
@@ -376,3 +377,21 @@ def test_no_run_at_all_ends_in_a_traceback(run: Run) -> None:
     except FullwireError:
         return
     assert sum(found.account.values()) == pytest.approx(found.step_s)
+
+
+def test_a_pause_is_counted_where_a_recording_is_read_in_parts() -> None:
+    rank = Rank(60, [BACKWARD], [(PER_MS, 10, 50)])
+    job = a_job(rank, rank, steps=12)
+    later = np.where(job.spans.step >= 6, 400 * MS, 0)
+    moved = dataclasses.replace(
+        job.spans, start_ns=job.spans.start_ns + later, end_ns=job.spans.end_ns + later
+    )
+    job = dataclasses.replace(job, spans=moved, collectives=Collectives.empty())
+    parts = [
+        dataclasses.replace(job, spans=moved.rows((moved.step < 6) == is_early))
+        for is_early in (True, False)
+    ]
+    found = summarised(parts)
+    assert found == summarised([job])
+    assert found.pauses is not None
+    assert (found.pauses.count, round(found.pauses.total_s, 6)) == (1, 0.4)

@@ -188,3 +188,40 @@ def test_the_command_lists_large_models_and_opens_a_file(
     assert answer["models"][0]["parameters"] == PUBLISHED["llama3-8b"]
     workloads_command(name="deepseek-v3")
     assert "671.03   37.55" in capsys.readouterr().out
+
+
+def test_older_configs_with_their_own_names_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    gpt2 = {"model_type": "gpt2", "activation_function": "gelu_new", "attn_pdrop": 0.1,
+            "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+            "n_positions": 1024, "summary_type": "cls_index", "vocab_size": 50257}  # fmt: skip
+    path.write_text(json.dumps(gpt2))
+    assert architecture(path).parameters == 124_439_808
+    bloom = {"model_type": "bloom", "apply_residual_connection_post_layernorm": False,
+             "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "n_embed": 14336,
+             "masked_softmax_fusion": True, "n_layer": 70, "num_attention_heads": 112,
+             "pretraining_tp": 4, "slow_but_exact": False, "vocab_size": 250880,
+             "offset_alibi": 100, "seq_length": 2048, "skip_bias_add": True}  # fmt: skip
+    path.write_text(json.dumps(bloom))
+    assert architecture(path).parameters == PUBLISHED["bloom-176b"]
+
+
+def test_configs_of_experts_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    qwen = {"model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1,
+            "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+            "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768,
+            "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
+            "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+            "router_aux_loss_coef": 0.001, "sliding_window": None, "use_sliding_window": False,
+            "tie_word_embeddings": False, "vocab_size": 151936}  # fmt: skip
+    path.write_text(json.dumps(qwen))
+    assert architecture(path).parameters == PUBLISHED["qwen3-30b-a3b"]
+    oss = {"model_type": "gpt_oss", "attention_bias": True, "experts_per_token": 4, "head_dim": 64,
+           "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+           "layer_types": ["sliding_attention", "full_attention"], "num_attention_heads": 64,
+           "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+           "num_local_experts": 32, "sliding_window": 128, "swiglu_limit": 7.0,
+           "tie_word_embeddings": False, "vocab_size": 201088}  # fmt: skip
+    path.write_text(json.dumps(oss))
+    assert architecture(path).parameters == PUBLISHED["gpt-oss-20b"]

@@ -19,6 +19,8 @@ from fullwire.clusters.description import as_toml, described
 from fullwire.clusters.measured import Measured, Protocol
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
+from fullwire.findings.collective import collective_findings
+from fullwire.words import sentences
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
 SIZES = [2**power for power in range(10, 33)]
@@ -222,6 +224,7 @@ def test_without_a_description_the_hosts_of_a_table_say_how_many_devices_share_o
     said = fw.collective("allreduce", bytes="64MiB", workers=64, cluster=path)
     assert said.level == "tables"
     assert said.interval is not None
+    assert "latency" not in sentences(list(collective_findings(said)))[0]  # it is in the protocols
 
 
 @pytest.mark.parametrize(

@@ -328,10 +328,18 @@ def test_times_that_explain_refuses_are_not_compared() -> None:
         run.spans, end_ns=np.where(run.spans.name == "step", 2**62, run.spans.end_ns)
     )
     twice = dataclasses.replace(run.spans, step=np.zeros(len(run.spans), np.int64))
-    for spans in (long, twice):
+    sums = run.collectives
+    large = dataclasses.replace(sums, bytes=np.full(len(sums), 2**62))
+    back = dataclasses.replace(sums, end_ns=sums.issue_ns - 1)
+    odd_runs = [dataclasses.replace(run, spans=spans) for spans in (long, twice)]
+    odd_runs += [dataclasses.replace(run, collectives=odd) for odd in (large, back)]
+    for odd in odd_runs:
         for question in (fw.explain, lambda odd: fw.compare(run, odd)):
             with pytest.raises(DamagedInput):
-                question(dataclasses.replace(run, spans=spans))
+                question(odd)
+    for odd in odd_runs[2:]:
+        with pytest.raises(DamagedInput):
+            fw.whatif(odd, bandwidth="10Gbps")
 
 
 def test_a_damaged_run_is_named_with_its_damage(cli: Cli, tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ RESULTS: dict[str, Callable[[], Result]] = {
 }
 TABLE, PICTURE = {"table", "thead", "tbody", "tr", "th", "td"}, {"svg", "title", "text", "rect"}
 ALLOWED = {"div", "p", "b", "br", *TABLE, *PICTURE}
-STARTS_JOBS = {"doctor", "join", "record", "study"}  # their examples are only read
+STARTS_JOBS = {  # their examples are only read
+    *("apply_fixes", "compress", "doctor", "join", "log"),
+    *("record", "run_recipe", "study", "tune", "wire"),
+}
 FUNCTIONS = sorted(name for name in fw.__all__ if inspect.isfunction(getattr(fw, name)))
 
 

@@ -137,3 +137,22 @@ def test_a_recipe_of_another_job_is_told_or_refused(tmp_path: Path, cli: Cli) ->
     done = cli("run", "--strict", "--recipe", path, "--", *NOTHING)
     assert done.returncode == 2
     assert "command: the recipe was made for python a.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--allow", "all"], "--allow: expected exact, numeric, semantic, got all"),
+        (["--rate", "1Gbps"], "expected --lab with them"),
+        (["--budget", "soon"], "budget: expected a time with its unit"),
+    ],
+)
+def test_a_tuning_that_cannot_be_is_refused_before_the_job(
+    tmp_path: Path, cli: Cli, options: list[str], sentence: str
+) -> None:
+    done = cli("tune", *options, "-o", tmp_path / "tuned", "--", *NOTHING)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
+    assert not (tmp_path / "tuned").exists()
+    taken = cli("tune", "-o", tmp_path, "--", *NOTHING)
+    assert (taken.returncode, "expected a new folder" in taken.stderr) == (2, True)

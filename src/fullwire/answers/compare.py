@@ -17,18 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist, geometric_mean
 from typing import Any, Literal
 
 import numpy as np
 
 from fullwire.answers.believable import check_steps
-from fullwire.answers.opening import RunLike, many, opened
+from fullwire.answers.opening import RunLike, many, name_of_run, opened
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import name_of
 from fullwire.findings.comparisons import (
     SMALL,
     LongerDecide,
@@ -52,7 +50,7 @@ from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
 from fullwire.run.usual import kept_steps, marks_of_steps, middle_half, step_lengths_ns
 from fullwire.timeline.passes import passes_of_step
-from fullwire.timeline.timeline import check_times, steps_of
+from fullwire.timeline.timeline import check_collectives, check_times, steps_of
 from fullwire.timeline.transfers import world
 from fullwire.units import share, show_bytes
 from fullwire.words import sentence, sentences
@@ -349,9 +347,7 @@ def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
     if not runs:
         raise UsageError("compare: expected at least one recording of each side")
     for given, run in runs:
-        refuse_without_steps(
-            run, name_of(given) if isinstance(given, str | Path) else run.provenance.source
-        )
+        refuse_without_steps(run, name_of_run(given, run))
     return tuple(run for _, run in runs)
 
 
@@ -380,6 +376,7 @@ def step_lengths_s(run: Run) -> Floats:
     refuse_without_steps(run, run.provenance.source)
     marks = marks_of_steps(run)
     check_times(run, "steps", marks.start_ns, marks.end_ns)
+    check_collectives(run)
     for rank in np.unique(marks.rank).tolist():
         steps_of(run, rank, marks.rows(marks.rank == rank))
     length_ns = step_lengths_ns(run)

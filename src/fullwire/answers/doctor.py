@@ -27,6 +27,7 @@ from typing import Literal, TypeAlias
 import fullwire
 from fullwire.errors import FullwireError, UsageError
 from fullwire.lab.description import describe
+from fullwire.lab.emulated import available_bytes
 from fullwire.lab.lab import Lab
 from fullwire.recorder.launch import check_capturing
 from fullwire.units import show_bytes, show_rate, show_time
@@ -345,11 +346,7 @@ def _limits() -> Iterator[Check]:
 
 @_look
 def _memory() -> Iterator[Check]:
-    available = _memory_bytes("MemAvailable")
-    limit = _number(_control_group() / "memory.max")
-    if limit >= 0:
-        used = max(0, _number(_control_group() / "memory.current"))
-        available = min(available, limit - used)
+    available = available_bytes(_ROOT)
     yield _check(
         name="memory",
         is_ok=available >= _LITTLE_MEMORY,

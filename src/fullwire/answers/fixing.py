@@ -12,31 +12,49 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from fullwire.answers.conditions import count
 from fullwire.errors import UsageError
 from fullwire.files import path_of
-from fullwire.fixes._in_job import FIXES_VARIABLE, NOT_APPLIED, NOTES, NOTES_VARIABLE
+from fullwire.fixes._in_job import (
+    FIXES_VARIABLE,
+    NOT_APPLIED,
+    NOTES,
+    NOTES_VARIABLE,
+    STEPS_VARIABLE,
+)
 from fullwire.fixes._recipe import Applied, Recipe, parse_fix, read_recipe
 from fullwire.fixes.fix import fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
+from fullwire.units import seconds
 
+NONE = "none"  # in place of fixes: a trial of the job as it is
 Say = Callable[[str], None]
 
 
 def split_fixes(text: str) -> list[str]:
     """Take fixes that commas join; a setting may have commas of its own."""
+    if text == NONE:
+        return []
     keys = "|".join(map(re.escape, fix_kinds()))
     return [part for part in re.split(rf",(?=(?:{keys})(?::|,|$))", text) if part]
 
 
 def apply_fixes(
-    fixes: Sequence[str | Applied], command: Sequence[str], *, say: Say = lambda sentence: None
+    fixes: Sequence[str | Applied],
+    command: Sequence[str],
+    *,
+    steps: int | None = None,
+    within: str | float | None = None,
+    say: Say = lambda sentence: None,
 ) -> int:
     """Run a command with fixes, and return its exit status.
 
     - `fixes`: such as `"buckets:50"`; `fullwire fixes` lists them.
     - `command`: a launcher or one rank's program; each process that loads torch has the fixes.
+    - `steps`: end the job after so many steps, as for a trial; nothing after its loop is run.
+    - `within`: end the job after such a time, `"300s"`; the exit status is then 124.
     - `say`: hears at the end what became of each fix.
 
         fw.apply_fixes(["buckets:50", "transport:fullwire"], ["torchrun", "train.py"])
@@ -45,7 +63,7 @@ def apply_fixes(
     if not command:
         raise UsageError("expected a command to run, got none")
     keys = [each.fix for each in chosen if each.fix != "environment"]
-    if twice := [key for key, count in Counter(keys).items() if count > 1]:
+    if twice := [key for key, times in Counter(keys).items() if times > 1]:
         raise UsageError(f"fix {twice[0]}: expected one setting, got two")
     environment = dict(os.environ)
     outer = json.loads(environment.get(FIXES_VARIABLE, "[]"))  # a launcher's, around this one
@@ -58,12 +76,15 @@ def apply_fixes(
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHON_PATH), before]))
     for each in chosen:
         environment |= fix_kinds()[each.fix].environment(each.setting)
+    if steps is not None:
+        environment[STEPS_VARIABLE] = str(count(steps, "steps"))
+    limit_s = None if within is None else seconds(within, "within")
     if NOTES_VARIABLE in environment:
-        return run_to_its_end(command, environment)
+        return run_to_its_end(command, environment, limit_s=limit_s)
     with tempfile.TemporaryDirectory(prefix="fullwire-fixes-") as folder:
         environment[NOTES_VARIABLE] = folder
-        status = run_to_its_end(command, environment)
-        for sentence in _outcomes(chosen, Path(folder)):
+        status = run_to_its_end(command, environment, limit_s=limit_s)
+        for sentence in outcomes(chosen, Path(folder)):
             say(sentence)
     return status
 
@@ -78,8 +99,11 @@ def run_recipe(
     """Run a command with the fixes of a recipe, and return its exit status.
 
     - `recipe`: a file that `fullwire tune` wrote, or a person.
+    - `command`: a launcher or one rank's program; each process that loads torch has the fixes.
     - `strict`: refuse a job or versions other than the recipe's, instead of saying so.
     - `say`: hears what does not fit, and at the end what became of each fix.
+
+        fw.run_recipe("tuned/recipe.toml", ["torchrun", "train.py"])
     """
     path = path_of(recipe, "recipe")
     found = read_recipe(path)
@@ -114,7 +138,7 @@ def _differences(recipe: Recipe, command: Sequence[str]) -> list[str]:
     return found
 
 
-def _outcomes(chosen: Sequence[Applied], folder: Path) -> list[str]:
+def outcomes(chosen: Sequence[Applied], folder: Path) -> list[str]:
     """Sum up the notes of the processes: a sentence for each fix and outcome."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for path in sorted(folder.glob(f"*{NOTES}")):
@@ -126,11 +150,11 @@ def _outcomes(chosen: Sequence[Applied], folder: Path) -> list[str]:
                 continue
     found = []
     for each in chosen:
-        for did, count in counts[each.fix].items():
+        for did, processes in counts[each.fix].items():
             if each.fix == "environment" and not did.endswith(each.setting):
                 continue
-            processes = f"{count} process" + ("" if count == 1 else "es")
-            found.append(f"fix {each}: {did}, in {processes}")
+            in_so_many = f"{processes} process" + ("" if processes == 1 else "es")
+            found.append(f"fix {each}: {did}, in {in_so_many}")
         if not counts[each.fix]:
             found.append(f"fix {each}: {NOT_APPLIED}: no process called what it changes")
     return found

@@ -55,6 +55,11 @@ def many(given: RunLike | Sequence[RunLike]) -> tuple[RunLike, ...]:
     return (given,)
 
 
+def name_of_run(given: RunLike, run: Run) -> str:
+    """Return the path by which a run was given, or else its source."""
+    return name_of(given) if isinstance(given, str | Path) else run.provenance.source
+
+
 def opened(given: RunLike) -> Opened:
     """Open a run; a large one that was written rank by rank becomes an outline.
 
@@ -83,7 +88,7 @@ def completed(given: RunLike, line_rate: str | float | None) -> Opened:
     if line_rate is None:
         return found
     run, rate_bps = found.run, bits_per_second(line_rate, "line rate")
-    name = name_of(given) if isinstance(given, str | Path) else run.provenance.source
+    name = name_of_run(given, run)
     known_bps = run.facts.line_rate_bps
     if run.provenance.origin == "modelled":
         raise UsageError(f"line rate: expected a recorded run, got the built-in workload {name}")

@@ -128,10 +128,12 @@ def plan(
     - `objective`: `"step"`, `"cost"` (device-hours a token, on some of the nodes too), or
       `"goodput"` (with failures).
     - `fix`: degrees that are decided, `"tp=8,pp=4"`.
+    - `top`: how many plans the answer holds.
     - `why`: what each choice of the best plan is worth.
     - `bandwidth`, `oversubscription`: other NICs and networks, each with its own best plan.
     - `hours`: hours of training without failures. `failures` are device-hours between two of them,
       `storage` the rate at which checkpoints are written, `restart` the time to start again.
+    - `synchronous_checkpoints`: training waits while a checkpoint is written.
     - `price`: of a device in an hour.
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
 

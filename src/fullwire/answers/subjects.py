@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, several
-from fullwire.answers.opening import Opened, RunLike, completed, many, with_line_rate
+from fullwire.answers.opening import Opened, RunLike, completed, many, name_of_run, with_line_rate
 from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers import tables
@@ -17,6 +17,7 @@ from fullwire.simulation.grid import Subject
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
+from fullwire.timeline.timeline import check_collectives
 from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
 
@@ -36,8 +37,8 @@ def named(
     found = []
     for each in asked:  # A run in memory has its source as its name.
         run = completed(each, line_rate).run
-        name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
-        found.append((name, run))
+        check_collectives(run)
+        found.append((name_of_run(each, run), run))
     if len({name for name, _ in found}) < len(found):
         return [(f"{name} ({number})", run) for number, (name, run) in enumerate(found, 1)]
     return found

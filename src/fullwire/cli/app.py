@@ -31,6 +31,7 @@ from fullwire.cli import (
     report,
     show,
     study,
+    tune,
     whatif,
     workloads,
 )
@@ -59,8 +60,9 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare", cls=compare.TwoSides)(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.command("tune")(tune.tune)
 app.command("fixes")(fixing.fixes)
-app.command("apply", context_settings={"allow_interspersed_args": False})(fixing.apply)
+app.command("apply")(fixing.apply)
 app.command("run", context_settings={"allow_interspersed_args": False})(fixing.run)
 app.command("codecs")(codecs.codecs)
 app.command("doctor")(doctor.doctor)

@@ -138,7 +138,7 @@ def device(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine's own device for predictions of large models.
+    """Measure this machine's device, for large models.
 
     It times matrix products, attention and copies. Commands that take a device take the file:
 

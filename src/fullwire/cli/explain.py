@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Annotated
 
 import typer
@@ -12,9 +11,10 @@ from fullwire.cli.options import Json, print_json
 
 def _print_glossary(asked: bool) -> None:
     if asked:
+        from fullwire.report.terminal import columns
         from fullwire.words.glossary import glossary_lines
 
-        for line in glossary_lines(shutil.get_terminal_size().columns):
+        for line in glossary_lines(columns()):
             typer.echo(line)
         raise typer.Exit
 

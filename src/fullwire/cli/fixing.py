@@ -49,9 +49,18 @@ def fixes(json: Json = False) -> None:
 
 def apply(
     fixes: Annotated[
-        str, typer.Argument(metavar="FIX:SETTING[,...]", help="See fullwire fixes; commas join")
+        str,
+        typer.Argument(
+            metavar="FIX:SETTING[,...]", help="See fullwire fixes; commas join; or none"
+        ),
     ],
     command: Command,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="End the job after so many steps, as for a trial")
+    ] = None,
+    within: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End the job after this time: 300s")
+    ] = None,
 ) -> None:
     """Run a job with fixes, without a change to its script.
 
@@ -69,9 +78,8 @@ def apply(
     """
     from fullwire.answers.fixing import apply_fixes, split_fixes
 
-    # Behind a first argument the parser leaves `--` where it stands.
-    words = command[1:] if command[:1] == ["--"] else command
-    raise typer.Exit(apply_fixes(split_fixes(fixes), words, say=say))
+    chosen = split_fixes(fixes)
+    raise typer.Exit(apply_fixes(chosen, command, steps=steps, within=within, say=say))
 
 
 def run(
@@ -83,12 +91,13 @@ def run(
         bool, typer.Option("--strict", help="Refuse another command, world size or version")
     ] = False,
 ) -> None:
-    """Run a job with the fixes of a recipe, without a change to its script.
+    """Run a job with the fixes of a recipe.
 
-    It stands around a launcher, or inside it, once a rank. Output and exit status are the job's:
+    The script stays as it is. The command stands around a launcher, or inside it, once a rank.
+    Output and exit status are the job's:
 
     fullwire run --recipe recipe.toml -- torchrun --nproc-per-node=2 train.py
-    fullwire lab run --workers 2 --rate 1Gbps -- fullwire run -r recipe.toml -- python train.py
+    fullwire lab run --workers 2 -- fullwire run -r recipe.toml -- python train.py
     """
     from fullwire.answers.fixing import run_recipe
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, get_type_hints
@@ -73,6 +72,8 @@ def with_changes(command: Callable[..., None]) -> Callable[..., None]:
 
 def print_json(shown: Any) -> None:
     """Print one JSON object; numbers keep all their digits."""
+    import json
+
     import msgspec
 
     encoded = msgspec.json.encode(shown).decode()

@@ -67,12 +67,12 @@ def plan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Search the parallel plans of a large model: those that fit, best first.
+    """Search the parallel plans of a large model, best first.
 
-    Each plan has the time of a step with an interval, its memory, and what communication it shows:
+    Each plan that fits has its step with an interval, its memory, and the communication it shows:
 
-    fullwire plan llama3-70b --cluster dgx-h100 --nodes 64 --global-batch 512 --seq 8192
-    fullwire plan ./config.json --cluster ours.toml --device h100 --global-batch 256 --fix tp=8
+    fullwire plan llama3-8b --cluster dgx-h100 --nodes 4 --global-batch 256
+    fullwire plan config.json --cluster ours.toml --device h100 --global-batch 8
     """
     from fullwire.answers.plan import plan as answer
     from fullwire.report.plans import plan_data, plot_plans, print_plan

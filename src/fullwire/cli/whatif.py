@@ -184,7 +184,7 @@ def whatif(
     fullwire whatif job.run --line-rate 1Gbps --transport measured
     fullwire whatif job.run --cluster dgx-h100 --nodes 2,16
     fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps --target 0.95
-    fullwire whatif job.run --curve large.run --target 'loss<=0.3' --global-batch 256,1024
+    fullwire whatif job.run --curve b.run --target 'loss<=0.3' --global-batch 256
 
     `fullwire workloads` lists the built-in models, `fullwire cluster list` the built-in clusters.
     """

@@ -78,7 +78,8 @@ class CollectiveAsked(Finding):
 
     template = (
         "{op} of {bytes:bytes} by {algorithm} over {workers} workers{cluster:? of {cluster}} at "
-        "{rate_bps:rate}, {latency_s:time} latency{is_chunked:?, {chunks} chunks, {chunk_order}}"
+        "{rate_bps:rate}{latency_s:?, {latency_s:time} latency}"
+        "{is_chunked:?, {chunks} chunks, {chunk_order}}"
     )
 
     op: str

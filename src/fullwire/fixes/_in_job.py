@@ -11,12 +11,14 @@ import inspect
 import json
 import os
 import sys
+from collections import Counter
 from typing import Any
 
 from fullwire.fixes.fix import Change, fix_kinds
 
 FIXES_VARIABLE = "FULLWIRE_FIXES"  # JSON: pairs of a key and a setting
 NOTES_VARIABLE = "FULLWIRE_FIXES_INTO"  # a folder for notes
+STEPS_VARIABLE = "FULLWIRE_STEPS"  # after so many of them the process ends
 NOTES = ".fixes"  # the end of such a file's name
 NOT_APPLIED = "not applied"
 
@@ -69,8 +71,27 @@ class Applying:
             sys.stderr.write(f"fullwire: fix {self._key}: {sentence}\n")
 
 
+def end_after(steps: int) -> None:
+    """End this process when one of its optimizers has made so many steps, on each rank alike.
+
+    The script's own end does not come: it writes no last checkpoint.
+    """
+    from torch.optim import optimizer as optimizers
+
+    made: Counter[int] = Counter()
+
+    def count(optimizer: Any, args: Any, kwargs: Any) -> None:
+        made[id(optimizer)] += 1
+        if made[id(optimizer)] >= steps:
+            raise SystemExit
+
+    optimizers.register_optimizer_step_post_hook(count)
+
+
 def apply_all() -> None:
     """Apply the fixes that the environment names."""
+    if steps := os.environ.get(STEPS_VARIABLE):
+        end_after(int(steps))
     for key, setting in json.loads(os.environ.get(FIXES_VARIABLE, "[]")):
         fix = Applying(key)
         try:

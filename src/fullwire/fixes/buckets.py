@@ -26,6 +26,7 @@ class OtherBuckets(Fix):
     """The buckets have the best of the sizes that were tried."""
 
     template = "buckets of {cap_mib} MiB"
+    applied = "{cap_mib}"
     lines: ClassVar[Mapping[str, str]] = {
         PLAIN: """\
 from torch.nn.parallel import DistributedDataParallel

@@ -26,6 +26,7 @@ class SentAsHalves(Fix):
     """Gradients have half the bytes, and half the digits."""
 
     template = "gradients sent as float16"
+    applied = "fp16"
     lines: ClassVar[Mapping[str, str]] = {
         PLAIN: """\
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

@@ -36,6 +36,7 @@ class Fix:
 
     template: ClassVar[str]  # The change in words, with the names of fields in braces.
     place: ClassVar[str] = "script"  # The place of the change.
+    applied: ClassVar[str] = ""  # The setting with which its kind is applied, a template too.
     # The lines of the change with their imports, by the framework that a run names. They are
     # templates too.
     lines: ClassVar[Mapping[str, str]] = {}

@@ -52,6 +52,7 @@ class DataIsLoadedAhead(DataIsThere):
     """The ranks find their batches loaded, by more loaders on free processors."""
 
     template = DataIsThere.template
+    applied = "4"
     lines: ClassVar[Mapping[str, str]] = {
         PLAIN: """\
 from torch.utils.data import DataLoader

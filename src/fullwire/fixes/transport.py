@@ -45,6 +45,7 @@ class OurTransport(FullerTransport):
     """The present line is used fully by the backend of Fullwire, in place of Gloo."""
 
     template = "the fullwire transport"
+    applied = FILLS_THE_LINE
     place = "script"
     lines: ClassVar[Mapping[str, str]] = {
         PLAIN: """\

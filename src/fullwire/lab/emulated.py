@@ -18,7 +18,6 @@ from fullwire.errors import UsageError
 from fullwire.run.emulation import Emulation
 from fullwire.units import show_bytes
 
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
 _PREFIX, _SUFFIX = "fullwire-emulation-", ".json"
 _TIME_TO_LOCK_S = 60.0  # a file younger than this may not be locked yet
 
@@ -60,13 +59,20 @@ def _remove_orphans() -> None:
             orphan.unlink()
 
 
-def available_bytes() -> int:
-    """Return the memory for new processes: the machine's, or a container's smaller limit."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the memory for new processes: the machine's, or less where a control group has less.
+
+    A limit of a group holds for the groups within it too. `root` is where /proc and /sys are.
+    """
+    lines = (root / "proc/meminfo").read_text().splitlines()
     kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    try:
-        limit = int((_CONTROL_GROUP / "memory.max").read_text())
-        taken = int((_CONTROL_GROUP / "memory.current").read_text())
-    except (OSError, ValueError):  # no such group here, or its limit is "max"
-        return 1024 * kibibytes
-    return min(1024 * kibibytes, limit - taken)
+    available = 1024 * kibibytes
+    groups = root / "sys/fs/cgroup"
+    with suppress(OSError):  # a kernel without control groups
+        groups /= (root / "proc/self/cgroup").read_text().rpartition("::")[2].strip().strip("/")
+    while root / "sys/fs" in groups.parents:
+        with suppress(OSError, ValueError):  # no such group here, or its limit is "max"
+            limit = int((groups / "memory.max").read_text())
+            available = min(available, limit - int((groups / "memory.current").read_text()))
+        groups = groups.parent
+    return max(available, 0)

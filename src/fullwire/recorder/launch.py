@@ -25,6 +25,8 @@ from fullwire.recorder.samples import header_of
 ELSEWHERE = "elsewhere"  # in a recording: where the job within it was recorded
 PYTHON_PATH = Path(__file__).parent / "path"  # its sitecustomize enters each Python of a job
 _SAMPLER = Path(__file__).parent / "sampler.py"
+TOO_LONG = 124  # the status of a command that was ended at its limit
+_POLITE_S = 5.0  # between asking a job to end and ending it
 _LOOK_S, _LOOKS = 0.005, 400  # looks are counted: on a stalled machine, a time would run out
 
 
@@ -110,10 +112,13 @@ def run_to_its_end(
     command: Sequence[str],
     environment: Mapping[str, str],
     began: Callable[[subprocess.Popen[bytes]], None] | None = None,
+    *,
+    limit_s: float | None = None,
 ) -> int:
     """Run a command on our own input and output, and return the status that a shell would.
 
-    With `began`, its output goes into pipes, and `began` is called with the process.
+    With `began`, its output goes into pipes, and `began` is called with the process. After the
+    limit the command is ended, and the status is 124, that of `timeout`.
 
     This process outlives the job. A terminal sends Ctrl-C to the job itself; this process passes
     other signals on.
@@ -136,7 +141,15 @@ def run_to_its_end(
         signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
     }
     try:
-        status = process.wait()
+        status = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.wait(_POLITE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        status = TOO_LONG
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -15,7 +15,7 @@ def log(*, step: int | None = None, **values: Any) -> None:
     - `step`: the job's own count of steps. Without it, the recorder counts optimizer steps.
     - `values`: the metrics by name, each a number.
 
-        fullwire.log(loss=loss.item(), step=step)
+        fw.log(loss=loss.item(), step=step)
     """
     for name, value in values.items():
         try:

@@ -59,6 +59,8 @@ _INTERRUPTED = 128 + signal.SIGINT  # the status that a shell gives
 _NOTE = "recorder.json"  # among the journals: which process makes the run of them
 _LOOK_S = 0.1
 _SAY_AFTER_S = 0.5
+_YOUNG_S = 2.0  # Python needs less until it loads torch
+_LONGEST_IMPORT_S = 60.0  # of torch, from a slow file system
 _KNOWN = "job.json"  # among the journals: other facts of the job
 PART_SUFFIX = ".part"
 # Launchers that start tasks, each with the variable that holds the number of tasks. A Slurm batch
@@ -482,7 +484,7 @@ def follow(directory: Path) -> float:
     """
     began_s, is_said = time.monotonic(), False
     try:
-        while recording := _recording(directory):
+        while recording := _recording(directory) | _about_to_record(directory):
             if not is_said and time.monotonic() - began_s > _SAY_AFTER_S:
                 numbers = ", ".join(map(str, sorted(recording)))
                 sys.stderr.write(
@@ -509,6 +511,24 @@ def _recording(directory: Path) -> set[int]:
             environment = Path(f"/proc/{process}/environ")  # empty for a zombie
             if _is_of_this_host(header) and mark in environment.read_bytes().split(b"\0"):
                 found.add(process)
+    return found
+
+
+def _about_to_record(directory: Path) -> set[int]:
+    """Return the processes of a job that load torch, or are so young that they may do so soon."""
+    found, mark = set(), f"{DIRECTORY_VARIABLE}={directory.resolve()}".encode()
+    noted = {path.name.split("-")[-2] for path in directory.glob(f"*{JOURNALS}")}
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if place.name in noted or mark not in (place / "environ").read_bytes().split(b"\0"):
+                continue
+            state, *about = (place / "stat").read_text().rpartition(") ")[2].split()
+            age_s = now_s - int(about[18]) / os.sysconf("SC_CLK_TCK")
+            loads = b"libtorch" in (place / "maps").read_bytes() and age_s < _LONGEST_IMPORT_S
+            is_python = b"python" in (place / "comm").read_bytes()
+            if state not in "ZX" and is_python and (loads or age_s < _YOUNG_S):
+                found.add(int(place.name))
     return found
 
 

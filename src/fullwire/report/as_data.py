@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
     from fullwire.answers.time_to_target import ToTarget
+    from fullwire.answers.tune import Tuning
     from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
@@ -189,6 +190,28 @@ def comparison_object(result: Comparison) -> dict[str, Any]:
     for side in ("before_recordings", "after_recordings"):
         shown[side] = [asdict(each) for each in shown[side]]
     return {**shown, "warnings": list(result.warnings)}
+
+
+def tuning_object(result: Tuning) -> dict[str, Any]:
+    """Return a tuning as a JSON object."""
+
+    def between(low_s: float | None, high_s: float | None) -> dict[str, float] | None:
+        return None if low_s is None or high_s is None else {"low_s": low_s, "high_s": high_s}
+
+    trials = []
+    for trial in result.trials:
+        shown = asdict(trial)
+        shown["interval"] = between(shown.pop("low_s"), shown.pop("high_s"))
+        trials.append(shown)
+    return {
+        "before_s": result.before_s,
+        "before_interval": between(*(result.before_interval or (None, None))),
+        "after_s": result.after_s,
+        "after_interval": between(*(result.after_interval or (None, None))),
+        "is_significant": result.is_significant,
+        "trials": trials,
+        "recipe": str(result.recipe),
+    }
 
 
 def gate_object(gate: Gate | None) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from fullwire.words import sentence, sentences
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
     from fullwire.answers.time_to_target import ToTarget
+    from fullwire.answers.tune import Tuning
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
     from fullwire.fixes import FixKind
@@ -186,6 +187,39 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
     """Print findings, a sentence each."""
     for line in sentences(findings):
         say(line)
+
+
+def print_tuning(result: Tuning) -> None:
+    """Print the trials of a tuning, the step before and after, and how to apply the recipe."""
+    print(f"  before  {show_time(result.before_s)} a step{_between(result.before_interval)}")
+    rows = [
+        [
+            str(number),
+            trial.words,
+            "-" if trial.predicted_s is None else show_time(trial.predicted_s),
+            "-" if trial.measured_s is None else show_time(trial.measured_s),
+            "yes" if trial.kept else f"no: {trial.reason}",
+        ]
+        for number, trial in enumerate(result.trials, 1)
+    ]
+    if rows:
+        print_table(["trial", "fix", "predicted", "measured", "kept"], rows, {"fix", "kept"})
+    gain = result.before_s / result.after_s
+    exact = all(trial.risk == "exact" for trial in result.kept)
+    if not result.kept:
+        print("  after   the same: no fix helped by more than noise")
+        return
+    print(
+        f"  after   {show_time(result.after_s)} a step{_between(result.after_interval)}: "
+        f"{gain:.2g}x" + (", same results up to the order of sums" if exact else "")
+    )
+    if result.is_significant is False:
+        print("  the two last recordings together show no more than noise: tune with more --steps")
+    print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({show_time(interval[0])} to {show_time(interval[1])})"
 
 
 def print_fix_kinds(kinds: Sequence[FixKind]) -> None:

@@ -90,10 +90,15 @@ class Pauses:
         return self.high_s - self.low_s <= _ALIKE * self.middle_s
 
 
-def gaps_between_steps_s(spans: Spans) -> _Floats:
-    """Return the gaps between the steps of the first rank, probe steps included."""
+def marks_between_gaps(spans: Spans) -> Spans:
+    """Return the marks of the first rank's steps, probe steps included."""
     marks = spans.rows((spans.lane == "host") & np.isin(spans.name, ["step", "probe"]))
-    first = marks.rows(marks.rank == marks.rank.min(initial=marks.rank.max(initial=0)))
+    return marks.rows(marks.rank == marks.rank.min(initial=marks.rank.max(initial=0)))
+
+
+def gaps_between_steps_s(spans: Spans) -> _Floats:
+    """Return the gaps between the steps of the first rank, in order of time."""
+    first = marks_between_gaps(spans)
     order = np.argsort(first.start_ns, kind="stable")
     return np.asarray((first.start_ns[order][1:] - first.end_ns[order][:-1]) * 1e-9)
 

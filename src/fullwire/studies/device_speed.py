@@ -1,7 +1,7 @@
 """The speed of this machine's own device, as a file that prices operations like the built-in ones.
 
 Memory is measured by copies, matrix products by a grid of shapes, and attention by two lengths. The
-products are fitted as those of data centres are (`workloads/device_fit.py`). Each fourth shape is
+products are fitted as those of data centres are (`workloads/operations.py`). Each fourth shape is
 left out of the fit and judges it: its error is the device's spread. It runs on a GPU in bf16 where
 torch has one, otherwise on the processors in fp32.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from fullwire.errors import UsageError
 from fullwire.outputs import refuse_existing, written
 from fullwire.workloads.accelerators import Accelerator, Attention, Products
-from fullwire.workloads.device_fit import Floats, fitted_products, product_errors
+from fullwire.workloads.operations import Seconds, fitted_products, product_errors
 
 ROWS, OUTPUTS, INNER = (512, 2048, 8192), (512, 1024, 1408, 4096), (512, 1024, 4096)
 LENGTHS = (1024, 2048)
@@ -140,7 +140,7 @@ class _Bench:
         moved = 2 * values * int(source.element_size())
         return moved / self._median_s(lambda: target.copy_(source))
 
-    def products(self, until: float, *, quick: bool) -> tuple[Floats, Floats]:
+    def products(self, until: float, *, quick: bool) -> tuple[Seconds, Seconds]:
         """Return the sizes of matrix products, small ones first, and their times."""
         shapes, times = list[tuple[int, int, int]](), list[float]()
         for rows, outputs, inner in sorted(product(ROWS, OUTPUTS, INNER), key=np.prod):
@@ -157,7 +157,7 @@ class _Bench:
             times.append(self._median_s(partial(self._torch.matmul, left, right.T)))
         return np.array(shapes, float).T, np.array(times)
 
-    def attention_flops_per_s(self, lengths: tuple[int, ...]) -> Floats:
+    def attention_flops_per_s(self, lengths: tuple[int, ...]) -> Seconds:
         """Return the rates of fused attention forward and backward, with each key counted."""
         attend = self._torch.nn.functional.scaled_dot_product_attention
         rates = list[tuple[float, float]]()

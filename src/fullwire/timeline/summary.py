@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
-from fullwire.run.run import Hosts, Links, Run, Whole
+from fullwire.run.run import Hosts, Links, Run, Spans, Whole
 from fullwire.run.usual import (
     LONGER,
     Pauses,
     gaps_between_steps_s,
+    marks_between_gaps,
     marks_of_steps,
     pauses,
     usual_steps,
@@ -61,7 +61,7 @@ class _Sums:
         self._ranks: set[int] = set()
         # By step: the ranks that have it, and their sums of lengths, bytes and exposed time.
         self._by_step = np.zeros((4, 0), np.int64)
-        self._gaps_s: NDArray[np.float64] | None = None
+        self._marks: list[Spans] = []  # steps and probe steps of the first rank
 
     def add(self, part: Run) -> None:
         table = part.collectives
@@ -79,8 +79,11 @@ class _Sums:
             number = line.step_number[line.step[is_exposed]]
             np.add.at(more[3], number, line.length_ns[is_exposed])
         self._by_step = more
-        if self._gaps_s is None and len(marks):
-            self._gaps_s = gaps_between_steps_s(part.spans)
+        of_first = marks_between_gaps(part.spans)
+        first = min(self._ranks, default=0)
+        self._marks = [each for each in self._marks if each.rank[0] == first]
+        if len(of_first) and of_first.rank[0] == first:
+            self._marks.append(of_first)
 
     def summary(self) -> Summary:
         count, *sums = self._by_step
@@ -110,7 +113,7 @@ class _Sums:
             usual=int(is_usual.sum()),
             longer=len(longer_s),
             longer_by_s=float((longer_s - step_s).sum()),
-            pauses=None if self._gaps_s is None else pauses(self._gaps_s, step_s),
+            pauses=pauses(gaps_between_steps_s(Spans.joined(self._marks)), step_s),
             collective_bytes=float(of_bytes[is_usual].mean()),
             exposed_s=float(exposed_s[is_usual].mean()),
         )

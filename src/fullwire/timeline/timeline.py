@@ -158,13 +158,7 @@ def timelines(
     collectives = run.collectives
     marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
     marks_by = _rows_by_rank(marks.rank)
-    check_times(run, "collectives", collectives.issue_ns, collectives.end_ns)
-    size = collectives.bytes
-    if (size < 0).any() or (size > MOST_BYTES).any():
-        row = int(np.argmax((size < 0) | (size > MOST_BYTES)))
-        raise DamagedInput(
-            run.provenance.source, f"collectives, row {row}: {size[row]} bytes cannot be"
-        )
+    check_collectives(run)
     collectives_by = _rows_by_rank(collectives.rank)
     waiting = deque((recorded_ranks(run) if ranks is None else ranks).tolist())
     for spans in [run.spans] if parts is None else parts:
@@ -206,6 +200,17 @@ def kinds_of(spans: Spans) -> NDArray[np.int8]:
     ]
     table = np.array(kinds, np.int8).reshape(len(lanes.names), len(names.names))
     return table[lanes.codes, names.codes]
+
+
+def check_collectives(run: Run) -> None:
+    """Refuse collectives with impossible times or sizes."""
+    check_times(run, "collectives", run.collectives.issue_ns, run.collectives.end_ns)
+    size = run.collectives.bytes
+    if (size < 0).any() or (size > MOST_BYTES).any():
+        row = int(np.argmax((size < 0) | (size > MOST_BYTES)))
+        raise DamagedInput(
+            run.provenance.source, f"collectives, row {row}: {size[row]} bytes cannot be"
+        )
 
 
 def check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:

@@ -70,17 +70,36 @@ class Trials:
         self._carry_out(self._exchange, struct.calcsize(form), "float64", "MAX")
         return struct.unpack_from(form, self._space, 0)
 
-    def _mean_s(self, program: Any, count: int, trials: int) -> float:
+    def allreduce_s(self, count: int, wire: int | None) -> float:
+        """Measure a sum of zeros of so many bytes, packed in a wire format or as it is."""
+        self._make_room(count)
+        if wire is None:
+            segments = programs.ring_segments(self._size, count)
+            ring = programs.allreduce("ring", self._size, self._rank, segments)
+            return self._mean_s(ring, count, _LARGE_TRIALS)
+        direct = programs.packed_allreduce(self._size, self._rank)
+        return self._mean_s(direct, count, _LARGE_TRIALS, wire)
+
+    def _make_room(self, count: int) -> None:
+        if len(self._space) < count:
+            self._space = create_string_buffer(count)
+
+    def _mean_s(self, program: Any, count: int, trials: int, wire: int | None = None) -> float:
         # The first lets all ranks begin together, and several in a row follow. In a single one, the
         # last rank to come finds all messages there, and would measure almost no time.
-        self._carry_out(program, count)
+        self._carry_out(program, count, wire=wire)
         began = time.perf_counter()
         for _ in range(trials):
-            self._carry_out(program, count)
+            self._carry_out(program, count, wire=wire)
         return (time.perf_counter() - began) / trials
 
     def _carry_out(
-        self, program: Any, count: int, number: str = "uint8", reduction: str = "SUM"
+        self,
+        program: Any,
+        count: int,
+        number: str = "float32",
+        reduction: str = "SUM",
+        wire: int | None = None,
     ) -> None:
         place = [(addressof(self._space), count)]
         task = self._engine.collective(
@@ -93,6 +112,7 @@ class Trials:
             1,
             self._timeout_s,
             True,
+            *(() if wire is None else (wire, math.inf)),
         )
         while not self._engine.wait(task, _LOOK_UP_S):
             pass

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,21 @@ from fullwire.transport.calibrate import Trials, processors_of_a_rank, streams
 from fullwire.transport.congestion import congestion_control, in_use
 from fullwire.transport.keys import is_switched_on, protection, say_once_that_the_network_is_trusted
 from fullwire.transport.rendezvous import Meeting, Met, meet, why_no_group
+from fullwire.transport.tensors import (
+    Places,
+    called,
+    cut,
+    described,
+    landing_for,
+    listed,
+    memory_of,
+    only,
+    root_of,
+    split,
+    typed,
+)
 from fullwire.transport.untraced import untraced
+from fullwire.transport.wire import FORMATS, Packing, Wire, agreed, say_fall_back
 from fullwire.transport.work import Completer, InFlight, Work
 
 LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; at most the group's time-out.
@@ -33,7 +46,6 @@ CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: this rank adds checksums to its fr
 SHORTEST_RENDEZVOUS_S = 30.0  # processes may start late even where collectives are quick.
 # For tensors that only move, as uint8: without a reduction, divided by 1.
 _MOVED = (None, programs.NUMBERS["uint8"], 1)
-Places: TypeAlias = list[tuple[int, int]]  # addresses, and their numbers of bytes
 _EMPTY = (0, 0)
 _SPIN_US = 50  # while a small message is on its way and processors are free.
 _REMEMBERED = 100  # sums of one number; DDP's join() has far fewer under way.
@@ -59,6 +71,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     supports_coalescing = False
     _engine: Any = None  # until the ranks have met
     _completer: Any = None
+    _has_told_fall_back = False
 
     def __init__(self, options: Any) -> None:
         rank, size = options.group_rank, options.group_size
@@ -117,6 +130,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             more = self._meet(dist.PrefixStore(f"stream {stream}", store), f", stream {stream}")
             self._engine.add(more.sockets, more.keys)
             self.strangers += more.strangers
+        self.trials = trials
+        self.wire: Wire = agreed(trials, self._size, self.links)
+        self.wire.tells = self._rank == 0
         self._engine.count_from_here()
 
     def _meet(self, store: Any, stream: str) -> Met:
@@ -195,7 +211,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> Work:
         """Leave the reduction of all ranks' tensors in every tensor."""
-        tensor = _only(tensors)
+        tensor = only(tensors)
         if tensor.layout is torch.sparse_coo:
             return self._summing_few(tensor, opts)
         work = self._reducing([tensor], opts)
@@ -213,20 +229,26 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         tasks = []
         for tensor in tensors:
             how = self._how(tensor, opts)
-            memory = _memory(tensor, dense=True)
-            algorithm, segments = self._algorithm(memory[1]), 1
-            if algorithm == "ring":
-                part_bytes = self._engine.largest_part(memory[1])
-                segments = programs.ring_segments(self._size, part_bytes)
-            program = programs.allreduce(algorithm, self._size, self._rank, segments)
-            what = f"all_reduce({_called(opts)}) of {_described(tensor)}"
-            tasks.append(self._task(what, program, [memory], [memory], opts, how))
+            memory = memory_of(tensor, dense=True)
+            packing = self._packing(tensor, memory[1], called(opts))
+            program = self._summing(memory[1], packing)
+            what = f"all_reduce({called(opts)}) of {described(tensor)}"
+            tasks.append(self._task(what, program, [memory], [memory], opts, how, packing))
         return self._work(tasks, list(tensors), tensors)
+
+    def _summing(self, size_bytes: int, packing: Packing | None) -> Any:
+        if packing is not None:
+            return programs.packed_allreduce(self._size, self._rank)
+        algorithm, segments = self._algorithm(size_bytes), 1
+        if algorithm == "ring":
+            part_bytes = self._engine.largest_part(size_bytes)
+            segments = programs.ring_segments(self._size, part_bytes)
+        return programs.allreduce(algorithm, self._size, self._rank, segments)
 
     def _summing_few(self, tensor: Any, opts: Any) -> Work:
         """Add up sparse tensors: every rank gathers the counts of entries, then all entries."""
-        if _called(opts) != "SUM":
-            raise ValueError(f"fullwire: sparse tensors can only be summed, not {_called(opts)}")
+        if called(opts) != "SUM":
+            raise ValueError(f"fullwire: sparse tensors can only be summed, not {called(opts)}")
         own, counts = tensor.coalesce(), torch.empty(self._size, dtype=torch.int64)
         self.all_gather_single(counts, torch.tensor([own._nnz()]), opts).wait()
         most = int(counts.max())
@@ -236,7 +258,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         ]
         wholes = [part.new_empty((self._size * most, *part.shape[1:])) for part in parts]
         pairs = list(zip(wholes, parts, strict=True))
-        tasks = [self._gathering(part, _cut(w, self._size, part), opts) for w, part in pairs]
+        tasks = [self._gathering(part, cut(w, self._size, part), opts) for w, part in pairs]
 
         def add_up() -> None:
             place = torch.arange(self._size * most) % max(most, 1)
@@ -248,38 +270,38 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
         """Copy the root's tensor to all ranks."""
-        tensor, root = _only(tensors), _root(opts, more)
-        memory = _memory(tensor, dense=True)
+        tensor, root = only(tensors), root_of(opts, more)
+        memory = memory_of(tensor, dense=True)
         small = programs.is_small(memory[1], self.links)
         program = programs.broadcast(self._size, self._rank, root, small)
-        what = f"broadcast from rank {self._members[root]} of {_described(tensor)}"
+        what = f"broadcast from rank {self._members[root]} of {described(tensor)}"
         task = self._task(what, program, [memory, _EMPTY], [memory, _EMPTY], opts)
         return self._work([task], [tensor], tensors)
 
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
         """Leave the reduction of all tensors at the root."""
-        tensor, root = _only(tensors), _root(opts, more)
+        tensor, root = only(tensors), root_of(opts, more)
         how = self._how(tensor, opts)
-        memory = _memory(tensor, dense=True)
+        memory = memory_of(tensor, dense=True)
         small = programs.is_small(memory[1], self.links)
         program = programs.reduce(self._size, self._rank, root, small)
         work = memory if self._rank == root else (0, memory[1])
-        what = f"reduce({_called(opts)}) to rank {self._members[root]} of {_described(tensor)}"
+        what = f"reduce({called(opts)}) to rank {self._members[root]} of {described(tensor)}"
         task = self._task(what, program, [memory, _EMPTY], [work, _EMPTY], opts, how)
         return self._work([task], [tensor], tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
         """Collect every rank's tensor in a list, on each rank."""
-        given = _only(inputs).contiguous()
-        lists = _listed(outputs)
-        landing, spread = _landing(lists)
-        task = self._gathering(given, [_memory(each) for each in landing], opts)
+        given = only(inputs).contiguous()
+        lists = listed(outputs)
+        landing, spread = landing_for(lists)
+        task = self._gathering(given, [memory_of(each) for each in landing], opts)
         return self._work([task], list(lists), (landing, given), spread)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in one tensor, on each rank."""
         given = given.contiguous()
-        task = self._gathering(given, _cut(output, self._size, given), opts)
+        task = self._gathering(given, cut(output, self._size, given), opts)
         return self._work([task], [output], (output, given))
 
     _allgather_base = all_gather_single
@@ -289,7 +311,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     ) -> Work:
         """Collect several tensors, one after the other."""
         tasks = [
-            self._gathering(given, _cut(output, self._size, given), opts)
+            self._gathering(given, cut(output, self._size, given), opts)
             for output, given in zip(outputs, inputs, strict=True)
         ]
         return self._work(tasks, list(outputs), (outputs, inputs))
@@ -301,31 +323,33 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     ) -> Work:
         """Collect several tensors in lists, one list for each rank."""
         tasks = [
-            self._gathering(given, [_memory(each[index]) for each in outputs], opts)
+            self._gathering(given, [memory_of(each[index]) for each in outputs], opts)
             for index, given in enumerate(inputs)
         ]
         return self._work(tasks, list(outputs), (outputs, inputs))
 
     def _gathering(self, given: Any, places: Places, opts: Any) -> Any:
-        memory = _memory(given)
+        memory = memory_of(given)
         self._require_places(places, memory[1], "all_gather")
         source = [memory if rank == self._rank else _EMPTY for rank in range(self._size)]
-        small = programs.is_small(memory[1] * self._size, self.links)
-        program = programs.allgather(self._size, self._rank, small)
-        return self._task(f"all_gather of {_described(given)}", program, source, places, opts)
+        packing = self._packing(given, memory[1] * self._size, "")
+        direct = packing is not None or programs.is_small(memory[1] * self._size, self.links)
+        program = programs.allgather(self._size, self._rank, direct)
+        what = f"all_gather of {described(given)}"
+        return self._task(what, program, source, places, opts, packing=packing)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
         """Reduce a list of tensors and leave one of the results on each rank."""
-        output = _only(outputs)
-        parts = [each.contiguous() for each in _listed(inputs)]
-        [landing], spread = _landing([output])
-        task = self._scattering(landing, [_memory(each) for each in parts], opts)
+        output = only(outputs)
+        parts = [each.contiguous() for each in listed(inputs)]
+        [landing], spread = landing_for([output])
+        task = self._scattering(landing, [memory_of(each) for each in parts], opts)
         return self._work([task], [output], (landing, parts), spread)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Reduce a tensor and leave one part of the result on each rank."""
         given = given.contiguous()
-        task = self._scattering(output, _cut(given, self._size, output), opts)
+        task = self._scattering(output, cut(given, self._size, output), opts)
         return self._work([task], [output], (output, given))
 
     _reduce_scatter_base = reduce_scatter_single
@@ -335,7 +359,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     ) -> Work:
         """Reduce and leave parts of several tensors, one after the other."""
         tasks = [
-            self._scattering(output, _cut(given, self._size, output), opts)
+            self._scattering(output, cut(given, self._size, output), opts)
             for output, given in zip(outputs, inputs, strict=True)
         ]
         return self._work(tasks, list(outputs), (outputs, inputs))
@@ -344,17 +368,19 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def _scattering(self, output: Any, parts: Places, opts: Any) -> Any:
         how = self._how(output, opts)
-        memory = _memory(output)
+        memory = memory_of(output)
         self._require_places(parts, memory[1], "reduce_scatter")
-        work = [(memory[0] if rank == self._rank else 0, memory[1]) for rank in range(self._size)]
-        small = programs.is_small(memory[1] * self._size, self.links)
-        program = programs.reducescatter(self._size, self._rank, small)
-        what = f"reduce_scatter({_called(opts)}) of {_described(output)} a rank"
-        return self._task(what, program, parts, work, opts, how)
+        packing = self._packing(output, memory[1] * self._size, called(opts))
+        others = (0, memory[1]) if packing is None else _EMPTY  # a ring passes their sums on
+        work = [memory if rank == self._rank else others for rank in range(self._size)]
+        direct = packing is not None or programs.is_small(memory[1] * self._size, self.links)
+        program = programs.reducescatter(self._size, self._rank, direct)
+        what = f"reduce_scatter({called(opts)}) of {described(output)} a rank"
+        return self._task(what, program, parts, work, opts, how, packing)
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Send a tensor to each rank and get one from each."""
-        source, places = [*map(_memory, inputs)], [*map(_memory, outputs)]
+        source, places = [*map(memory_of, inputs)], [*map(memory_of, outputs)]
         task = self._exchanging(source, places, inputs[0], opts)
         return self._work([task], list(outputs), (outputs, inputs))
 
@@ -367,8 +393,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         opts: Any = None,
     ) -> Work:
         """Send a part of a tensor to each rank and get one from each."""
-        source = _split(_memory(given), given, input_splits, self._size)
-        places = _split(_memory(output), output, output_splits, self._size)
+        source = split(memory_of(given), given, input_splits, self._size)
+        places = split(memory_of(output), output, output_splits, self._size)
         task = self._exchanging(source, places, given, opts)
         return self._work([task], [output], (output, given))
 
@@ -380,38 +406,38 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         if source[self._rank][1] != places[self._rank][1]:
             raise ValueError("all_to_all: a rank's part for itself differs in size on both sides")
         program = programs.alltoall(self._size, self._rank)
-        return self._task(f"all_to_all of {_typed(given)}", program, source, places, opts)
+        return self._task(f"all_to_all of {typed(given)}", program, source, places, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> Work:
         """Collect every rank's tensor at the root."""
-        given, root = _only(inputs).contiguous(), _root(opts, more)
-        memory = _memory(given)
-        lists = _listed(outputs) if self._rank == root else []
-        landing, spread = _landing(lists)
+        given, root = only(inputs).contiguous(), root_of(opts, more)
+        memory = memory_of(given)
+        lists = listed(outputs) if self._rank == root else []
+        landing, spread = landing_for(lists)
         places = [_EMPTY] * self._size
         if self._rank == root:
-            places = [_memory(each) for each in landing]
+            places = [memory_of(each) for each in landing]
             self._require_places(places, memory[1], "gather")
         source = [memory if rank == self._rank else _EMPTY for rank in range(self._size + 1)]
         program = programs.gather(self._size, self._rank, root)
-        what = f"gather to rank {self._members[root]} of {_described(given)}"
+        what = f"gather to rank {self._members[root]} of {described(given)}"
         task = self._task(what, program, source, [*places, _EMPTY], opts)
         return self._work([task], list(lists), (landing, given), spread)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> Work:
         """Give each rank a tensor of the root's."""
-        output, root = _only(outputs), _root(opts, more)
-        [landing], spread = _landing([output])
-        memory = _memory(landing)
-        lists = _listed(inputs) if self._rank == root else []
+        output, root = only(outputs), root_of(opts, more)
+        [landing], spread = landing_for([output])
+        memory = memory_of(landing)
+        lists = listed(inputs) if self._rank == root else []
         parts = [each.contiguous() for each in lists]
         source = [_EMPTY] * self._size
         if self._rank == root:
-            source = [_memory(each) for each in parts]
+            source = [memory_of(each) for each in parts]
             self._require_places(source, memory[1], "scatter")
         places = [memory if rank == self._rank else _EMPTY for rank in range(self._size + 1)]
         program = programs.scatter(self._size, self._rank, root)
-        what = f"scatter from rank {self._members[root]} of {_described(output)}"
+        what = f"scatter from rank {self._members[root]} of {described(output)}"
         task = self._task(what, program, [*source, _EMPTY], places, opts)
         return self._work([task], [output], (landing, parts), spread)
 
@@ -424,22 +450,22 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Work:
         """Send a tensor to a rank that receives it."""
-        return self._transfer("send", _only(tensors), f"to rank {self._members[to]}", to, tag)
+        return self._transfer("send", only(tensors), f"to rank {self._members[to]}", to, tag)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank."""
         where = f"from rank {self._members[source]}"
-        return self._transfer("receive", _only(tensors), where, source, tag)
+        return self._transfer("receive", only(tensors), where, source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive a tensor from whichever rank sends one."""
-        return self._transfer("receive", _only(tensors), "from any rank", -1, tag)
+        return self._transfer("receive", only(tensors), "from any rank", -1, tag)
 
     def _transfer(self, does: str, tensor: Any, where: str, rank: int, tag: int) -> Work:
-        what = f"{does} of {_described(tensor)} {where} (tag {tag})"
+        what = f"{does} of {described(tensor)} {where} (tag {tag})"
         if rank == self._rank:
             raise ValueError(f"{what}: that is this rank itself")
-        how = (does == "send", rank, tag, _memory(tensor), self._timeout_s)
+        how = (does == "send", rank, tag, memory_of(tensor), self._timeout_s)
         return self._work([partial(self._engine.transfer, what, *how)], [tensor], tensor)
 
     # ---- How ----
@@ -452,13 +478,27 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         places: Places,
         opts: Any,
         how: tuple[int | None, int, int] = _MOVED,
+        packing: Packing | None = None,
     ) -> Callable[[], Any]:
         """Return a function that issues a collective to the engine."""
         given = getattr(opts, "timeout", None)
         asked_s = given.total_seconds() if given is not None else 0.0
         timeout_s = asked_s if asked_s > 0 else self._timeout_s
         rest = (*how, timeout_s, not getattr(opts, "asyncOp", True))  # the caller waits at once
-        return partial(self._engine.collective, what, program, source, places, *rest)
+        if packing is None:
+            return partial(self._engine.collective, what, program, source, places, *rest)
+        wire = (FORMATS[packing.name], packing.most_error)
+        what += packing.words
+        return partial(self._engine.collective, what, program, source, places, *rest, *wire)
+
+    def _packing(self, tensor: Any, size_bytes: int, reduction: str) -> Packing | None:
+        """Return the wire format of a tensor, and say once that the group has fallen back."""
+        found = self.wire.packing(typed(tensor), tensor.numel(), size_bytes, reduction)
+        if found and not self._has_told_fall_back and (after := self._engine.fallen_back_after):
+            self._has_told_fall_back = True
+            if self._rank == 0:
+                say_fall_back(self._label, after, found)
+        return found
 
     def _work(
         self,
@@ -474,16 +514,16 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def _how(self, tensor: Any, opts: Any) -> tuple[int, int, int]:
         """Return the operation of a reduction, its type of number, and its divisor."""
-        name, dtype = _called(opts), tensor.dtype
+        name, dtype = called(opts), tensor.dtype
         if dtype.is_complex and name in ("SUM", "AVG"):
             dtype = dtype.to_real()  # a complex number is added as two real ones
         kind = str(dtype).removeprefix("torch.")
         if kind not in programs.NUMBERS:
-            raise TypeError(f"fullwire cannot reduce {_typed(tensor)} by {name}")
+            raise TypeError(f"fullwire cannot reduce {typed(tensor)} by {name}")
         if name not in programs.REDUCTIONS:
             raise ValueError(f"fullwire knows no reduction {name}")
         if name.startswith("B") and (tensor.dtype.is_floating_point):
-            raise ValueError(f"{name}: expected whole numbers, got {_typed(tensor)}")
+            raise ValueError(f"{name}: expected whole numbers, got {typed(tensor)}")
         if name == "AVG" and tensor.dtype == torch.bool:
             raise ValueError("AVG: expected numbers, got bool")
         divide_by = self._size if name == "AVG" else 1
@@ -505,95 +545,3 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         if any(size != each for _, size in places):
             sizes = [size for _, size in places]
             raise ValueError(f"{name}: expected {each} bytes for each rank, got {sizes}")
-
-
-def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
-    """Return the address of a tensor's bytes, and their number."""
-    if (place := tensor.device).type != "cpu":
-        raise ValueError(f"fullwire: expected a tensor of the processor, got one on {place}")
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"fullwire: expected a dense tensor, got {tensor.layout}")
-    if not tensor.is_contiguous() and not (dense and _is_without_gaps(tensor)):
-        raise ValueError("Tensors must be contiguous")  # the words of Gloo
-    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
-
-
-def _landing(outputs: Sequence[Any]) -> tuple[list[Any], Callable[[], None] | None]:
-    """Return tensors without gaps to receive in, and a function that copies them to the others."""
-    dense = [each if each.is_contiguous() else each.new_empty(each.shape) for each in outputs]
-    apart = [(out, one) for out, one in zip(outputs, dense, strict=True) if out is not one]
-
-    def spread() -> None:
-        for out, one in apart:
-            out.copy_(one)
-
-    return dense, spread if apart else None
-
-
-def _is_without_gaps(tensor: Any) -> bool:
-    """Say whether a tensor is contiguous in some order of its dimensions."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
-
-
-def _only(tensors: Any) -> Any:
-    if isinstance(tensors, torch.Tensor):
-        return tensors
-    if len(tensors) != 1:
-        raise ValueError(f"expected one tensor, got {len(tensors)}")
-    return tensors[0]
-
-
-def _listed(tensors: Any) -> Sequence[Any]:
-    """Return the tensors for all ranks, which torch may put in a list of one list."""
-    return tensors[0] if isinstance(tensors[0], list | tuple) else tensors
-
-
-def _cut(whole: Any, parts: int, part: Any) -> Places:
-    """Cut a tensor into places of tensors like the part; check the type, which torch has not."""
-    if whole.dtype is not part.dtype:
-        raise ValueError(f"expected tensors of one type, got {_typed(part)} and {_typed(whole)}")
-    address, size = _memory(whole)
-    each = part.numel() * part.element_size()
-    if size != each * parts:
-        raise ValueError(f"expected {parts} times {each} bytes in one tensor, got {size}")
-    return [(address + index * each, each) for index in range(parts)]
-
-
-def _split(memory: tuple[int, int], tensor: Any, splits: Sequence[int], parts: int) -> Places:
-    """Cut a tensor along its first dimension, into equal parts unless splits are given."""
-    rows = int(tensor.shape[0]) if tensor.dim() else 1
-    counts = list(splits) or [rows // parts] * parts
-    if len(counts) != parts or sum(counts) != rows:
-        raise ValueError(f"all_to_all: expected {parts} splits of {rows} rows, got {counts}")
-    row_bytes = memory[1] // rows if rows else 0
-    firsts = accumulate(counts, initial=0)
-    return [
-        (memory[0] + first * row_bytes, count * row_bytes)
-        for first, count in zip(firsts, counts, strict=False)
-    ]
-
-
-def _called(opts: Any) -> str:
-    reduction = getattr(opts, "reduceOp", opts)
-    if reduction is None:
-        return "SUM"
-    other = str(getattr(reduction, "op", reduction)).removeprefix("RedOpType.")
-    known = (name for name in programs.REDUCTIONS if reduction == getattr(dist.ReduceOp, name))
-    return next(known, other)
-
-
-def _root(opts: Any, more: dict[str, Any]) -> int:
-    return opts if isinstance(opts, int) else int(more.get("root", getattr(opts, "rootRank", 0)))
-
-
-def _typed(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _described(tensor: Any) -> str:
-    return f"{tensor.numel()} {_typed(tensor)}"

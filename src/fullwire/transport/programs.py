@@ -19,7 +19,7 @@ from fullwire import _native
 from fullwire.collectives.closed_form import cost
 from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.plan import plan
-from fullwire.collectives.stages import Plan, Transfers
+from fullwire.collectives.stages import Layout, Plan, Transfers
 
 # The engine's numbers for them.
 NUMBERS = {
@@ -107,6 +107,13 @@ def allreduce(algorithm: str, workers: int, rank: int, segments: int = 1) -> Any
         *_staggered(*_as_seen_from(stated, rank), stated.blocks, segments),
         signals=False,
     )
+
+
+@cache
+def packed_allreduce(workers: int, rank: int) -> Any:
+    """Return a program that rounds a sum once: each rank adds up one block, and sends it to all."""
+    every_rank_serves = Layout(nodes=workers, servers=workers)
+    return _planned(plan("allreduce", "parameter-server", every_rank_serves), rank)
 
 
 def _staggered(
@@ -304,9 +311,13 @@ def _pieces(part: Transfers, row: int, latest: list[int]) -> list[Send]:
 
 
 def _received(part: Transfers, row: int, latest: list[int], mine: Any) -> Receive:
+    rank = part.target[row]
     first, count = int(part.first_block[row]), int(part.block_count[row])
     reduces = bool(part.reduces[row])
-    later = mine[part.round[mine] > part.round[row]]
+    # In one round a rank adds what several others send one after the other.
+    is_later = part.round[mine] > part.round[row]
+    is_next = (part.round[mine] == part.round[row]) & (mine > row) & (part.target[mine] == rank)
+    later = mine[is_later | is_next]
     overlaps = (part.first_block[later] < first + count) & (
         part.first_block[later] + part.block_count[later] > first
     )

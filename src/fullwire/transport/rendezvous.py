@@ -6,7 +6,7 @@ job's key and that number. The names of the group, its ranks and this protocol e
 Where the job has no key, every process that reads the store can derive the secret. A connection
 counts after both ends have shown that they know the secret:
 
-    client   "FWT3", its rank, the rank it looks for, 32 random bytes, an X25519 key
+    client   "FWT4", its rank, the rank it looks for, 32 random bytes, an X25519 key
     server   32 random bytes, an X25519 key, HMAC(secret, "server" and all of the above)
     client   HMAC(secret, "client" and all of the above)
 
@@ -43,7 +43,7 @@ from fullwire.transport.congestion import choose
 from fullwire.transport.keys import SECRET_BYTES, Protection, expanded, extracted
 
 INTERFACE_VARIABLE = "FULLWIRE_INTERFACE"  # the address, or the interface, to listen at
-_MAGIC = b"FWT3"
+_MAGIC = b"FWT4"  # changes whenever ranks of two versions would not understand each other
 _HELLO = struct.Struct("!4sII32s32s")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -98,7 +98,13 @@ class Meeting:
         said = _read(self.store, f"rank {other}")
         if said.startswith(_FAILED):
             raise _NotYet(said.removeprefix(_FAILED).split(" ", 2)[2])
-        host, port, machine, protection = said.split(" ")
+        host, port, machine, rest = said.split(" ")
+        protection, _, version = rest.partition("/")
+        if version != _MAGIC.decode():
+            raise _NotYet(
+                f"its version of Fullwire speaks {version or 'an older form'} and this rank's "
+                f"{_MAGIC.decode()}: install the same version on every host"
+            )
         if protection != str(self.protection):
             raise _NotYet(
                 f"it is {protection} and this rank {self.protection}: every rank needs the same "
@@ -120,6 +126,10 @@ class Meeting:
             self.record(other)
         except _NotYet as error:
             return f" (rank {other}: {error})"
+        with contextlib.suppress(_NotYet):
+            attempt, awaited = _read(self.store, f"waits {other}").split()
+            if attempt == _attempt(self.store):
+                return f" (rank {other} waits for rank {awaited})"
         return ""
 
 
@@ -132,7 +142,8 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
         host, port = listener.getsockname()[:2]
         if rank == 0:
             store.set("number", secrets.token_hex(_NONCE_BYTES))
-        store.set(f"rank {rank}", f"{host} {port} {_machine()} {meeting.protection}")
+        protection = f"{meeting.protection}/{_MAGIC.decode()}"
+        store.set(f"rank {rank}", f"{host} {port} {_machine()} {protection}")
         door = _Door(listener, meeting)
         opened.callback(door.close)
         found: dict[int, _Trusted] = {}
@@ -221,14 +232,20 @@ def _connected(
     Once rank 0 has been met, the store's number is certainly of this attempt.
     """
     reason, looked = "it has not said where it is", 0.0
+    tells_at = (time.monotonic() + until) / 2
     while time.monotonic() < until:
         door.answer(0)
+        if time.monotonic() > tells_at:  # ranks that wait for this one learn the rank to blame
+            tells_at = until
+            with contextlib.suppress(_NotYet):
+                meeting.store.set(f"waits {meeting.rank}", f"{_attempt(meeting.store)} {other}")
         if is_current and time.monotonic() - looked > _LOOK_UP_S:
             looked = time.monotonic()
             meeting.raise_if_failed([other])
         try:
             host, port, _ = meeting.record(other)
-            return _introduced(host, port, meeting, other)
+            patience_s = min(_PATIENCE_S, max((until - time.monotonic()) / 4, 0.2))
+            return _introduced(host, port, meeting, other, patience_s)
         except _NotYet as error:
             reason = str(error)
         except OSError as error:
@@ -239,7 +256,7 @@ def _connected(
     raise TransportError(f"rendezvous: rank {other} could not be reached: {reason}")
 
 
-def _introduced(host: str, port: int, meeting: Meeting, other: int) -> _Trusted:
+def _introduced(host: str, port: int, meeting: Meeting, other: int, patience_s: float) -> _Trusted:
     """Connect, and prove the knowledge of the secret once the other end has proved it."""
     secret = meeting.secret()
     own = secrets.token_bytes(SECRET_BYTES)
@@ -249,7 +266,7 @@ def _introduced(host: str, port: int, meeting: Meeting, other: int) -> _Trusted:
         connection = socket.socket(_family(host))
         unless_trusted.callback(connection.close)
         choose(connection)
-        connection.settimeout(_PATIENCE_S)
+        connection.settimeout(patience_s)
         connection.connect((host, port))
         connection.sendall(hello)
         answer = _exactly(connection, _NONCE_BYTES + SECRET_BYTES + _PROOF_BYTES)

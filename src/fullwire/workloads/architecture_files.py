@@ -334,7 +334,7 @@ def _deepseek(config: _Config, kind: str) -> Architecture:
 def _with_old_names(config: _Config, kind: str) -> Architecture:
     heads, hidden = (
         config.whole("n_head", "num_attention_heads"),
-        config.whole("n_embd", "hidden_size"),
+        config.whole("n_embd", "n_embed", "hidden_size"),
     )
     positions = config.whole("n_positions", default=2048)
     return Architecture(

@@ -6,17 +6,22 @@ take least. A product that reads and writes more than it multiplies takes its me
 numbers for each family and type say the rest (accelerators.toml); on shapes that were left out of
 the fit they miss the measured times by 2 to 5 % in the median (docs/validation/operations.md).
 
-All functions take numbers or numpy arrays and return seconds.
+All functions but the last two take numbers or numpy arrays and return seconds. `fitted_products`
+finds the numbers of a device from measured products. It turns one number at a time, and takes
+whatever lowers the mean error of the logarithm of the times. Each number has a clear meaning and
+bounds, so this is enough, and it needs numpy alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fullwire.workloads.accelerators import Accelerator
+from fullwire.workloads.accelerators import Accelerator, Products
 
 Seconds: TypeAlias = NDArray[np.float64]
 Kind: TypeAlias = Literal["forward", "input", "weight"]
@@ -33,6 +38,12 @@ _POWER_EXPONENT = 0.5
 ADAM_BYTES = 30  # of a parameter: weight, gradient, both moments read and written, copy in 16 bits
 MISALIGNED = 3.0  # a side that is no multiple of 8, fitted to BLOOM's first runs
 _KERNEL_S = 2e-6  # between kernels that the host has queued
+# Share of the peak, three shares of smaller tiles, ramp, start in us, memory share, tail, and the
+# share of the memory rate in casts to 8 bits.
+_LOW = np.log([0.3, 0.4, 0.4, 0.4, 1, 1, 0.3, 0.01, 0.02])
+_HIGH = np.log([1.2, 1, 1, 1, 3000, 300, 1, 1, 1])
+_START = np.log([0.75, 0.9, 0.85, 0.8, 200, 3, 0.8, 0.6, 0.4])
+_TURNS = 60
 
 
 def product_s(
@@ -164,3 +175,63 @@ def cross_entropy_s(device: Accelerator, rows: ArrayLike, vocab: ArrayLike) -> S
 def optimizer_s(device: Accelerator, parameters: ArrayLike) -> Seconds:
     """Return the time of AdamW for parameters that this device updates."""
     return memory_bound_s(device, ADAM_BYTES * np.asarray(parameters, float), kernels=20)
+
+
+def product_errors(
+    device: Accelerator, sizes: Seconds, time_s: Seconds, precision: str, *, with_cast: bool
+) -> Seconds:
+    """Return the logarithm of predicted over measured times.
+
+    - `sizes`: rows of rows, outputs and inner lengths.
+    - `with_cast`: whether the times hold the cast of the rows to 8 bits.
+    """
+    rows, outputs, inner = sizes
+    predicted = product_s(device, rows, outputs, inner, precision=precision)
+    if with_cast:
+        share = device.products_of(precision).cast_share
+        predicted = predicted + 3 * rows * inner / (device.memory_bytes_per_s * share)
+    return np.asarray(np.log(predicted / time_s))
+
+
+def fitted_products(
+    device: Accelerator, sizes: Seconds, time_s: Seconds, precision: str, *, with_cast: bool = False
+) -> Products:
+    """Return the numbers with which a device's products take the measured times."""
+
+    def loss(logs: Seconds) -> float:
+        made = _products(logs)
+        tried = replace(device, products=(("bf16", made), ("fp8", made)))
+        errors = product_errors(tried, sizes, time_s, precision, with_cast=with_cast)
+        return float(np.abs(errors).mean())
+
+    return _products(_descended(loss))
+
+
+def _descended(loss: Callable[[Seconds], float]) -> Seconds:
+    best, steps = _START.copy(), np.full(len(_START), 0.3)
+    least = loss(best)
+    for turn in range(_TURNS * len(best)):
+        index = turn % len(best)
+        for sign in (1, -1):
+            tried = best.copy()
+            tried[index] = np.clip(tried[index] + sign * steps[index], _LOW[index], _HIGH[index])
+            if (found := loss(tried)) < least:
+                least, best = found, tried
+                steps[index] *= 1.3
+                break
+        else:
+            steps[index] = max(0.6 * steps[index], 0.004)
+    return best
+
+
+def _products(logs: Seconds) -> Products:
+    peak, first, second, third, ramp, start, memory, tail, cast = np.exp(logs).tolist()
+    return Products(
+        peak_share=peak,
+        tile_shares=(1.0, first, first * second, first * second * third),
+        ramp=ramp,
+        start_us=start,
+        memory_share=memory,
+        tail=tail,
+        cast_share=cast,
+    )

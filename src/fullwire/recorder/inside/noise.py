@@ -39,6 +39,7 @@ class GradientNoise:
         self._leading: int | None = None  # the optimizer whose steps are counted
         self._scale: Any = None
         self._waiting: list[tuple[int, int, Any, Any, Any]] = []
+        self._has_told = False
         optimizers.register_optimizer_step_post_hook(self._step_ended)
         scaler = getattr(torch.amp, "GradScaler", None)
         if scaler is not None:
@@ -106,10 +107,21 @@ class GradientNoise:
                 self.flush()
         self._own, self._mean, self._passes = {}, None, 0
 
+    def close(self) -> None:
+        """Note the last norms, or say that there were none."""
+        self.flush()
+        if self._steps >= EVERY and not self._has_told:
+            self._journal.define(
+                kind="missing",
+                sentence="its gradient noise was not seen: only DistributedDataParallel shows a "
+                "rank's own gradients",
+            )
+
     def flush(self) -> None:
         """Note the norms that were read before."""
         waiting, self._waiting = self._waiting, []
         for passes, time_ns, own, mean, scale in waiting:
+            self._has_told = True
             factor = 1.0 if scale is None else float(scale) ** 2
             for kind, norms in ((Note.OWN_NOISE, own), (Note.MEAN_NOISE, mean)):
                 squared = float(norms.double().square().sum()) / factor

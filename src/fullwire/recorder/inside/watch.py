@@ -88,7 +88,7 @@ def _stay_out_of_graphs() -> None:
 def _close(journal: Journal, clock: Clock, noise: GradientNoise | None) -> None:
     clock.close()
     if noise is not None:
-        noise.flush()
+        noise.close()
     journal.write()
     if journal.is_open and journal.noted:
         # Time the shortest hook on a journal that is thrown away.

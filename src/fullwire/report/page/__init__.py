@@ -26,11 +26,11 @@ import fullwire
 from fullwire.answers.compare import compare
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import Explanation, explain
-from fullwire.answers.opening import Opened, RunLike, many, opened, with_line_rate
+from fullwire.answers.opening import Opened, RunLike, many, name_of_run, opened, with_line_rate
 from fullwire.answers.search import explorer
 from fullwire.answers.verification import verify
+from fullwire.display import shortened
 from fullwire.errors import FullwireError, UsageError
-from fullwire.files import name_of
 from fullwire.findings.notes import NoFixesPredicted, NothingToPredictFrom
 from fullwire.findings.verdicts import drawn_parts
 from fullwire.outputs import refuse_existing, written
@@ -43,7 +43,7 @@ from fullwire.timeline.lanes import Drawing, DrawnStep, drawing, lanes_of
 from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import world
 from fullwire.timeline.utilization import UsageOverTime, usage_over_time
-from fullwire.units import show_bytes, show_rate, visible
+from fullwire.units import show_bytes, show_rate
 from fullwire.words import sentence, sentences
 
 MOST_RUNS = 6
@@ -134,8 +134,7 @@ def contents(
     asked = []
     for given in runs:
         run = opened(given)
-        name = name_of(given) if isinstance(given, str | Path) else run.run.provenance.source
-        asked.append((_name(name), run))
+        asked.append((_name(name_of_run(given, run.run)), run))
     found = [
         explain(job, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
         for _, job in asked
@@ -376,21 +375,17 @@ def _rounded(values: NDArray[np.float64], digits: int = 4) -> list[float | int |
 
 
 def _name(text: object) -> str:
-    return _cut(visible(str(text)), NAME_LENGTH)
+    return shortened(str(text), NAME_LENGTH)
 
 
 def _sentence(text: str) -> str:
-    return _cut(visible(text), SENTENCE_LENGTH)
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    return shortened(text, SENTENCE_LENGTH)
 
 
 def _texts(value: Any, length: int) -> Any:
     """Return plain values; in their texts, make every character visible and cut long texts."""
     if isinstance(value, str):
-        return _cut(visible(value), length)
+        return shortened(value, length)
     if isinstance(value, dict):
         return {key: _texts(each, length) for key, each in value.items()}
     return [_texts(each, length) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,77 @@
+"""fullwire tune: try the fixes of a job, keep those that help, write a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullwire.cli.leaving import signals_end_it
+from fullwire.cli.options import Json, print_json
+from fullwire.cli.telling import say
+from fullwire.errors import UsageError
+
+
+def tune(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ...")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="A new folder for the recipe")
+    ],
+    budget: Annotated[str, typer.Option(metavar="TIME", help="How long to try fixes")] = "10min",
+    trials: Annotated[int | None, typer.Option(min=1, help="Fixes to try at most")] = None,
+    steps: Annotated[int, typer.Option(min=10, help="Steps of each recording")] = 60,
+    allow: Annotated[
+        str, typer.Option(help="Risk of fixes: exact, numeric (rounds gradients) or semantic")
+    ] = "exact",
+    lab: Annotated[bool, typer.Option("--lab", help="Record in a lab on this machine")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="With --lab: how many hosts")] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="RATE", help="With --lab: the line rate, 1Gbps")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Try the fixes of a job, and keep those that help.
+
+    The recipe holds them, and no script is edited. Each trial records the job with one fix more,
+    and ends it after some steps. A fix is kept if it helps by more than noise:
+
+    fullwire tune -o tuned -- torchrun --nproc-per-node=2 train.py
+    fullwire tune --lab --workers 2 --rate 1Gbps -o tuned -- python train.py
+    fullwire run -r tuned/recipe.toml -- torchrun --nproc-per-node=2 train.py
+
+    The script's own end does not come in a trial, but its loop runs: what it writes there, it
+    writes in each trial. Ctrl-C keeps the best so far.
+    """
+    from typing import cast, get_args
+
+    from fullwire.answers.tune import tune as tuned
+    from fullwire.fixes import Risk
+    from fullwire.lab.description import describe
+    from fullwire.report.as_data import tuning_object
+    from fullwire.report.terminal import print_tuning
+
+    if allow not in get_args(Risk):
+        raise UsageError(f"--allow: expected {', '.join(get_args(Risk))}, got {allow}")
+    if not lab and (workers is not None or rate is not None):
+        raise UsageError("--workers and --rate describe a lab: expected --lab with them")
+    description = None
+    if lab:
+        description = describe(workers=workers, rate=[rate] if rate else ())
+    with signals_end_it():
+        found = tuned(
+            command,
+            output,
+            budget=budget,
+            trials=trials,
+            steps=steps,
+            allow=cast("Risk", allow),
+            lab=description,
+            say=say,
+        )
+    if json:
+        print_json(tuning_object(found))
+    else:
+        print_tuning(found)

@@ -1,0 +1,168 @@
+"""Read TensorBoard's event files: the scalars that a job wrote, as metrics.
+
+    https://www.tensorflow.org/tensorboard    (tensorboard/compat/proto/event.proto)
+
+A file is a row of records: length, its checksum, an event, its checksum (CRC-32C, masked). The
+first event names the format. A scalar is a plain number in older files, and a tensor with one
+number in newer ones. All else, such as images and histograms, is passed over.
+
+A run of these files has metrics and no steps of its own. It is the curve of another run:
+`whatif job.run --curve runs/large --target 'loss<=0.3'`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from fullwire.errors import DamagedInput
+from fullwire.importers._encodings import BrokenMessageError, fields, signed
+from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness
+from fullwire.run.gaps import gaps_of
+from fullwire.run.run import Metrics, Provenance, Run
+
+_MARK, _HEAD_BYTES = b"brain.Event:", 12
+_HEAD, _SUM = struct.Struct("<QI"), struct.Struct("<I")
+_MOST_EVENT_BYTES = 64 * 2**20
+_LARGE_BYTES = 64 * 1024  # no scalar is so large: the rest is passed over without its checksum
+_MOST_EVENTS = 10_000_000  # of a file
+_FLOAT, _DOUBLE = 1, 2  # of a tensor's numbers
+_POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
+
+
+def looks_like(beginning: bytes) -> Likeness:
+    """Say whether a file with this beginning is an event file."""
+    return CERTAIN if _MARK in beginning[_HEAD_BYTES : _HEAD_BYTES + 64] else UNLIKE
+
+
+def read_tensorboard(paths: Sequence[Path]) -> Run:
+    """Read the scalars of event files as the metrics of a run."""
+    rows: list[tuple[int, str, float, int]] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                for event in islice(_events(file), _MOST_EVENTS):
+                    rows += _scalars(event)
+        except BrokenMessageError as error:
+            problems.append(f"{path.name}: read up to a damaged event: {error}")
+    if not rows:
+        why = problems[0] if problems else "no scalar is in it"
+        raise DamagedInput(paths[0], f"expected scalars; {why}")
+    steps, names, values, times_ns = zip(*rows, strict=True)
+    first_ns = min(times_ns)
+    return Run(
+        provenance=Provenance(origin="imported", source=str(paths[0])),
+        gaps=gaps_of(problems),
+        metrics=Metrics(
+            step=np.array(steps, np.int64),
+            name=np.array(names, object),
+            value=np.array(values, float),
+            time_ns=np.array(times_ns, np.int64) - first_ns,
+        ),
+    )
+
+
+def _events(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the events of a file, each after a check of its checksums."""
+    while head := file.read(_HEAD.size):
+        if len(head) < _HEAD.size:
+            raise BrokenMessageError("it ends within a length")
+        length, told = _HEAD.unpack(head)
+        if masked_crc32c(head[:8]) != told:
+            raise BrokenMessageError("a length with another checksum")
+        if length > _MOST_EVENT_BYTES:
+            raise BrokenMessageError(f"an event of {length:,} bytes")
+        event, ending = file.read(length), file.read(_SUM.size)
+        if len(event) < length or len(ending) < _SUM.size:
+            raise BrokenMessageError("it ends within an event")
+        if length > _LARGE_BYTES:
+            continue
+        if masked_crc32c(event) != _SUM.unpack(ending)[0]:
+            raise BrokenMessageError("an event with another checksum")
+        yield event
+
+
+def _scalars(event: bytes) -> Iterator[tuple[int, str, float, int]]:
+    """Yield the scalars of one event: step, name, value and time."""
+    time_s, step = 0.0, 0
+    values: list[bytes] = []
+    for number, field in fields(event):
+        if number == 1 and isinstance(field, int):
+            time_s = struct.unpack("<d", field.to_bytes(8, "little"))[0]
+        elif number == 2 and isinstance(field, int):
+            step = signed(field)
+        elif number == 5 and isinstance(field, bytes):
+            for place, value in fields(field):
+                if place == 1 and isinstance(value, bytes):
+                    values.append(value)
+    if not 0 <= time_s < 1e10:
+        raise BrokenMessageError(f"a time of {time_s:g} seconds")
+    for value in values:
+        name, scalar = _named_scalar(value)
+        if scalar is not None:
+            yield step, name, scalar, round(time_s * 1e9)
+
+
+def _named_scalar(value: bytes) -> tuple[str, float | None]:
+    name, scalar = "", None
+    for number, field in fields(value):
+        if number == 1 and isinstance(field, bytes):
+            name = field.decode(errors="backslashreplace")
+        elif number == 2 and isinstance(field, int):
+            scalar = struct.unpack("<f", field.to_bytes(4, "little"))[0]
+        elif number == 8 and isinstance(field, bytes):
+            scalar = _tensor_scalar(field)
+    return name, None if scalar is None else float(scalar)
+
+
+def _tensor_scalar(tensor: bytes) -> float | None:
+    """Return the number of a tensor that holds one."""
+    kind, numbers = 0, b""
+    for number, field in fields(tensor):
+        if number == 1 and isinstance(field, int):
+            kind = field
+        elif number in (4, 5, 6):  # the content, or the list of floats or of doubles
+            numbers = field.to_bytes(8, "little") if isinstance(field, int) else field
+    form = {_FLOAT: "<f", _DOUBLE: "<d"}.get(kind)
+    if form is None:
+        return None
+    size = struct.calcsize(form)
+    if len(numbers) not in (size, 8):  # 8: one fixed number, not packed
+        return None
+    return float(struct.unpack(form, numbers[:size])[0])
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return the checksum of Castagnoli, rotated and moved as TensorFlow stores it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
+
+
+def _table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)
+
+
+_TABLE = _table()
+FORMAT = Format(
+    key="tensorboard",
+    label="event files of TensorBoard",
+    looks_like=looks_like,
+    read=lambda files, options: read_tensorboard(files),
+    is_of_many=True,
+    tells=5,
+)
