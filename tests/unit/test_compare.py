@@ -17,10 +17,11 @@ from fullwire.answers.opening import Opened
 from fullwire.answers.verification import verify
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.report.explanation import comparison_markdown
+from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap, gaps_of
 from fullwire.run.run import Run, Spans
 from fullwire.run.store import write
-from fullwire.words import sentences
+from fullwire.words import sentence, sentences
 from tests.builders import a_run, steps_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
@@ -412,3 +413,18 @@ def test_names_in_a_run_are_no_markup_in_markdown() -> None:
     other = steps_run(noisy(100, 2), facts={"hook": "c"})
     shown = comparison_markdown(fw.compare(one, other), None, None)
     assert r"a\|b \<script\> \@all" in shown
+
+
+def test_a_compressed_run_is_held_against_the_prediction_of_its_codec() -> None:
+    before = a_trained_job()
+    for hook, least in (("fullwire.compress(bf16)", 0.4), ("fullwire.compress(int8)", 0.2)):
+        facts = before.facts | Facts(hook=hook)
+        found = verify(before, dataclasses.replace(before, facts=facts))
+        assert found is not None
+        [change] = found.made
+        assert hook in sentence(change)
+        asked = hook.partition("(")[2][:-1]
+        table = fw.whatif(before, transport="measured", compression=asked)
+        assert found.predicted_s == pytest.approx(float(table["step_s"][0]), rel=0.02)
+        assert found.predicted_s < found.measured_s
+        assert found.predicted_s > least * found.measured_s
