@@ -31,8 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fullwire.convergence.batches import Point, fit_batches
-from fullwire.convergence.noise import noise_scale
+from fullwire.convergence.batches import Point, fit_batches, noise_scale
 from fullwire.run.run import Noise
 from validation import arguments, results
 

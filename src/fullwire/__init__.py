@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
     from fullwire.importers import read as read
-    from fullwire.recorder.logged import log as log
+    from fullwire.recorder import log as log
     from fullwire.recorder.record import join as join
     from fullwire.recorder.record import record as record
     from fullwire.report.chrome import export as export
@@ -78,7 +78,7 @@ _PLACES = {
     "fit_cluster": "fullwire.answers.cluster_fit:fit_cluster",
     "flows": "fullwire.answers.traffic:flows",
     "join": "fullwire.recorder.record:join",
-    "log": "fullwire.recorder.logged:log",
+    "log": "fullwire.recorder:log",
     "plan": "fullwire.answers.plan:plan",
     "read": "fullwire.importers:read",
     "record": "fullwire.recorder.record:record",

@@ -12,9 +12,10 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.codecs import _crossing, codecs
-from fullwire.compression.costs import costs_in
+from fullwire.compression.codec import costs_in
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.report.codecs import plot_codecs, print_codecs
+from fullwire.report.charts import plot_codecs
+from fullwire.report.terminal import print_codecs
 from tests.conftest import Cli
 from tests.torch.test_record import needs_torch
 

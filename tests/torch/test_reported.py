@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullwire.recorder.printed import TOLD_BY
+from fullwire.recorder.reported import TOLD_BY
 from fullwire.run.run import Run
 from fullwire.run.store import read_run
 from tests.torch.test_record import needs_torch, together

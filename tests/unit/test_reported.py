@@ -15,8 +15,7 @@ from fullwire.errors import UsageError
 from fullwire.recorder.inside import metrics as inside
 from fullwire.recorder.inside.journal import Journal
 from fullwire.recorder.journals import read_journals
-from fullwire.recorder.printed import Pattern
-from fullwire.recorder.reported import Reported
+from fullwire.recorder.reported import Pattern, Reported
 from fullwire.recorder.steps import Steps
 from fullwire.report.terminal import print_metrics
 from fullwire.run.run import Metrics

@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 
 from fullwire.answers.conditions import OneOrMany, count, rate, several
-from fullwire.answers.decided import device_of, fixed_degrees, measured_steps
 from fullwire.answers.planned import (
     OBJECTIVES,
     Exposed,
@@ -23,6 +22,9 @@ from fullwire.answers.planned import (
     Planned,
     Range,
     Worth,
+    device_of,
+    fixed_degrees,
+    measured_steps,
 )
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster

@@ -19,9 +19,8 @@ from fullwire.answers.conditions import OneOrMany, count, several, worker_count
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import named
 from fullwire.collectives.cost import Floats
-from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches
+from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches, noise_scale
 from fullwire.convergence.curves import Goal, curve_of, is_goal, reach, read_goal
-from fullwire.convergence.noise import noise_scale
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (

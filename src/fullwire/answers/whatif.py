@@ -40,8 +40,8 @@ from fullwire.clusters.cluster import one_switch, with_nodes
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
+from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
-from fullwire.compression.costs import costs_in
 from fullwire.crew import HERE, Crew, crew
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError

@@ -64,7 +64,7 @@ def codecs(
             progress=told,
         )
     if plot is not None:
-        from fullwire.report.codecs import plot_codecs
+        from fullwire.report.charts import plot_codecs
 
         plot_codecs(result, plot)
         tell(f"drawn: {plot}")
@@ -76,6 +76,6 @@ def codecs(
             row["pays_below_bps"] = None if always else row["pays_below_bps"]
         print_json(shown)
     else:
-        from fullwire.report.codecs import print_codecs
+        from fullwire.report.terminal import print_codecs
 
         print_codecs(result)

@@ -10,11 +10,14 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.compression.method import FLOAT_BYTES, Method, Shape
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.registry import Registry
 from fullwire.units import shown
 
@@ -179,3 +182,39 @@ def parse_choice(text: str) -> Choice:
                 f"compression: {key}: {name}: expected {by_name[name].expected}, got {shown(value)}"
             ) from None
     return Choice(codec, settings)
+
+
+class _PrintedSpeeds(msgspec.Struct):
+    pack_bps: float
+    unpack_bps: float
+
+
+class _PrintedCodec(msgspec.Struct):
+    codec: str
+    speeds: list[_PrintedSpeeds]
+
+
+class _Printed(msgspec.Struct):
+    machine: str
+    codecs: list[_PrintedCodec]
+
+
+def costs_in(path: Path) -> dict[str, Cost]:
+    """Read the costs of codecs from what `fullwire codecs --json` printed."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Printed)
+    except OSError as error:
+        raise UsageError(f"codec costs: {path}: {error.strerror or error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedInput(
+            str(path), f"expected the output of fullwire codecs --json: {error}"
+        ) from None
+    return {
+        each.codec: Cost(
+            encode_bps=each.speeds[0].pack_bps,
+            decode_bps=each.speeds[0].unpack_bps,
+            source=f"measured on {found.machine}",
+        )
+        for each in found.codecs
+        if each.speeds and min(each.speeds[0].pack_bps, each.speeds[0].unpack_bps) > 0
+    }

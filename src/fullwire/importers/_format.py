@@ -29,6 +29,7 @@ CERTAIN = Likeness(1.0)  # The file names its format, at the place reserved for 
 LIKELY = Likeness(0.8)  # Only this format has these names of fields.
 POSSIBLE = Likeness(0.5)  # It holds lines of this format, maybe among others.
 UNLIKE = Likeness(0.0)
+OF_XLA = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow and JAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
-from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
-from fullwire.importers.kineto import OF_XLA
+from fullwire.importers._format import LIKELY, OF_XLA, UNLIKE, Format, Likeness
 from fullwire.importers.kineto.recognise import Known, asked_for, kinds_of, op_of, span_name
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of

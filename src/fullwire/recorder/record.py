@@ -48,7 +48,7 @@ from fullwire.recorder.launch import (
     wait_for_captures,
     wait_for_samplers,
 )
-from fullwire.recorder.printed import Pattern, run_and_read
+from fullwire.recorder.reported import Pattern, run_and_read
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run

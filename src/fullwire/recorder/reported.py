@@ -1,4 +1,4 @@
-"""Join the ranks' metrics and gradient noise as tables of the run.
+"""Metrics of a job: those that its ranks report, and those that it prints; and its gradient noise.
 
 Ranks mostly report the same metrics, so each name comes from the lowest rank that reports it. Its
 times are on the run's clock. A metric without a step of its own has the number of steps that had
@@ -7,22 +7,43 @@ ended.
 The squared gradients of ranks are averaged; the mean's is that of the lowest rank. No mean is
 longer than its parts, so a communication hook that sums and does not divide shows itself: its
 "mean" is then divided by the number of ranks.
+
+What a job prints passes through unchanged, and a pattern reads it. A pattern is a regular
+expression whose groups are numbers. A named group is a metric, and a group `step` is the step. A
+group without a name takes the word before it: 'loss: ([0-9.]+)' is `loss`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
+from fullwire.errors import UsageError
 from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.inside.metrics import value_of
 from fullwire.recorder.journals import Journal
-from fullwire.recorder.printed import read_printed
 from fullwire.recorder.steps import Steps
 from fullwire.run.run import Metrics, Noise, Whole
+from fullwire.units import NUMBER
+
+SUFFIX = ".printed"
+TOLD_BY = 15  # steps: a pattern without a match is told before the twentieth
+_LOOK_S = 0.05
+_LONGEST_LINE = 64 * 1024
+_MOST_ROWS = 1_000_000
+_WORD = re.compile(r"([A-Za-z_][\w./-]*)[^\w(]*(?:\\s[*+]?|\\W[*+]?|[^\w(])*\((?!\?)")
+_NUMBER = re.compile(NUMBER)
 
 
 class Reported:
@@ -113,4 +134,141 @@ def _metrics(journal: Journal, names: dict[int, str], steps: Steps, shift_ns: in
         name=np.array(texts, object),
         value=np.array(values, float),
         time_ns=np.array(times_ns, np.int64),
+    )
+
+
+class Pattern:
+    """A pattern for lines of output, with the name of each of its groups."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._pattern = re.compile(text)
+        except re.error as error:
+            raise UsageError(
+                f"metric: expected a regular expression, got {text!r}: {error}"
+            ) from None
+        if not self._pattern.groups:
+            raise UsageError(
+                f"metric: expected a group around the number, like 'loss: ([0-9.]+)', got {text!r}"
+            )
+        named = {number: name for name, number in self._pattern.groupindex.items()}
+        words = iter(_WORD.findall(text))
+        self._names = [
+            named.get(number) or next(words, "metric")
+            for number in range(1, self._pattern.groups + 1)
+        ]
+        self.text = text
+
+    def read(self, line: str) -> dict[str, float]:
+        """Return the numbers of a line by name; none if it is another line."""
+        found = self._pattern.search(line)
+        if found is None:
+            return {}
+        pairs = zip(self._names, found.groups(), strict=True)
+        return {
+            name: float(value)
+            for name, value in pairs
+            if value is not None and (_NUMBER.fullmatch(value) or value.lower() in ("nan", "inf"))
+        }
+
+
+def run_and_read(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    patterns: Sequence[Pattern],
+    directory: Path,
+    play: Callable[..., int],
+    steps: Callable[[], int],
+) -> int:
+    """Run a command with `play`, pass its output on, and keep the metrics in it.
+
+    `steps` counts the job's steps so far.
+    """
+    kept = (directory / f"{os.getpid()}{SUFFIX}").open("w")
+    matched, lines, lock = dict.fromkeys(patterns, 0), [0], threading.Lock()
+
+    def take(text: str) -> None:
+        with lock:
+            lines[0] += 1
+            for pattern in patterns:
+                if values := pattern.read(text):
+                    matched[pattern] += 1
+                    if sum(matched.values()) <= _MOST_ROWS:
+                        kept.write(
+                            json.dumps({"monotonic_ns": time.monotonic_ns(), **values}) + "\n"
+                        )
+
+    def pass_on(source: IO[bytes], target: IO[bytes]) -> None:
+        line = b""
+        while piece := os.read(source.fileno(), 1 << 16):
+            target.write(piece)
+            target.flush()
+            *whole, line = (line + piece).replace(b"\r", b"\n").split(b"\n")
+            for each in whole:
+                take(each.decode(errors="replace"))
+            line = line[-_LONGEST_LINE:]
+        if line:
+            take(line.decode(errors="replace"))
+
+    def tell() -> None:
+        for pattern, count in matched.items():
+            if not count:
+                sys.stderr.write(
+                    f"fullwire: --metric {pattern.text!r} has matched none of {lines[0]} lines in "
+                    "the first steps: expected a pattern for a line that the job prints\n"
+                )
+
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            try:
+                count = steps()
+            except (OSError, ValueError):  # a file that is being written
+                continue
+            if count >= TOLD_BY:
+                tell()
+                return
+        tell()
+
+    threads: list[threading.Thread] = []
+
+    def began(process: subprocess.Popen[bytes]) -> None:
+        for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            assert source is not None
+            threads.append(threading.Thread(target=pass_on, args=(source, target.buffer)))
+        for thread in threads:
+            thread.start()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        return play(command, environment, began)
+    finally:
+        for thread in threads:
+            thread.join()
+        ended.set()
+        watcher.join()
+        kept.close()
+
+
+def read_printed(
+    directories: Sequence[Path], shift_ns: int, count_steps: Callable[[Any], Any]
+) -> Metrics:
+    """Return the metrics that jobs printed, with times on the run's clock."""
+    rows: list[tuple[int, str, float, int]] = []
+    for directory in directories:
+        for path in sorted(directory.glob(f"*{SUFFIX}")):
+            for line in path.read_text().splitlines():
+                values: dict[str, Any] = json.loads(line)
+                time_ns = int(values.pop("monotonic_ns"))
+                told = values.pop("step", None)
+                step = int(count_steps(np.array([time_ns]))[0]) if told is None else int(told)
+                rows += [(step, name, float(value), time_ns) for name, value in values.items()]
+    steps, names, numbers, times_ns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return Metrics(
+        step=np.array(steps, np.int64),
+        name=np.array(names, object),
+        value=np.array(numbers, float),
+        time_ns=np.array(times_ns, np.int64) + shift_ns,
     )

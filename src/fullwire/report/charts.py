@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib.util import find_spec
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.outputs import refuse_existing, written
 from fullwire.simulation.conditions import CONDITIONS
+from fullwire.units import show_rate
 from fullwire.words import sentences
 
 if TYPE_CHECKING:
     import altair as alt
 
+    from fullwire.answers.codecs import Codecs
     from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.whatif import WhatIf
     from fullwire.simulation.grid import Predictions
@@ -282,3 +285,42 @@ vegaEmbed("#chart", {drawing}, {{mode: "vega-lite", actions: false}});
 </body>
 </html>
 """
+
+
+def plot_codecs(result: Codecs, path: Path) -> None:
+    """Draw the step by bandwidth for each codec, with the bandwidths at which it stops to pay."""
+    import altair as alt
+
+    points: list[dict[str, Any]] = [
+        {"codec": codec, "gbps": rate_bps / 1e9, "step": step_s}
+        for codec, steps in result.step_s.items()
+        for rate_bps, step_s in zip(result.bandwidth_bps, steps, strict=True)
+    ]
+    across = alt.X("gbps:Q", title="bandwidth (Gbps)", scale=alt.Scale(type="log", nice=False))
+    up = alt.Y("step:Q", title="step (s)", scale=alt.Scale(type="log"))
+    colour = alt.Color("codec:N", sort=None, scale=alt.Scale(range=COLOURS))
+    chart: Any = alt.Chart(alt.Data(values=points)).mark_line(strokeWidth=2.5)
+    chart = chart.encode(x=across, y=up, color=colour)
+    crossings = [
+        {
+            "codec": row.codec,
+            "gbps": row.pays_below_bps / 1e9,
+            "step": _step_at(result, row.pays_below_bps),
+            "words": f"{row.codec} pays below {show_rate(row.pays_below_bps)}",
+        }
+        for row in result.codecs
+        if row.pays_below_bps is not None and not isinf(row.pays_below_bps)
+    ]
+    if crossings:
+        dots = alt.Chart(alt.Data(values=crossings)).mark_point(size=80, filled=True, opacity=1)
+        chart += dots.encode(x=across, y=up, color=colour, tooltip=alt.Tooltip("words:N"))
+    lines = [f"{result.workers} workers, full line; dots: a codec pays below this bandwidth"]
+    save(titled(chart.properties(width=520, height=320), f"Steps of {result.model}", lines), path)
+
+
+def _step_at(result: Codecs, rate_bps: float) -> float:
+    """Return the uncompressed step at a bandwidth, between those that were predicted."""
+    import numpy as np
+
+    rates, steps = np.log(result.bandwidth_bps), np.log(result.step_s["float32"])
+    return float(np.exp(np.interp(np.log(rate_bps), rates, steps)))

@@ -21,6 +21,7 @@ from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
+    from fullwire.answers.codecs import CodecRow, Codecs
     from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.tune import Tuning
     from fullwire.answers.whatif import WhatIf
@@ -559,3 +560,30 @@ def _parts_of_table(widths: Sequence[int]) -> Iterator[list[int]]:
             part = [0]
         part.append(place)
     yield part
+
+
+def print_codecs(result: Codecs) -> None:
+    """Print the table, and the conditions of its last column."""
+    say(f"Codecs on {result.machine}, for a bucket of {show_bytes(result.bucket_bytes)}.")
+    headings = ["codec", "bytes", "ratio"]
+    for speed in result.codecs[0].speeds:
+        count = int(speed["threads"])
+        threads = f"{count} thread{'s' * (count > 1)}"
+        headings += [f"pack, {threads}", f"unpack, {threads}"]
+    headings += ["error, gaussian", "error, real", "pays"]
+    print_table(headings, [_codec_cells(row) for row in result.codecs], texts={"codec", "pays"})
+    say("")
+    say(
+        f"Pays: {result.model} on {result.workers} workers takes a shorter step with the codec, "
+        "packed by one thread in line with the transfer, on a full line. Errors are squared and "
+        f"relative to the gradients; the real ones are of {result.gradients}."
+    )
+
+
+def _codec_cells(row: CodecRow) -> list[str]:
+    from fullwire.answers.codecs import pays
+
+    cells = [row.codec, show_bytes(row.packed_bytes), f"{row.ratio:.4g}"]
+    for speed in row.speeds:
+        cells += [f"{speed[name] / 8e9:.3g} GB/s" for name in ("pack_bps", "unpack_bps")]
+    return [*cells, f"{row.gaussian_error:.2g}", f"{row.gradient_error:.2g}", pays(row)]

@@ -46,9 +46,8 @@ from fullwire.registry import Registry
 from fullwire.run.facts import Facts
 from fullwire.run.run import Gradients, Provenance, Run, Spans
 from fullwire.units import show_time
-from fullwire.workloads.devices import DEVICES, Device
+from fullwire.workloads.devices import DEVICES, Device, Memory, memory
 from fullwire.workloads.layers import FP32_BYTES, Layer, Parameter, Work
-from fullwire.workloads.memory import Memory, memory
 from fullwire.workloads.optimizers import Optimizer
 from fullwire.workloads.recipe import Recipe
 

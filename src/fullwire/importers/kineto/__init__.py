@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullwire.files import files_in
-from fullwire.importers._format import CERTAIN, LIKELY, UNLIKE, Format, Likeness, Options, Writing
+from fullwire.importers._format import (
+    CERTAIN,
+    LIKELY,
+    OF_XLA,
+    UNLIKE,
+    Format,
+    Likeness,
+    Options,
+    Writing,
+)
 from fullwire.importers._recognise import files_among
 
 if TYPE_CHECKING:
@@ -24,7 +33,6 @@ _EVENTS = re.compile(
     rb'|user_annotation)"|"pid"\s?:\s?"C(?:PU|UDA) functions"'
 )
 _ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")
-OF_XLA = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow and JAX
 
 
 def looks_like(beginning: bytes) -> Likeness:

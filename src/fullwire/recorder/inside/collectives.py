@@ -19,7 +19,6 @@ import functools
 import itertools
 import os
 import sys
-import threading
 import time
 import weakref
 from collections import Counter, deque
@@ -33,9 +32,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .clock import Clock, Moment
 from .ending import at_end
-from .framework import framework_in_use
-from .journal import Journal, Note
+from .journal import Journal, Note, framework_in_use
 from .probes import Probes
+from .processors import HookWork, left_for_later
 
 _COLLECTIVES = {
     "allreduce": "allreduce",
@@ -73,7 +72,7 @@ _when_done = torch._C.Future.add_done_callback  # torch's own, as the hooks' use
 
 def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> None:
     """Begin to note the collectives of all callers."""
-    codec = _Codec(journal)
+    codec = HookWork(journal)
     collectives = _Collectives(journal, clock, codec, probes)
     for name, op in _COLLECTIVES.items():
         original = vars(dist.ProcessGroup).get(name)
@@ -96,7 +95,7 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
     wait = codec.apart(future.wait)
     future.wait = wait if probes is None else probes.waiting(wait)
     for name in ("then", "add_done_callback"):
-        setattr(future, name, _left_for_later(getattr(future, name), codec))
+        setattr(future, name, left_for_later(getattr(future, name), codec))
     watch_reducer(journal, _COLLECTIVES)
     watch_names(_COLLECTIVES)
     optimizers.register_optimizer_step_post_hook(collectives.step_ended)
@@ -119,79 +118,10 @@ def _watch_those_to_come(
     base.__init_subclass__ = classmethod(__init_subclass__)
 
 
-class _Codec:
-    """Measures the communication hooks' own work on each thread."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._here = threading.local()  # its since_ns: when the hook's work went on here, or 0
-
-    def working(
-        self, function: Callable[..., Any], *, is_later: bool = False
-    ) -> Callable[..., Any]:
-        """Wrap a hook, or a function that it leaves to be called later, on any thread."""
-
-        @functools.wraps(function)
-        def work(*args: Any, **kwargs: Any) -> Any:
-            if self.is_working():
-                return function(*args, **kwargs)
-            self._here.is_later = is_later
-            self.resume()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.pause()
-
-        return work
-
-    def is_working(self) -> bool:
-        """Say whether this thread is in a hook."""
-        return bool(getattr(self._here, "since_ns", 0))
-
-    def is_working_later(self) -> bool:
-        """Say whether this thread is in a function that a hook has left for later."""
-        return self.is_working() and bool(self._here.is_later)
-
-    def pause(self) -> None:
-        """Note the hook's work up to now."""
-        here = self._here
-        self._journal.note(Note.CODEC, here.is_later, here.since_ns, _now() - here.since_ns)
-        self._here.since_ns = 0
-
-    def resume(self) -> None:
-        """Count from now on as the hook's work."""
-        self._here.since_ns = _now()
-
-    def apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that hooks may call, but that is not their own work."""
-
-        @functools.wraps(function)
-        def other(*args: Any, **kwargs: Any) -> Any:
-            if not self.is_working():
-                return function(*args, **kwargs)
-            self.pause()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.resume()
-
-        return other
-
-
-def _left_for_later(original: Callable[..., Any], codec: _Codec) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def later(future: Any, callback: Callable[..., Any]) -> Any:
-        if codec.is_working():
-            callback = codec.working(callback, is_later=True)
-        return original(future, callback)
-
-    return later
-
-
 class _Collectives:
     """Notes each collective's issue and end, and numbers the signatures that they share."""
 
-    def __init__(self, journal: Journal, clock: Clock, codec: _Codec, probes: Any) -> None:
+    def __init__(self, journal: Journal, clock: Clock, codec: HookWork, probes: Any) -> None:
         self._journal = journal
         self._clock = clock
         self._codec = codec

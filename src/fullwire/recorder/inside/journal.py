@@ -30,6 +30,7 @@ import json
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -295,3 +296,22 @@ def _narrow(column: Sequence[int]) -> bytes:
         return b"i" + array.array("i", column).tobytes()
     except OverflowError:
         return b"q" + array.array("q", column).tobytes()
+
+
+_FRAMEWORKS = {  # by the module that jobs load; a trainer comes before the library below it
+    "torchtitan": "torchtitan",
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "transformers.trainer": "transformers",
+    "deepspeed": "deepspeed",
+}
+
+
+def framework_in_use() -> str | None:
+    """Return the library whose trainer runs this job, or None if the script has its own loop."""
+    for module, name in _FRAMEWORKS.items():
+        if module in sys.modules:
+            return name
+    # Models of transformers load accelerate as well. A job that uses it has made its state.
+    state = sys.modules.get("accelerate.state")
+    return "accelerate" if state is not None and state.PartialState._shared_state else None

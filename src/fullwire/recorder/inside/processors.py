@@ -9,15 +9,20 @@ is read at the end of each step, for the thread that steps and for others that c
 
 The program's own thread uses processor time between a step and the next forward pass, or it waits
 there, for example for a disk. Its notes show which.
+
+A communication hook packs gradients on some thread. Its own work is noted apart.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from .journal import Journal, Note
 
@@ -141,3 +146,75 @@ def _so_far() -> tuple[int, int, int]:
     """Return the time, this thread's processor time, and the blocks that it read from disks."""
     blocks = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
     return time.monotonic_ns(), time.thread_time_ns(), blocks
+
+
+class HookWork:
+    """Measures the communication hooks' own work on each thread."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._here = threading.local()  # its since_ns: when the hook's work went on here, or 0
+
+    def working(
+        self, function: Callable[..., Any], *, is_later: bool = False
+    ) -> Callable[..., Any]:
+        """Wrap a hook, or a function that it leaves to be called later, on any thread."""
+
+        @functools.wraps(function)
+        def work(*args: Any, **kwargs: Any) -> Any:
+            if self.is_working():
+                return function(*args, **kwargs)
+            self._here.is_later = is_later
+            self.resume()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.pause()
+
+        return work
+
+    def is_working(self) -> bool:
+        """Say whether this thread is in a hook."""
+        return bool(getattr(self._here, "since_ns", 0))
+
+    def is_working_later(self) -> bool:
+        """Say whether this thread is in a function that a hook has left for later."""
+        return self.is_working() and bool(self._here.is_later)
+
+    def pause(self) -> None:
+        """Note the hook's work up to now."""
+        here = self._here
+        lasted_ns = time.monotonic_ns() - here.since_ns
+        self._journal.note(Note.CODEC, here.is_later, here.since_ns, lasted_ns)
+        self._here.since_ns = 0
+
+    def resume(self) -> None:
+        """Count from now on as the hook's work."""
+        self._here.since_ns = time.monotonic_ns()
+
+    def apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function that hooks may call, but that is not their own work."""
+
+        @functools.wraps(function)
+        def other(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_working():
+                return function(*args, **kwargs)
+            self.pause()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.resume()
+
+        return other
+
+
+def left_for_later(original: Callable[..., Any], codec: HookWork) -> Callable[..., Any]:
+    """Wrap what leaves a function for later: a hook's function is the hook's work."""
+
+    @functools.wraps(original)
+    def later(future: Any, callback: Callable[..., Any]) -> Any:
+        if codec.is_working():
+            callback = codec.working(callback, is_later=True)
+        return original(future, callback)
+
+    return later
