@@ -10,9 +10,8 @@ laboratory: its rows are then judged by constants that have not seen it.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from fullwire.clusters.cluster import Floats, Ints
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import FITTED, habits_of
 from fullwire.simulation.step_price import Job, plans_of, price
+from validation import arguments
 from validation.plan_rows import Measured, read
 
 # How far each logarithm may go from 0 at the price of one standard deviation.
@@ -162,10 +162,11 @@ def _moved(
     return dict(zip(NAMES, (now + step).tolist(), strict=True))
 
 
-def main(arguments: Iterable[str]) -> None:
+def main() -> None:
     """Fit, and print the constants for `habits.FITTED`."""
-    (path,) = arguments
-    rows, _ = read(Path(path))
+    parser = arguments.parser(__doc__)
+    parser.add_argument("runs", type=Path, help="a table of measured runs")
+    rows, _ = read(parser.parse_args().runs)
     batches = Batches([row for row in rows if row.split == "fit" and row.quality in "AB"])
     constants = fit(batches)
     print("FITTED: Mapping[str, float] = {")
@@ -189,4 +190,4 @@ def weighted(values: Floats, shares: Floats, part: float) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -221,7 +221,7 @@ def write_left_out(rows: Sequence[Measured]) -> None:
     )
 
 
-def main(given: Sequence[str]) -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Judge a table, and end with one line of JSON."""
     parser = arguments.parser(__doc__)
     parser.add_argument("runs", type=Path, help="a table of measured runs")
@@ -249,4 +249,4 @@ def main(given: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
