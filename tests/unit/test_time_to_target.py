@@ -323,3 +323,21 @@ def test_explain_says_what_the_batch_loses() -> None:
     assert told.startswith(("24%", "25%", "26%"))
     short = a_job(32, noise=some_noise(96, steps=5))
     assert any("record --noise" in each for each in fw.explain(short).warnings)
+
+
+def test_a_metrics_target_takes_the_batch_of_a_workload_and_the_costs_of_codecs(
+    jobs: tuple[Run, Run], tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "10Gbps", "batch": 64}
+    plain = fw.whatif("resnet50@v100", **asked)
+    table = fw.whatif("resnet50@v100", target=GOAL, curve=list(jobs), **asked)
+    assert table["step_s"].tolist() == plain["step_s"].tolist()
+    missing = tmp_path / "costs.json"
+    with pytest.raises(UsageError, match=f"codec costs: {missing}"):
+        fw.whatif(jobs[0], target=GOAL, curve=jobs[1], codec_costs=missing)
+
+
+def test_nodes_and_workers_are_refused_with_a_global_batch_too(jobs: tuple[Run, Run]) -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 2, "workers": 4}
+    with pytest.raises(UsageError, match="expected nodes or workers, got both"):
+        fw.whatif(jobs[0], target=GOAL, curve=jobs[1], global_batch=64, **asked)

@@ -301,15 +301,14 @@ def to_goal(
     asked: Asked,
     *,
     workers: OneOrMany,
-    nodes: OneOrMany,
     accumulate: OneOrMany,
     local_steps: OneOrMany,
     more: Mapping[str, OneOrMany],
 ) -> tuple[AnyPredicted, Predictions, tuple[Floats, Floats], ToTarget]:
     """Predict the time until a metric reaches its value.
 
-    `predict` answers for the length of a step. A batch makes it another step for each number of
-    workers, so it is asked once for each of them.
+    `predict` answers for the length of a step, under other changes and conditions than asked. A
+    batch makes it another step for each number of workers, so it is asked once for each of them.
     """
     opened = named(runs)
     if len(opened) != 1:
@@ -328,9 +327,9 @@ def to_goal(
     batches = _counts(asked.global_batch, "global batch")
     if batches and workers is not None:
         sizes: tuple[int, ...] = several(workers, worker_count)
-        first = predict(workers=sizes[0], accumulate=accumulate, **more)
+        first = predict(more, workers=sizes[0])
     else:
-        first = predict(workers=workers, nodes=nodes, accumulate=accumulate, **more)
+        first = predict(more)
         sizes = first.grid.workers
     known = evidence(
         runs if isinstance(runs, str) else run,
@@ -349,7 +348,7 @@ def to_goal(
         for size in sizes:
             whole = known.pass_samples * together[0] * size * speed[0]
             asked_more = {**more, "compute_speed": [whole / batch for batch in batches]}
-            parts.append(predict(workers=size, accumulate=accumulate, **asked_more))
+            parts.append(predict(asked_more, workers=size, nodes=None))
         predictions, between_s = _joined(parts, batches)
     found = to_target(known, predictions, between_s, accumulate=together[0], price=price, name=name)
     return first, predictions, between_s, found

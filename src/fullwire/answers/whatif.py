@@ -68,23 +68,37 @@ from fullwire.words import sentences
 # The default conditions, if the user and the run give none: sizes and speeds on sale.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
 USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
-# The conditions of a replay, with their names in `_grid`.
-_REPLAYED = {
-    "bandwidth": "bandwidth",
-    "workers": "workers",
-    "compression": "compression",
-    "codec": "codec",
-    "codec_costs": "codec_costs",
-    "transport": "transport_",
-    "buckets": "buckets",
-    "algorithm": "algorithm",
-    "latency": "latency_",
-    "cluster": "cluster_",
-    "nodes": "nodes",
-    "placement": "placement",
-    "jitter": "jitter_",
-}
 MOST_TUNED = 16  # Clusters for which a result gives the tuner's choices.
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Conditions:
+    """The conditions of a prediction or of a replay, as people give them."""
+
+    bandwidth: OneOrMany = None
+    workers: OneOrMany = None
+    compression: OneOrMany = None
+    codec: OneOrMany = None
+    codec_costs: str | Path | None = None
+    transport: OneOrMany = "full"
+    buckets: OneOrMany = None
+    algorithm: OneOrMany = None
+    latency: OneOrMany = None
+    cluster: ClusterLike | None = None
+    nodes: OneOrMany = None
+    placement: str = "packed"
+    accumulate: OneOrMany = 1
+    local_steps: OneOrMany = 1
+    jitter: OneOrMany = "recorded"
+    lane: str = "fifo"
+
+
+# A replay plays one pass, whose messages all are sent.
+_REPLAYED = tuple(
+    each.name
+    for each in dataclasses.fields(Conditions)
+    if each.name not in ("accumulate", "local_steps", "lane")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +313,24 @@ def whatif(
         table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
         table.to_pandas()
     """
+    conditions = Conditions(
+        bandwidth=bandwidth,
+        workers=workers,
+        compression=compression,
+        codec=codec,
+        codec_costs=codec_costs,
+        transport=transport,
+        buckets=buckets,
+        algorithm=algorithm,
+        latency=latency,
+        cluster=cluster,
+        nodes=nodes,
+        placement=placement,
+        accumulate=accumulate,
+        local_steps=local_steps,
+        jitter=jitter,
+        lane=lane,
+    )
     goal = Asked(
         target=target,
         global_batch=global_batch,
@@ -307,60 +339,42 @@ def whatif(
         critical_batch=critical_batch,
         price=price,
     )
-    if goal.is_metric:
-        first, predictions, around_s, found_target = to_goal(
-            partial(
-                whatif,
-                runs,
-                bandwidth=bandwidth,
-                compression=compression,
-                codec=codec,
-                transport=transport,
-                calibrate=calibrate,
-                buckets=buckets,
-                algorithm=algorithm,
-                latency=latency,
-                cluster=cluster,
-                placement=placement,
-                jitter=jitter,
-                lane=lane,
-                on=on,
-                line_rate=line_rate,
-            ),
-            with_batches(runs, batch),
-            goal,
-            workers=workers,
-            nodes=nodes,
-            accumulate=accumulate,
-            local_steps=local_steps,
-            more=more,
-        )
-        return dataclasses.replace(
-            first, predictions=predictions, interval_s=around_s, to_target=found_target
-        )
-    changes, many = asked_changes("whatif", more), named(with_batches(runs, batch), line_rate)
-    only = [run for _, run in many]
-    found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
-    grid = _grid(
-        only,
-        found,
-        bandwidth=bandwidth,
+    opened = with_batches(runs, batch)
+    predict = partial(_table, opened, calibrate=calibrate, line_rate=line_rate, on=on)
+    if not goal.is_metric:
+        return predict(conditions, more, target=target, progress=progress)
+
+    def changed_to(more: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
+        return predict(dataclasses.replace(conditions, **changed), more)
+
+    first, predictions, around_s, found = to_goal(
+        changed_to,
+        opened,
+        goal,
         workers=workers,
-        compression=compression,
-        codec=codec,
-        codec_costs=codec_costs,
-        transport_=transport,
-        buckets=buckets,
-        algorithm=algorithm,
-        latency_=latency,
-        cluster_=cluster,
-        nodes=nodes,
-        placement=placement,
         accumulate=accumulate,
         local_steps=local_steps,
-        jitter_=jitter,
-        lane=lane_order(lane),
+        more=more,
     )
+    return dataclasses.replace(first, predictions=predictions, interval_s=around_s, to_target=found)
+
+
+def _table(
+    runs: RunLike | Sequence[RunLike],
+    conditions: Conditions,
+    more: Mapping[str, OneOrMany],
+    *,
+    calibrate: RunLike | Sequence[RunLike],
+    line_rate: str | float | None,
+    on: str,
+    target: str | float | None = None,
+    progress: Progress | None = None,
+) -> WhatIf:
+    """Read the runs and the conditions, and predict; a target is a scaling factor here."""
+    changes, many = asked_changes("whatif", more), named(runs, line_rate)
+    only = [run for _, run in many]
+    found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
+    grid = _grid(only, found, conditions)
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         return _predicted(many, found, grid, changes, wanted, progress, those)
@@ -431,8 +445,7 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
         if name not in _REPLAYED:
             known = ", ".join(_REPLAYED)
             raise UsageError(f"replay: expected conditions among {known}, got {name!r}")
-    given = {_REPLAYED[name]: value for name, value in conditions.items()}
-    grid = _grid([only], found, lane=lane_order(lane), **given)
+    grid = _grid([only], found, Conditions(lane=lane, **conditions))
     axes = (
         grid.workers,
         grid.bandwidth_bps,
@@ -462,32 +475,12 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     return replay_subject(only, subject, scenario)
 
 
-def _grid(
-    runs: Sequence[Run],
-    found: Transports,
-    *,
-    lane: Order,
-    bandwidth: OneOrMany = None,
-    workers: OneOrMany = None,
-    compression: OneOrMany = None,
-    codec: OneOrMany = None,
-    codec_costs: str | Path | None = None,
-    transport_: OneOrMany = "full",
-    buckets: OneOrMany = None,
-    algorithm: OneOrMany = None,
-    latency_: OneOrMany = None,
-    cluster_: ClusterLike | None = None,
-    nodes: OneOrMany = None,
-    placement: str = "packed",
-    accumulate: OneOrMany = 1,
-    local_steps: OneOrMany = 1,
-    jitter_: OneOrMany = "recorded",
-) -> Grid:
-    if cluster_ is None:  # The one on which all runs were recorded, if it is the same.
+def _grid(runs: Sequence[Run], found: Transports, given: Conditions) -> Grid:
+    if given.cluster is None:  # The one on which all runs were recorded, if it is the same.
         recorded = {recorded_cluster(run) for run in runs}
         fabric = recorded.pop() if len(recorded) == 1 else None
     else:
-        fabric = cluster(cluster_)
+        fabric = cluster(given.cluster)
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # A profile of one worker: the question is how it will scale.
         recorded_workers = None
@@ -499,49 +492,54 @@ def _grid(
         usual_workers = fabric.devices
         usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
     devices = None
-    if nodes is not None:
+    if given.nodes is not None:
         if fabric is None:
             raise UsageError(
                 "nodes: expected a described cluster with them: --cluster FILE or a name"
             )
-        if workers is not None:
+        if given.workers is not None:
             raise UsageError("nodes: expected nodes or workers, got both")
-        counts = several(nodes, lambda text: count(text, "nodes"))
+        counts = several(given.nodes, lambda text: count(text, "nodes"))
         devices = [with_nodes(fabric, each).devices for each in counts]
     # Gradients are on a GPU with NCCL; every device of the built-in workloads is one.
     is_on_gpu = all(
         run.facts.backend == "nccl" or run.provenance.basis == "modelled" for run in runs
     )
     return Grid(
-        workers=several(_first(workers, devices, usual_workers), worker_count),
+        workers=several(_first(given.workers, devices, usual_workers), worker_count),
         bandwidth_bps=several(
             _first(
-                bandwidth, usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS
+                given.bandwidth,
+                usual_rates,
+                _recorded(runs, "line_rate_bps", None),
+                USUAL_BANDWIDTHS,
             ),
             rate,
         ),
         compressors=compressors(
-            compression,
-            codec,
+            given.compression,
+            given.codec,
             on_gpu=is_on_gpu,
-            models=[_gradient_bytes(run) for run in runs] if compression is not None else (),
-            costs=None if codec_costs is None else costs_in(Path(codec_costs)),
+            models=[_gradient_bytes(run) for run in runs] if given.compression is not None else (),
+            costs=None if given.codec_costs is None else costs_in(Path(given.codec_costs)),
         ),
-        transports=several(transport_, lambda text: found.named(str(text))),
+        transports=several(given.transport, lambda text: found.named(str(text))),
         buckets=several(
-            _first(buckets, _recorded(runs, "buckets", "ddp")),
+            _first(given.buckets, _recorded(runs, "buckets", "ddp")),
             lambda text: bucket_policy(str(text)),
         ),
-        algorithms=several(_first(algorithm, _recorded(runs, "algorithm", usual)), str),
+        algorithms=several(_first(given.algorithm, _recorded(runs, "algorithm", usual)), str),
         latency_s=several(
-            _first(latency_, usual_latency, _recorded(runs, "latency_s", 0.0)), latency
+            _first(given.latency, usual_latency, _recorded(runs, "latency_s", 0.0)), latency
         ),
-        accumulate=several(accumulate, lambda value: count(value, "accumulate", MOST_APART)),
-        local_steps=several(local_steps, lambda value: count(value, "local steps", MOST_APART)),
-        jitters=several(jitter_, lambda text: jitter(str(text))),
-        lane=lane,
+        accumulate=several(given.accumulate, lambda value: count(value, "accumulate", MOST_APART)),
+        local_steps=several(
+            given.local_steps, lambda value: count(value, "local steps", MOST_APART)
+        ),
+        jitters=several(given.jitter, lambda text: jitter(str(text))),
+        lane=lane_order(given.lane),
         cluster=fabric,
-        is_scattered=is_scattered(fabric, placement),
+        is_scattered=is_scattered(fabric, given.placement),
     )
 
 
