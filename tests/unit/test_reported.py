@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from fullwire.errors import UsageError
 from fullwire.recorder.inside import metrics as inside
 from fullwire.recorder.inside.journal import Journal
 from fullwire.recorder.journals import read_journals
-from fullwire.recorder.reported import Pattern, Reported
+from fullwire.recorder.reported import Pattern, Reported, read_printed
 from fullwire.recorder.steps import Steps
 from fullwire.report.terminal import print_metrics
 from fullwire.run.run import Metrics
@@ -48,6 +50,8 @@ def written(directory: Path, journal: Journal, steps: Steps) -> Metrics:
         ("loss: (.*)", "loss: soon", {}),
         ("loss: ([0-9.]+)", "accuracy: 0.5", {}),
         ("([0-9.]+)", "0.5", {"metric": 0.5}),
+        (r"(?P<step>\S+) loss: (\S+)", "nan loss: 0.5", {"loss": 0.5}),
+        (r"(?P<step>\S+) loss: (\S+)", "1e300 loss: 0.5", {"loss": 0.5}),
     ],
 )
 def test_a_pattern_reads_a_line(pattern: str, line: str, read: dict[str, float]) -> None:
@@ -64,6 +68,44 @@ def test_a_pattern_reads_a_line(pattern: str, line: str, read: dict[str, float])
 def test_a_pattern_that_cannot_read_is_refused(pattern: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Pattern(pattern)
+
+
+def played(job: str, directory: Path, output: int) -> int:
+    """Play a job that prints, in a process of its own, with a pattern for its losses."""
+    ours = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from fullwire.recorder.launch import run_to_its_end\n"
+        "from fullwire.recorder.reported import Pattern, run_and_read\n"
+        "command, patterns = [sys.executable, '-c', sys.argv[1]], [Pattern('.*loss: ([0-9.]+)')]\n"
+        "place = Path(sys.argv[2])\n"
+        "sys.exit(run_and_read(command, os.environ, patterns, place, run_to_its_end, lambda: 0))\n"
+    )
+    command = [sys.executable, "-c", ours, job, str(directory)]
+    return subprocess.run(command, stdout=output, timeout=60, check=False).returncode
+
+
+def test_a_job_whose_output_nobody_reads_does_not_hang(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    job = "import os\nfor _ in range(99): os.write(1, b'x' * 9999)"
+    assert played(job, tmp_path, writing) == 1  # its own BrokenPipeError, as without a recorder
+    os.close(writing)
+
+
+def test_a_long_line_passes_whole_and_only_its_end_is_read(tmp_path: Path) -> None:
+    job = "print('loss: 9 ' + 'x' * 20_000 + '\\n' + 'x' * 300_000 + ' loss: 0.5')"
+    with (tmp_path / "output").open("wb") as output:
+        assert played(job, tmp_path, output.fileno()) == 0
+    assert (tmp_path / "output").stat().st_size == len("loss: 9 \n loss: 0.5\n") + 320_000
+    found = read_printed([tmp_path], 0, lambda times_ns: times_ns * 0)
+    assert found.value.tolist() == [0.5]
+
+
+def test_a_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "1.printed").write_text('{"monotonic_ns": 5, "loss": 0.5}\n{"monotonic_ns": 6, "lo')
+    found = read_printed([tmp_path], 0, lambda times_ns: times_ns * 0)
+    assert found.value.tolist() == [0.5]
 
 
 def test_a_log_outside_a_recording_does_nothing_and_refuses_what_is_no_number() -> None:

@@ -40,8 +40,9 @@ from fullwire.units import NUMBER
 SUFFIX = ".printed"
 TOLD_BY = 15  # steps: a pattern without a match is told before the twentieth
 _LOOK_S = 0.05
-_LONGEST_LINE = 64 * 1024
+_LONGEST_LINE = 8 * 1024  # of its end: on longer ones a pattern such as '.*loss' takes seconds
 _MOST_ROWS = 1_000_000
+_MOST_STEPS = 2**62
 _WORD = re.compile(r"([A-Za-z_][\w./-]*)[^\w(]*(?:\\s[*+]?|\\W[*+]?|[^\w(])*\((?!\?)")
 _NUMBER = re.compile(NUMBER)
 
@@ -165,11 +166,14 @@ class Pattern:
         if found is None:
             return {}
         pairs = zip(self._names, found.groups(), strict=True)
-        return {
+        numbers = {
             name: float(value)
             for name, value in pairs
             if value is not None and (_NUMBER.fullmatch(value) or value.lower() in ("nan", "inf"))
         }
+        if not abs(numbers.get("step", 0)) < _MOST_STEPS:  # NaN is no step either
+            del numbers["step"]
+        return numbers
 
 
 def run_and_read(
@@ -182,33 +186,49 @@ def run_and_read(
 ) -> int:
     """Run a command with `play`, pass its output on, and keep the metrics in it.
 
-    `steps` counts the job's steps so far.
+    `steps` counts the job's steps so far. The job goes on if its metrics cannot be kept, and its
+    pipe is closed if nobody reads its output any more: it ends or goes on as without a recorder.
     """
-    kept = (directory / f"{os.getpid()}{SUFFIX}").open("w")
+    kept: IO[bytes] | None = (directory / f"{os.getpid()}{SUFFIX}").open("wb", buffering=0)
     matched, lines, lock = dict.fromkeys(patterns, 0), [0], threading.Lock()
 
-    def take(text: str) -> None:
+    def take(line: bytes) -> None:
+        text = line[-_LONGEST_LINE:].decode(errors="replace")
         with lock:
             lines[0] += 1
             for pattern in patterns:
                 if values := pattern.read(text):
                     matched[pattern] += 1
                     if sum(matched.values()) <= _MOST_ROWS:
-                        kept.write(
-                            json.dumps({"monotonic_ns": time.monotonic_ns(), **values}) + "\n"
-                        )
+                        keep({"monotonic_ns": time.monotonic_ns(), **values})
 
-    def pass_on(source: IO[bytes], target: IO[bytes]) -> None:
+    def keep(row: Mapping[str, float]) -> None:
+        nonlocal kept
+        if kept is None:
+            return
+        try:
+            kept.write(json.dumps(row).encode() + b"\n")
+        except OSError as error:
+            sys.stderr.write(f"fullwire: metrics are kept no further: {error.strerror}\n")
+            kept.close()
+            kept = None
+
+    def pass_on(source: IO[bytes], target: int) -> None:
         line = b""
-        while piece := os.read(source.fileno(), 1 << 16):
-            target.write(piece)
-            target.flush()
-            *whole, line = (line + piece).replace(b"\r", b"\n").split(b"\n")
-            for each in whole:
-                take(each.decode(errors="replace"))
-            line = line[-_LONGEST_LINE:]
+        with source:
+            while piece := os.read(source.fileno(), 1 << 16):
+                rest = memoryview(piece)
+                try:
+                    while rest:
+                        rest = rest[os.write(target, rest) :]
+                except OSError:  # nobody reads it: the closed pipe tells the job
+                    return
+                *whole, line = (line + piece).replace(b"\r", b"\n").split(b"\n")
+                for each in whole:
+                    take(each)
+                line = line[-_LONGEST_LINE:]
         if line:
-            take(line.decode(errors="replace"))
+            take(line)
 
     def tell() -> None:
         for pattern, count in matched.items():
@@ -234,9 +254,9 @@ def run_and_read(
     threads: list[threading.Thread] = []
 
     def began(process: subprocess.Popen[bytes]) -> None:
-        for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        for source, target in ((process.stdout, 1), (process.stderr, 2)):  # as the job has them
             assert source is not None
-            threads.append(threading.Thread(target=pass_on, args=(source, target.buffer)))
+            threads.append(threading.Thread(target=pass_on, args=(source, target)))
         for thread in threads:
             thread.start()
 
@@ -249,7 +269,8 @@ def run_and_read(
             thread.join()
         ended.set()
         watcher.join()
-        kept.close()
+        if kept is not None:
+            kept.close()
 
 
 def read_printed(
@@ -259,7 +280,8 @@ def read_printed(
     rows: list[tuple[int, str, float, int]] = []
     for directory in directories:
         for path in sorted(directory.glob(f"*{SUFFIX}")):
-            for line in path.read_text().splitlines():
+            *whole, _ = path.read_text().split("\n")  # a full disk may cut the last line
+            for line in whole:
                 values: dict[str, Any] = json.loads(line)
                 time_ns = int(values.pop("monotonic_ns"))
                 told = values.pop("step", None)
