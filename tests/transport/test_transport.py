@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.metadata
+import itertools
 import multiprocessing
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -46,6 +48,7 @@ NUMBERS: dict[str, int] = {
     "uint8": 8,
 }
 PING = 6  # the kind of frame
+SPARE_DESCRIPTORS = 512  # of this process, beside those of a mesh
 SUM, PRODUCT, MINIMUM, MAXIMUM, AND, OR, XOR = range(7)
 OPERATIONS: dict[int, Any] = {
     SUM: np.add,
@@ -85,11 +88,24 @@ class Mesh:
 
     def _connected(self, pair: Pair | None) -> list[list[int]]:
         """Return each rank's sockets by rank."""
+        # Every two ranks have both ends of a connection in this one process.
+        descriptors = self.size * self.size + SPARE_DESCRIPTORS
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY and hard < descriptors:
+            pytest.skip(f"{self.size} ranks in one process need {descriptors} open files: {hard}")
+        if soft != resource.RLIM_INFINITY and soft < descriptors:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
         sockets = [[-1] * self.size for _ in range(self.size)]
-        for a in range(self.size):
-            for b in range(a):
-                of_a, of_b = pair(a, b) if pair else socket.socketpair()
-                sockets[a][b], sockets[b][a] = of_a.detach(), of_b.detach()
+        try:
+            for a in range(self.size):
+                for b in range(a):
+                    of_a, of_b = pair(a, b) if pair else socket.socketpair()
+                    sockets[a][b], sockets[b][a] = of_a.detach(), of_b.detach()
+        except OSError:  # tests after this one need their descriptors
+            for number in itertools.chain.from_iterable(sockets):
+                if number >= 0:
+                    os.close(number)
+            raise
         return sockets
 
     def allreduce(
