@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,28 @@ def test_a_cut_or_changed_file_is_read_up_to_there(tmp_path: Path) -> None:
     cut.write_bytes(whole[:80])
     with pytest.raises(DamagedInput, match="expected scalars"):
         fw.read(cut)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "said"),
+    [
+        (b"\x2a\x0e\x0a\x0c\x0a\x01a\x11" + b"\xff" * 8, "more than four bytes"),
+        (
+            b"\x09" + struct.pack("<d", 9.5e9) + b"\x2a\x0a\x0a\x08\x0a\x01a\x15" + bytes(4),
+            "a time",
+        ),
+    ],
+)
+def test_an_event_with_numbers_that_do_not_fit_is_damage(
+    tmp_path: Path, hostile: bytes, said: str
+) -> None:
+    head = struct.pack("<Q", len(hostile))
+    record = head + struct.pack("<I", masked_crc32c(head))
+    record += hostile + struct.pack("<I", masked_crc32c(hostile))
+    (tmp_path / EVENTS.name).write_bytes(EVENTS.read_bytes() + record)
+    run = fw.read(tmp_path / EVENTS.name)
+    assert len(run.metrics) == 20
+    assert said in run.missing[0]
 
 
 def test_the_checksum_is_castagnolis() -> None:

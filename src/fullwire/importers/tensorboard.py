@@ -31,6 +31,7 @@ _HEAD, _SUM = struct.Struct("<QI"), struct.Struct("<I")
 _MOST_EVENT_BYTES = 64 * 2**20
 _LARGE_BYTES = 64 * 1024  # no scalar is so large: the rest is passed over without its checksum
 _MOST_EVENTS = 10_000_000  # of a file
+_LATEST_S = 9e9  # the year 2255: later nanoseconds are no int64
 _FLOAT, _DOUBLE = 1, 2  # of a tensor's numbers
 _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
 
@@ -101,7 +102,7 @@ def _scalars(event: bytes) -> Iterator[tuple[int, str, float, int]]:
             for place, value in fields(field):
                 if place == 1 and isinstance(value, bytes):
                     values.append(value)
-    if not 0 <= time_s < 1e10:
+    if not 0 <= time_s < _LATEST_S:
         raise BrokenMessageError(f"a time of {time_s:g} seconds")
     for value in values:
         name, scalar = _named_scalar(value)
@@ -115,6 +116,8 @@ def _named_scalar(value: bytes) -> tuple[str, float | None]:
         if number == 1 and isinstance(field, bytes):
             name = field.decode(errors="backslashreplace")
         elif number == 2 and isinstance(field, int):
+            if field >= 2**32:
+                raise BrokenMessageError("a value of more than four bytes")
             scalar = struct.unpack("<f", field.to_bytes(4, "little"))[0]
         elif number == 8 and isinstance(field, bytes):
             scalar = _tensor_scalar(field)
