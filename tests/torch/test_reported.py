@@ -78,3 +78,28 @@ def test_noise_that_cannot_be_seen_is_a_gap(tmp_path: Path) -> None:
     run = read_run(tmp_path / "job.run")
     assert not len(run.noise)
     assert any("gradient noise was not seen" in each for each in run.missing)
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_gradients_whose_noise_cannot_be_read_leave_the_job_alone(
+    tmp_path: Path, hooked: bool
+) -> None:
+    """Norms of sparse gradients are not in torch; the own ones are read first, then the mean's."""
+    job = (
+        "import sys, torch\n"
+        "from fullwire.recorder.inside.journal import Journal\n"
+        "from fullwire.recorder.inside.noise import EVERY, GradientNoise\n"
+        "journal = Journal(sys.argv[1])\n"
+        "noise = GradientNoise(journal)\n"
+        "layer = torch.nn.Embedding(4, 3, sparse=True)\n"
+        "noise.watch(layer.parameters())\n"
+        "if sys.argv[2] == 'False': noise._read_own = lambda parameter: None\n"
+        "optimizer = torch.optim.SGD(layer.parameters(), 0.1)\n"
+        "for _ in range(2 * EVERY + 1):\n"
+        "    layer(torch.tensor([1])).sum().backward(); noise.pass_ended(); optimizer.step()\n"
+        "print(journal.is_open)\n"
+    )
+    command = [sys.executable, "-c", job, str(tmp_path), str(hooked)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["False"]

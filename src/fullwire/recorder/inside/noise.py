@@ -77,13 +77,17 @@ class GradientNoise:
                     each.register_post_accumulate_grad_hook(hook) for each in self._parameters()
                 ]
         except Exception as error:  # the job goes on
-            self._journal.give_up(error)
+            self._give_up(error)
         self._journal.ends_work(started)
 
     def _read_own(self, parameter: Any) -> None:
         grad = parameter.grad
-        if grad is not None:
+        if grad is None:
+            return
+        try:
             self._own[id(parameter)] = torch.linalg.vector_norm(grad.detach(), dtype=torch.float32)
+        except Exception as error:  # of a sparse gradient, for example; the job goes on
+            self._give_up(error)
 
     def pass_ended(self) -> None:
         """Read the mean, if this is a step of those that are read."""
@@ -91,13 +95,23 @@ class GradientNoise:
             return
         self._passes += 1
         grads = [each.grad.detach() for each in self._parameters() if each.grad is not None]
-        if grads:
-            self._mean = torch.stack(torch._foreach_norm(grads))
+        try:
+            if grads:
+                self._mean = torch.stack(torch._foreach_norm(grads))
+        except Exception as error:  # the job goes on
+            self._give_up(error)
 
-    def _end(self) -> None:
+    def _give_up(self, error: Exception) -> None:
+        self._remove_hooks()
+        self._journal.give_up(error)
+
+    def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    def _end(self) -> None:
+        self._remove_hooks()
         if self._own and self._mean is not None:
             own = torch.stack(list(self._own.values()))
             scale = None if self._scale is None else self._scale.detach().clone()
