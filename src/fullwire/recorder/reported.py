@@ -176,44 +176,55 @@ class Pattern:
         return numbers
 
 
-def run_and_read(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    patterns: Sequence[Pattern],
-    directory: Path,
-    play: Callable[..., int],
-    steps: Callable[[], int],
-) -> int:
-    """Run a command with `play`, pass its output on, and keep the metrics in it.
+class Printed:
+    """Keeps the metrics in a job's output, which it passes on unchanged.
 
-    `steps` counts the job's steps so far. The job goes on if its metrics cannot be kept, and its
-    pipe is closed if nobody reads its output any more: it ends or goes on as without a recorder.
+    The job goes on if its metrics cannot be kept, and its pipe is closed if nobody reads its output
+    any more: it ends or goes on as without a recorder.
     """
-    kept: IO[bytes] | None = (directory / f"{os.getpid()}{SUFFIX}").open("wb", buffering=0)
-    matched, lines, lock = dict.fromkeys(patterns, 0), [0], threading.Lock()
 
-    def take(line: bytes) -> None:
-        text = line[-_LONGEST_LINE:].decode(errors="replace")
-        with lock:
-            lines[0] += 1
-            for pattern in patterns:
-                if values := pattern.read(text):
-                    matched[pattern] += 1
-                    if sum(matched.values()) <= _MOST_ROWS:
-                        keep({"monotonic_ns": time.monotonic_ns(), **values})
+    def __init__(self, patterns: Sequence[Pattern], directory: Path) -> None:
+        place = directory / f"{os.getpid()}{SUFFIX}"
+        self._kept: IO[bytes] | None = place.open("wb", buffering=0)
+        self._matched, self._lines = dict.fromkeys(patterns, 0), 0
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
 
-    def keep(row: Mapping[str, float]) -> None:
-        nonlocal kept
-        if kept is None:
-            return
-        try:
-            kept.write(json.dumps(row).encode() + b"\n")
-        except OSError as error:
-            sys.stderr.write(f"fullwire: metrics are kept no further: {error.strerror}\n")
-            kept.close()
-            kept = None
+    def begin(self, process: subprocess.Popen[bytes]) -> None:
+        """Read both outputs of a process that has started."""
+        for source, target in ((process.stdout, 1), (process.stderr, 2)):  # as the job has them
+            assert source is not None
+            self._threads.append(threading.Thread(target=self._pass_on, args=(source, target)))
+        for thread in self._threads:
+            thread.start()
 
-    def pass_on(source: IO[bytes], target: int) -> None:
+    def end(self) -> None:
+        """Wait for the end of the outputs."""
+        for thread in self._threads:
+            thread.join()
+
+    def tell_unmatched(self, ended: threading.Event, steps: Callable[[], int]) -> None:
+        """Name the patterns without a match after the job's first steps, or at its end."""
+        while not ended.wait(_LOOK_S):
+            try:
+                if steps() >= TOLD_BY:
+                    break
+            except (OSError, ValueError):  # a file that is being written
+                continue
+        for pattern, count in self._matched.items():
+            if not count:
+                sys.stderr.write(
+                    f"fullwire: --metric {pattern.text!r} has matched none of {self._lines} lines "
+                    "in the first steps: expected a pattern for a line that the job prints\n"
+                )
+
+    def close(self) -> None:
+        """Close the file of the metrics."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def _pass_on(self, source: IO[bytes], target: int) -> None:
         line = b""
         with source:
             while piece := os.read(source.fileno(), 1 << 16):
@@ -225,52 +236,50 @@ def run_and_read(
                     return
                 *whole, line = (line + piece).replace(b"\r", b"\n").split(b"\n")
                 for each in whole:
-                    take(each)
+                    self._take(each)
                 line = line[-_LONGEST_LINE:]
         if line:
-            take(line)
+            self._take(line)
 
-    def tell() -> None:
-        for pattern, count in matched.items():
-            if not count:
-                sys.stderr.write(
-                    f"fullwire: --metric {pattern.text!r} has matched none of {lines[0]} lines in "
-                    "the first steps: expected a pattern for a line that the job prints\n"
-                )
+    def _take(self, line: bytes) -> None:
+        text = line[-_LONGEST_LINE:].decode(errors="replace")
+        with self._lock:
+            self._lines += 1
+            for pattern in self._matched:
+                if values := pattern.read(text):
+                    self._matched[pattern] += 1
+                    if self._kept is not None and sum(self._matched.values()) <= _MOST_ROWS:
+                        row = {"monotonic_ns": time.monotonic_ns(), **values}
+                        try:
+                            self._kept.write(json.dumps(row).encode() + b"\n")
+                        except OSError as error:
+                            why = error.strerror
+                            sys.stderr.write(f"fullwire: metrics are kept no further: {why}\n")
+                            self.close()
 
-    ended = threading.Event()
 
-    def watch() -> None:
-        while not ended.wait(_LOOK_S):
-            try:
-                count = steps()
-            except (OSError, ValueError):  # a file that is being written
-                continue
-            if count >= TOLD_BY:
-                tell()
-                return
-        tell()
+def run_and_read(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    patterns: Sequence[Pattern],
+    directory: Path,
+    play: Callable[..., int],
+    steps: Callable[[], int],
+) -> int:
+    """Run a command with `play`, pass its output on, and keep the metrics in it.
 
-    threads: list[threading.Thread] = []
-
-    def began(process: subprocess.Popen[bytes]) -> None:
-        for source, target in ((process.stdout, 1), (process.stderr, 2)):  # as the job has them
-            assert source is not None
-            threads.append(threading.Thread(target=pass_on, args=(source, target)))
-        for thread in threads:
-            thread.start()
-
-    watcher = threading.Thread(target=watch, daemon=True)
+    `steps` counts the job's steps so far.
+    """
+    printed, ended = Printed(patterns, directory), threading.Event()
+    watcher = threading.Thread(target=printed.tell_unmatched, args=(ended, steps), daemon=True)
     watcher.start()
     try:
-        return play(command, environment, began)
+        return play(command, environment, printed.begin)
     finally:
-        for thread in threads:
-            thread.join()
+        printed.end()
         ended.set()
         watcher.join()
-        if kept is not None:
-            kept.close()
+        printed.close()
 
 
 def read_printed(
