@@ -91,7 +91,7 @@ class Reported:
 
 def _ended(steps: Steps, notes: Whole) -> list[int]:
     """Return the step at whose end each note was taken."""
-    return np.searchsorted(steps.end_ns, notes[:, 1]).tolist()
+    return [*map(int, np.searchsorted(steps.end_ns, notes[:, 1]))]
 
 
 def _metrics(journal: Journal, names: dict[int, str], steps: Steps, shift_ns: int) -> Metrics:
