@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fullwire.answers.conditions import OneOrMany, count, several, worker_count
 from fullwire.answers.opening import RunLike
-from fullwire.answers.subjects import named
+from fullwire.answers.subjects import Conditions, named
 from fullwire.collectives.cost import Floats
 from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches, noise_scale
 from fullwire.convergence.curves import Goal, curve_of, is_goal, reach, read_goal
@@ -56,7 +56,7 @@ _ANY = 12.0  # the factor within which a critical batch lies near any recorded o
 class Asked:
     """A question about a target: a metric with its value, or else a scaling factor."""
 
-    target: str | float | None
+    target: str | float | None = None
     global_batch: OneOrMany = None
     curve: RunLike | Sequence[RunLike] = ()
     recorded_batch: OneOrMany = None
@@ -299,10 +299,7 @@ def to_goal(
     predict: Callable[..., AnyPredicted],
     runs: RunLike | Sequence[RunLike],
     asked: Asked,
-    *,
-    workers: OneOrMany,
-    accumulate: OneOrMany,
-    local_steps: OneOrMany,
+    conditions: Conditions,
     more: Mapping[str, OneOrMany],
 ) -> tuple[AnyPredicted, Predictions, tuple[Floats, Floats], ToTarget]:
     """Predict the time until a metric reaches its value.
@@ -318,15 +315,15 @@ def to_goal(
         )
     [(name, run)] = opened
     price = read_price(asked.price)
-    together = several(accumulate, lambda value: count(value, "accumulate"))
-    if len(together) > 1 or several(local_steps, str) not in ((), ("1",)):
+    together = several(conditions.accumulate, lambda value: count(value, "accumulate"))
+    if len(together) > 1 or several(conditions.local_steps, str) not in ((), ("1",)):
         raise UsageError(
             "target: expected one value of --accumulate and no --local-steps with a metric, "
-            f"got {shown(accumulate)} and {shown(local_steps)}"
+            f"got {shown(conditions.accumulate)} and {shown(conditions.local_steps)}"
         )
     batches = _counts(asked.global_batch, "global batch")
-    if batches and workers is not None:
-        sizes: tuple[int, ...] = several(workers, worker_count)
+    if batches and conditions.workers is not None:
+        sizes: tuple[int, ...] = several(conditions.workers, worker_count)
         first = predict(more, workers=sizes[0])
     else:
         first = predict(more)

@@ -20,9 +20,8 @@ from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy, Buckets
-from fullwire.simulation.grid import Grid, Residue, Subject, tried
+from fullwire.simulation.grid import Grid, Order, Residue, Subject, tried
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
-from fullwire.simulation.scenario import Order
 from fullwire.simulation.schedule import (
     fifo_end_and_busy_s,
     fifo_overhead_s,
