@@ -81,6 +81,8 @@ def _with_target(
     ends = zip(found.low_s.tolist(), found.high_s.tolist(), strict=True)
     for row, (low_s, high_s) in zip(shown["rows"], ends, strict=True):
         row["time_to_target_interval"] = _interval_object(low_s, high_s)
+        for name in found.columns():
+            row[name] = None if isnan(row[name]) else row[name]
     shown["target"] = {
         "metric": found.goal.metric,
         "value": found.goal.value,

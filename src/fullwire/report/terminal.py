@@ -115,16 +115,22 @@ def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
     values = {name: table[name][rows].tolist() for name in names}
     cells = []
     for number, row in enumerate(rows):
+        conditions = [_cell(name, values[name][number]) for name in names]
+        step = show_time(float(table["step_s"][row]))
+        if isnan(found.time_s[row]):  # a note says why
+            unknown = ["-"] * (3 if found.price is None else 4)
+            cells.append([*conditions, f"{found.batch[row]:g}", "-", step, *unknown])
+            continue
         times_s = (found.time_s[row], found.low_s[row], found.high_s[row])
         (middle, unit), (low, low_unit), high = (show_duration(each).split() for each in times_s)
         between = f"{low if low_unit == unit == high[1] else f'{low} {low_unit}'}-{' '.join(high)}"
         cost = [] if found.price is None else [found.price.show(float(found.device_hours[row]))]
         cells.append(
             [
-                *(_cell(name, values[name][number]) for name in names),
+                *conditions,
                 f"{found.batch[row]:g}",
                 f"{found.steps[row]:,.0f}",
-                show_time(float(table["step_s"][row])),
+                step,
                 f"{middle} {unit} ({between})",
                 f"{found.device_hours[row]:.4g}",
                 *cost,
