@@ -194,7 +194,7 @@ def whatif(
     line_rate: str | float | None = None,
     progress: Progress | None = None,
     on: str = HERE,
-    **given: OneOrMany,
+    **more: OneOrMany,
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
 
@@ -235,16 +235,16 @@ def whatif(
         table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
         table.to_pandas()
     """
-    goal, conditions = taken(Asked, given), taken(Conditions, given)
+    goal, conditions = taken(Asked, more), taken(Conditions, more)
     opened = with_batches(runs, batch)
     predict = partial(_table, opened, calibrate=calibrate, line_rate=line_rate, on=on)
     if not goal.is_metric:
-        return predict(conditions, given, target=goal.target, progress=progress)
+        return predict(conditions, more, target=goal.target, progress=progress)
 
-    def changed_to(more: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
-        return predict(replace(conditions, **changed), more)
+    def changed_to(changes: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
+        return predict(replace(conditions, **changed), changes)
 
-    first, predictions, around_s, found = to_goal(changed_to, opened, goal, conditions, given)
+    first, predictions, around_s, found = to_goal(changed_to, opened, goal, conditions, more)
     return replace(first, predictions=predictions, interval_s=around_s, to_target=found)
 
 
@@ -329,16 +329,20 @@ def replay(
     calibrate: RunLike | Sequence[RunLike] = (),
     batch: OneOrMany = None,
     line_rate: str | float | None = None,
-    **given: OneOrMany,
+    **more: OneOrMany,
 ) -> Run:
     """Play a run's typical step under one set of conditions, and return it as a run.
 
-    `run` is a run, a path or a workload. The conditions are those of `whatif`, each with one value.
+    - `run`: a run, the path of one or of a trace, or a workload.
+    - `bandwidth`, `latency`, `workers`, `cluster`, `nodes`, `placement`, `compression`, `codec`,
+      `codec_costs`, `transport`, `buckets`, `algorithm`, `jitter`, `lane`, `batch`, `calibrate`,
+      `line_rate` and `more`: as for `whatif`, each with one value.
+    - `accumulate`, `local_steps`: one, since a replay sends all messages of its one pass.
 
         fw.explain(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"))
     """
-    conditions = taken(Conditions, given)
-    changes = asked_changes("replay", given, Conditions)
+    conditions = taken(Conditions, more)
+    changes = asked_changes("replay", more, Conditions)
     [(name, only), *others] = named(with_batches(run, batch), line_rate)
     found = Transports([only], calibrate, (name,), line_rate)
     grid = conditions.grid([only], found)

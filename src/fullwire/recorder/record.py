@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,7 +49,7 @@ from fullwire.recorder.launch import (
     wait_for_captures,
     wait_for_samplers,
 )
-from fullwire.recorder.reported import Pattern, run_and_read
+from fullwire.recorder.printed import Output, Pattern
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run
@@ -129,10 +130,14 @@ def record(
         sampled = sampled_command(directory, command, packets=packets)
         if not patterns:
             return run_to_its_end(sampled, environment)
-        steps = Progress(directory).steps
-        return run_and_read(sampled, environment, patterns, directory, run_to_its_end, steps)
+        printed = passed_on.enter_context(
+            contextlib.closing(Output(patterns, directory, Progress(directory).steps))
+        )
+        return run_to_its_end(sampled, environment, printed.began)
 
-    return keep(play, output, Known(source=without_secrets(command)), replace=replace)
+    passed_on = contextlib.ExitStack()
+    known = Known(source=without_secrets(command))
+    return keep(play, output, known, replace=replace, beside=passed_on)
 
 
 def keep(
@@ -141,9 +146,11 @@ def keep(
     known: Known,
     *,
     replace: bool = False,
+    beside: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Recording:
     """Play a job whose processes record themselves into a directory, and write it as a run.
 
+    `beside` ends after the job's last process, and before the run is made.
     The directory lies beside the run. If all processes are killed it stays, and `join` makes the
     run of it. If the user interrupts the job, its recording goes up to that moment.
     """
@@ -152,7 +159,7 @@ def keep(
     directory = directory_of(place)
     _begin(directory, known)
     try:
-        with live_line(directory):
+        with live_line(directory), beside or contextlib.nullcontext():
             status = play(directory)
             # Samplers end with the command, and not with processes that outlive it.
             if longer_s := follow(directory):

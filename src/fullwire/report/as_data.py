@@ -212,6 +212,9 @@ def tuning_object(result: Tuning) -> dict[str, Any]:
         "after_interval": between(*(result.after_interval or (None, None))),
         "is_significant": result.is_significant,
         "trials": trials,
+        "host_work": [asdict(work) for work in result.host_work],
+        "wrote": list(result.wrote),
+        "took_s": result.took_s,
         "recipe": str(result.recipe),
     }
 

@@ -203,7 +203,7 @@ def print_tuning(result: Tuning) -> None:
         [
             str(number),
             trial.words,
-            "-" if trial.predicted_s is None else show_time(trial.predicted_s),
+            f"{show_time(trial.predicted_s)}{_between(_ends(trial.low_s, trial.high_s))}",
             "-" if trial.measured_s is None else show_time(trial.measured_s),
             "yes" if trial.kept else f"no: {trial.reason}",
         ]
@@ -211,6 +211,8 @@ def print_tuning(result: Tuning) -> None:
     ]
     if rows:
         print_table(["trial", "fix", "predicted", "measured", "kept"], rows, {"fix", "kept"})
+    for work in result.host_work:
+        say(f"{work.call} takes {show_time(work.step_s)} of each step, at {work.place}")
     gain = result.before_s / result.after_s
     exact = all(trial.risk == "exact" for trial in result.kept)
     if not result.kept:
@@ -222,7 +224,16 @@ def print_tuning(result: Tuning) -> None:
     )
     if result.is_significant is False:
         print("  the two last recordings together show no more than noise: tune with more --steps")
+    for trial in result.kept:
+        if trial.risk != "exact" and trial.loss_difference is not None:
+            say(
+                f"{trial.words}: the first losses differ by {trial.loss_difference:.2g} of the loss"
+            )
     print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
+
+
+def _ends(low_s: float | None, high_s: float | None) -> tuple[float, float] | None:
+    return None if low_s is None or high_s is None else (low_s, high_s)
 
 
 def _between(interval: tuple[float, float] | None) -> str:
