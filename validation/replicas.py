@@ -3,7 +3,7 @@
     .venv/bin/python -m validation.replicas ../shared/data/accuracy
 
 The folder holds diloco_loss_by_M_N.csv (replicas by size) and streaming_diloco_loss_M_H.csv
-(replicas and steps between synchronisations). The law of `convergence/replicas.py` was fitted to
+(replicas and steps between synchronisations). The law of `convergence/batches.py` was fitted to
 both. So the script fits its constants again without one size after the other, and judges each size
 by the law of the others. The last line is JSON.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.collectives.cost import Floats
-from fullwire.convergence.replicas import excess
+from fullwire.convergence.batches import excess
 from fullwire.errors import DamagedInput
 from validation import arguments, results
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fullwire.convergence.replicas import excess
+from fullwire.convergence.batches import excess
 
 
 @pytest.mark.parametrize(

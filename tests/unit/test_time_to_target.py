@@ -12,9 +12,8 @@ import pytest
 import fullwire as fw
 from fullwire.answers.time_to_target import read_price
 from fullwire.answers.until import until
-from fullwire.convergence.batches import noise_scale
+from fullwire.convergence.batches import excess, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
-from fullwire.convergence.replicas import excess
 from fullwire.errors import UsageError
 from fullwire.report.as_data import whatif_object
 from fullwire.report.charts import plot_whatif

@@ -24,9 +24,16 @@ from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
 from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import FLOAT_BYTES
-from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches, noise_scale
+from fullwire.convergence.batches import (
+    BatchLaw,
+    Critical,
+    Excess,
+    Point,
+    excess,
+    fit_batches,
+    noise_scale,
+)
 from fullwire.convergence.curves import Goal, curve_of, is_goal, reach, read_goal
-from fullwire.convergence.replicas import Excess, excess
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
