@@ -32,6 +32,7 @@ from fullwire.report.chrome import write_chrome
 from tests.builders import a_run
 from tests.torch.test_flight_recorder import a_dump, an_entry
 from tests.unit.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
+from tests.unit.test_metric_folders import RUN as WANDB_RUN
 from tests.unit.test_nccl_tests import CSV, JSON, ROWS
 from tests.unit.test_osu import ALLREDUCE, METRICS
 from tests.unit.test_tensorboard import EVENTS
@@ -136,6 +137,16 @@ def readers() -> Mapping[str, Reader]:
             with_checksums,
         ),
         "xla": Reader("xla", timelines, [b"{", b"}", b'"X"', b'"ts": ', b"[", b'"Steps"', b","]),
+        "wandb": Reader(
+            "wandb",
+            [WANDB_RUN.read_bytes()],
+            [b"loss", b"_step", b"_timestamp", b"\x82\x01", b"\x12", b"\x0a", b":W&B"],
+        ),
+        "mlflow": Reader(
+            "mlflow",
+            [b"1795409435913 2.0 0\n1795409435914 nan 1\n1795409435915 1.5 2 data 1f\n"],
+            [b"\n", b" ", b"-1", b"e300", b"inf", b"1795409435913 "],
+        ),
         "flight-recorder": Reader(
             "flight-recorder",
             [pickle.dumps(dump, protocol) for protocol in (2, 4)] + [json.dumps(dump).encode()],
