@@ -18,6 +18,7 @@ from fullwire.report.charts import plot_codecs
 from fullwire.report.terminal import print_codecs
 from tests.conftest import Cli
 from tests.torch.test_record import needs_torch
+from tests.unit.test_display import NEEDS_TORCH, check_docstring
 
 pytestmark = needs_torch
 
@@ -93,3 +94,10 @@ def test_the_json_of_a_machine_gives_a_prediction_its_costs(cli: Cli, tmp_path: 
     place.write_text("{}")
     with pytest.raises(DamagedInput, match="expected the output of fullwire codecs --json"):
         fw.whatif("vgg16@v100", compression="bf16", **asked)
+
+
+@pytest.mark.parametrize("name", NEEDS_TORCH)
+def test_a_docstring_names_every_parameter_and_its_example_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_docstring(name, tmp_path, monkeypatch)

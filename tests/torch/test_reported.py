@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullwire.recorder.reported import TOLD_BY
+from fullwire.recorder.inside.journal import ENDED, Note
+from fullwire.recorder.journals import read_journals
+from fullwire.recorder.printed import TOLD_BY
 from fullwire.run.run import Run
 from fullwire.run.store import read_run
 from tests.torch.test_record import needs_torch, together
@@ -87,7 +89,7 @@ def test_gradients_whose_noise_cannot_be_read_leave_the_job_alone(
     """Norms of sparse gradients are not in torch; the own ones are read first, then the mean's."""
     job = (
         "import sys, torch\n"
-        "from fullwire.recorder.inside.journal import Journal\n"
+        "from fullwire.recorder.inside.journal import Journal, Note\n"
         "from fullwire.recorder.inside.noise import EVERY, GradientNoise\n"
         "journal = Journal(sys.argv[1])\n"
         "noise = GradientNoise(journal)\n"
@@ -97,9 +99,14 @@ def test_gradients_whose_noise_cannot_be_read_leave_the_job_alone(
         "optimizer = torch.optim.SGD(layer.parameters(), 0.1)\n"
         "for _ in range(2 * EVERY + 1):\n"
         "    layer(torch.tensor([1])).sum().backward(); noise.pass_ended(); optimizer.step()\n"
-        "print(journal.is_open)\n"
+        "    journal.note(Note.INPUT, 0, 1, 1)\n"
+        "noise.close(); journal.close()\n"
     )
     command = [sys.executable, "-c", job, str(tmp_path), str(hooked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stderr == ""
-    assert done.stdout.split() == ["False"]
+    [journal], _ = read_journals([tmp_path])
+    assert journal.header["status"] == ENDED  # only the noise is missing
+    assert journal.counts[Note.INPUT] == 21
+    [missing] = journal.defined("missing")
+    assert missing["sentence"].startswith("its gradient noise ended, as a norm could not be read (")

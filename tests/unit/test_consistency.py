@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -30,27 +30,25 @@ DATA = Path(__file__).parents[1] / "data"
 _WITHOUT_PART = {"scales", "unknown", "compute"}
 
 
-@cache
-def recorded() -> dict[str, Run]:
-    places = sorted(path.parent for path in DATA.glob("format-*/*.run/run.json"))
-    return {place.name: fw.read(place) for place in places}
-
-
-@cache
-def made() -> dict[str, Run]:
-    jobs = {f"by hand: {name}": run for name, run in JOBS.items()} | {"trained": a_trained_job()}
-    for rate_bps in (0.3e9, 1e9, 10e9):
-        jobs[f"predicted at {rate_bps:g}"] = a_predicted_job(a_transport(), rate_bps=rate_bps)
-    jobs["simulated"] = fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps")
-    jobs["on a cluster"] = fw.replay(
-        "gpt2@a100", cluster="dgx-a100", nodes=2, algorithm="hierarchical"
-    )
-    return jobs
+PLACES = {path.parent.name: path.parent for path in sorted(DATA.glob("format-*/*.run/run.json"))}
+MADE: dict[str, Callable[[], Run]] = {
+    **{f"by hand: {name}": partial(JOBS.__getitem__, name) for name in JOBS},
+    "trained": a_trained_job,
+    **{
+        f"predicted at {rate_bps:g}": partial(a_predicted_job, a_transport(), rate_bps=rate_bps)
+        for rate_bps in (0.3e9, 1e9, 10e9)
+    },
+    "simulated": partial(fw.replay, "vgg16@v100", workers=8, bandwidth="10Gbps"),
+    "on a cluster": partial(
+        fw.replay, "gpt2@a100", cluster="dgx-a100", nodes=2, algorithm="hierarchical"
+    ),
+}
+NAMES = sorted({*PLACES, *MADE})
 
 
 @cache
 def explained(name: str) -> tuple[Run, Explanation]:
-    run = (recorded() | made())[name]
+    run = MADE[name]() if name in MADE else fw.read(PLACES[name])
     return run, fw.explain(run)
 
 
@@ -66,9 +64,6 @@ def is_answer(fix: Fix, found: Explanation) -> bool:
     kinds = fix_kinds()
     own = kinds[fix.kind].addresses if fix.kind in kinds else ()
     return found.verdict.kind in (fix.kind, *own)
-
-
-NAMES = sorted({*recorded(), *made()})
 
 
 @pytest.mark.parametrize("name", NAMES)

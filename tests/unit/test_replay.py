@@ -61,8 +61,19 @@ def test_a_replay_is_stored_and_compared_like_any_run(tmp_path: Path) -> None:
     assert ("line_rate_bps", "10000000000.0", "100000000000.0") in found.differing_facts
 
 
+def test_a_replay_of_a_workload_takes_its_batch() -> None:
+    small, large = (
+        fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps", batch=b) for b in (8, 64)
+    )
+    assert fw.explain(small).step_s < fw.explain(large).step_s
+    with pytest.raises(UsageError, match="one value of each condition"):
+        fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps", batch=[8, 64])
+
+
 def test_a_replay_needs_one_value_of_each_condition() -> None:
     with pytest.raises(UsageError, match="one value of each condition"):
         fw.replay(a_run(), workers="8,64", bandwidth="10Gbps")
     with pytest.raises(UsageError, match="expected conditions among"):
         fw.replay(a_run(), workers=8, bandwidth="10Gbps", target=0.9)
+    with pytest.raises(UsageError, match="expected no accumulate"):
+        fw.replay(a_run(), workers=8, bandwidth="10Gbps", accumulate=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,7 +18,8 @@ from fullwire.errors import UsageError
 from fullwire.recorder.inside import metrics as inside
 from fullwire.recorder.inside.journal import Journal
 from fullwire.recorder.journals import read_journals
-from fullwire.recorder.reported import Pattern, Reported, read_printed
+from fullwire.recorder.printed import Pattern
+from fullwire.recorder.reported import Reported, read_printed
 from fullwire.recorder.steps import Steps
 from fullwire.report.terminal import print_metrics
 from fullwire.run.run import Metrics
@@ -70,19 +72,23 @@ def test_a_pattern_that_cannot_read_is_refused(pattern: str, said: str) -> None:
         Pattern(pattern)
 
 
-def played(job: str, directory: Path, output: int) -> int:
+def played(job: str, directory: Path, output: int, pattern: str = ".*loss: ([0-9.]+)") -> int:
     """Play a job that prints, in a process of its own, with a pattern for its losses."""
     ours = (
-        "import os, sys\n"
+        "import contextlib, os, sys\n"
         "from pathlib import Path\n"
         "from fullwire.recorder.launch import run_to_its_end\n"
-        "from fullwire.recorder.reported import Pattern, run_and_read\n"
-        "command, patterns = [sys.executable, '-c', sys.argv[1]], [Pattern('.*loss: ([0-9.]+)')]\n"
-        "place = Path(sys.argv[2])\n"
-        "sys.exit(run_and_read(command, os.environ, patterns, place, run_to_its_end, lambda: 0))\n"
+        "from fullwire.recorder.printed import Output, Pattern\n"
+        "command, patterns = [sys.executable, '-c', sys.argv[1]], [Pattern(sys.argv[3])]\n"
+        "with contextlib.closing(Output(patterns, Path(sys.argv[2]), lambda: 0)) as read:\n"
+        "    status = run_to_its_end(command, os.environ, read.began)\n"
+        "sys.exit(status)\n"
     )
-    command = [sys.executable, "-c", ours, job, str(directory)]
-    return subprocess.run(command, stdout=output, timeout=60, check=False).returncode
+    command = [sys.executable, "-c", ours, job, str(directory), pattern]
+    with (directory / "said").open("wb") as said:
+        return subprocess.run(
+            command, stdout=output, stderr=said, timeout=60, check=False
+        ).returncode
 
 
 def test_a_job_whose_output_nobody_reads_does_not_hang(tmp_path: Path) -> None:
@@ -100,6 +106,29 @@ def test_a_long_line_passes_whole_and_only_its_end_is_read(tmp_path: Path) -> No
     assert (tmp_path / "output").stat().st_size == len("loss: 9 \n loss: 0.5\n") + 320_000
     found = read_printed([tmp_path], 0, lambda times_ns: times_ns * 0)
     assert found.value.tolist() == [0.5]
+
+
+def test_a_process_in_the_background_keeps_the_output_and_holds_nothing_up(tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    later = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nprint(2)"
+    job = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {later!r}])\nprint(1)"
+    reading, writing = os.pipe()
+    assert played(job, tmp_path, writing) == 0
+    os.close(writing)
+    go_on.touch()
+    with open(reading) as output:
+        assert output.read() == "1\n2\n"
+
+
+def test_a_pattern_that_takes_years_is_given_up_and_the_output_passes_on(tmp_path: Path) -> None:
+    job = "print('a' * 40 + '!')\nfor _ in range(3): print('a' * 40 + '!')"
+    with (tmp_path / "output").open("wb") as output:
+        assert played(job, tmp_path, output.fileno(), "(a+)+$") == 0
+    assert (tmp_path / "output").read_text() == ("a" * 40 + "!\n") * 4
+    assert (tmp_path / "said").read_text() == (
+        "fullwire: --metric '(a+)+$' took more than 0.5 s on a line of 41 characters: "
+        "it is read no further\n"
+    )
 
 
 def test_a_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
@@ -123,6 +152,65 @@ def test_values_keep_their_steps_and_others_count_ended_steps(tmp_path: Path) ->
     assert found.name.tolist() == ["loss", "loss"]
     assert found.step.tolist() == [40, 2]
     assert found.value == pytest.approx([0.1, float("nan")], nan_ok=True)
+
+
+def test_odd_values_and_steps_leave_the_recording_alone(tmp_path: Path) -> None:
+    class Odd:
+        def __float__(self) -> float:
+            raise LookupError("no such value")
+
+    journal = Journal(str(tmp_path))
+    taken = inside.Metrics(journal)
+    taken.take({"loss": 10**400}, float("nan"))
+    taken.take({"loss": 0.5}, 10**30)
+    taken.take({"loss": Odd()}, 1)
+    taken.take({"loss": 0.25}, 7)
+    found = written(tmp_path, journal, steps_of(1, 2, 2**62))
+    assert found.value.tolist() == [float("inf"), 0.5, 0.25]
+    assert found.step.tolist() == [2, 2, 7]
+    [read], _ = read_journals([tmp_path])
+    [told] = read.defined("missing")  # once, and not each step
+    assert told["sentence"] == (
+        "a metric that it reported could not be noted "
+        "(ValueError: cannot convert float NaN to integer)"
+    )
+
+
+def test_threads_that_report_at_once_keep_their_steps_and_names(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    taken = inside.Metrics(journal)
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def report(first: int) -> None:
+        for step in range(first, first + 2000):
+            taken.take({f"loss{first}": step}, step)
+
+    threads = [threading.Thread(target=report, args=(10_000 * at,)) for at in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    sys.setswitchinterval(usual_s)
+    found = written(tmp_path, journal, steps_of())
+    assert len(found) == 8000
+    assert found.step.tolist() == found.value.tolist()
+    assert found.name.tolist() == [f"loss{step // 10_000 * 10_000}" for step in found.step]
+
+
+def test_a_process_that_is_forked_off_knows_the_names_of_metrics(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    taken = inside.Metrics(journal)
+    taken.take({"loss": 0.5}, 1)
+    journal.define(kind="samples", samples=8)
+    journal.start_anew()  # as a child does
+    taken.take({"loss": 0.25}, 2)
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    reported = Reported()
+    reported.add(read, steps_of(), (NO_NOTES, NO_NOTES), 0)
+    assert reported.metrics([tmp_path]).name.tolist() == ["loss"]
+    assert reported.pass_samples == 8
 
 
 def test_libraries_report_as_jobs_call_them(

@@ -1,11 +1,14 @@
-"""Promises about structure: imports between rooms, exports, and modules loaded at the start."""
+"""Promises about structure: imports between rooms, sizes, exports, modules loaded at the start."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,12 +66,17 @@ def module(path: Path) -> str:
 
 
 @functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> frozenset[str]:
     """Return the modules that a file imports, at its top or within functions."""
     here = module(path).split(".")
     here = here if path.name == "__init__.py" else here[:-1]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -103,6 +111,42 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         for name in leaves:
             del arrows[name]
     assert not arrows, f"in a circle, or above one: {sorted(arrows)}"
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_no_function_has_more_than_80_lines_and_no_file_more_than_600() -> None:
+    for path in FILES:
+        assert len(path.read_text().splitlines()) <= 600, f"{path} is too long: divide it"
+        for function in functions(path):
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            assert lines <= 80, f"{module(path)}.{function.name} has {lines} lines"
+
+
+def test_fewer_than_40_modules_have_only_one_importer() -> None:
+    importers: Counter[str] = Counter()
+    for path in (*FILES, PACKAGE / "__init__.py"):
+        importers.update(imports(path) & MODULES.keys() - {module(path)})
+    one = [name for name in MODULES if importers[name] == 1 and room(MODULES[name]) != "cli"]
+    assert len(one) < 40, f"merge one of them with its only importer: {', '.join(sorted(one))}"
+
+
+def test_fewer_than_half_of_the_private_functions_have_only_one_caller() -> None:
+    private, one = 0, []
+    for path in FILES:
+        uses = Counter(
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Name | ast.Attribute)
+        )
+        names = [each.name for each in functions(path) if re.match("_[^_]", each.name)]
+        private += len(names)
+        one += [f"{module(path)}.{name}" for name in names if uses[name] == 1]
+    assert len(one) < private / 2, f"{len(one)} of {private} have one caller"
 
 
 def test_these_names_are_exported_and_no_others() -> None:

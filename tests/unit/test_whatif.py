@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import numpy as np
@@ -419,3 +420,12 @@ def test_with_priority_a_faster_network_can_slow_a_step() -> None:
     slow = step_s(run, bandwidth="10Gbps", **conditions)
     fast = step_s(run, bandwidth="20Gbps", **conditions)
     assert fast > slow
+
+
+def test_help_lists_every_condition_and_a_wrong_name_lists_them_too() -> None:
+    listed = inspect.signature(fw.whatif).parameters
+    for name in ("bandwidth", "local_steps", "critical_batch"):
+        assert listed[name].kind is inspect.Parameter.KEYWORD_ONLY
+    assert listed["transport"].default == "full"
+    with pytest.raises(UsageError, match=r"bandwidth, .*price, compute_speed.*got 'bandwith'"):
+        fw.whatif("vgg16@v100", bandwith="10Gbps")

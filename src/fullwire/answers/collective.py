@@ -85,12 +85,10 @@ def collective(
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
     servers = count(servers, "servers")
     if servers > 1 and algorithm not in (AUTO, _SERVED):
-        asked = algorithm or "none"
-        raise UsageError(f"servers: expected algorithm {_SERVED}, which has some, got {asked}")
+        raise UsageError(f"servers: expected algorithm {_SERVED}, got {algorithm or 'none'}")
     among = None if workers is None else worker_count(workers)
     order = None if order is None else device_order(order)
     where = _where(cluster, nodes, among, bandwidth, latency)
-    where = where if among is None else with_workers(where, among)
     if is_scattered(where, placement):
         if order is not None:
             raise UsageError("order: expected either an order, or ranks scattered over the leaves")
@@ -212,4 +210,5 @@ def _where(
         nics = replace(nics, rate_bps=rate(bandwidth))
     if latency is not None:
         nics = replace(nics, latency_s=read_latency(latency))
-    return replace(where, nics=nics)
+    where = replace(where, nics=nics)
+    return where if workers is None else with_workers(where, workers)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fullwire.clusters.cluster import Cluster
 from fullwire.compression.codec import CODECS, Cost, parse_choice
@@ -16,12 +17,45 @@ from fullwire.errors import UsageError
 from fullwire.simulation.conditions import CHANGES, Changes
 from fullwire.units import bits_per_second, ratio, seconds, shown
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Value = TypeVar("Value")
+Record = TypeVar("Record", bound="DataclassInstance")
+Question = TypeVar("Question", bound=Callable[..., Any])
 OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a sequence, an array
 
 MOST_WORKERS = 100_000_000
 PLACEMENTS = ("packed", "scattered")
 MOST_VALUES = 1_000_000  # of one condition: a generator may never end
+
+
+def arguments_of(*records: type[DataclassInstance]) -> Callable[[Question], Question]:
+    """Show the fields of these records as arguments of a question, which takes them by any name.
+
+    So a condition stands in one place, and `help()`, notebooks and the documentation still list it.
+    """
+
+    def give(question: Question) -> Question:
+        signature = inspect.signature(question)
+        *own, others = signature.parameters.values()
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        named = [
+            inspect.Parameter(field.name, keyword, default=field.default, annotation=field.type)
+            for record in records
+            for field in fields(record)
+        ]
+        whole = signature.replace(parameters=[*own, *named, others])
+        question.__signature__ = whole  # type: ignore[attr-defined]  # read by inspect
+        return question
+
+    return give
+
+
+def taken(record: type[Record], given: dict[str, OneOrMany]) -> Record:
+    """Take the arguments that make a record out of those that were given."""
+    names = [field.name for field in fields(record) if field.name in given]
+    return record(**{name: given.pop(name) for name in names})
 
 
 def several(given: OneOrMany, read: Callable[[Any], Value]) -> tuple[Value, ...]:
@@ -62,12 +96,19 @@ def device_order(given: OneOrMany) -> tuple[int, ...]:
     return tuple(devices)
 
 
-def asked_changes(where: str, given: Mapping[str, OneOrMany]) -> Changes:
-    """Read the conditions that change a step, by the names of their options."""
+def asked_changes(
+    where: str, given: Mapping[str, OneOrMany], *records: type[DataclassInstance]
+) -> Changes:
+    """Read the conditions that change a step, by the names of their options.
+
+    The fields of `records` were read before; a refusal names them too.
+    """
     for name in given:
         if name not in CHANGES:
-            known = f"conditions among {', '.join(CHANGES)}" if CHANGES else "no such condition"
-            raise UsageError(f"{where}: expected {known}, got {name!r}")
+            known = [field.name for record in records for field in fields(record)]
+            raise UsageError(
+                f"{where}: expected conditions among {', '.join([*known, *CHANGES])}, got {name!r}"
+            )
     asked = {
         change.axis: several(given[name], change.read)
         for name, change in CHANGES.items()

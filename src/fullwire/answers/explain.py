@@ -297,12 +297,10 @@ def explain(
     case = Case(
         run=job, account=judged_by, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps
     )
-    parts = judged_by.parts_s
+    parts, turns = judged_by.parts_s, None
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     given_bps = None if bandwidth is None else rate(bandwidth)
-    others = [opened(each).run for each in many(calibrate)]
-    if given_bps is not None:
-        others = [with_line_rate(each, given_bps) for each in others]
+    others = [with_line_rate(opened(each).run, given_bps) for each in many(calibrate)]
     predictor, why_not = _forecaster(case, rate_bps, others)
     if (helpful := _helpful(case, predictor)) is not None:
         link = helpful.next_link
@@ -312,47 +310,42 @@ def explain(
     full = None if predictor is None else predictor.ask(transports=(predictor.full(),))
     if full is not None and given_s is not None:
         full = replace(full, scaling_factor=given_s / full.step_s)
-    return _believed(
-        job,
-        Explanation(
-            verdict=verdict,
-            step_s=found.step_s,
-            baseline_step_s=baseline_s,
-            baseline_between_s=between_s,
-            is_estimated=baseline is None,
-            scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
-            is_of_all_steps=judged_by is not found,
-            account=found.parts_s,
-            compute_inflation_s=inflation_s,
-            ranks=found.breakdowns,
-            evidence=told,
-            break_even=None
-            if predictor is None
-            else break_even(
-                predictor,
-                THRESHOLD,
-                waited=case.share(parts[Part.STRAGGLER.key]),
-                lost=1 - case.share(sum(parts[part.key] for part in OF_ONE)),
-            ),
-            fixes=() if helpful is None else helpful.first_for(verdict.kind, given_s),
-            fixes_from_s=None if helpful is None else helpful.from_s,
-            full=full,
-            notes=(
-                *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
-                *about_baseline(found, given_s),
-                *about_other_steps(found, judged_by, predictor),
-                *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
-                *about_rate(job, predictor, full),
-                *about_batch(job),
-                *why_not,
-            ),
-            detail=found,
-            facts=job.facts,
-            provenance=job.provenance,
-            line_rates_bps=rate_bps,
-            predictor=predictor,
+    if predictor is not None:
+        waited = case.share(parts[Part.STRAGGLER.key])
+        lost = 1 - case.share(sum(parts[part.key] for part in OF_ONE))
+        turns = break_even(predictor, THRESHOLD, waited=waited, lost=lost)
+    explained = Explanation(
+        verdict=verdict,
+        step_s=found.step_s,
+        baseline_step_s=baseline_s,
+        baseline_between_s=between_s,
+        is_estimated=baseline is None,
+        scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
+        is_of_all_steps=judged_by is not found,
+        account=found.parts_s,
+        compute_inflation_s=inflation_s,
+        ranks=found.breakdowns,
+        evidence=told,
+        break_even=turns,
+        fixes=() if helpful is None else helpful.first_for(verdict.kind, given_s),
+        fixes_from_s=None if helpful is None else helpful.from_s,
+        full=full,
+        notes=(
+            *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
+            *about_baseline(found, given_s),
+            *about_other_steps(found, judged_by, predictor),
+            *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
+            *about_rate(job, predictor, full),
+            *about_batch(job),
+            *why_not,
         ),
+        detail=found,
+        facts=job.facts,
+        provenance=job.provenance,
+        line_rates_bps=rate_bps,
+        predictor=predictor,
     )
+    return _believed(job, explained)
 
 
 def _believed(run: Run, found: Explanation) -> Explanation:

@@ -101,8 +101,8 @@ def completed(given: RunLike, line_rate: str | float | None) -> Opened:
     return replace(found, run=with_line_rate(run, rate_bps))
 
 
-def with_line_rate(run: Run, rate_bps: float) -> Run:
-    """Return a run with the line rate of its links, if it does not know its own."""
-    if run.facts.line_rate_bps is not None or shares_one_host(run):
+def with_line_rate(run: Run, rate_bps: float | None) -> Run:
+    """Return a run with the line rate of its links, if one is given and it lacks its own."""
+    if rate_bps is None or run.facts.line_rate_bps is not None or shares_one_host(run):
         return run
     return replace(run, facts=run.facts | Facts(line_rate_bps=rate_bps))

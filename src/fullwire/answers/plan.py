@@ -152,9 +152,8 @@ def plan(
     lasting = None
     if hours is not None or objective == "goodput":
         work_hours = ratio(hours if hours is not None else 24.0, "hours")
-        paid = None if price is None else ratio(price, "price")
         lasting = _lasting(
-            best, work_hours, failures, storage, restart, synchronous_checkpoints, paid
+            best, work_hours, failures, storage, restart, synchronous_checkpoints, price
         )
     elif failures is not None or storage is not None or restart is not None:
         raise UsageError("hours: expected the hours of training that failures interrupt")
@@ -520,7 +519,7 @@ def _lasting(
     storage: str | None,
     restart: str | None,
     is_synchronous: bool,
-    paid: float | None,
+    price: str | float | None,
 ) -> Lasting:
     """Return the course of a training; its range is that of failures, of restarts and of steps."""
     question = found.question
@@ -558,7 +557,7 @@ def _lasting(
         interruptions=middle.interruptions,
         failures_device_hours=usual,
         device_hours=wall_hours * devices,
-        cost=None if paid is None else paid * wall_hours * devices,
+        cost=None if price is None else ratio(price, "price") * wall_hours * devices,
     )
 
 

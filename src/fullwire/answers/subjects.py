@@ -1,26 +1,49 @@
-"""Runs, prepared for predictions: opened, named, and with the transport that they show."""
+"""Runs and conditions, prepared for predictions.
+
+Runs are opened and named, with the transport that they show. Conditions become a grid.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from fullwire.answers.conditions import OneOrMany, count, several
+from fullwire.answers.conditions import (
+    OneOrMany,
+    compressors,
+    count,
+    is_scattered,
+    latency,
+    rate,
+    several,
+    worker_count,
+)
 from fullwire.answers.opening import Opened, RunLike, completed, many, name_of_run, with_line_rate
+from fullwire.clusters import ClusterLike, cluster
+from fullwire.clusters.cluster import Cluster, with_nodes
+from fullwire.collectives.registry import usual_algorithm
+from fullwire.compression.codec import costs_in
+from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers import tables
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
+from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
-from fullwire.simulation.grid import Subject
-from fullwire.simulation.subject import plain_subject
+from fullwire.simulation.grid import MOST_APART, Grid, Subject, lane_order
+from fullwire.simulation.stragglers import jitter
+from fullwire.simulation.subject import plain_subject, recorded_cluster
 from fullwire.simulation.sweep import with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.timeline.timeline import check_collectives
 from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
 
+# The default conditions, if the user and the run give none: sizes and speeds on sale.
+USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
+USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
 _RATE_UNKNOWN = "the line rate of its links is not known"
 
 
@@ -105,6 +128,97 @@ class Transports:
         return self.calibration.transport
 
 
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Conditions:
+    """The conditions of a prediction or of a replay, as people give them."""
+
+    bandwidth: OneOrMany = None
+    workers: OneOrMany = None
+    compression: OneOrMany = None
+    codec: OneOrMany = None
+    codec_costs: str | Path | None = None
+    transport: OneOrMany = "full"
+    buckets: OneOrMany = None
+    algorithm: OneOrMany = None
+    latency: OneOrMany = None
+    cluster: ClusterLike | None = None
+    nodes: OneOrMany = None
+    placement: str = "packed"
+    accumulate: OneOrMany = 1
+    local_steps: OneOrMany = 1
+    jitter: OneOrMany = "recorded"
+    lane: str = "fifo"
+
+    def grid(self, runs: Sequence[Run], found: Transports) -> Grid:
+        """Read them; those that were left out are as recorded, or else usual."""
+        if self.cluster is None:  # The one on which all runs were recorded, if it is the same.
+            recorded = {recorded_cluster(run) for run in runs}
+            fabric = recorded.pop() if len(recorded) == 1 else None
+        else:
+            fabric = cluster(self.cluster)
+        recorded_workers = _recorded(runs, "workers", None)
+        if recorded_workers == 1:  # A profile of one worker: the question is how it will scale.
+            recorded_workers = None
+        usual_workers = _first(recorded_workers, USUAL_WORKERS)
+        usual_rates, usual_latency, usual = None, None, "ring"
+        if fabric is not None:
+            has_one_ring = all(run.facts.backend in ("gloo", "fullwire") for run in runs)
+            usual = "ring" if has_one_ring else usual_algorithm("allreduce", fabric)
+            usual_workers = fabric.devices
+            usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
+        rates = (usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS)
+        latencies = (usual_latency, _recorded(runs, "latency_s", 0.0))
+        devices = self._devices(fabric)
+        return Grid(
+            workers=several(_first(self.workers, devices, usual_workers), worker_count),
+            bandwidth_bps=several(_first(self.bandwidth, *rates), rate),
+            compressors=self._compressors(runs),
+            transports=several(self.transport, lambda text: found.named(str(text))),
+            buckets=several(
+                _first(self.buckets, _recorded(runs, "buckets", "ddp")),
+                lambda text: bucket_policy(str(text)),
+            ),
+            algorithms=several(_first(self.algorithm, _recorded(runs, "algorithm", usual)), str),
+            latency_s=several(_first(self.latency, *latencies), latency),
+            accumulate=several(
+                self.accumulate, lambda value: count(value, "accumulate", MOST_APART)
+            ),
+            local_steps=several(
+                self.local_steps, lambda value: count(value, "local steps", MOST_APART)
+            ),
+            jitters=several(self.jitter, lambda text: jitter(str(text))),
+            lane=lane_order(self.lane),
+            cluster=fabric,
+            is_scattered=is_scattered(fabric, self.placement),
+        )
+
+    def _devices(self, fabric: Cluster | None) -> list[int] | None:
+        """Return the devices of so many nodes, if nodes were given."""
+        if self.nodes is None:
+            return None
+        if fabric is None:
+            raise UsageError(
+                "nodes: expected a described cluster with them: --cluster FILE or a name"
+            )
+        if self.workers is not None:
+            raise UsageError("nodes: expected nodes or workers, got both")
+        counts = several(self.nodes, lambda text: count(text, "nodes"))
+        return [with_nodes(fabric, each).devices for each in counts]
+
+    def _compressors(self, runs: Sequence[Run]) -> tuple[Compressor, ...]:
+        # Gradients are on a GPU with NCCL; every device of the built-in workloads is one.
+        is_on_gpu = all(
+            run.facts.backend == "nccl" or run.provenance.basis == "modelled" for run in runs
+        )
+        return compressors(
+            self.compression,
+            self.codec,
+            on_gpu=is_on_gpu,
+            models=[gradient_bytes(run) for run in runs] if self.compression is not None else (),
+            costs=None if self.codec_costs is None else costs_in(Path(self.codec_costs)),
+        )
+
+
 def _shows_no_transport(run: Run) -> str | None:
     """Return why a run hides its transport; None if it may show it."""
     if (run.facts.workers or 1) < 2:
@@ -124,3 +238,24 @@ def subject_of(name: str, run: Run, found: Transports) -> Subject:
     if found.calibration is None:
         return subject
     return with_residue(subject, found.calibration.transport)
+
+
+def gradient_bytes(run: Run) -> list[int]:
+    """Return the bytes of the gradients in one step of one rank."""
+    rows = run.gradients
+    if not len(rows):
+        return []
+    first = rows.rows((rows.rank == rows.rank[0]) & (rows.step == rows.step[0]))
+    found: list[int] = first.bytes.tolist()
+    return found
+
+
+def _first(*choices: OneOrMany) -> OneOrMany:
+    return next(choice for choice in choices if choice is not None)
+
+
+def _recorded(runs: Sequence[Run], fact: str, otherwise: OneOrMany) -> OneOrMany:
+    """Return the fact if all runs hold the same value of it."""
+    values = {run.facts.known().get(fact) for run in runs}
+    [value, *others] = values
+    return otherwise if others or value is None else value

@@ -24,6 +24,7 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import ReachedAlike, ReachedFirst
 from fullwire.run.run import Run
+from fullwire.run.usual import marks_of_steps
 
 _USUAL_COUNTS = 4  # the degrees of freedom of the usual scatter, beside a side's own runs
 _SURE = 0.95
@@ -112,8 +113,7 @@ def _reached(name: str, run: Run, goal: Goal) -> Reached:
             f"{name}: expected a run that reached {goal}, and this one ends at "
             f"{curve.values[-1]:.4g}; `whatif --target` extends its curve"
         )
-    is_step = (run.spans.lane == "host") & (run.spans.name == "step")
-    began_ns = run.spans.start_ns[is_step].min(initial=int(curve.times_ns[0]))
+    began_ns = marks_of_steps(run).start_ns.min(initial=int(curve.times_ns[0]))
     time_s = (float(np.interp(found.steps, curve.steps, curve.times_ns)) - float(began_ns)) * 1e-9
     if time_s <= 0:
         raise UsageError(

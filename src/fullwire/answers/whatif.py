@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.believable import check_scaling, check_shares, check_steps, check_times
-from fullwire.answers.conditions import (
-    OneOrMany,
-    asked_changes,
-    compressors,
-    count,
-    is_scattered,
-    latency,
-    rate,
-    several,
-    worker_count,
-)
+from fullwire.answers.conditions import OneOrMany, arguments_of, asked_changes, taken
 from fullwire.answers.opening import RunLike
 from fullwire.answers.search import Best, best
-from fullwire.answers.subjects import (
-    Transports,
-    named,
-    subject_of,
-    with_batches,
-)
+from fullwire.answers.subjects import Conditions, Transports, named, subject_of, with_batches
 from fullwire.answers.suspects import suspicions
 from fullwire.answers.time_to_target import Asked, ToTarget, answer, to_goal
-from fullwire.clusters import ClusterLike, cluster
-from fullwire.clusters.cluster import one_switch, with_nodes
+from fullwire.clusters.cluster import one_switch
 from fullwire.collectives.cost import Floats
-from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
-from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, Crew, crew
 from fullwire.display import Result, html_table
@@ -50,14 +30,10 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.predictions import Suspicion, prediction_notes, suspicion_finding
 from fullwire.findings.scaling import target_findings
 from fullwire.run.run import Run
-from fullwire.simulation.buckets import bucket_policy
-from fullwire.simulation.conditions import CHANGES, Changes, changed, unfolded, with_names
-from fullwire.simulation.grid import MOST_APART, Grid, Predictions, Subject, tried
+from fullwire.simulation.conditions import Changes, changed, unfolded, with_names
+from fullwire.simulation.grid import AXES_GIVEN, Grid, Order, Predictions, Subject, tried
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.on_links import OnLinks
-from fullwire.simulation.scenario import Order, Scenario, lane_order
-from fullwire.simulation.stragglers import jitter
-from fullwire.simulation.subject import recorded_cluster
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.target import Targets, targets
@@ -65,40 +41,7 @@ from fullwire.simulation.transport import FullTransport
 from fullwire.units import ratio, show_time
 from fullwire.words import sentences
 
-# The default conditions, if the user and the run give none: sizes and speeds on sale.
-USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
-USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
 MOST_TUNED = 16  # Clusters for which a result gives the tuner's choices.
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Conditions:
-    """The conditions of a prediction or of a replay, as people give them."""
-
-    bandwidth: OneOrMany = None
-    workers: OneOrMany = None
-    compression: OneOrMany = None
-    codec: OneOrMany = None
-    codec_costs: str | Path | None = None
-    transport: OneOrMany = "full"
-    buckets: OneOrMany = None
-    algorithm: OneOrMany = None
-    latency: OneOrMany = None
-    cluster: ClusterLike | None = None
-    nodes: OneOrMany = None
-    placement: str = "packed"
-    accumulate: OneOrMany = 1
-    local_steps: OneOrMany = 1
-    jitter: OneOrMany = "recorded"
-    lane: str = "fifo"
-
-
-# A replay plays one pass, whose messages all are sent.
-_REPLAYED = tuple(
-    each.name
-    for each in dataclasses.fields(Conditions)
-    if each.name not in ("accumulate", "local_steps", "lane")
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,47 +174,26 @@ class WhatIf(Result):
         """Predict along an axis between its extremes; None if the axis lacks values between."""
         if axis == "bandwidth_bps":
             values = _spread(self.grid.bandwidth_bps, points)
-            return self._swept(dataclasses.replace(self.grid, bandwidth_bps=values))
+            return self._swept(replace(self.grid, bandwidth_bps=values))
         if axis == "compression" and all(each.is_free for each in self.grid.compressors):
             ratios = _spread([each.ratio for each in self.grid.compressors], points)
             free = tuple(Compressor(ratio=value) for value in ratios)
-            return self._swept(dataclasses.replace(self.grid, compressors=free))
+            return self._swept(replace(self.grid, compressors=free))
         return None
 
     def _swept(self, grid: Grid) -> Predictions:
         return unfolded(sweep(self.subjects, grid), self.changes)
 
 
+@arguments_of(Conditions, Asked)
 def whatif(
     runs: RunLike | Sequence[RunLike],
     *,
-    bandwidth: OneOrMany = None,
-    workers: OneOrMany = None,
-    compression: OneOrMany = None,
-    codec: OneOrMany = None,
-    codec_costs: str | Path | None = None,
-    transport: OneOrMany = "full",
     calibrate: RunLike | Sequence[RunLike] = (),
-    buckets: OneOrMany = None,
-    algorithm: OneOrMany = None,
-    latency: OneOrMany = None,
-    cluster: ClusterLike | None = None,
-    nodes: OneOrMany = None,
-    placement: str = "packed",
-    accumulate: OneOrMany = 1,
-    local_steps: OneOrMany = 1,
-    jitter: OneOrMany = "recorded",
     batch: OneOrMany = None,
-    lane: str = "fifo",
-    target: str | float | None = None,
+    line_rate: str | float | None = None,
     progress: Progress | None = None,
     on: str = HERE,
-    line_rate: str | float | None = None,
-    global_batch: OneOrMany = None,
-    curve: RunLike | Sequence[RunLike] = (),
-    recorded_batch: OneOrMany = None,
-    critical_batch: float | None = None,
-    price: str | None = None,
     **more: OneOrMany,
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
@@ -313,50 +235,17 @@ def whatif(
         table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
         table.to_pandas()
     """
-    conditions = Conditions(
-        bandwidth=bandwidth,
-        workers=workers,
-        compression=compression,
-        codec=codec,
-        codec_costs=codec_costs,
-        transport=transport,
-        buckets=buckets,
-        algorithm=algorithm,
-        latency=latency,
-        cluster=cluster,
-        nodes=nodes,
-        placement=placement,
-        accumulate=accumulate,
-        local_steps=local_steps,
-        jitter=jitter,
-        lane=lane,
-    )
-    goal = Asked(
-        target=target,
-        global_batch=global_batch,
-        curve=curve,
-        recorded_batch=recorded_batch,
-        critical_batch=critical_batch,
-        price=price,
-    )
+    goal, conditions = taken(Asked, more), taken(Conditions, more)
     opened = with_batches(runs, batch)
     predict = partial(_table, opened, calibrate=calibrate, line_rate=line_rate, on=on)
     if not goal.is_metric:
-        return predict(conditions, more, target=target, progress=progress)
+        return predict(conditions, more, target=goal.target, progress=progress)
 
-    def changed_to(more: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
-        return predict(dataclasses.replace(conditions, **changed), more)
+    def changed_to(changes: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
+        return predict(replace(conditions, **changed), changes)
 
-    first, predictions, around_s, found = to_goal(
-        changed_to,
-        opened,
-        goal,
-        workers=workers,
-        accumulate=accumulate,
-        local_steps=local_steps,
-        more=more,
-    )
-    return dataclasses.replace(first, predictions=predictions, interval_s=around_s, to_target=found)
+    first, predictions, around_s, found = to_goal(changed_to, opened, goal, conditions, more)
+    return replace(first, predictions=predictions, interval_s=around_s, to_target=found)
 
 
 def _table(
@@ -371,10 +260,16 @@ def _table(
     progress: Progress | None = None,
 ) -> WhatIf:
     """Read the runs and the conditions, and predict; a target is a scaling factor here."""
-    changes, many = asked_changes("whatif", more), named(runs, line_rate)
+    changes = asked_changes("whatif", more, Conditions, Asked)
+    many = named(runs, line_rate)
     only = [run for _, run in many]
     found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
-    grid = _grid(only, found, conditions)
+    grid = conditions.grid(only, found)
+    if max(changes.get("fragments", (1,))) > 1 and max(grid.local_steps) == 1:
+        raise UsageError(
+            "fragments: expected local steps with them, as parameters are averaged after these: "
+            "--local-steps 30"
+        )
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         return _predicted(many, found, grid, changes, wanted, progress, those)
@@ -427,141 +322,40 @@ def _predicted(
     )
 
 
-def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
+@arguments_of(Conditions)
+def replay(
+    run: RunLike,
+    *,
+    calibrate: RunLike | Sequence[RunLike] = (),
+    batch: OneOrMany = None,
+    line_rate: str | float | None = None,
+    **more: OneOrMany,
+) -> Run:
     """Play a run's typical step under one set of conditions, and return it as a run.
 
-    `run` is a run, a path or a workload. `conditions` are those of `whatif`, each with one value;
-    `lane` is the order of messages.
+    - `run`: a run, the path of one or of a trace, or a workload.
+    - `bandwidth`, `latency`, `workers`, `cluster`, `nodes`, `placement`, `compression`, `codec`,
+      `codec_costs`, `transport`, `buckets`, `algorithm`, `jitter`, `lane`, `batch`, `calibrate`,
+      `line_rate` and `more`: as for `whatif`, each with one value.
+    - `accumulate`, `local_steps`: one, since a replay sends all messages of its one pass.
 
         fw.explain(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"))
     """
-    line_rate = conditions.pop("line_rate", None)
-    [(name, only)] = named(run, line_rate)
-    changes = asked_changes(
-        "replay", {each: conditions.pop(each) for each in CHANGES if each in conditions}
-    )
-    found = Transports([only], conditions.pop("calibrate", ()), (name,), line_rate)
-    for name in conditions:
-        if name not in _REPLAYED:
-            known = ", ".join(_REPLAYED)
-            raise UsageError(f"replay: expected conditions among {known}, got {name!r}")
-    grid = _grid([only], found, Conditions(lane=lane, **conditions))
-    axes = (
-        grid.workers,
-        grid.bandwidth_bps,
-        grid.compressors,
-        grid.transports,
-        grid.buckets,
-        grid.algorithms,
-        grid.latency_s,
-        grid.jitters,
-    )
-    if any(len(axis) != 1 for axis in (*axes, *changes.values())):
+    conditions = taken(Conditions, more)
+    changes = asked_changes("replay", more, Conditions)
+    [(name, only), *others] = named(with_batches(run, batch), line_rate)
+    found = Transports([only], calibrate, (name,), line_rate)
+    grid = conditions.grid([only], found)
+    axes = [getattr(grid, name) for name in AXES_GIVEN]
+    if others or any(len(axis) != 1 for axis in (*axes, *changes.values())):
         raise UsageError("a replay needs one value of each condition: name workers and bandwidth")
-    scenario = Scenario(
-        workers=grid.workers[0],
-        rate_bps=grid.bandwidth_bps[0],
-        latency_s=grid.latency_s[0],
-        compressor=grid.compressors[0],
-        transport=grid.transports[0],
-        buckets=grid.buckets[0],
-        algorithm=grid.algorithms[0],
-        jitter=grid.jitters[0],
-        lane=grid.lane,
-        cluster=grid.cluster,
-        is_scattered=grid.is_scattered,
-    )
+    if (grid.accumulate, grid.local_steps) != ((1,), (1,)):
+        raise UsageError(
+            "a replay plays one pass, and sends all of its messages: expected no accumulate and no "
+            "local steps"
+        )
     [subject] = changed([subject_of(name, only, found)], changes)
-    return replay_subject(only, subject, scenario)
-
-
-def _grid(runs: Sequence[Run], found: Transports, given: Conditions) -> Grid:
-    if given.cluster is None:  # The one on which all runs were recorded, if it is the same.
-        recorded = {recorded_cluster(run) for run in runs}
-        fabric = recorded.pop() if len(recorded) == 1 else None
-    else:
-        fabric = cluster(given.cluster)
-    recorded_workers = _recorded(runs, "workers", None)
-    if recorded_workers == 1:  # A profile of one worker: the question is how it will scale.
-        recorded_workers = None
-    usual_workers, usual_rates, usual_latency = _first(recorded_workers, USUAL_WORKERS), None, None
-    usual = "ring"
-    if fabric is not None:
-        has_one_ring = all(run.facts.backend in ("gloo", "fullwire") for run in runs)
-        usual = "ring" if has_one_ring else usual_algorithm("allreduce", fabric)
-        usual_workers = fabric.devices
-        usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
-    devices = None
-    if given.nodes is not None:
-        if fabric is None:
-            raise UsageError(
-                "nodes: expected a described cluster with them: --cluster FILE or a name"
-            )
-        if given.workers is not None:
-            raise UsageError("nodes: expected nodes or workers, got both")
-        counts = several(given.nodes, lambda text: count(text, "nodes"))
-        devices = [with_nodes(fabric, each).devices for each in counts]
-    # Gradients are on a GPU with NCCL; every device of the built-in workloads is one.
-    is_on_gpu = all(
-        run.facts.backend == "nccl" or run.provenance.basis == "modelled" for run in runs
-    )
-    return Grid(
-        workers=several(_first(given.workers, devices, usual_workers), worker_count),
-        bandwidth_bps=several(
-            _first(
-                given.bandwidth,
-                usual_rates,
-                _recorded(runs, "line_rate_bps", None),
-                USUAL_BANDWIDTHS,
-            ),
-            rate,
-        ),
-        compressors=compressors(
-            given.compression,
-            given.codec,
-            on_gpu=is_on_gpu,
-            models=[_gradient_bytes(run) for run in runs] if given.compression is not None else (),
-            costs=None if given.codec_costs is None else costs_in(Path(given.codec_costs)),
-        ),
-        transports=several(given.transport, lambda text: found.named(str(text))),
-        buckets=several(
-            _first(given.buckets, _recorded(runs, "buckets", "ddp")),
-            lambda text: bucket_policy(str(text)),
-        ),
-        algorithms=several(_first(given.algorithm, _recorded(runs, "algorithm", usual)), str),
-        latency_s=several(
-            _first(given.latency, usual_latency, _recorded(runs, "latency_s", 0.0)), latency
-        ),
-        accumulate=several(given.accumulate, lambda value: count(value, "accumulate", MOST_APART)),
-        local_steps=several(
-            given.local_steps, lambda value: count(value, "local steps", MOST_APART)
-        ),
-        jitters=several(given.jitter, lambda text: jitter(str(text))),
-        lane=lane_order(given.lane),
-        cluster=fabric,
-        is_scattered=is_scattered(fabric, given.placement),
-    )
-
-
-def _gradient_bytes(run: Run) -> list[int]:
-    """Return the bytes of the gradients in one step of one rank."""
-    rows = run.gradients
-    if not len(rows):
-        return []
-    first = rows.rows((rows.rank == rows.rank[0]) & (rows.step == rows.step[0]))
-    found: list[int] = first.bytes.tolist()
-    return found
-
-
-def _first(*choices: OneOrMany) -> OneOrMany:
-    return next(choice for choice in choices if choice is not None)
-
-
-def _recorded(runs: Sequence[Run], fact: str, otherwise: OneOrMany) -> OneOrMany:
-    """Return the fact if all runs hold the same value of it."""
-    values = {run.facts.known().get(fact) for run in runs}
-    [value, *others] = values
-    return otherwise if others or value is None else value
+    return replay_subject(only, subject, grid)
 
 
 def _spread(values: Sequence[float], points: int) -> tuple[float, ...]:
@@ -582,8 +376,8 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
             flat = one_switch(workers=workers, rate_bps=share * rate_bps, latency_s=latency_s)
             times = around_a_switch("allreduce", flat, subject.adds)
         else:
-            nics = dataclasses.replace(grid.cluster.nics, rate_bps=share * rate_bps)
-            fabric = dataclasses.replace(grid.cluster, nics=nics)
+            nics = replace(grid.cluster.nics, rate_bps=share * rate_bps)
+            fabric = replace(grid.cluster, nics=nics)
             where = OnLinks.of(fabric, latency_s, is_scattered=grid.is_scattered)
             assert where is not None
             costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}

@@ -29,6 +29,20 @@ class TwoSides(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+def two_sides(context: typer.Context, runs: list[str]) -> tuple[list[str], list[str]]:
+    """Return the runs before and after `--`; two runs need none."""
+    stand_after = context.meta.get(_AFTER)
+    if stand_after is None and len(runs) != 2:
+        raise UsageError(
+            f"compare: expected BEFORE.run and AFTER.run, or -- between several of each, got "
+            f"{len(runs)} without --"
+        )
+    stand_before = len(runs) - (1 if stand_after is None else stand_after)
+    if not 0 < stand_before < len(runs):
+        raise UsageError("compare: expected runs on both sides of --")
+    return runs[:stand_before], runs[stand_before:]
+
+
 def compare(
     context: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="BEFORE.run... [--] AFTER.run...")],
@@ -80,16 +94,7 @@ def compare(
         raise UsageError("compare: expected --markdown or --json, got both")
     if fail_if_slower is not None:
         share(fail_if_slower, "--fail-if-slower")  # refused before runs are read
-    stand_after = context.meta.get(_AFTER)
-    if stand_after is None and len(runs) != 2:
-        raise UsageError(
-            f"compare: expected BEFORE.run and AFTER.run, or -- between several of each, got "
-            f"{len(runs)} without --"
-        )
-    stand_before = len(runs) - (1 if stand_after is None else stand_after)
-    if not 0 < stand_before < len(runs):
-        raise UsageError("compare: expected runs on both sides of --")
-    before, after = runs[:stand_before], runs[stand_before:]
+    before, after = two_sides(context, runs)
     sides = [[completed(each, line_rate) for each in side] for side in (before, after)]
     for name, each in zip(runs, itertools.chain(*sides), strict=True):
         refuse_without_steps(each.run, name)

@@ -45,29 +45,46 @@ Packets: TypeAlias = Annotated[
 ]
 
 
-def with_changes(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each condition that changes the recorded step."""
-    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[parameter.name])
-        for parameter in signature.parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    more = [
-        inspect.Parameter(
-            change.option,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[str | None, typer.Option(help=change.help)],
-        )
-        for change in CHANGES.values()
-    ]
-    whole = signature.replace(parameters=[*own, *more])
-    command.__signature__ = whole  # type: ignore[attr-defined]  # typer makes options of it
-    command.__annotations__ = {
-        name: parameter.annotation for name, parameter in whole.parameters.items()
-    }
-    return command
+def with_options(
+    *declared: type, changes: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command that takes any options those that these classes declare, before its own.
+
+    With `changes`, it has one for each condition that changes the recorded step too.
+    """
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+        parameters = [
+            parameter.replace(annotation=hints[parameter.name])
+            for parameter in signature.parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        options = [
+            (name, hint, getattr(options_of, name, inspect.Parameter.empty))
+            for options_of in declared
+            for name, hint in get_type_hints(options_of, include_extras=True).items()
+        ]
+        more = [
+            (change.option, Annotated[str | None, typer.Option(help=change.help)], None)
+            for change in (CHANGES.values() if changes else ())
+        ]
+        first = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+        whole = [
+            *first,
+            *(_option(*option) for option in options),
+            *parameters[len(first) :],
+            *(_option(*option) for option in more),
+        ]
+        command.__signature__ = signature.replace(parameters=whole)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in whole}
+        return command  # typer makes options of its signature
+
+    return give
+
+
+def _option(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def print_json(shown: Any) -> None:

@@ -3,69 +3,77 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import Json, print_json, with_options
 
 
+class Question:
+    """The options of a search, in the order in which help shows them."""
+
+    cluster: Annotated[
+        str,
+        typer.Option(metavar="FILE|NAME", help="A described cluster; several: dgx-a100,dgx-h100"),
+    ]
+    global_batch: Annotated[str, typer.Option(help="Sequences of a step, of the whole job: 512")]
+    nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 64")] = None
+    seq: Annotated[str | None, typer.Option(help="Tokens of a sequence: 8192")] = None
+    precision: Annotated[
+        str, typer.Option(help="Of the layers' multiplications: bf16, fp8, mxfp8, nvfp4")
+    ] = "bf16"
+    device: Annotated[
+        str | None, typer.Option(help="Where the cluster's name does not tell: h100")
+    ] = None
+    objective: Annotated[
+        str, typer.Option(help="step: the least time; cost: device-hours; goodput: with failures")
+    ] = "step"
+    fix: Annotated[str | None, typer.Option(help="What is decided: tp=8,recompute=none")] = None
+    top: Annotated[int, typer.Option(help="Show so many plans")] = 20
+    why: Annotated[bool, typer.Option("--why", help="What each choice is worth")] = False
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Other NICs, each with its best plan: 100Gbps,400Gbps")
+    ] = None
+    oversubscription: Annotated[
+        str | None, typer.Option(help="Other networks between the leaves: 1,2,4")
+    ] = None
+    hours: Annotated[
+        str | None, typer.Option(help="Hours of training; failures make them longer: 1000")
+    ] = None
+    failures: Annotated[
+        str | None, typer.Option(help="Device-hours between two failures: 50000")
+    ] = None
+    storage: Annotated[
+        str | None, typer.Option(help="Rate at which checkpoints are written: 200GB/s")
+    ] = None
+    restart: Annotated[
+        str | None, typer.Option(help="From a failure to reading the checkpoint: 10min")
+    ] = None
+    synchronous_checkpoints: Annotated[
+        bool,
+        typer.Option("--synchronous-checkpoints", help="Training stops until they are written"),
+    ] = False
+    price: Annotated[str | None, typer.Option(help="Of a device in an hour: 2.5")] = None
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measured steps: tp,pp,...,step_time_s in each row"),
+    ] = None
+
+
+@with_options(Question)
 def plan(
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="llama3-70b, a Hugging Face folder, config.json ..."),
     ],
-    cluster: Annotated[
-        str,
-        typer.Option(metavar="FILE|NAME", help="A described cluster; several: dgx-a100,dgx-h100"),
-    ],
-    global_batch: Annotated[str, typer.Option(help="Sequences of a step, of the whole job: 512")],
-    nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 64")] = None,
-    seq: Annotated[str | None, typer.Option(help="Tokens of a sequence: 8192")] = None,
-    precision: Annotated[
-        str, typer.Option(help="Of the layers' multiplications: bf16, fp8, mxfp8, nvfp4")
-    ] = "bf16",
-    device: Annotated[
-        str | None, typer.Option(help="Where the cluster's name does not tell: h100")
-    ] = None,
-    objective: Annotated[
-        str, typer.Option(help="step: the least time; cost: device-hours; goodput: with failures")
-    ] = "step",
-    fix: Annotated[str | None, typer.Option(help="What is decided: tp=8,recompute=none")] = None,
-    top: Annotated[int, typer.Option(help="Show so many plans")] = 20,
-    why: Annotated[bool, typer.Option("--why", help="What each choice is worth")] = False,
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Other NICs, each with its best plan: 100Gbps,400Gbps")
-    ] = None,
-    oversubscription: Annotated[
-        str | None, typer.Option(help="Other networks between the leaves: 1,2,4")
-    ] = None,
-    hours: Annotated[
-        str | None, typer.Option(help="Hours of training; failures make them longer: 1000")
-    ] = None,
-    failures: Annotated[
-        str | None, typer.Option(help="Device-hours between two failures: 50000")
-    ] = None,
-    storage: Annotated[
-        str | None, typer.Option(help="Rate at which checkpoints are written: 200GB/s")
-    ] = None,
-    restart: Annotated[
-        str | None, typer.Option(help="From a failure to reading the checkpoint: 10min")
-    ] = None,
-    synchronous_checkpoints: Annotated[
-        bool,
-        typer.Option("--synchronous-checkpoints", help="Training stops until they are written"),
-    ] = False,
-    price: Annotated[str | None, typer.Option(help="Of a device in an hour: 2.5")] = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Measured steps: tp,pp,...,step_time_s in each row"),
-    ] = None,
+    *,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw time and memory, or time by bandwidth"),
     ] = None,
     json: Json = False,
+    **asked: Any,
 ) -> None:
     """Search the parallel plans of a large model, best first.
 
@@ -81,28 +89,7 @@ def plan(
         from fullwire.report.charts import check_plot_path
 
         check_plot_path(plot)
-    result = answer(
-        model,
-        cluster=cluster,
-        nodes=nodes,
-        global_batch=global_batch,
-        seq=seq,
-        precision=precision,
-        device=device,
-        objective=objective,
-        fix=fix,
-        top=top,
-        why=why,
-        bandwidth=bandwidth,
-        oversubscription=oversubscription,
-        hours=hours,
-        failures=failures,
-        storage=storage,
-        restart=restart,
-        synchronous_checkpoints=synchronous_checkpoints,
-        price=price,
-        calibrate=calibrate,
-    )
+    result = answer(model, **asked)
     if plot is not None:
         plot_plans(result, plot)
     if json:

@@ -7,44 +7,24 @@ ended.
 The squared gradients of ranks are averaged; the mean's is that of the lowest rank. No mean is
 longer than its parts, so a communication hook that sums and does not divide shows itself: its
 "mean" is then divided by the number of ranks.
-
-What a job prints passes through unchanged, and a pattern reads it. A pattern is a regular
-expression whose groups are numbers. A named group is a metric, and a group `step` is the step. A
-group without a name takes the word before it: 'loss: ([0-9.]+)' is `loss`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from fullwire.errors import UsageError
 from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.inside.metrics import value_of
 from fullwire.recorder.journals import Journal
+from fullwire.recorder.printed import SUFFIX
 from fullwire.recorder.steps import Steps
 from fullwire.run.run import Metrics, Noise, Whole
-from fullwire.units import NUMBER
-
-SUFFIX = ".printed"
-TOLD_BY = 15  # steps: a pattern without a match is told before the twentieth
-_LOOK_S = 0.05
-_LONGEST_LINE = 8 * 1024  # of its end: on longer ones a pattern such as '.*loss' takes seconds
-_MOST_ROWS = 1_000_000
-_MOST_STEPS = 2**62
-_WORD = re.compile(r"([A-Za-z_][\w./-]*)[^\w(]*(?:\\s[*+]?|\\W[*+]?|[^\w(])*\((?!\?)")
-_NUMBER = re.compile(NUMBER)
 
 
 class Reported:
@@ -111,173 +91,35 @@ class Reported:
 
 def _ended(steps: Steps, notes: Whole) -> list[int]:
     """Return the step at whose end each note was taken."""
-    found = np.searchsorted(steps.end_ns, notes[:, 1])
-    return [int(each) for each in found]
+    return [*map(int, np.searchsorted(steps.end_ns, notes[:, 1]))]
 
 
 def _metrics(journal: Journal, names: dict[int, str], steps: Steps, shift_ns: int) -> Metrics:
-    rows: list[tuple[int, str, float, int]] = []
-    told: int | None = None
-    for block in journal.blocks():
-        chosen = block.rows[np.isin(block.rows[:, 0], (Note.METRIC, Note.METRIC_STEP))]
-        for kind, number, time_ns, rest in chosen.tolist():
-            if kind == Note.METRIC_STEP:
-                told = number
-                continue
-            if number in names:
-                counted = int(np.searchsorted(steps.end_ns, time_ns, side="right"))
-                step = counted if told is None else told
-                rows.append((step, names[number], value_of(rest), time_ns + shift_ns))
-            told = None
-    numbers, texts, values, times_ns = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Metrics(
-        step=np.array(numbers, np.int64),
-        name=np.array(texts, object),
-        value=np.array(values, float),
-        time_ns=np.array(times_ns, np.int64),
-    )
-
-
-class Pattern:
-    """A pattern for lines of output, with the name of each of its groups."""
-
-    def __init__(self, text: str) -> None:
-        try:
-            self._pattern = re.compile(text)
-        except re.error as error:
-            raise UsageError(
-                f"metric: expected a regular expression, got {text!r}: {error}"
-            ) from None
-        if not self._pattern.groups:
-            raise UsageError(
-                f"metric: expected a group around the number, like 'loss: ([0-9.]+)', got {text!r}"
-            )
-        named = {number: name for name, number in self._pattern.groupindex.items()}
-        words = iter(_WORD.findall(text))
-        self._names = [
-            named.get(number) or next(words, "metric")
-            for number in range(1, self._pattern.groups + 1)
+    blocks = (block.rows for block in journal.blocks())
+    rows = np.concatenate(
+        [
+            np.empty((0, 4), np.int64),
+            *(block[np.isin(block[:, 0], (Note.METRIC, Note.METRIC_STEP))] for block in blocks),
         ]
-        self.text = text
-
-    def read(self, line: str) -> dict[str, float]:
-        """Return the numbers of a line by name; none if it is another line."""
-        found = self._pattern.search(line)
-        if found is None:
-            return {}
-        pairs = zip(self._names, found.groups(), strict=True)
-        numbers = {
-            name: float(value)
-            for name, value in pairs
-            if value is not None and (_NUMBER.fullmatch(value) or value.lower() in ("nan", "inf"))
-        }
-        if not abs(numbers.get("step", 0)) < _MOST_STEPS:  # NaN is no step either
-            del numbers["step"]
-        return numbers
-
-
-def run_and_read(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    patterns: Sequence[Pattern],
-    directory: Path,
-    play: Callable[..., int],
-    steps: Callable[[], int],
-) -> int:
-    """Run a command with `play`, pass its output on, and keep the metrics in it.
-
-    `steps` counts the job's steps so far. The job goes on if its metrics cannot be kept, and its
-    pipe is closed if nobody reads its output any more: it ends or goes on as without a recorder.
-    """
-    kept: IO[bytes] | None = (directory / f"{os.getpid()}{SUFFIX}").open("wb", buffering=0)
-    matched, lines, lock = dict.fromkeys(patterns, 0), [0], threading.Lock()
-
-    def take(line: bytes) -> None:
-        text = line[-_LONGEST_LINE:].decode(errors="replace")
-        with lock:
-            lines[0] += 1
-            for pattern in patterns:
-                if values := pattern.read(text):
-                    matched[pattern] += 1
-                    if sum(matched.values()) <= _MOST_ROWS:
-                        keep({"monotonic_ns": time.monotonic_ns(), **values})
-
-    def keep(row: Mapping[str, float]) -> None:
-        nonlocal kept
-        if kept is None:
-            return
-        try:
-            kept.write(json.dumps(row).encode() + b"\n")
-        except OSError as error:
-            sys.stderr.write(f"fullwire: metrics are kept no further: {error.strerror}\n")
-            kept.close()
-            kept = None
-
-    def pass_on(source: IO[bytes], target: int) -> None:
-        line = b""
-        with source:
-            while piece := os.read(source.fileno(), 1 << 16):
-                rest = memoryview(piece)
-                try:
-                    while rest:
-                        rest = rest[os.write(target, rest) :]
-                except OSError:  # nobody reads it: the closed pipe tells the job
-                    return
-                *whole, line = (line + piece).replace(b"\r", b"\n").split(b"\n")
-                for each in whole:
-                    take(each)
-                line = line[-_LONGEST_LINE:]
-        if line:
-            take(line)
-
-    def tell() -> None:
-        for pattern, count in matched.items():
-            if not count:
-                sys.stderr.write(
-                    f"fullwire: --metric {pattern.text!r} has matched none of {lines[0]} lines in "
-                    "the first steps: expected a pattern for a line that the job prints\n"
-                )
-
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(_LOOK_S):
-            try:
-                count = steps()
-            except (OSError, ValueError):  # a file that is being written
-                continue
-            if count >= TOLD_BY:
-                tell()
-                return
-        tell()
-
-    threads: list[threading.Thread] = []
-
-    def began(process: subprocess.Popen[bytes]) -> None:
-        for source, target in ((process.stdout, 1), (process.stderr, 2)):  # as the job has them
-            assert source is not None
-            threads.append(threading.Thread(target=pass_on, args=(source, target)))
-        for thread in threads:
-            thread.start()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        return play(command, environment, began)
-    finally:
-        for thread in threads:
-            thread.join()
-        ended.set()
-        watcher.join()
-        if kept is not None:
-            kept.close()
+    )
+    is_metric = rows[:, 0] == Note.METRIC
+    has_step = is_metric & ~np.concatenate([[True], is_metric])[:-1]  # its step stands before it
+    step = np.searchsorted(steps.end_ns, rows[:, 2], side="right")
+    step[has_step] = rows[np.flatnonzero(has_step) - 1, 1]
+    chosen = is_metric & np.isin(rows[:, 1], list(names))
+    return Metrics(
+        step=step[chosen],
+        name=np.array([names[number] for number in rows[chosen, 1].tolist()], object),
+        value=rows[chosen, 3].copy().view(float),
+        time_ns=rows[chosen, 2] + shift_ns,
+    )
 
 
 def read_printed(
     directories: Sequence[Path], shift_ns: int, count_steps: Callable[[Any], Any]
 ) -> Metrics:
     """Return the metrics that jobs printed, with times on the run's clock."""
-    rows: list[tuple[int, str, float, int]] = []
+    rows: list[tuple[int | None, str, float, int]] = []
     for directory in directories:
         for path in sorted(directory.glob(f"*{SUFFIX}")):
             *whole, _ = path.read_text().split("\n")  # a full disk may cut the last line
@@ -285,12 +127,15 @@ def read_printed(
                 values: dict[str, Any] = json.loads(line)
                 time_ns = int(values.pop("monotonic_ns"))
                 told = values.pop("step", None)
-                step = int(count_steps(np.array([time_ns]))[0]) if told is None else int(told)
+                step = None if told is None else int(told)
                 rows += [(step, name, float(value), time_ns) for name, value in values.items()]
     steps, names, numbers, times_ns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    all_ns = np.array(times_ns, np.int64)
+    counted = count_steps(all_ns).tolist()
+    pairs = zip(steps, counted, strict=True)
     return Metrics(
-        step=np.array(steps, np.int64),
+        step=np.array([count if step is None else step for step, count in pairs], np.int64),
         name=np.array(names, object),
         value=np.array(numbers, float),
-        time_ns=np.array(times_ns, np.int64) + shift_ns,
+        time_ns=all_ns + shift_ns,
     )

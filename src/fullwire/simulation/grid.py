@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster, one_switch, with_workers
 from fullwire.collectives.cost import AddTimes, Floats
-from fullwire.collectives.registry import of_one_switch, open_to
+from fullwire.collectives.registry import names, of_one_switch, open_to, with_formula
+from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy
-from fullwire.simulation.scenario import Order, Scenario
 from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, Transport
 from fullwire.simulation.typical import Step
+
+Order: TypeAlias = Literal["fifo", "priority"]
 
 MOST_APART = 10_000  # passes between two synchronisations
 AXES = (
@@ -82,19 +84,28 @@ class Grid:
                 rate_bps=pick(self.bandwidth_bps),
                 latency_s=pick(self.latency_s),
             )
+        is_cluster = self.cluster is not None and not self.cluster.is_flat
+        formulas = (*with_formula("allreduce"), AUTO)
+        known = (*names("allreduce"), AUTO) if is_cluster else formulas
         for algorithm, transport in itertools.product(self.algorithms, self.transports):
-            Scenario(
-                workers=1,
-                rate_bps=1,
-                algorithm=algorithm,
-                lane=self.lane,
-                transport=transport,
-                cluster=self.cluster,
-            )
+            if algorithm not in known:
+                raise UsageError(f"algorithm: expected {' or '.join(known)}, got {algorithm!r}")
+            if algorithm not in formulas and not isinstance(transport, FullTransport):
+                raise UsageError(
+                    f"algorithm: {algorithm} is known with a full transport only, got {transport}"
+                )
         if (most := max(self.accumulate) * max(self.local_steps)) > MOST_APART:
             raise UsageError(
                 f"synchronising once in {most:,} passes: expected at most {MOST_APART:,}"
             )
+
+
+def lane_order(text: str) -> Order:
+    """Read the order of a communication lane."""
+    for order in get_args(Order):
+        if text == order:
+            return cast(Order, order)
+    raise UsageError(f"lane: expected fifo or priority, got {text!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +136,7 @@ class Subject:
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
+    fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

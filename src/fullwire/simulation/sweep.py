@@ -1,7 +1,7 @@
-"""A grid of scenarios for one run or several, computed together.
+"""A grid of conditions for one run or several, computed together.
 
 numpy computes blocks of points that fit the processor's cache. The result keeps the grid's axes
-apart from its measures: a million rows take the memory of the measures only. A single scenario is
+apart from its measures: a million rows take the memory of the measures only. A single point is
 played to a run, which is explained and drawn like any other (`replay`).
 """
 
@@ -34,7 +34,6 @@ from fullwire.simulation.grid import (
     synchronising,
 )
 from fullwire.simulation.messages import Messages, messages_of
-from fullwire.simulation.scenario import Scenario
 from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
 from fullwire.simulation.transport import Transport
 from fullwire.simulation.typical import Step
@@ -212,59 +211,44 @@ def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice,
             )
 
 
-def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
-    """Play the run's typical step under a scenario.
+def replay(run: Run, subject: Subject, point: Grid) -> Run:
+    """Play the run's typical step under the conditions of a grid that has one point.
 
     All ranks do the same, so the first stands for them all; times are rounded to nanoseconds.
     """
-    grid = Grid(
-        workers=(scenario.workers,),
-        bandwidth_bps=(scenario.rate_bps,),
-        compressors=(scenario.compressor,),
-        transports=(scenario.transport,),
-        buckets=(scenario.buckets,),
-        algorithms=(scenario.algorithm,),
-        latency_s=(scenario.latency_s,),
-        jitters=(scenario.jitter,),
-        lane=scenario.lane,
-        cluster=scenario.cluster,
-        is_scattered=scenario.is_scattered,
-    )
-    messages = messages_of(subject, scenario.buckets, scenario.algorithm, scenario.latency_s, grid)
-    rate_bps, ratio = (
-        np.array([[[scenario.rate_bps]]]),
-        np.array([[[scenario.compressor.ratio]]]),
-    )
-    cost_s = messages.cost_s(slice(None), rate_bps, scenario.transport, ratio)
+    [workers], [rate_bps], [latency_s] = point.workers, point.bandwidth_bps, point.latency_s
+    [compressor], [transport], [jitter] = point.compressors, point.transports, point.jitters
+    [policy], [algorithm] = point.buckets, point.algorithms
+    messages = messages_of(subject, policy, algorithm, latency_s, point)
+    asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
     ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
-    on_lane = fifo_timeline if scenario.lane == "fifo" else priority_timeline
-    timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in cost_s])
-    exposed = messages.exposed(slice(None), rate_bps, scenario.transport, ratio)
+    on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
+    timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in messages.cost_s(*asked)])
     overhead_s = messages.overhead_s(
-        exposed, slice(None), scenario.transport, subject.residues[0], 1, 1, scenario.jitter
+        messages.exposed(*asked), slice(None), transport, subject.residues[0], 1, 1, jitter
     )
-    is_alone = scenario.workers == 1
+    is_alone = workers == 1
     step = subject.step
     length_ns = step.step_ns + _whole_ns(float(overhead_s[0, 0, 0]))
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
-    where = scenario.cluster
+    where = point.cluster
     if where is not None:  # as asked for: the loads of its links follow from it
-        nics = replace(where.nics, rate_bps=scenario.rate_bps, latency_s=scenario.latency_s)
-        where = with_workers(replace(where, nics=nics), scenario.workers)
+        nics = replace(where.nics, rate_bps=rate_bps, latency_s=latency_s)
+        where = with_workers(replace(where, nics=nics), workers)
     return Run(
         provenance=Provenance(
             origin="simulated", source=run.provenance.source, basis=run.provenance.basis
         ),
         facts=run.facts.only(_KEPT_FACTS)
         | Facts(
-            workers=scenario.workers,
-            line_rate_bps=scenario.rate_bps,
-            latency_s=scenario.latency_s,
-            transport=str(scenario.transport),
-            buckets=str(scenario.buckets),
-            algorithm=scenario.algorithm,
-            compression=str(scenario.compressor),
-            lane=scenario.lane,
+            workers=workers,
+            line_rate_bps=rate_bps,
+            latency_s=latency_s,
+            transport=str(transport),
+            buckets=str(policy),
+            algorithm=algorithm,
+            compression=str(compressor),
+            lane=point.lane,
             cluster=None if where is None else as_toml(where),
         ),
         spans=_spans(step, length_ns, None if is_alone else timeline),

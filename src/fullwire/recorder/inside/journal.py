@@ -57,7 +57,7 @@ LONGEST_WAIT_NS = 250_000_000  # Notes of so much time may be lost to kill -9.
 RUNNING, ENDED, FAILED = "running", "ended", "failed"
 # Hooks from before a fork keep their numbers, which the child defines anew. The child has another
 # rank, and counts signatures anew.
-_LASTING = ("parameter", "fact", "missing")
+_LASTING = ("parameter", "fact", "missing", "metric", "samples")
 
 
 class Note:
@@ -125,6 +125,13 @@ class Journal:
         """Remember one event."""
         if self.is_open:
             self.waiting.append((kind, number, time_ns, rest))
+            if len(self.waiting) >= MOST_WAITING:
+                self.write()
+
+    def note_both(self, first: tuple[int, int, int, int], then: tuple[int, int, int, int]) -> None:
+        """Remember two events that no other thread's event may part."""
+        if self.is_open:
+            self.waiting.extend((first, then))  # one call, during which no other thread runs
             if len(self.waiting) >= MOST_WAITING:
                 self.write()
 

@@ -11,6 +11,8 @@ A value is noted after the library has taken it, so reading it adds no wait for 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import struct
 import sys
 import time
@@ -21,6 +23,7 @@ from .journal import Journal, Note
 
 _BITS, _REAL = struct.Struct("<q"), struct.Struct("<d")
 MOST_NAMES = 256
+MOST_STEPS = 2**62
 _LIGHTNING = "trainer.connectors.logger_connector.logger_connector"
 
 
@@ -30,6 +33,8 @@ class Metrics:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._numbers: dict[str, int] = {}
+        self._count = itertools.count()
+        self._is_damaged = False
 
     def take(self, values: Mapping[str, Any], step: Any = None) -> None:
         """Note values that are numbers; `step` is the job's own count, if it has one."""
@@ -38,20 +43,39 @@ class Metrics:
                 number = _number(value)
                 if number is not None:
                     self._note(str(name), number, step)
-        except Exception as error:  # the job goes on
-            self._journal.give_up(error)
+        except Exception as error:  # the job goes on, and so does its recording
+            self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Say in the run that a metric could not be noted; once, because it may be so each step."""
+        if not self._is_damaged:
+            self._is_damaged = True
+            reason = f"{type(error).__name__}: {error}"[:200]
+            sentence = f"a metric that it reported could not be noted ({reason})"
+            self._journal.define(kind="missing", sentence=sentence)
 
     def _note(self, name: str, value: float, step: Any) -> None:
         number = self._numbers.get(name)
         if number is None:
             if len(self._numbers) >= MOST_NAMES:
                 return
-            number = self._numbers[name] = len(self._numbers)
+            # In one call each, because threads may report at once.
+            number = self._numbers.setdefault(name, next(self._count))
             self._journal.define(kind="metric", number=number, name=name)
         now_ns = time.monotonic_ns()
-        if step is not None:
-            self._journal.note(Note.METRIC_STEP, int(step), now_ns, 0)
-        self._journal.note(Note.METRIC, number, now_ns, bits_of(value))
+        noted = (Note.METRIC, number, now_ns, bits_of(value))
+        try:
+            told = None if step is None else int(step)
+        except Exception as error:  # it counts optimizer steps instead
+            told = None
+            self.failed(error)
+        if told is not None and abs(told) >= MOST_STEPS:
+            told = None
+            self.failed(OverflowError("its step is 2^62 or more"))
+        if told is None:
+            self._journal.note(*noted)
+        else:
+            self._journal.note_both((Note.METRIC_STEP, told, now_ns, 0), noted)
 
 
 def bits_of(value: float) -> int:
@@ -71,6 +95,8 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # a histogram, a table, a tensor of several
         return None
+    except OverflowError:  # a whole number that no real one reaches
+        return math.inf if value > 0 else -math.inf
 
 
 def watch_metrics(
@@ -97,8 +123,8 @@ def watch_metrics(
                 result = original(*args, **kwargs)
                 try:
                     told(*args, **kwargs)
-                except Exception as error:  # the job goes on
-                    journal.give_up(error)
+                except Exception as error:  # another version of the library
+                    metrics.failed(error)
                 return result
 
             setattr(place, name, reporting)

@@ -40,6 +40,7 @@ class GradientNoise:
         self._scale: Any = None
         self._waiting: list[tuple[int, int, Any, Any, Any]] = []
         self._has_told = False
+        self._is_over = False  # Norms could not be read.
         optimizers.register_optimizer_step_post_hook(self._step_ended)
         scaler = getattr(torch.amp, "GradScaler", None)
         if scaler is not None:
@@ -63,7 +64,7 @@ class GradientNoise:
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._leading is None:
             self._leading = id(optimizer)
-        if id(optimizer) != self._leading or not self._journal.is_open:
+        if id(optimizer) != self._leading or self._is_over or not self._journal.is_open:
             return
         started = self._journal.starts_work()
         try:
@@ -102,8 +103,13 @@ class GradientNoise:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        """End the noise, and leave the rest of the recording as it is."""
         self._remove_hooks()
-        self._journal.give_up(error)
+        self._waiting.clear()
+        self._has_told = self._is_over = True
+        reason = f"{type(error).__name__}: {error}"[:200]
+        sentence = f"its gradient noise ended, as a norm could not be read ({reason})"
+        self._journal.define(kind="missing", sentence=sentence)
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -123,7 +129,10 @@ class GradientNoise:
 
     def close(self) -> None:
         """Note the last norms, or say that there were none."""
-        self.flush()
+        try:
+            self.flush()
+        except Exception as error:  # the job goes on
+            self._give_up(error)
         if self._steps >= EVERY and not self._has_told:
             self._journal.define(
                 kind="missing",
