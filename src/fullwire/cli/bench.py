@@ -22,6 +22,14 @@ app = typer.Typer(
 )
 
 
+Peers = Annotated[
+    str | None, typer.Option(help="gloo, mpi (OpenMPI), plain (ours)  [default: gloo]")
+]
+Wires = Annotated[
+    str, typer.Option(help="Ours in each of float32,bf16,fp16,int8,auto; against plain")
+]
+
+
 @app.command("recorder")
 def recorder(
     pairs: Annotated[int, typer.Option(help="So many pairs of turns; at least 5")] = 48,
@@ -54,16 +62,11 @@ def transport(
     workers: Annotated[
         int | None, typer.Option(help="Hosts of the lab; under torchrun its ranks take part")
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="gloo, mpi (OpenMPI), plain (ours)  [default: gloo]")
-    ] = None,
+    against: Peers = None,
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt ours; compared with ours in clear")
     ] = False,
-    wire: Annotated[
-        str,
-        typer.Option(help="Ours in each of float32,bf16,fp16,int8,auto; against plain"),
-    ] = "float32",
+    wire: Wires = "float32",
     sizes: Annotated[
         str | None, typer.Option(help="All-reduces of: 4B,1MiB  [default: ten from 4B to 256MiB]")
     ] = None,
