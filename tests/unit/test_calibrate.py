@@ -130,6 +130,26 @@ def test_a_second_run_of_the_cluster_narrows_the_interval() -> None:
     assert both["step_s"][0] == pytest.approx(truth, rel=0.05)
 
 
+def test_the_recording_that_is_asked_for_narrows_the_interval_as_far_as_said() -> None:
+    slow = a_trained_job(a_transport())
+    asked: dict[str, Any] = {"workers": 2, "bandwidth": "40Gbps", "transport": "measured"}
+    alone = fw.whatif(slow, **asked)
+    assert alone.further is not None
+    assert alone.further.rate_bps is not None
+    wished = a_trained_job(a_transport(), rate_bps=alone.further.rate_bps)
+    both = fw.whatif(slow, **asked, calibrate=[wished])
+    width_s, now_s = (high[0] - low[0] for low, high in (alone.interval_s, both.interval_s))
+    assert now_s / width_s == pytest.approx(alone.further.share, rel=0.2)
+    assert alone.to_record is not None
+    assert f"would make it {alone.further.share:.0%} as wide" in sentence(alone.to_record)
+
+
+def test_where_no_recording_narrows_the_interval_none_is_asked_for() -> None:
+    near = fw.whatif(a_trained_job(a_transport()), transport="measured", bandwidth="1Gbps")
+    assert near.further is None
+    assert near.to_record is None
+
+
 @pytest.mark.parametrize(("workers", "rate_bps"), [(2, 0.3 * GBPS), (3, 1 * GBPS), (2, 2 * GBPS)])
 def test_steps_of_two_kinds_leave_open_which_of_them_is_the_usual(
     workers: int, rate_bps: float
@@ -598,9 +618,8 @@ def test_the_command_prints_predicted_and_measured_on_one_line(cli: Cli, tmp_pat
     fw.write(a_trained_job(a_transport(), facts=used(0.03)), tmp_path / "a.run")
     fw.write(a_trained_job(a_transport(), rate_bps=2 * GBPS), tmp_path / "b.run")
     done = cli("compare", tmp_path / "a.run", tmp_path / "b.run")
-    [line] = [each for each in done.stdout.splitlines() if "predicted" in each]
-    assert "With links of 2 Gbps: predicted " in line
-    assert "measured" in line
+    [line] = [each for each in done.stdout.splitlines() if each.startswith("Predicted")]
+    assert "with links of 2 Gbps, measured " in line
     shown = json.loads(cli("compare", "--json", tmp_path / "a.run", tmp_path / "b.run").stdout)
     assert shown["prediction"]["interval"]["low_s"] < shown["prediction"]["predicted_s"]
     assert shown["prediction"]["holds"] is True
