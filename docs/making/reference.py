@@ -45,6 +45,8 @@ OF_ITS_OWN = {  # set by one part of Fullwire for another one
     "FULLWIRE_FIXES",
     "FULLWIRE_FIXES_INTO",
     "FULLWIRE_STEPS",
+    "FULLWIRE_LOOK",
+    "FULLWIRE_FIXES_WORKERS",
     "FULLWIRE_PACKET_SOCKET",
     "FULLWIRE_PROBE",
     "FULLWIRE_NOISE",

@@ -3,11 +3,17 @@
 - python fixable.py: as scripts usually are.
 - python fixable.py slow: data take longer to read than to learn.
 - python fixable.py stubborn: with a hook of its own, random data, and an iterable data set.
+- python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then.
+- python fixable.py accumulating: sums in each of four passes, a checkpoint in each step.
+- python fixable.py sharded: with FSDP2.
+- python fixable.py hanging: after two steps it hangs.
 """
 
 import hashlib
 import json
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -45,9 +51,10 @@ class Stream(IterableDataset):  # type: ignore[misc]
 
 
 def main() -> None:
-    is_stubborn = sys.argv[1:] == ["stubborn"]
+    mode = sys.argv[1] if sys.argv[1:] else ""
+    ways = {"manual": by_hand, "accumulating": accumulating, "sharded": sharded}
     dist.init_process_group("gloo")
-    told = train(is_stubborn)
+    told = ways[mode]() if mode in ways else train(mode == "stubborn")
     dist.barrier()
     rank = dist.get_rank()
     dist.destroy_process_group()
@@ -55,9 +62,80 @@ def main() -> None:
         sys.stdout.write(json.dumps(told) + "\n")
 
 
-def train(is_stubborn: bool) -> dict[str, Any]:
+def small_model() -> Any:
     torch.manual_seed(0)
-    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
+    return nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
+
+
+def digest_of(parameters: Any) -> str:
+    weights = b"".join(each.detach().numpy().tobytes() for each in parameters)
+    return hashlib.sha256(weights).hexdigest()
+
+
+def samples() -> Any:
+    return torch.randn(5, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
+
+
+def by_hand() -> dict[str, Any]:
+    model, said = small_model(), []
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for step in range(10):
+        optimizer.zero_grad()
+        loss = model(samples()).square().mean()
+        loss.backward()
+        for number, parameter in enumerate(model.parameters()):
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+            if dist.get_rank() == 0 and number == step:
+                said.append(float(parameter.grad.sum()))
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        said.append(mean.numpy().item())
+        optimizer.step()
+    return {"digest": digest_of(model.parameters()), "said": said}
+
+
+def accumulating() -> dict[str, Any]:
+    model = DistributedDataParallel(small_model(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    path = f"{tempfile.gettempdir()}/fixable-{os.getpid()}.pt"
+    for number in range(10):  # the last two passes are a step by themselves
+        (model(samples()).square().mean() / 4).backward()
+        if number % 4 == 3 or number == 9:
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.save(model.module.state_dict(), path)
+            with torch.no_grad():
+                model.module[0].bias += 0.0
+    saved = torch.load(path)
+    os.remove(path)
+    weights = [each.detach().double().norm().item() for each in model.parameters()]
+    return {
+        "weights": weights,
+        "saved": digest_of(saved.values()) == digest_of(model.parameters()),
+        "finds_unused": model.find_unused_parameters,
+    }
+
+
+def sharded() -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = small_model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(5):
+        model(samples()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"digest": digest_of(each.full_tensor() for each in model.parameters())}
+
+
+def train(is_stubborn: bool) -> dict[str, Any]:
+    model = small_model()
     data = DistributedDataParallel(model, None, None)  # some arguments by position
     if is_stubborn:
         data.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -65,13 +143,14 @@ def train(is_stubborn: bool) -> dict[str, Any]:
     loader = DataLoader(numbers, 5, sampler=DistributedSampler(numbers, seed=7))
     stream = DataLoader(Stream())
     optimizer = torch.optim.Adam(data.parameters(), 0.01)
-    for batch in loader:
+    for number, batch in enumerate(loader):
+        if sys.argv[1:] == ["hanging"] and number == 2:
+            time.sleep(3600)
         optimizer.zero_grad()
         data(batch).square().mean().backward()
         optimizer.step()
-    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     return {
-        "digest": hashlib.sha256(weights).hexdigest(),
+        "digest": digest_of(model.parameters()),
         "backend": dist.get_backend(),
         "bucket_bytes": data.bucket_bytes_cap,
         "static_graph": data.static_graph,

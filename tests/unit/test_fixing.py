@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,14 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.fixing import split_fixes
+from fullwire.answers.tune import difference_of
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.fixes import fix_kinds
 from fullwire.fixes._recipe import Applied, Recipe, as_toml, parse_fix, read_recipe
+from fullwire.fixes.environment import speeds_mbps
+from fullwire.fixes.placement import by_host, crossings
+from fullwire.fixes.processors import share_of_rank
+from fullwire.recorder.launch import TOO_LONG, run_to_its_end
 from tests.conftest import Cli
 
 CAN = {key: kind for key, kind in fix_kinds().items() if kind.example}
@@ -59,7 +66,10 @@ def test_commas_join_fixes_and_stay_in_settings() -> None:
         ("input:0", "expected 1 to 256 loading processes, got '0'"),
         ("threads:²", "expected 1 to 1024 threads"),
         ("link:2", "fix link: it cannot be applied: hardware"),
-        ("transport:mpi", "fix transport: expected fullwire, got 'mpi'"),
+        ("transport:mpi", "fix transport: expected fullwire or fullwire+bf16"),
+        ("placement:1,0", "expected each rank once, and 0 first"),
+        ("joining:0", "fix joining"),
+        ("accumulation:1", "expected 2 to 4096 passes"),
         ("ddp:static", "fix ddp: expected options among"),
         ("environment:RANK=1", "expected a variable that no launcher sets, got RANK"),
         ("environment:A", "expected NAME=VALUE"),
@@ -137,6 +147,68 @@ def test_a_recipe_of_another_job_is_told_or_refused(tmp_path: Path, cli: Cli) ->
     done = cli("run", "--strict", "--recipe", path, "--", *NOTHING)
     assert done.returncode == 2
     assert "command: the recipe was made for python a.py" in done.stderr
+
+
+def test_a_recipe_is_exported_for_people_without_fullwire(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "recipe.toml"
+    fixes = tuple(map(parse_fix, ("buckets:50", "threads:2", "environment:GLOO_SOCKET_IFNAME=e 1")))
+    path.write_text(as_toml(Recipe(command="torchrun a.py", fixes=fixes)))
+    shell = cli("run", "-r", path, "--export", "env").stdout
+    assert "export OMP_NUM_THREADS=2\n" in shell
+    assert "export GLOO_SOCKET_IFNAME='e 1'\n" in shell
+    assert "# in the script: model = DistributedDataParallel(model, bucket_cap_mb=50)" in shell
+    by_python = cli("run", "-r", path, "--export", "python").stdout
+    assert "os.environ['OMP_NUM_THREADS'] = '2'\n" in by_python
+    assert "torch.set_num_threads(2)  # threads:2" in by_python
+    assert cli("run", "-r", path, "--export", "torchrun").stdout.endswith(" torchrun a.py\n")
+    assert "expected env, python, torchrun, got c" in cli("run", "-r", path, "--export", "c").stderr
+
+
+def test_a_command_with_other_hidden_words_is_another_command(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(as_toml(Recipe(command_sha256="0" * 64)))
+    said: list[str] = []
+    fw.run_recipe(path, NOTHING, say=said.append)
+    assert "masked" in said[0]
+
+
+@pytest.mark.parametrize("fix", CAN)
+def test_each_fix_that_is_applied_can_be_written_by_hand(fix: str) -> None:
+    kind = CAN[fix]
+    assert kind.by_hand(kind.example) or kind.environment(kind.example)
+
+
+def test_losses_are_compared_relatively_and_nan_is_far() -> None:
+    assert difference_of([2.0, 2.0], [2.0, 2.1, 9.0]) == pytest.approx(0.025)
+    assert difference_of([1.0], [float("nan")]) == float("inf")
+    assert difference_of([], [1.0]) is None
+
+
+def test_ranks_of_a_host_become_neighbours_and_share_its_processors() -> None:
+    assert by_host(["a", "b", "a", "b"]) == [0, 2, 1, 3]
+    assert crossings(["a", "b", "a", "b"]) == 4
+    assert crossings(["a", "a", "b", "b"]) == 2
+    assert [share_of_rank([4, 5, 6, 7, 8], rank, 2) for rank in (0, 1)] == [[4, 5], [6, 7]]
+
+
+def test_only_interfaces_that_are_up_and_have_a_speed_are_proposed(tmp_path: Path) -> None:
+    for name, speed, state in (("a", "1000", "up"), ("b", "10000", "down"), ("lo", "", "unknown")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "speed").write_text(speed)
+        (tmp_path / name / "operstate").write_text(state)
+    assert speeds_mbps(tmp_path) == {"a": 1000.0}
+
+
+def test_a_command_that_is_ended_at_its_limit_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = f"setsid sleep 61 & echo $! > {tmp_path}/pid; wait"
+    status = run_to_its_end(["sh", "-c", script], dict(os.environ), limit_s=0.5)
+    assert status == TOO_LONG
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    for _ in range(2000):  # the kernel ends it a little later
+        if not state.exists() or ") Z" in state.read_text():
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"{state} is still there")
 
 
 @pytest.mark.parametrize(

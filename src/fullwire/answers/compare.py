@@ -15,7 +15,7 @@ are those of one pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, geometric_mean
 from typing import Any, Literal
@@ -48,7 +48,13 @@ from fullwire.findings.finding import Finding
 from fullwire.run.facts import REGISTRY
 from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
-from fullwire.run.usual import kept_steps, marks_of_steps, middle_half, step_lengths_ns
+from fullwire.run.usual import (
+    WARM_UP,
+    kept_steps,
+    marks_of_steps,
+    middle_half,
+    step_lengths_ns,
+)
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_collectives, check_times, steps_of
 from fullwire.timeline.transfers import world
@@ -263,11 +269,11 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
             for each, counts in zip(lengths_s, known, strict=True)
         ]
     found = [
-        tuple(Recording(steps=len(each), step_s=float(middle_half(each).mean())) for each in side)
+        tuple(Recording(steps=len(each), step_s=usual_length_s(each)) for each in side)
         for side in lengths_s
     ]
     before_s, after_s = (geometric_mean(each.step_s for each in side) for side in found)
-    ratio, noise = after_s / before_s, _noise(lengths_s)
+    ratio, noise = after_s / before_s, noise_of(lengths_s)
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
     low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
     # Find the facts in which recordings of one side differ, although they should be of one job.
@@ -334,12 +340,69 @@ class TypicalLength:
 def typical_length(runs: RunLike | Sequence[RunLike]) -> TypicalLength:
     """Return the length of a job's steps, from one recording or from several."""
     lengths_s = [step_lengths_s(run) for run in _recordings(runs)]
-    step_s = geometric_mean(float(middle_half(each).mean()) for each in lengths_s)
-    noise = _noise([lengths_s])
+    step_s = geometric_mean(map(usual_length_s, lengths_s))
+    noise = noise_of([lengths_s])
     if noise is None:
         return TypicalLength(step_s=step_s, low_s=None, high_s=None)
     times = math.exp(noise.off([1 / len(lengths_s)]))
     return TypicalLength(step_s=step_s, low_s=step_s / times, high_s=step_s * times)
+
+
+def usual_length_s(lengths_s: Floats) -> float:
+    """Return the usual one of some lengths: the mean of their middle half."""
+    return float(middle_half(lengths_s).mean())
+
+
+def paces_s(run: Run) -> Floats:
+    """Return the time of each pass, from the begin of a step to the next's, without warm-up.
+
+    Pauses between steps are in it, and long steps.
+    """
+    marks = marks_of_steps(run)
+    if not len(marks):
+        return np.zeros(0)
+    place, ranks = np.unique(marks.step, return_inverse=True, return_counts=True)[1:]
+    began_s = np.bincount(place, marks.start_ns.astype(np.float64)) / ranks * 1e-9
+    gaps_s = np.diff(began_s[ranks == ranks.max()]) / (passes_of_step(run) or 1)
+    is_usual = gaps_s <= WARM_UP * np.median(gaps_s) if len(gaps_s) else np.zeros(0, bool)
+    return np.asarray(gaps_s[int(np.argmax(np.append(is_usual, True))) :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """The paces of recordings held against those of others."""
+
+    before_s: float
+    after_s: float
+    ratio: float
+    off: float  # the possible error of the ratio's logarithm
+
+    @property
+    def is_significant(self) -> bool:
+        """Return whether they differ by more than noise."""
+        return abs(math.log(self.ratio)) > self.off
+
+    def around(self, step_s: float) -> tuple[float, float] | None:
+        """Return the interval of a side's step, whose error is a root of two smaller."""
+        if not math.isfinite(self.off):
+            return None
+        times = math.exp(self.off / math.sqrt(2))
+        return step_s / times, step_s * times
+
+
+def held_against(
+    before: Sequence[Run],
+    after: Sequence[Run],
+    length_of: Callable[[Floats], float] = usual_length_s,
+) -> Against:
+    """Hold recordings of a job against others, by the time of a pass."""
+    sides = [[paces_s(run) for run in side] for side in (before, after)]
+    if not all(len(each) for side in sides for each in side):
+        raise UsageError("the job made no steps")
+    before_s, after_s = (geometric_mean(map(length_of, side)) for side in sides)
+    noise = noise_of(sides, length_of)
+    off = math.inf if noise is None else noise.off([1 / len(side) for side in sides])
+    return Against(before_s=before_s, after_s=after_s, ratio=after_s / before_s, off=off)
 
 
 def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
@@ -351,24 +414,24 @@ def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
     return tuple(run for _, run in runs)
 
 
-def _noise(lengths_s: Sequence[Sequence[Floats]]) -> Noise | None:
+def noise_of(
+    lengths_s: Sequence[Sequence[Floats]], length_of: Callable[[Floats], float] = usual_length_s
+) -> Noise | None:
     """Return the noise from drifts and differences of recordings; None with too few steps."""
     recordings = [each for side in lengths_s for each in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
         return None
     drifts = []  # The variance of the fifths' steps; one slow stretch among steady steps is none.
     for lengths in recordings:
-        of_pieces = _squares(_log_steps(np.array_split(lengths, PIECES))) / (PIECES - 1)
+        of_pieces = _squares(
+            np.log([length_of(each) for each in np.array_split(lengths, PIECES)])
+        ) / (PIECES - 1)
         away = np.abs(np.log(lengths / np.median(lengths)))
         drifts.append(min(of_pieces, float(1.4826 * np.median(away)) ** 2))
     by_rule = ANEW**2 + float(np.mean(drifts))
-    seen = sum(_squares(_log_steps(side)) for side in lengths_s)
+    seen = sum(_squares(np.log([length_of(each) for each in side])) for side in lengths_s)
     freedom = RULE_COUNTS + sum(len(side) - 1 for side in lengths_s)
     return Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
-
-
-def _log_steps(pieces: Sequence[Floats]) -> Floats:
-    return np.log([middle_half(each).mean() for each in pieces])
 
 
 def step_lengths_s(run: Run) -> Floats:

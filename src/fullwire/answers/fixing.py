@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import re
+import shlex
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from fullwire.fixes._in_job import (
     NOTES,
     NOTES_VARIABLE,
     STEPS_VARIABLE,
+    WORKERS_VARIABLE,
 )
 from fullwire.fixes._recipe import Applied, Recipe, parse_fix, read_recipe
 from fullwire.fixes.fix import fix_kinds
@@ -29,6 +32,7 @@ from fullwire.recorder.inside import THEN_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
 from fullwire.units import seconds
 
+EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
 Say = Callable[[str], None]
 
@@ -47,6 +51,7 @@ def apply_fixes(
     *,
     steps: int | None = None,
     within: str | float | None = None,
+    workers: str = "",
     say: Say = lambda sentence: None,
 ) -> int:
     """Run a command with fixes, and return its exit status.
@@ -55,6 +60,8 @@ def apply_fixes(
     - `command`: a launcher or one rank's program; each process that loads torch has the fixes.
     - `steps`: end the job after so many steps, as for a trial; nothing after its loop is run.
     - `within`: end the job after such a time, `"300s"`; the exit status is then 124.
+    - `workers`: the ranks that the fixes are for, `"2"`; ranks of another job say so, or with
+      `"2!"` end.
     - `say`: hears at the end what became of each fix.
 
         fw.apply_fixes(["buckets:50", "transport:fullwire"], ["torchrun", "train.py"])
@@ -70,6 +77,8 @@ def apply_fixes(
     environment[FIXES_VARIABLE] = json.dumps(
         [*outer, *([each.fix, each.setting] for each in chosen)]
     )
+    if workers:
+        environment[WORKERS_VARIABLE] = workers
     environment[THEN_VARIABLE] = "fullwire.fixes._in_job"
     before = environment.get("PYTHONPATH")
     if str(PYTHON_PATH) not in (before or "").split(os.pathsep):
@@ -111,7 +120,38 @@ def run_recipe(
         if strict:
             raise UsageError(f"{path}: {difference}")
         say(f"{path}: {difference}; its fixes are applied all the same")
-    return apply_fixes(found.fixes, command, say=say)
+    workers = "" if found.workers is None else f"{found.workers}{'!' if strict else ''}"
+    return apply_fixes(found.fixes, command, workers=workers, say=say)
+
+
+def exported(recipe: str | Path, way: str) -> str:
+    """Return what a person writes to have a recipe's fixes without Fullwire's `run`.
+
+    - `way`: "env" for lines of a shell, "python" for lines of the script, "torchrun" for a command.
+    """
+    if way not in EXPORTS:
+        raise UsageError(f"export: expected {', '.join(EXPORTS)}, got {way}")
+    found = read_recipe(path_of(recipe, "recipe"))
+    variables: dict[str, str] = {}
+    lines = []
+    for each in found.fixes:
+        kind = fix_kinds()[each.fix]
+        variables |= kind.environment(each.setting)
+        if each.fix != "environment" and (line := kind.by_hand(each.setting)):
+            lines.append(f"{line}  # {each}")
+    pairs = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    if way == "python":
+        given = [f"os.environ[{name!r}] = {value!r}" for name, value in variables.items()]
+        return "\n".join([*(["import os", ""] if given else []), *given, *lines])
+    comments = [f"# in the script: {line}" for line in lines]
+    if way == "env":
+        return "\n".join([*(f"export {pair}" for pair in pairs), *comments])
+    return "\n".join([*comments, " ".join([*pairs, found.command])])
+
+
+def hash_of(command: Sequence[str]) -> str:
+    """Return the hash of a command's words."""
+    return hashlib.sha256("".join(f"{word}\0" for word in command).encode()).hexdigest()
 
 
 def versions_here() -> dict[str, str]:
@@ -129,9 +169,8 @@ def _differences(recipe: Recipe, command: Sequence[str]) -> list[str]:
     here, found = versions_here(), []
     if recipe.command and recipe.command != without_secrets(command):
         found.append(f"command: the recipe was made for {recipe.command}")
-    workers = os.environ.get("WORLD_SIZE")
-    if recipe.workers is not None and workers is not None and workers != str(recipe.workers):
-        found.append(f"workers: expected {recipe.workers}, got {workers}")
+    if recipe.command_sha256 and not found and recipe.command_sha256 != hash_of(command):
+        found.append("command: the words that are masked in the recipe are others")
     for name, made_with in recipe.versions.items():
         if name in here and here[name] != made_with:
             found.append(f"{name}: expected {made_with}, got {here[name]}")

@@ -2,48 +2,78 @@
 
 Trials are recordings of the unchanged script with some fixes, each ended after the same number of
 steps. The first two are the job as it is: they show how far recordings differ by themselves. Then
-the best prediction on top of the fixes kept so far is tried next. A fix that is no slower takes
-turns with the best so far once more, and is kept if it helps by more than noise. At the end the
-job as it is and the tuned job are recorded once more and held against each other.
+the best prediction on top of the fixes kept so far is tried next: a first look, and if that is no
+slower, the best so far (A) and the trial (B) in the order A B B A. A fix is kept if it helps by
+more than noise. Fixes that were kept early are left out once more at the end, and stay out if
+nothing gets slower. Last, the job as it is and the tuned job are recorded again.
+
+A trial is judged by the time from step to step: for each pass, and with pauses and long steps where
+the job has many of them.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import platform
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fullwire.answers.compare import Comparison, compare, typical_length
+import msgspec
+
+from fullwire.answers.compare import (
+    FEWEST_STEPS,
+    Against,
+    held_against,
+    noise_of,
+    paces_s,
+    usual_length_s,
+)
 from fullwire.answers.conditions import count
 from fullwire.answers.explain import explain
-from fullwire.answers.fixing import NONE, outcomes, versions_here
+from fullwire.answers.fixing import NONE, hash_of, outcomes, versions_here
 from fullwire.answers.laboratory import record_in_lab
+from fullwire.collectives.cost import Floats
 from fullwire.display import Result
 from fullwire.errors import FullwireError, UsageError
-from fullwire.fixes import Fix, Risk, fix_kinds
-from fullwire.fixes._in_job import NOTES_VARIABLE
+from fullwire.fixes import Fix, Risk, Seen, fix_kinds
+from fullwire.fixes._in_job import LOOK_VARIABLE, NOTES, NOTES_VARIABLE
 from fullwire.fixes._recipe import Applied, Recipe, as_toml
+from fullwire.fixes.fix import HostWork
 from fullwire.lab.description import LabDescription
 from fullwire.outputs import written
 from fullwire.recorder.command_line import without_secrets
+from fullwire.recorder.launch import TOO_LONG
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
-from fullwire.timeline.account import Part
-from fullwire.units import seconds, show_time
+from fullwire.timeline.passes import passes_of_step
+from fullwire.units import seconds, show_duration, show_time
 from fullwire.words import filled, sentence
 
 RISKS: tuple[Risk, ...] = ("exact", "numeric", "semantic")
-STEPS = 60
 RECIPE = "recipe.toml"
+_FIRST_STEPS = 30
+_RECORDING_S = 6.0  # of steps in a recording, where --steps is not given
+_STEPS = (24, 120)
 _LEAST_GAIN = 0.01  # of the step: a smaller one is not tried a second time
-_MUCH = 0.05  # of the step: a part of the account that a fix without a prediction may answer
 _SLOWER = 3.0  # times as long as the first recording: a trial that takes longer hangs
 _LEAST_LIMIT_S = 30.0
+_QUIET = 0.05  # of the step: repeats that differ by less tell enough of the noise
+_MOST_REPEATS = 3  # of the job as it is, before the first trial
+_OFTEN_LONG = 1.08  # times the usual step: such a mean has many long steps or pauses
+_LOSSES_DIFFER = 1e-3  # of the loss: more is no order of sums
+_LOSSES_FAR = 0.05  # of the loss: more is another training
+_SEVERAL = ("environment", "transport", "ddp")  # fixes of which two settings may help
+_NOTABLE = 0.02  # of the step: host work that takes less is left unsaid
 
 Say = Callable[[str], None]
 
@@ -56,12 +86,14 @@ class Trial:
     setting: str
     risk: Risk
     words: str
-    predicted_s: float | None  # None where no run predicts such a fix
+    from_s: float  # the step with the fixes kept so far
+    predicted_s: float
     low_s: float | None
     high_s: float | None
     measured_s: float | None  # None where the job did not get so far
     kept: bool
     reason: str
+    loss_difference: float | None  # relative, of the first losses; None where none was seen
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -74,8 +106,11 @@ class Tuning(Result):
     after_interval: tuple[float, float] | None
     is_significant: bool | None  # The tuned job differs from the job as it is by more than noise.
     trials: tuple[Trial, ...]
+    host_work: tuple[HostWork, ...]  # What the script itself does between steps, by its line.
+    wrote: tuple[str, ...]  # Files that the job wrote outside of its working directory.
     recipe: Path
     command: str
+    took_s: float
 
     @property
     def kept(self) -> tuple[Trial, ...]:
@@ -98,20 +133,23 @@ def tune(
     *,
     budget: str | float = "10min",
     trials: int | None = None,
-    steps: int = STEPS,
+    steps: int | None = None,
     allow: Risk = "exact",
     lab: LabDescription | None = None,
+    scratch: str | Path | None = None,
     say: Say = lambda sentence: None,
 ) -> Tuning:
     """Try the fixes of a job, keep those that help, and write a recipe of them.
 
     - `command`: the words of the command, such as `["torchrun", "train.py"]`.
     - `output`: a new folder for the recipe, the recordings and what the job printed.
-    - `budget`: how long to try; the recordings at the end come on top.
+    - `budget`: the time for all recordings together.
     - `trials`: how many fixes to try at most.
-    - `steps`: the steps of each recording. The script's own end does not come.
+    - `steps`: the steps of each recording; by default about six seconds of them. The script's own
+      end does not come.
     - `allow`: the risk that is allowed: "exact", "numeric" or "semantic".
     - `lab`: record in this lab, instead of where the job runs.
+    - `scratch`: the working directory of each recording.
     - `say`: hears each trial with its prediction, its measurement and the time left.
 
         fw.tune(["torchrun", "train.py"], "tuned", allow="numeric").recipe
@@ -126,202 +164,407 @@ def tune(
         raise UsageError(f"{folder} is there already: expected a new folder")
     if shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: cannot be run: no such command")
-    budget_s, steps = seconds(budget, "budget"), count(steps, "steps")
+    place = Path.cwd() if scratch is None else Path(scratch)
+    if not place.is_dir():
+        raise UsageError(f"scratch: {place} is no folder")
+    budget_s = seconds(budget, "budget")
+    chosen = None if steps is None else count(steps, "steps")
     folder.mkdir(parents=True)
-    job = _Job(command=command, folder=folder, steps=steps, lab=lab)
-    end_s = time.monotonic() + budget_s
+    job = _Job(command=command, folder=folder, lab=lab, scratch=place, steps=chosen)
+    job.end_s = time.monotonic() + budget_s
     search = _Search(job, RISKS[: RISKS.index(allow) + 1], say)
-    try:
-        while search.tried_count() != most and time.monotonic() < end_s and search.try_next():
-            pass
-    except KeyboardInterrupt:
-        say("interrupted: the best so far is kept")
+    with _interrupts_noted(job):
+        try:
+            search.begin()
+            while len(search.trials) != most and search.try_next():
+                pass
+            search.leave_out_early_ones()
+            search.confirm()
+        except KeyboardInterrupt:
+            if not search.before:  # nothing is known yet
+                raise
+            say("interrupted: the best so far is kept")
     return search.end()
 
 
+@contextmanager
+def _interrupts_noted(job: _Job) -> Iterator[None]:
+    """Let Ctrl-C end the recording at work, and with it the search."""
+
+    def interrupted(number: int, frame: Any) -> None:
+        job.is_interrupted = True
+
+    # In a lab, Ctrl-C has to end the ranks on their hosts: the recording does so.
+    if job.lab is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recorded:
+    """A recording: its steps, and what its processes noted."""
+
+    run: Run
+    seen: Seen
+    outcomes: list[str]  # what became of each fix
+
+
+@dataclass(kw_only=True)
 class _Job:
     """The job, recorded with some fixes for a number of steps."""
 
-    def __init__(
-        self, command: Sequence[str], folder: Path, steps: int, lab: LabDescription | None
-    ) -> None:
-        self.command, self.folder = command, folder
-        self._steps, self._lab = steps, lab
-        self._numbers = iter(range(1, 10**6))
-        self._limit_s: float | None = None
-        self.outcomes: list[str] = []  # what became of each fix in the last recording
+    command: Sequence[str]
+    folder: Path
+    lab: LabDescription | None
+    scratch: Path
+    steps: int | None
+    end_s: float = math.inf
+    took_s: float = 0.0  # the longest recording
+    limit_s: float | None = None
+    is_interrupted: bool = False
+    made: int = 0
 
-    def recorded(self, fixes: Sequence[Applied]) -> Run:
+    @property
+    def left_s(self) -> float:
+        """Return the time left of the budget."""
+        return self.end_s - time.monotonic()
+
+    def allows(self, recordings: int) -> bool:
+        """Say whether the budget has time for so many recordings."""
+        return recordings * self.took_s <= self.left_s
+
+    def recorded(self, fixes: Sequence[Applied]) -> _Recorded:
         """Record the job with fixes; refuse a run without steps, with the job's last words."""
-        name = f"trial-{next(self._numbers):02}"
+        self.made += 1
+        name = f"trial-{self.made:02}"
         log, path = self.folder / f"{name}.log", self.folder / f"{name}.run"
+        # The first recording may take half of the budget; then it is known how long one takes.
+        limit_s = max(self.left_s / 2, 1.0) if self.limit_s is None else self.limit_s
         words = [sys.executable, "-m", "fullwire", "apply"]
-        words += [",".join(map(str, fixes)) or NONE, "--steps", str(self._steps)]
-        if self._limit_s is not None:
-            words += ["--within", f"{self._limit_s:.0f}s"]
+        words += [",".join(map(str, fixes)) or NONE]
+        words += ["--steps", str(self.steps or _FIRST_STEPS), "--within", f"{limit_s:.0f}s"]
         # All ranks' output goes into one file: a tuning has its own lines.
-        quiet = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log.resolve()), *words, "--"]
-        whole = [*quiet, *self.command]
+        quiet = ["sh", "-c", 'cd "$1" && shift && exec "$@" >>"$0" 2>&1', str(log.resolve())]
+        whole = [*quiet, str(self.scratch.resolve()), *words, "--", *self._from_anywhere()]
         notes = self.folder / f"{name}.notes"
         notes.mkdir()
         began_s = time.monotonic()
-        os.environ[NOTES_VARIABLE] = str(notes.resolve())
+        os.environ |= {NOTES_VARIABLE: str(notes.resolve()), LOOK_VARIABLE: "1"}
         try:
-            if self._lab is None:
+            if self.lab is None:
                 done = record(whole, path)
             else:
-                done = record_in_lab(self._lab, whole, path, probe=False)
+                done = record_in_lab(self.lab, whole, path, probe=False)
         finally:
-            del os.environ[NOTES_VARIABLE]
-            self.outcomes = outcomes(fixes, notes)
+            del os.environ[NOTES_VARIABLE], os.environ[LOOK_VARIABLE]
+            seen, became = _seen(notes), outcomes(fixes, notes)
             shutil.rmtree(notes)
-        if self._limit_s is None:
-            self._limit_s = max(_LEAST_LIMIT_S, _SLOWER * (time.monotonic() - began_s))
-        if done.exit_status:
+        took_s = time.monotonic() - began_s
+        if self.is_interrupted or done.exit_status == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        is_first, self.took_s = self.limit_s is None, max(self.took_s, took_s)
+        run = done.run
+        if done.exit_status == TOO_LONG and not (is_first and len(paces_s(run)) >= FEWEST_STEPS):
+            raise UsageError(f"the job hangs, or is very slow: it was ended after {limit_s:.0f} s")
+        if done.exit_status not in (0, TOO_LONG):
             lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+            # A launcher's summary follows the error itself.
+            errors = [
+                line for line in lines if "Error: " in line and "ChildFailedError" not in line
+            ]
             last = next((line for line in reversed(lines) if line.strip()), "")
-            raise UsageError(f"the job ended with status {done.exit_status}: {last[:200]} ({log})")
-        return done.run
+            why = (errors or [last])[-1].strip()
+            raise UsageError(f"the job ended with status {done.exit_status}: {why[:200]} ({log})")
+        if is_first:
+            self.limit_s = max(_LEAST_LIMIT_S, _SLOWER * took_s)
+        return _Recorded(run=run, seen=seen, outcomes=became)
+
+    def _from_anywhere(self) -> list[str]:
+        """Return the command with whole paths, where it runs in another folder."""
+        if self.scratch.resolve() == Path.cwd():
+            return list(self.command)
+        return [
+            str(Path(word).resolve()) if os.path.exists(word) and os.path.isfile(word) else word
+            for word in self.command
+        ]
+
+
+def _seen(notes: Path) -> Seen:
+    """Return what the first rank saw of the job's calls."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in notes.glob(f"*{NOTES}"):
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                told = json.loads(line)
+                found[told["rank"]] = told["saw"]
+            except (ValueError, KeyError, TypeError):  # another note, or a killed process
+                continue
+    return msgspec.convert(found[min(found)], Seen) if found else Seen()
 
 
 class _Search:
     """The search: what is kept, what was tried, and the recordings of the best so far."""
 
     def __init__(self, job: _Job, risks: Sequence[Risk], say: Say) -> None:
+        self.trials: list[Trial] = []
+        self.before: list[_Recorded] = []
         self._job, self._risks, self._say = job, risks, say
         self._kept: list[Applied] = []
-        self._trials: list[Trial] = []
-        say(f"recording the job as it is, twice, {job.folder}/trial-01.run")
-        self._before = [job.recorded([]), job.recorded([])]
-        self._best = list(self._before)
-        self._say(f"before: {show_time(typical_length(self._before).step_s)} a step")
+        self._best: list[_Recorded] = []
+        self._length_of: Callable[[Floats], float] = usual_length_s
+        self._last: Against | None = None  # the job as it is and the tuned job, at the end
+        self._began_s = time.monotonic()
 
-    def tried_count(self) -> int:
-        """Return how many fixes were tried."""
-        return len(self._trials)
+    def begin(self) -> None:
+        """Record the job as it is, until its noise is known."""
+        job = self._job
+        self._say(f"recording the job as it is, {job.folder}/trial-01.run")
+        first = job.recorded([])
+        lengths_s = paces_s(first.run)
+        if len(lengths_s) < FEWEST_STEPS:
+            raise UsageError(
+                f"tune: expected {FEWEST_STEPS} steps or more in a recording, got {len(lengths_s)}"
+            )
+        if job.steps is None:
+            fewest, most = _STEPS
+            job.steps = min(most, max(fewest, round(_RECORDING_S / usual_length_s(lengths_s))))
+        for path in first.seen.wrote:
+            self._say(f"warning: the job writes {path}, in each trial anew")
+        self.before = [first]
+        while len(self.before) < _MOST_REPEATS and job.allows(3):
+            self.before.append(job.recorded([]))
+            runs = [paces_s(each.run) for each in self.before]
+            is_long = [float(each.mean()) > _OFTEN_LONG * usual_length_s(each) for each in runs]
+            self._length_of = (lambda each: float(each.mean())) if all(is_long) else usual_length_s
+            noise = noise_of([runs], self._length_of)
+            if noise is None or noise.off([1 / len(runs)]) <= _QUIET:
+                break
+        self._best = list(self.before)
+        self._say(f"before: {show_time(self._judged(self.before, self.before).before_s)} a step")
+
+    def _judged(self, before: Sequence[_Recorded], after: Sequence[_Recorded]) -> Against:
+        return held_against(
+            [each.run for each in before], [each.run for each in after], self._length_of
+        )
 
     def try_next(self) -> bool:
         """Try the fix that promises most on top of those kept; say whether there was one."""
-        tried = {trial.fix for trial in self._trials}
-        found = [each for each in self._candidates() if each[0].fix not in tried]
+        if self.trials and not self._job.allows(5):  # a look, a pair, and the last two
+            self._say("the budget is used up")
+            return False
+        tried = {(trial.fix, trial.setting) for trial in self.trials}
+        done = {trial.fix for trial in self.trials if trial.fix not in _SEVERAL}
+        found = [
+            each
+            for each in self._candidates()
+            if (each[0].fix, each[0].setting) not in tried and each[0].fix not in done
+        ]
         if not found:
             return False
-        applied, fix = found[0]
-        words = sentence(fix) if fix is not None else fix_kinds()[applied.fix].label
-        predicted = "" if fix is None else f", predicted {show_time(fix.step_s)}"
-        self._say(f"trial {len(self._trials) + 1}: {words} ({applied}){predicted}")
-        measured_s, kept, reason = self._judge(applied)
+        applied, from_s = found[0]
+        left = show_duration(max(self._job.left_s, 0.0))
         self._say(
-            f"  {'kept' if kept else 'left out'}: {reason}"
-            + ("" if measured_s is None else f", measured {show_time(measured_s)}")
+            f"trial {len(self.trials) + 1}: {applied.why} ({applied}), predicted "
+            f"{_between(applied.predicted_s, applied.low_s, applied.high_s)}, {left} left"
         )
-        self._trials.append(
+        measured_s, kept, reason, differs = self._tried(applied)
+        measured = "" if measured_s is None else f", measured {show_time(measured_s)}"
+        self._say(f"  {'kept' if kept else 'left out'}: {reason}{measured}")
+        self.trials.append(
             Trial(
                 fix=applied.fix,
                 setting=applied.setting,
                 risk=applied.risk,
-                words=words,
-                predicted_s=applied.predicted_s,
-                low_s=None if fix is None or fix.low_s != fix.low_s else fix.low_s,
-                high_s=None if fix is None or fix.high_s != fix.high_s else fix.high_s,
+                words=applied.why,
+                from_s=from_s,
+                predicted_s=float(applied.predicted_s or 0.0),
+                low_s=applied.low_s,
+                high_s=applied.high_s,
                 measured_s=measured_s,
                 kept=kept,
                 reason=reason,
+                loss_difference=differs,
             )
         )
         return True
 
-    def _candidates(self) -> list[tuple[Applied, Fix | None]]:
-        """Return the fixes to apply next: predicted ones by their gain, then those to try."""
-        run = self._best[-1]
-        told = explain(run)
-        found: list[tuple[Applied, Fix | None]] = [
-            (
-                Applied(
-                    fix=fix.kind,
-                    setting=filled(fix.applied, fix),
-                    risk=fix.risk,
-                    why=sentence(fix),
-                    predicted_s=fix.step_s,
-                ),
-                fix,
-            )
-            for fix in sorted(told.fixes, key=lambda fix: fix.step_s)
-            if fix.applied and fix.risk in self._risks
-        ]
-        known = {applied.fix for applied, _ in found}
-        shares = {part: told.account[part.key] / told.step_s for part in Part}
-        sent = shares[Part.LINE_RATE] + shares[Part.TRANSPORT] + shares[Part.LATENCY]
-        ranks = (run.facts.workers or 1) // (run.facts.machines or 1) or 1
-        processors = len(os.sched_getaffinity(0))
-        to_try = [
-            (sent * (run.facts.backend == "gloo"), "transport", "fullwire"),
-            (shares[Part.CONTENTION], "threads", str(max(1, processors // ranks))),
-            (shares[Part.INPUT], "input", "2"),
-        ]
-        found += [
-            (Applied(fix=key, setting=setting), None)
-            for share, key, setting in sorted(to_try, reverse=True)
-            if share >= _MUCH and key not in known
-        ]
-        return found
+    def _candidates(self) -> list[tuple[Applied, float]]:
+        """Return the fixes to apply next by their gain, with the step that they start from."""
+        recorded = self._best[-1]
+        told = explain(recorded.run)
+        passes = passes_of_step(recorded.run) or 1
+        now_s = self._judged(self._best, self._best).before_s
+        predicted: dict[str, Fix] = {}
+        for fix in sorted(told.fixes, key=lambda fix: fix.step_s):
+            if fix.applied and filled(fix.applied, fix):
+                predicted.setdefault(fix.kind, fix)
+        for key, kind in fix_kinds().items():
+            for fix in kind.to_try(recorded.run, told.detail, recorded.seen):
+                predicted.setdefault(key if key not in _SEVERAL else f"{key}:{fix.setting}", fix)
+        found = []
+        for fix in predicted.values():
+            # Predictions are of a usual step with all its passes; trials, of a pass of any step.
+            from_s = told.fixes_from_s or told.step_s
+            beyond_s = now_s - from_s / passes
+            setting = fix_kinds()[fix.kind].checked(filled(fix.applied, fix))
+            ends_s = [each / passes + beyond_s for each in (fix.low_s, fix.step_s, fix.high_s)]
+            low_s, step_s, high_s = (None if each != each else max(each, 0.0) for each in ends_s)
+            if fix.risk in self._risks and step_s is not None:
+                found.append(
+                    Applied(
+                        fix=fix.kind,
+                        setting=setting,
+                        risk=fix.risk,
+                        why=sentence(fix),
+                        predicted_s=step_s,
+                        low_s=low_s,
+                        high_s=high_s,
+                    )
+                )
+        found.sort(key=lambda applied: float(applied.predicted_s or 0.0))
+        return [(applied, now_s) for applied in found]
 
-    def _judge(self, applied: Applied) -> tuple[float | None, bool, str]:
-        """Record the job with one fix more; return its step, whether to keep it, and why."""
-        fixes = [*self._kept, applied]
+    def _tried(self, applied: Applied) -> tuple[float | None, bool, str, float | None]:
+        """Record the job with one fix more; return its step, whether it stays, why, and losses."""
+        fixes, differs = [*self._kept, applied], None
         try:
-            after = [self._job.recorded(fixes)]
-            of_this = [each for each in self._job.outcomes if each.startswith(f"fix {applied}: ")]
+            look = self._job.recorded(fixes)
+            name = f"fix {applied}: "
+            of_this = [each for each in look.outcomes if each.startswith(name)]
             if not any(": applied: " in each for each in of_this):
-                return None, False, of_this[-1].removeprefix(f"fix {applied}: ")
-            found = compare(self._best, after)
+                return None, False, of_this[-1].removeprefix(name), None
+            differs = self._loss_difference(look)
+            if problem := self._problem_of_losses(applied.risk, differs):
+                return None, False, problem, differs
+            found = self._judged(self._best, [look])
             if found.ratio > 1 - _LEAST_GAIN:
-                return found.after_s, False, "no gain"
-            before = [*self._best, self._job.recorded(self._kept)]
-            after.append(self._job.recorded(fixes))
-            found = compare(before, after)
+                return found.after_s, False, "no gain", differs
+            if not self._job.allows(2):
+                return found.after_s, False, "no time left to repeat it", differs
+            after = [look, self._job.recorded(fixes)]
+            before = [self._best[-1], self._job.recorded(self._kept)]
+            found = self._judged(before, after)
         except FullwireError as error:
-            return None, False, str(error)
+            return None, False, str(error), differs
         self._best = before
         if not found.is_significant or found.ratio >= 1:
-            return found.after_s, False, "within noise"
+            return found.after_s, False, "within noise", differs
         self._kept, self._best = fixes, after
-        return found.after_s, True, f"{1 / found.ratio:.2f}x"
+        return found.after_s, True, f"{1 / found.ratio:.2f}x", differs
+
+    def _loss_difference(self, recorded: _Recorded) -> float | None:
+        """Return how far the first losses are from those of the job as it is, relatively."""
+        return difference_of(self.before[0].seen.losses, recorded.seen.losses)
+
+    def _problem_of_losses(self, risk: Risk, differs: float | None) -> str:
+        """Say that losses differ too far for a risk, if they do."""
+        if differs is None or risk == "semantic":
+            return ""
+        repeats = [self._loss_difference(each) or 0.0 for each in self.before[1:]]
+        allowed = _LOSSES_DIFFER if risk == "exact" else _LOSSES_FAR
+        if differs <= max(allowed, 3 * max(repeats, default=0.0)):
+            return ""
+        return f"its first losses differ by {differs:.2g} of the loss"
+
+    def leave_out_early_ones(self) -> None:
+        """Take out the fixes that no longer help beside those kept after them."""
+        for applied in self._kept[:-1]:
+            if not self._job.allows(5):
+                return
+            rest = [each for each in self._kept if each != applied]
+            self._say(f"without {applied}, {show_duration(max(self._job.left_s, 0.0))} left")
+            try:
+                without = [self._job.recorded(rest)]
+                if self._judged(self._best, without).ratio > 1 + _LEAST_GAIN:
+                    continue
+                whole = [self._best[-1], self._job.recorded(self._kept)]
+                without.append(self._job.recorded(rest))
+            except FullwireError:  # the rest needs this fix
+                continue
+            if self._judged(whole, without).ratio <= 1 + _LEAST_GAIN:
+                self._say("  rolled back: the job is as fast without it")
+                self._roll_back([applied], "rolled back: as fast without it")
+                self._best = without
+
+    def _roll_back(self, fixes: Sequence[Applied], reason: str) -> None:
+        gone = {(each.fix, each.setting) for each in fixes}
+        self._kept = [each for each in self._kept if each not in fixes]
+        self.trials = [
+            replace(trial, kept=False, reason=reason)
+            if (trial.fix, trial.setting) in gone
+            else trial
+            for trial in self.trials
+        ]
+
+    def confirm(self) -> None:
+        """Hold the tuned job against the job as it is once more; roll back what does not help."""
+        if not self._kept:
+            return
+        self._say("recording both once more")
+        before = [self.before[-1], self._job.recorded([])]
+        after = [self._best[-1], self._job.recorded(self._kept)]
+        self._last = self._judged(before, after)
+        if self._last.ratio >= 1:
+            self._say("rolled back: the last recordings show no gain")
+            self._roll_back(self._kept, "rolled back: the last recordings show no gain")
 
     def end(self) -> Tuning:
-        """Hold the tuned job against the job as it is once more, and write the recipe."""
-        found: Comparison | None = None
-        if self._kept:
-            self._say("recording both once more")
-            self._before.append(self._job.recorded([]))
-            self._best.append(self._job.recorded(self._kept))
-            found = compare(self._before, self._best)
-        before, after = typical_length(self._before), typical_length(self._best)
-        measured_s = {trial.fix: trial.measured_s for trial in self._trials}
+        """Write the recipe, and return all that was found."""
+        last = self._last or self._judged(self.before, self._best)
+        if not self._kept:
+            last = self._judged(self.before, self.before)
+        measured_s = {(trial.fix, trial.setting): trial.measured_s for trial in self.trials}
         recipe = Recipe(
             command=without_secrets(self._job.command),
-            workers=self._before[0].facts.workers,
+            command_sha256=hash_of(self._job.command),
+            machine=f"{os.cpu_count()} processors, {platform.machine()}, {platform.system()}",
+            workers=self.before[0].run.facts.workers,
             versions=versions_here(),
-            before_s=before.step_s,
-            after_s=after.step_s,
+            before_s=last.before_s,
+            after_s=last.after_s,
             fixes=tuple(
-                Applied(**{**vars(each), "measured_s": measured_s[each.fix]}) for each in self._kept
+                replace(each, measured_s=measured_s[each.fix, each.setting]) for each in self._kept
             ),
         )
         path = self._job.folder / RECIPE
         with written(path) as place:
             place.write_text(as_toml(recipe), encoding="utf-8")
+        first = self.before[0].seen
+        host = sorted(first.host, key=lambda work: -work.step_s)
         return Tuning(
-            before_s=before.step_s,
-            before_interval=_interval(before.low_s, before.high_s),
-            after_s=after.step_s,
-            after_interval=_interval(after.low_s, after.high_s),
-            is_significant=None if found is None else found.is_significant,
-            trials=tuple(self._trials),
+            before_s=last.before_s,
+            before_interval=last.around(last.before_s),
+            after_s=last.after_s,
+            after_interval=last.around(last.after_s),
+            is_significant=None if self._last is None else self._last.is_significant,
+            trials=tuple(self.trials),
+            host_work=tuple(work for work in host if work.step_s > _NOTABLE * last.before_s),
+            wrote=first.wrote,
             recipe=path,
             command=recipe.command,
+            took_s=time.monotonic() - self._began_s,
         )
 
 
-def _interval(low_s: float | None, high_s: float | None) -> tuple[float, float] | None:
-    return None if low_s is None or high_s is None else (low_s, high_s)
+def difference_of(losses: Sequence[float], others: Sequence[float]) -> float | None:
+    """Return the mean difference of losses, relative to the mean loss; infinite for NaN."""
+    pairs = [(each, other) for each, other in zip(losses, others, strict=False)]
+    size = sum(abs(each) for each, _ in pairs)
+    if not pairs or not 0 < size < math.inf:
+        return None
+    differs = sum(abs(each - other) for each, other in pairs) / size
+    return differs if math.isfinite(differs) else math.inf
+
+
+def _between(step_s: float | None, low_s: float | None, high_s: float | None) -> str:
+    if step_s is None:
+        return "nothing"
+    ends = (
+        "" if low_s is None or high_s is None else f" ({show_time(low_s)} to {show_time(high_s)})"
+    )
+    return f"{show_time(step_s)}{ends}"

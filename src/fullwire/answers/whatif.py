@@ -265,6 +265,11 @@ def _table(
     only = [run for _, run in many]
     found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
     grid = conditions.grid(only, found)
+    if max(changes.get("fragments", (1,))) > 1 and max(grid.local_steps) == 1:
+        raise UsageError(
+            "fragments: expected local steps with them, as parameters are averaged after these: "
+            "--local-steps 30"
+        )
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         return _predicted(many, found, grid, changes, wanted, progress, those)

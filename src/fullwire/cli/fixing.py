@@ -9,6 +9,7 @@ import typer
 
 from fullwire.cli.options import Json, print_json
 from fullwire.cli.telling import say
+from fullwire.errors import UsageError
 
 Command = Annotated[
     list[str], typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ...")
@@ -23,7 +24,7 @@ def fixes(json: Json = False) -> None:
     fullwire apply buckets:50 -- torchrun --nproc-per-node=2 train.py
     """
     from fullwire.fixes import fix_kinds
-    from fullwire.report.terminal import print_fix_kinds
+    from fullwire.report.fixing import print_fix_kinds
 
     kinds = list(fix_kinds().values())
     if json:
@@ -83,13 +84,19 @@ def apply(
 
 
 def run(
-    command: Command,
     recipe: Annotated[
         Path, typer.Option("--recipe", "-r", metavar="FILE.toml", help="The fixes to apply")
     ],
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse another command, world size or version")
     ] = False,
+    export: Annotated[
+        str | None, typer.Option(metavar="WAY", help="Print it by hand: env, python or torchrun")
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ..."),
+    ] = None,
 ) -> None:
     """Run a job with the fixes of a recipe.
 
@@ -98,7 +105,13 @@ def run(
 
     fullwire run --recipe recipe.toml -- torchrun --nproc-per-node=2 train.py
     fullwire lab run --workers 2 -- fullwire run -r recipe.toml -- python train.py
+    fullwire run -r recipe.toml --export python
     """
-    from fullwire.answers.fixing import run_recipe
+    from fullwire.answers.fixing import exported, run_recipe
 
+    if export is not None:
+        print(exported(recipe, export))
+        return
+    if not command:
+        raise UsageError("run: expected a command after --, like: -- torchrun train.py")
     raise typer.Exit(run_recipe(recipe, command, strict=strict, say=say))

@@ -20,9 +20,11 @@ def tune(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="A new folder for the recipe")
     ],
-    budget: Annotated[str, typer.Option(metavar="TIME", help="How long to try fixes")] = "10min",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="For all recordings")] = "10min",
     trials: Annotated[int | None, typer.Option(min=1, help="Fixes to try at most")] = None,
-    steps: Annotated[int, typer.Option(min=10, help="Steps of each recording")] = 60,
+    steps: Annotated[
+        int | None, typer.Option(min=10, help="Steps of each recording [six seconds of them]")
+    ] = None,
     allow: Annotated[
         str, typer.Option(help="Risk of fixes: exact, numeric (rounds gradients) or semantic")
     ] = "exact",
@@ -30,6 +32,9 @@ def tune(
     workers: Annotated[int | None, typer.Option(min=1, help="With --lab: how many hosts")] = None,
     rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="With --lab: the line rate, 1Gbps")
+    ] = None,
+    scratch: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Working directory of each trial")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -43,7 +48,7 @@ def tune(
     fullwire run -r tuned/recipe.toml -- torchrun --nproc-per-node=2 train.py
 
     The script's own end does not come in a trial, but its loop runs: what it writes there, it
-    writes in each trial. Ctrl-C keeps the best so far.
+    writes in each trial. With --scratch it runs in another folder. Ctrl-C keeps the best so far.
     """
     from typing import cast, get_args
 
@@ -51,7 +56,7 @@ def tune(
     from fullwire.fixes import Risk
     from fullwire.lab.description import describe
     from fullwire.report.as_data import tuning_object
-    from fullwire.report.terminal import print_tuning
+    from fullwire.report.fixing import print_tuning
 
     if allow not in get_args(Risk):
         raise UsageError(f"--allow: expected {', '.join(get_args(Risk))}, got {allow}")
@@ -69,6 +74,7 @@ def tune(
             steps=steps,
             allow=cast("Risk", allow),
             lab=description,
+            scratch=scratch,
             say=say,
         )
     if json:

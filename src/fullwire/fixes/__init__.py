@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fullwire.fixes.fix import Fix, FixKind, Risk, fix_kinds
+from fullwire.fixes.fix import Fix, FixKind, Risk, Seen, fix_kinds
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.steadiness import few_steps
 
-__all__ = ["Fix", "FixKind", "Fixes", "Risk", "fix_kinds", "fixes", "fixes_by_account"]
+__all__ = ["Fix", "FixKind", "Fixes", "Risk", "Seen", "fix_kinds", "fixes", "fixes_by_account"]
 
 LEAST_GAIN = 0.01  # Of the step.
 _AS_GOOD = 0.02  # Of the step: gains that differ by less count as equal.

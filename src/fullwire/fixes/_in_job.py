@@ -6,12 +6,15 @@ happens here. Each process writes what became of each fix as a line into a folde
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import json
 import os
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from fullwire.fixes.fix import Change, fix_kinds
@@ -19,8 +22,14 @@ from fullwire.fixes.fix import Change, fix_kinds
 FIXES_VARIABLE = "FULLWIRE_FIXES"  # JSON: pairs of a key and a setting
 NOTES_VARIABLE = "FULLWIRE_FIXES_INTO"  # a folder for notes
 STEPS_VARIABLE = "FULLWIRE_STEPS"  # after so many of them the process ends
+LOOK_VARIABLE = "FULLWIRE_LOOK"  # 1: note the calls that fixes change, as for a trial
+WORKERS_VARIABLE = "FULLWIRE_FIXES_WORKERS"  # the ranks of a recipe; with ! others are refused
 NOTES = ".fixes"  # the end of such a file's name
 NOT_APPLIED = "not applied"
+FIRST_LOSSES = 20
+_WARM_STEPS = 3
+_MOST_PATHS = 5
+_WRITING = os.O_WRONLY | os.O_RDWR
 
 
 class Applying:
@@ -58,23 +67,146 @@ class Applying:
         if sentence in self._said:
             return
         self._said.add(sentence)
-        folder = os.environ.get(NOTES_VARIABLE)
-        line = json.dumps({"fix": self._key, "did": sentence}) + "\n"
-        try:
-            if folder:
-                with open(os.path.join(folder, f"{os.getpid()}{NOTES}"), "a") as file:
-                    file.write(line)
-                return
-        except OSError:  # the folder lies on another host, or its disk is full
-            pass
-        if sentence.startswith(NOT_APPLIED):
+        if not note({"fix": self._key, "did": sentence}) and sentence.startswith(NOT_APPLIED):
             sys.stderr.write(f"fullwire: fix {self._key}: {sentence}\n")
 
 
-def end_after(steps: int) -> None:
-    """End this process when one of its optimizers has made so many steps, on each rank alike.
+def note(line: dict[str, Any]) -> bool:
+    """Add a line to this process's notes; say whether there is a folder for them."""
+    folder = os.environ.get(NOTES_VARIABLE)
+    if not folder:
+        return False
+    try:
+        with open(os.path.join(folder, f"{os.getpid()}{NOTES}"), "a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError:  # the folder lies on another host, or its disk is full
+        return False
+    return True
 
-    The script's own end does not come: it writes no last checkpoint.
+
+class Looking:
+    """The calls of this process that fixes change, its first losses, and its host work.
+
+    One line of notes holds them at the process's end.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._sums = 0
+        self._seen: dict[str, Any] = {"losses": [], "wrote": []}
+        self._host_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._outside: set[str] = set()
+        self._process = os.getpid()
+
+    def begin(self) -> None:
+        """Look at the calls, and write the notes when the process ends."""
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.utils.data import DataLoader
+
+        def options(wrapper: Any, given: dict[str, Any]) -> None:
+            names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+            self._seen["ddp"] = {name: bool(given.get(name)) for name in names}
+            self._seen["ddp"]["bucket_cap_mb"] = given.get("bucket_cap_mb")
+
+        def loader(wrapper: Any, given: dict[str, Any]) -> None:
+            self._seen.setdefault("loading_processes", given.get("num_workers", 0))
+
+        def one_pass(model: Any, given: dict[str, Any]) -> None:
+            self._sums += bool(torch.is_grad_enabled() and model.require_backward_grad_sync)
+
+        def loss(tensor: Any, given: dict[str, Any]) -> None:
+            if len(self._seen["losses"]) < FIRST_LOSSES and tensor.numel() == 1:
+                self._seen["losses"].append(float(tensor.detach()))
+
+        self._before(DistributedDataParallel, "__init__", options)
+        self._before(DataLoader, "__init__", loader)
+        self._before(DistributedDataParallel, "forward", one_pass)
+        self._before(torch.Tensor, "backward", loss)
+        self._timed(torch, "save", "torch.save")
+        self._timed(torch.Tensor, "item", ".item()")
+        inside = tuple(
+            os.path.realpath(path) + os.sep
+            for path in (os.getcwd(), os.environ.get(NOTES_VARIABLE, "."), "/tmp", "/dev", "/proc")
+        )
+
+        def opened(event: str, values: tuple[Any, ...]) -> None:
+            if event == "open" and self.steps and isinstance(values[0], str):
+                mode, flags = values[1], values[2]
+                writes = bool(set(mode or "") & set("wax+")) or bool(flags & _WRITING)
+                path = os.path.realpath(values[0])
+                if writes and not path.startswith(inside) and len(self._outside) < _MOST_PATHS:
+                    self._outside.add(path)
+
+        sys.addaudithook(opened)
+        atexit.register(self.end)
+
+    def _before(self, owner: Any, name: str, look: Callable[[Any, dict[str, Any]], None]) -> None:
+        function = getattr(owner, name)
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def called(first: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                bound = signature.bind(first, *args, **kwargs).arguments
+            except TypeError:  # the function itself refuses these arguments
+                return function(first, *args, **kwargs)
+            look(first, bound)
+            return function(first, *args, **kwargs)
+
+        setattr(owner, name, called)
+
+    def _timed(self, owner: Any, name: str, words: str) -> None:
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self.steps < _WARM_STEPS:
+                return function(*args, **kwargs)
+            began_s = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                frame = sys._getframe(1)
+                while frame.f_back and "site-packages" in frame.f_code.co_filename:
+                    frame = frame.f_back
+                place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                self._host_s[words, place] += time.perf_counter() - began_s
+
+        setattr(owner, name, timed)
+
+    def end(self) -> None:
+        """Write the notes of a process that has trained."""
+        if not self.steps or os.getpid() != self._process:
+            return
+        import torch
+        import torch.distributed as dist
+
+        counted = max(self.steps - _WARM_STEPS, 1)
+        rank = os.environ.get("RANK", "0")
+        if dist.is_available() and dist.is_initialized():
+            self._seen["backend"] = dist.get_backend()
+            rank = str(dist.get_rank())
+        self._seen |= {
+            "sums_per_step": self._sums / self.steps,
+            "threads": torch.get_num_threads(),
+            "processors": len(os.sched_getaffinity(0)),
+            "local_ranks": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            "wrote": sorted(self._outside),
+            "host": [
+                {"call": call, "place": place, "step_s": seconds / counted}
+                for (call, place), seconds in self._host_s.items()
+            ],
+        }
+        note({"rank": int(rank), "saw": self._seen})
+        self.steps = 0
+
+
+def count_steps(end_after: int | None, looking: Looking | None) -> None:
+    """Count the steps of the optimizer that makes most of them.
+
+    After so many steps this process ends, on each rank alike. The script's own end does not come:
+    it writes no last checkpoint.
     """
     from torch.optim import optimizer as optimizers
 
@@ -82,16 +214,37 @@ def end_after(steps: int) -> None:
 
     def count(optimizer: Any, args: Any, kwargs: Any) -> None:
         made[id(optimizer)] += 1
-        if made[id(optimizer)] >= steps:
+        if looking is not None:
+            looking.steps = max(looking.steps, made[id(optimizer)])
+        if end_after is not None and made[id(optimizer)] >= end_after:
+            if looking is not None:
+                looking.end()
             raise SystemExit
 
     optimizers.register_optimizer_step_post_hook(count)
 
 
+def check_workers() -> None:
+    """Say that the job has other ranks than its recipe, or refuse it."""
+    expected, here = os.environ.get(WORKERS_VARIABLE, ""), os.environ.get("WORLD_SIZE")
+    if here is None or not expected or here == expected.rstrip("!"):
+        return
+    if os.environ.get("RANK", "0") == "0":
+        sentence = f"workers: the recipe is for {expected.rstrip('!')}, the job has {here}"
+        sys.stderr.write(f"fullwire: {sentence}\n")
+    if expected.endswith("!"):
+        raise SystemExit(2)
+
+
 def apply_all() -> None:
     """Apply the fixes that the environment names."""
-    if steps := os.environ.get(STEPS_VARIABLE):
-        end_after(int(steps))
+    check_workers()
+    looking = Looking() if os.environ.get(LOOK_VARIABLE) else None
+    if looking is not None:
+        looking.begin()
+    steps = os.environ.get(STEPS_VARIABLE)
+    if steps or looking is not None:
+        count_steps(int(steps) if steps else None, looking)
     for key, setting in json.loads(os.environ.get(FIXES_VARIABLE, "[]")):
         fix = Applying(key)
         try:

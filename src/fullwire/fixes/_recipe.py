@@ -34,6 +34,8 @@ class Applied:
     risk: Risk = "exact"
     why: str = ""
     predicted_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
     measured_s: float | None = None
 
     def __str__(self) -> str:
@@ -47,6 +49,8 @@ class Recipe:
 
     format: int = FORMAT
     command: str = ""  # It is compared with the job's own; values of secrets are masked.
+    command_sha256: str = ""  # of its words, with a zero byte after each
+    machine: str = ""
     workers: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     before_s: float | None = None
@@ -76,7 +80,8 @@ def parse_fix(given: str) -> Applied:
         raise UsageError(
             f"fix {key}: expected a setting, {kind.setting}, as in {key}:{kind.example}"
         )
-    return Applied(fix=key, setting=kind.checked(setting), risk=kind.risk)
+    setting = kind.checked(setting)
+    return Applied(fix=key, setting=setting, risk=kind.risk_of(setting))
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -105,6 +110,8 @@ def as_toml(recipe: Recipe) -> str:
     lines += _pairs(
         format=recipe.format,
         command=recipe.command,
+        command_sha256=recipe.command_sha256,
+        machine=recipe.machine,
         workers=recipe.workers,
         before_s=recipe.before_s,
         after_s=recipe.after_s,

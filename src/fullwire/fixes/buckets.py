@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fullwire.errors import UsageError
-from fullwire.fixes.fix import PLAIN, Fix, FixKind, Process, register
+from fullwire.fixes.fix import (
+    PLAIN,
+    Fix,
+    FixKind,
+    Process,
+    Seen,
+    Worthwhile,
+    register,
+    sending_s,
+    worthwhile,
+)
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets
 from fullwire.simulation.forecast import Forecaster
@@ -18,6 +28,7 @@ from fullwire.units import shown
 _MIB = 2**20
 _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _MOST_MIB = 100_000
+_USUAL_MIB = 25  # DDP's own
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
@@ -77,6 +88,18 @@ class Buckets(FixKind):
         tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]
         cap, found = min(tried, key=lambda each: each[1].step_s)
         yield OtherBuckets(cap_mib=cap, forecast=found)
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield PyTorch's usual size, where the script chose smaller buckets."""
+        cap_mib = (seen.ddp or {}).get("bucket_cap_mb")
+        if cap_mib is not None and 0 < cap_mib < _USUAL_MIB:
+            words = f"buckets of {_USUAL_MIB} MiB in place of {cap_mib:g} MiB"
+            most_s = sending_s(account)
+            yield from worthwhile(self, str(_USUAL_MIB), words, account, 0.0, most_s)
+
+    def by_hand(self, setting: str) -> str:
+        """Return the constructor's call."""
+        return f"model = DistributedDataParallel(model, bucket_cap_mb={setting})"
 
     def checked(self, setting: str) -> str:
         """Take the size of a bucket in MiB."""

@@ -146,6 +146,10 @@ class Compression(FixKind):
         better = [fix for fix in found if not fix.high_s >= job.measured_s]
         yield from sorted(better, key=lambda fix: fix.step_s)[:1]
 
+    def by_hand(self, setting: str) -> str:
+        """Return the call."""
+        return f'fullwire.compress(model, "{setting}")'
+
     def checked(self, setting: str) -> str:
         """Take a codec with its settings."""
         return str(parse_choice(setting))

@@ -6,28 +6,50 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fullwire.errors import UsageError
-from fullwire.fixes.fix import Fix, FixKind, Process, register
+from fullwire.fixes.fix import Fix, FixKind, Process, Seen, Worthwhile, register, worthwhile
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
+from fullwire.timeline.account import Account, Part
 from fullwire.units import shown
 
-_OPTIONS = ("static_graph", "gradient_as_bucket_view")
+_ALL_USED = "find_unused_parameters=False"
+_OPTIONS = ("static_graph", "gradient_as_bucket_view", _ALL_USED)
+_COPIES_PER_S = 3e9  # bytes that a processor copies in a second, beside other work
 
 
 @register
 class Ddp(FixKind):
-    """Switch options of DistributedDataParallel on. A trial measures them."""
+    """Switch options of DistributedDataParallel. A trial measures them."""
 
     key = "ddp"
     label = "options of DDP"
-    addresses = ("host", "compute")
+    addresses = ("host", "compute", "latency")
     example = "static_graph"
-    setting = "one or both of static_graph and gradient_as_bucket_view"
+    setting = f"one or more of {', '.join(_OPTIONS)}"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict nothing: a run without the options does not show what they save."""
         return iter(())
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield the search for unused parameters switched off, and gradients without copies."""
+        options, parts_s = seen.ddp or {}, account.parts_s
+        if options.get("find_unused_parameters") and not options.get("static_graph"):
+            # The search walks the graph, and sums one bitmap after the last bucket.
+            own_s = parts_s[Part.LATENCY.key] + parts_s[Part.TRANSPORT.key]
+            most_s = own_s + 0.15 * parts_s[Part.COMPUTE.key]
+            words = "no search for unused parameters"
+            yield from worthwhile(self, _ALL_USED, words, account, 0.0, most_s)
+        elif options and not options.get("gradient_as_bucket_view"):
+            sent_bytes = int(run.collectives.bytes.sum()) / max(len(account.steps), 1)
+            copied_s = sent_bytes / max(len(account.ranks), 1) / _COPIES_PER_S
+            words = "gradients that lie in their buckets"
+            yield from worthwhile(self, _OPTIONS[1], words, account, 0.0, copied_s)
+
+    def by_hand(self, setting: str) -> str:
+        """Return the constructor's call."""
+        given = (each if "=" in each else f"{each}=True" for each in setting.split(","))
+        return f"model = DistributedDataParallel(model, {', '.join(given)})"
 
     def checked(self, setting: str) -> str:
         """Take options, each once, in the order of this file."""
@@ -39,11 +61,18 @@ class Ddp(FixKind):
         return ",".join(name for name in _OPTIONS if name in asked)
 
     def apply(self, setting: str, process: Process) -> None:
-        """Make each DistributedDataParallel with these options."""
+        """Make each DistributedDataParallel with these options.
+
+        Where a parameter is unused after all, DDP itself ends the job in its next pass.
+        """
         from torch.nn.parallel import DistributedDataParallel
+
+        chosen = {
+            name.partition("=")[0]: not name.endswith("=False") for name in setting.split(",")
+        }
 
         def with_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
             process.did(f"applied: {setting}")
-            return dict.fromkeys(setting.split(","), True)
+            return chosen
 
         process.around(DistributedDataParallel, "__init__", with_options)

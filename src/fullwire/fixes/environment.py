@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from fullwire.errors import UsageError
-from fullwire.fixes.fix import Fix, FixKind, Process, register
+from fullwire.fixes.fix import (
+    Fix,
+    FixKind,
+    Process,
+    Seen,
+    Worthwhile,
+    register,
+    sending_s,
+    worthwhile,
+)
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
@@ -15,6 +27,11 @@ from fullwire.units import shown
 _PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*")
 # Launchers write these for each rank, and Python reads some before any fix.
 _OF_LAUNCHERS = re.compile(r"(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PYTHON.*)=")
+
+
+_INTERFACES = Path("/sys/class/net")
+_OF_BACKENDS = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+_READ_BY_GROUPS = ("GLOO_", "NCCL_", "FULLWIRE_", "TORCH_NCCL_", "TP_", "UCX_")
 
 
 @register
@@ -30,6 +47,21 @@ class Environment(FixKind):
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict nothing: a run does not show what a variable would change."""
         return iter(())
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield the fastest interface, where the job names a slower one."""
+        name = _OF_BACKENDS.get(run.facts.backend or "", "")
+        chosen, speeds = os.environ.get(name, ""), speeds_mbps(_INTERFACES)
+        fastest = max(speeds, key=speeds.__getitem__, default="")
+        if chosen in speeds and speeds[fastest] > speeds[chosen]:
+            most_s = sending_s(account) * (1 - speeds[chosen] / speeds[fastest])
+            words = f"interface {fastest} in place of {chosen}"
+            yield from worthwhile(self, f"{name}={fastest}", words, account, 0.0, most_s)
+
+    def by_hand(self, setting: str) -> str:
+        """Return the line, before the group is made."""
+        variable, _, value = setting.partition("=")
+        return f"os.environ[{variable!r}] = {value!r}"
 
     def checked(self, setting: str) -> str:
         """Take a variable with its value."""
@@ -47,5 +79,29 @@ class Environment(FixKind):
         return {name: value}
 
     def apply(self, setting: str, process: Process) -> None:
-        """Note that the variable was there when the process loaded torch."""
+        """Note that the variable is there, and keep a script from giving it another value."""
+        import torch.distributed as dist
+
+        name, _, value = setting.partition("=")
         process.did(f"applied: {setting}")
+        if name.startswith(_READ_BY_GROUPS):
+
+            def with_variable(given: Mapping[str, Any]) -> Mapping[str, Any]:
+                os.environ[name] = value
+                return {}
+
+            process.around(dist, "init_process_group", with_variable, may_repeat=False)
+
+
+def speeds_mbps(folder: Path) -> dict[str, float]:
+    """Return the speed of each interface of this host that is up and has one."""
+    speeds = {}
+    for interface in folder.glob("*"):
+        try:
+            speed = float((interface / "speed").read_text())
+            is_up = (interface / "operstate").read_text().strip() == "up"
+        except (OSError, ValueError):  # a loopback or a bridge has no speed
+            continue
+        if is_up and speed > 0:
+            speeds[interface.name] = speed
+    return speeds

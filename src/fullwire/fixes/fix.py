@@ -16,12 +16,14 @@ from fullwire.run.run import Run
 from fullwire.simulation.calibrate import share_of_others
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.processors import used_share
-from fullwire.timeline.account import Account
+from fullwire.timeline.account import Account, Part
 
 MUCH = 0.05  # Of the step: a smaller loss is no fix by the account alone.
 MANY, MUCH_BYTES = 20, 2**20  # Joining pays for so many collectives of a step, up to that size.
 FILLS_THE_LINE = "fullwire"  # The backend for which predictions take a full line.
 MUCH_BESIDE = 0.15  # Of the processors, in other work: samples and clocks agree to a tenth.
+_WORTH_A_TRIAL = 0.02  # Of the step: the largest gain that the account allows.
+_REPEATS = 0.02  # A job that is started again repeats within this.
 _ALL_TAKEN = 0.9  # Of all processors' time.
 
 # An exact fix gives the same results, up to the order of sums. A numeric one rounds gradients. A
@@ -67,6 +69,44 @@ class Fix:
         return self.forecast.high_s
 
 
+@dataclass(frozen=True, kw_only=True)
+class Worthwhile(Fix):
+    """A setting worth a trial: the account bounds its gain, and no replay predicts it."""
+
+    template = "{words}"
+    applied = "{setting}"
+
+    how: str = "{setting}"
+    words: str
+    setting: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostWork:
+    """Work of the host that a trial saw, by its line in the script."""
+
+    call: str
+    place: str  # file:line
+    step_s: float  # time in each step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The calls of a job that fixes change, as a process of it noted them in a trial."""
+
+    backend: str = ""
+    ddp: dict[str, Any] | None = None  # its options, from the last model that was wrapped
+    fsdp: dict[str, Any] | None = None
+    loading_processes: int | None = None  # of the data loader; None without one
+    sums_per_step: float = 0.0  # passes with DDP's sums, in a step of the optimizer
+    threads: int = 0
+    processors: int = 0  # that this process may use
+    local_ranks: int = 1
+    host: tuple[HostWork, ...] = ()
+    wrote: tuple[str, ...] = ()  # files outside of the working directory
+    losses: tuple[float, ...] = ()
+
+
 # It takes the arguments of a call by name, and returns those that shall have another value.
 Change: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -105,6 +145,14 @@ class FixKind(ABC):
         """Return a setting as recipes hold it, or refuse it."""
         return setting
 
+    def risk_of(self, setting: str) -> Risk:
+        """Return the risk of a setting, where settings differ in it."""
+        return self.risk
+
+    def by_hand(self, setting: str) -> str:
+        """Return the line that makes the change in a script; "" if variables make it."""
+        return ""
+
     def environment(self, setting: str) -> Mapping[str, str]:
         """Return the variables that apply the fix."""
         return {}
@@ -116,6 +164,10 @@ class FixKind(ABC):
     @abstractmethod
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Yield the changes of this kind, each with the step that it predicts."""
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield the settings that a trial should measure, where no replay predicts them."""
+        return iter(())
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Yield the changes that an account alone supports, where prediction is impossible."""
@@ -163,6 +215,35 @@ def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast |
         low_s=nan,
         high_s=nan,
     )
+
+
+def worthwhile(
+    kind: FixKind, setting: str, words: str, account: Account, least_s: float, most_s: float
+) -> Iterator[Worthwhile]:
+    """Yield a setting that saves between two times of a step, if the trial is worth it."""
+    step_s = account.step_s
+    most_s = min(most_s, 0.95 * step_s)
+    if most_s < _WORTH_A_TRIAL * step_s:
+        return
+    usual_s = step_s - (least_s + most_s) / 2
+    yield Worthwhile(
+        kind=kind.key,
+        risk=kind.risk_of(setting),
+        setting=setting,
+        words=words,
+        forecast=Forecast(
+            step_s=usual_s,
+            scaling_factor=min(account.alone_s / usual_s, 1.0),
+            low_s=(step_s - most_s) * (1 - _REPEATS),
+            high_s=(step_s - least_s) * (1 + _REPEATS),
+        ),
+    )
+
+
+def sending_s(account: Account) -> float:
+    """Return the time in which a step only communicates."""
+    parts_s = account.parts_s
+    return sum(parts_s[part.key] for part in (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT))
 
 
 def who_takes_processors(run: Run) -> Literal["job", "others"] | None:

@@ -14,9 +14,12 @@ from fullwire.fixes.fix import (
     Fix,
     FixKind,
     Process,
+    Seen,
+    Worthwhile,
     register,
     who_takes_processors,
     without_loss,
+    worthwhile,
 )
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
@@ -36,6 +39,7 @@ _LOADER = {
 
 
 _MOST_LOADERS = 256
+_FEW_LOADERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +117,18 @@ class Input(FixKind):
         """Return the setting that loads more data ahead."""
         return _LOADER[who_takes_processors(run)]
 
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield two loading processes, where the loader has fewer and a step waits for it."""
+        if seen.loading_processes is not None and seen.loading_processes < _FEW_LOADERS:
+            parts_s = account.parts_s
+            waiting_s = parts_s[Part.INPUT.key] + parts_s[Part.STRAGGLER.key] / 2
+            words, count = "batches loaded ahead", str(_FEW_LOADERS)
+            yield from worthwhile(self, count, words, account, 0.3 * waiting_s, waiting_s)
+
+    def by_hand(self, setting: str) -> str:
+        """Return the constructor's call."""
+        return f"DataLoader(dataset, num_workers={setting}, persistent_workers=True)"
+
     def checked(self, setting: str) -> str:
         """Take a number of loading processes."""
         if not (setting.isascii() and setting.isdigit() and 0 < int(setting) <= _MOST_LOADERS):
@@ -123,6 +139,7 @@ class Input(FixKind):
 
     def apply(self, setting: str, process: Process) -> None:
         """Give data loaders processes that load ahead, where batches stay the same."""
+        import torch
         from torch.utils.data import DataLoader, IterableDataset
 
         def loaded_ahead(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -133,7 +150,10 @@ class Input(FixKind):
             else:
                 before = given.get("num_workers", 0)
                 process.did(f"applied: num_workers {before} -> {setting}")
-                return {"num_workers": int(setting), "persistent_workers": True}
+                changed = {"num_workers": int(setting), "persistent_workers": True}
+                if torch.cuda.is_available():
+                    changed["pin_memory"] = True
+                return changed
             return {}
 
         process.around(DataLoader, "__init__", loaded_ahead)

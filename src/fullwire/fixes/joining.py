@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-from fullwire.fixes.fix import MANY, MUCH_BYTES, Fix, FixKind, register
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import (
+    MANY,
+    MUCH_BYTES,
+    Fix,
+    FixKind,
+    Process,
+    Seen,
+    Worthwhile,
+    register,
+    sending_s,
+    worthwhile,
+)
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
+from fullwire.units import shown, size_bytes
 
 _JOINED = {
     "allreduce": (
@@ -26,15 +41,31 @@ _JOINED = {
 }
 
 
+_MOST_BYTES = 2**30
+_AT_ONCE_BYTES = 2**24  # waiting: more are sent
+# Calls of torch.distributed before which everything that waits is sent.
+_CALLS = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all"),
+    *("all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list"),
+    *("destroy_process_group", "gather", "irecv", "isend", "monitored_barrier", "new_group"),
+    *("recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send"),
+)
+_SCALINGS = ("div_", "mul_")
+_VIEWS = ("detach", "view", "alias", "_reshape_alias", "t", "transpose", "unsqueeze", "squeeze")
+_READS = ("data_ptr", "numpy", "tolist", "untyped_storage", "__dlpack__")  # beside operations
+
+
 @dataclass(frozen=True, kw_only=True)
 class Joined(Fix):
     """Many small collectives of a kind become one."""
 
     template = "{count} small {ops} as one"
+    applied = "{setting}"
 
     kind: str = "joining"
     count: int
     ops: str
+    setting: str = ""  # Only all-reduces are joined without an edit.
 
 
 @register
@@ -44,7 +75,8 @@ class Joining(FixKind):
     key = "joining"
     label = "joined collectives"
     addresses = ("latency", "transport")
-    needs = "an edit of the script"
+    example = "1MiB"
+    setting = "the largest all-reduce that is joined with its neighbours"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the small collectives of each kind as one, where a script has many."""
@@ -56,4 +88,171 @@ class Joining(FixKind):
             if len(places) >= MANY:
                 # Predict without the residue, because the many small collectives are its cause.
                 found = job.as_modelled().ask(step=step.with_joined(places))
-                yield Joined(count=len(places), ops=named, how=setting, forecast=found)
+                yield Joined(
+                    count=len(places),
+                    ops=named,
+                    how=setting,
+                    forecast=found,
+                    setting=self.example if op == "allreduce" else "",
+                )
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield joining where a script has many small all-reduces, and no line rate is known."""
+        sent = run.collectives
+        is_small = (sent.op == "allreduce") & (sent.bytes <= MUCH_BYTES)
+        count = int(is_small.sum()) / max(len(account.steps) * len(account.ranks), 1)
+        if count >= MANY and seen.ddp is None:
+            most_s = sending_s(account)
+            words = f"{count:.0f} small all-reduces as one"
+            yield from worthwhile(self, self.example, words, account, 0.3 * most_s, most_s)
+
+    def checked(self, setting: str) -> str:
+        """Take a size."""
+        if not 0 < size_bytes(setting, "fix joining") <= _MOST_BYTES:
+            raise UsageError(f"fix joining: expected up to 1GiB, got {shown(setting)}")
+        return setting
+
+    def by_hand(self, setting: str) -> str:
+        """Return the call."""
+        return _JOINED["allreduce"][1]
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Join all-reduces that follow each other before the script reads one of them."""
+        _Joining(round(size_bytes(setting, "fix joining")), process).begin()
+
+
+@dataclass
+class _Waiting:
+    """An all-reduce that has yet to be sent, and the scalings that the script made of its sum."""
+
+    tensor: Any
+    storage: int
+    scalings: list[Callable[[Any], Any]] = field(default_factory=list)
+
+
+class _Joining:
+    """Makes `dist.all_reduce` wait for its neighbours, until an operation needs a sum.
+
+    A mode of torch sees each operation. A view leaves a sum unread, and a scaling in place is made
+    later; any other operation on the memory of a waiting tensor sends all that wait. Ranks may read
+    at different places, as where rank 0 alone prints. So before each sending, ranks agree on the
+    least number that waits on any of them. The order of the sums is the script's on each rank.
+    """
+
+    def __init__(self, most_bytes: int, process: Process) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.utils import _python_dispatch
+
+        self._most_bytes, self._process = most_bytes, process
+        self._waiting: list[_Waiting] = []
+        self._all_reduce, self._storage = dist.all_reduce, torch.Tensor.untyped_storage
+        self._current_mode = _python_dispatch._get_current_dispatch_mode
+        joining = self
+
+        class Watching(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                if joining._is_put_off(func, args, kwargs or {}):
+                    return args[0]
+                return func(*args, **(kwargs or {}))
+
+        self._mode: Any = Watching()
+
+    def begin(self) -> None:
+        """Take the place of torch's functions."""
+        import torch
+        import torch.distributed as dist
+        from torch.optim import optimizer as optimizers
+
+        dist.all_reduce = self._put_off
+        for name in _CALLS:
+            setattr(dist, name, self._after_sending(getattr(dist, name)))
+        for name in (*_READS, "backward"):
+            setattr(torch.Tensor, name, self._after_sending(getattr(torch.Tensor, name)))
+        optimizers.register_optimizer_step_pre_hook(self._settle)
+        torch.nn.modules.module.register_module_forward_pre_hook(self._settle)
+
+    def _put_off(
+        self, tensor: Any, op: Any = None, group: Any = None, async_op: bool = False
+    ) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        op = dist.ReduceOp.SUM if op is None else op
+        size_bytes = tensor.numel() * tensor.element_size()
+        is_plain = not (async_op or tensor.requires_grad) and tensor.layout == torch.strided
+        is_of_all = op == dist.ReduceOp.SUM and group in (None, dist.group.WORLD)
+        if not (is_plain and is_of_all and 0 < size_bytes <= self._most_bytes):
+            self._settle()
+            return self._all_reduce(tensor, op, group, async_op)
+        self._process.did("applied: all-reduces wait for their neighbours")
+        storage = self._storage(tensor)._cdata
+        if self._waiting:
+            first = self._waiting[0].tensor
+            waiting_bytes = (
+                sum(each.tensor.numel() for each in self._waiting) * first.element_size()
+            )
+            is_alike = (first.dtype, first.device) == (tensor.dtype, tensor.device)
+            waits_already = any(each.storage == storage for each in self._waiting)
+            if not is_alike or waits_already or waiting_bytes > _AT_ONCE_BYTES:
+                self._send()
+        if self._current_mode() is not self._mode:
+            self._mode.__enter__()
+        self._waiting.append(_Waiting(tensor, storage))
+        return None
+
+    def _is_put_off(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Say whether an operation scales a waiting sum; send the sums that another one uses."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        used = {
+            self._storage(each)._cdata
+            for each in tree_leaves((args, kwargs))
+            if isinstance(each, torch.Tensor) and each.layout == torch.strided
+        }
+        touched = [each for each in self._waiting if each.storage in used]
+        name = func.overloadpacket.__name__
+        if len(touched) == 1 and name in _SCALINGS and isinstance(args[1], int | float):
+            tensor = touched[0].tensor
+            if (args[0].shape, args[0].stride()) == (tensor.shape, tensor.stride()):
+                touched[0].scalings.append(lambda summed: func(summed, *args[1:]))
+                return True
+        if touched and name not in _VIEWS:
+            self._send()
+        return False
+
+    def _send(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        with torch.no_grad():
+            while self._waiting:
+                sent, self._waiting = self._waiting, []
+                agreed = torch.tensor([len(sent)], device=sent[0].tensor.device)
+                self._all_reduce(agreed, dist.ReduceOp.MIN)
+                together, later = sent[: int(agreed)], sent[int(agreed) :]
+                flat = torch.cat([each.tensor.reshape(-1) for each in together])
+                self._all_reduce(flat)
+                sizes = [each.tensor.numel() for each in together]
+                for each, part in zip(together, flat.split(sizes), strict=True):
+                    each.tensor.copy_(part.view_as(each.tensor))
+                    for scale in each.scalings:
+                        scale(each.tensor)
+                self._waiting = later
+
+    def _settle(self, *of_a_hook: Any) -> None:
+        self._send()
+        if self._current_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+
+    def _after_sending(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self._waiting:
+                self._send()
+            return function(*args, **kwargs)
+
+        return called

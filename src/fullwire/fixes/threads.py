@@ -6,10 +6,10 @@ import multiprocessing
 from collections.abc import Iterator, Mapping
 
 from fullwire.errors import UsageError
-from fullwire.fixes.fix import Fix, FixKind, Process, register
+from fullwire.fixes.fix import Fix, FixKind, Process, Seen, Worthwhile, register, worthwhile
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
+from fullwire.timeline.account import Account, Part
 from fullwire.units import shown
 
 _MOST = 1024
@@ -28,6 +28,23 @@ class Threads(FixKind):
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict nothing: a run with one number of threads does not show another."""
         return iter(())
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield the processors of each rank, where its threads are more or fewer."""
+        fair = max(1, seen.processors // max(1, seen.local_ranks))
+        if not seen.threads or seen.threads == fair:
+            return
+        parts_s = account.parts_s
+        crowded_s = parts_s[Part.CONTENTION.key] + parts_s[Part.STRAGGLER.key]
+        computing_s = parts_s[Part.COMPUTE.key]
+        # Threads beyond the processors wait for each other; fewer leave processors idle.
+        most_s = computing_s * abs(1 - min(seen.threads, fair) / max(seen.threads, fair))
+        words = f"{fair} in place of {seen.threads} computing threads a rank"
+        yield from worthwhile(self, str(fair), words, account, 0.0, most_s + crowded_s)
+
+    def by_hand(self, setting: str) -> str:
+        """Return the call."""
+        return f"torch.set_num_threads({setting})"
 
     def checked(self, setting: str) -> str:
         """Take a number of threads."""

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fullwire.errors import UsageError
-from fullwire.fixes.fix import FILLS_THE_LINE, PLAIN, Fix, FixKind, Process, register
+from fullwire.fixes.fix import (
+    FILLS_THE_LINE,
+    PLAIN,
+    Fix,
+    FixKind,
+    Process,
+    Risk,
+    Seen,
+    Worthwhile,
+    register,
+    sending_s,
+    worthwhile,
+)
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.transport import FullTransport
@@ -20,6 +32,7 @@ _SETTINGS = {
         "larger buckets and more processors fill more of it; no setting of the backend's does"
     ),
 }
+_WIRES = ("bf16", "fp16", "int8")
 _OTHER_BACKEND = "another backend, or more connections and threads where it has a setting for them"
 _NCCL_BY_RDMA = (
     "NCCL_IB_QPS_PER_CONNECTION=4 NCCL_MIN_NCHANNELS=8; NCCL_DEBUG=INFO says what it uses"
@@ -83,7 +96,7 @@ class Transport(FixKind):
     label = "a fuller transport"
     addresses = ("transport", "latency", "contention")
     example = FILLS_THE_LINE
-    setting = "the backend that takes the place of Gloo"
+    setting = "the backend in place of Gloo; fullwire+bf16 rounds sums on the wire"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the step with the present line used fully."""
@@ -99,11 +112,38 @@ class Transport(FixKind):
         found = (job.filling() if is_gloo else job.unhindered()).ask()
         yield kind(rate_bps=job.rate_bps, how=setting, forecast=found)
 
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield our backend where the line rate is unknown, and then bf16 on the wire."""
+        if "gloo" in (run.facts.backend, seen.backend):
+            words = "the fullwire transport"
+            yield from worthwhile(self, FILLS_THE_LINE, words, account, 0.0, sending_s(account))
+        if FILLS_THE_LINE in (run.facts.backend, seen.backend) and not run.facts.hook:
+            words, sent_s = "sums sent as bf16", sending_s(account)
+            setting = f"{FILLS_THE_LINE}+bf16"
+            yield from worthwhile(self, setting, words, account, 0.0, sent_s / 2)
+
     def checked(self, setting: str) -> str:
-        """Take the name of our backend."""
-        if setting != FILLS_THE_LINE:
-            raise UsageError(f"fix transport: expected {FILLS_THE_LINE}, got {shown(setting)}")
+        """Take the name of our backend, and a format on the wire."""
+        backend, plus, wire = setting.partition("+")
+        if backend != FILLS_THE_LINE or (plus and wire not in _WIRES):
+            wires = ", ".join(f"{FILLS_THE_LINE}+{name}" for name in _WIRES)
+            raise UsageError(
+                f"fix transport: expected {FILLS_THE_LINE} or {wires}, got {shown(setting)}"
+            )
         return setting
+
+    def risk_of(self, setting: str) -> Risk:
+        """Return numeric where numbers are rounded on the wire."""
+        return "numeric" if "+" in setting else "exact"
+
+    def environment(self, setting: str) -> Mapping[str, str]:
+        """Return the format on the wire."""
+        wire = setting.partition("+")[2]
+        return {"FULLWIRE_WIRE": wire} if wire else {}
+
+    def by_hand(self, setting: str) -> str:
+        """Return the call."""
+        return f'dist.init_process_group("{FILLS_THE_LINE}")'
 
     def apply(self, setting: str, process: Process) -> None:
         """Make process groups of our backend where the job asks for Gloo."""
@@ -121,8 +161,8 @@ class Transport(FixKind):
             if str(backend or "gloo").lower() != "gloo":
                 process.did(f"not applied: the job uses {backend}, and only Gloo can be replaced")
                 return {}
-            process.did(f'applied: init_process_group("{setting}")')
-            return {"backend": setting}
+            process.did(f'applied: init_process_group("{FILLS_THE_LINE}")')
+            return {"backend": FILLS_THE_LINE}
 
         # A second attempt would find the names of the first in torch's store.
         process.around(dist, "init_process_group", of_ours, may_repeat=False)

@@ -118,10 +118,11 @@ def run_to_its_end(
     """Run a command on our own input and output, and return the status that a shell would.
 
     With `began`, its output goes into pipes, and `began` is called with the process. After the
-    limit the command is ended, and the status is 124, that of `timeout`.
+    limit the command is ended with all processes that it started, and the status is 124, that of
+    `timeout`.
 
     This process outlives the job. A terminal sends Ctrl-C to the job itself; this process passes
-    other signals on.
+    other signals on. A handler of the caller's for Ctrl-C hears of it meanwhile.
     """
     try:
         output = None if began is None else subprocess.PIPE
@@ -135,22 +136,43 @@ def run_to_its_end(
     def pass_on(number: int, frame: Any) -> None:
         process.send_signal(number)
 
+    of_caller = signal.getsignal(signal.SIGINT)
+    nobodys = (signal.default_int_handler, signal.SIG_DFL, None)
+    on_interrupt: Any = signal.SIG_IGN if of_caller in nobodys else of_caller
     before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
         signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
         signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
     }
     try:
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:
+        started = _descendants(process.pid)
         process.terminate()
         try:
             process.wait(_POLITE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        for pid in started:  # a launcher that was killed leaves its ranks behind
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         status = TOO_LONG
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return status if status >= 0 else 128 - status
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """Return the processes that a process started, and that those started, and so on."""
+    children: dict[int, list[int]] = {}
+    for stat in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            text = Path(stat).read_text()
+            parent = int(text.rpartition(") ")[2].split()[1])
+            children.setdefault(parent, []).append(int(text.partition(" ")[0]))
+    found = list(children.get(ancestor, []))
+    for pid in found:  # it grows meanwhile
+        found += children.get(pid, [])
+    return found

@@ -81,6 +81,8 @@ def _with_target(
     ends = zip(found.low_s.tolist(), found.high_s.tolist(), strict=True)
     for row, (low_s, high_s) in zip(shown["rows"], ends, strict=True):
         row["time_to_target_interval"] = _interval_object(low_s, high_s)
+        for name in found.columns():
+            row[name] = None if isnan(row[name]) else row[name]
     shown["target"] = {
         "metric": found.goal.metric,
         "value": found.goal.value,
@@ -210,6 +212,9 @@ def tuning_object(result: Tuning) -> dict[str, Any]:
         "after_interval": between(*(result.after_interval or (None, None))),
         "is_significant": result.is_significant,
         "trials": trials,
+        "host_work": [asdict(work) for work in result.host_work],
+        "wrote": list(result.wrote),
+        "took_s": result.took_s,
         "recipe": str(result.recipe),
     }
 

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
     from fullwire.answers.codecs import CodecRow, Codecs
     from fullwire.answers.time_to_target import ToTarget
-    from fullwire.answers.tune import Tuning
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
-    from fullwire.fixes import FixKind
     from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
@@ -115,16 +113,22 @@ def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
     values = {name: table[name][rows].tolist() for name in names}
     cells = []
     for number, row in enumerate(rows):
+        conditions = [_cell(name, values[name][number]) for name in names]
+        step = show_time(float(table["step_s"][row]))
+        if isnan(found.time_s[row]):  # a note says why
+            unknown = ["-"] * (3 if found.price is None else 4)
+            cells.append([*conditions, f"{found.batch[row]:g}", "-", step, *unknown])
+            continue
         times_s = (found.time_s[row], found.low_s[row], found.high_s[row])
         (middle, unit), (low, low_unit), high = (show_duration(each).split() for each in times_s)
         between = f"{low if low_unit == unit == high[1] else f'{low} {low_unit}'}-{' '.join(high)}"
         cost = [] if found.price is None else [found.price.show(float(found.device_hours[row]))]
         cells.append(
             [
-                *(_cell(name, values[name][number]) for name in names),
+                *conditions,
                 f"{found.batch[row]:g}",
                 f"{found.steps[row]:,.0f}",
-                show_time(float(table["step_s"][row])),
+                step,
                 f"{middle} {unit} ({between})",
                 f"{found.device_hours[row]:.4g}",
                 *cost,
@@ -188,49 +192,6 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
     """Print findings, a sentence each."""
     for line in sentences(findings):
         say(line)
-
-
-def print_tuning(result: Tuning) -> None:
-    """Print the trials of a tuning, the step before and after, and how to apply the recipe."""
-    print(f"  before  {show_time(result.before_s)} a step{_between(result.before_interval)}")
-    rows = [
-        [
-            str(number),
-            trial.words,
-            "-" if trial.predicted_s is None else show_time(trial.predicted_s),
-            "-" if trial.measured_s is None else show_time(trial.measured_s),
-            "yes" if trial.kept else f"no: {trial.reason}",
-        ]
-        for number, trial in enumerate(result.trials, 1)
-    ]
-    if rows:
-        print_table(["trial", "fix", "predicted", "measured", "kept"], rows, {"fix", "kept"})
-    gain = result.before_s / result.after_s
-    exact = all(trial.risk == "exact" for trial in result.kept)
-    if not result.kept:
-        print("  after   the same: no fix helped by more than noise")
-        return
-    print(
-        f"  after   {show_time(result.after_s)} a step{_between(result.after_interval)}: "
-        f"{gain:.2g}x" + (", same results up to the order of sums" if exact else "")
-    )
-    if result.is_significant is False:
-        print("  the two last recordings together show no more than noise: tune with more --steps")
-    print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
-
-
-def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" ({show_time(interval[0])} to {show_time(interval[1])})"
-
-
-def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
-    """Print the fixes: first those that `fullwire apply` can apply, then what the others need."""
-    can = [kind for kind in kinds if kind.example]
-    rows = [[f"{kind.key}:{kind.example}", kind.risk, kind.setting] for kind in can]
-    print_table(["applied with", "risk", "setting"], rows, {"applied with", "risk", "setting"})
-    print()
-    rest = [[kind.label, kind.risk, kind.needs] for kind in kinds if not kind.example]
-    print_table(["not applied", "risk", "needs"], rest, {"not applied", "risk", "needs"})
 
 
 def print_architectures(models: Sequence[Architecture]) -> None:

@@ -136,6 +136,7 @@ class Subject:
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
+    fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,0 +1,100 @@
+"""The fix "one sum for the passes of a step": gradients that a script accumulates are sent once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import (
+    Fix,
+    FixKind,
+    Process,
+    Seen,
+    Worthwhile,
+    register,
+    sending_s,
+    worthwhile,
+)
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account
+from fullwire.units import shown
+
+_MOST = 4096
+
+
+@register
+class Accumulation(FixKind):
+    """Send gradients in the last pass of each step, where a script sends them in every pass."""
+
+    key = "accumulation"
+    label = "one sum for the passes of a step"
+    addresses = ("line_rate", "transport", "latency")
+    example = "4"
+    setting = "the passes of each step, of a script that accumulates"
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Predict nothing: `to_try` bounds the gain by the sums that go."""
+        return iter(())
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield the passes that the job makes with sums in each step of its optimizer."""
+        passes = round(seen.sums_per_step)
+        if passes < 2 or abs(seen.sums_per_step - passes) > 0.1 * passes:
+            return
+        # Exposed sums go, except for the last pass; the work of sums beside computation goes too.
+        gone_s = sending_s(account) * (passes - 1) / passes
+        words = f"gradients of {passes} passes sent once"
+        yield from worthwhile(self, str(passes), words, account, 0.8 * gone_s, 1.3 * gone_s)
+
+    def checked(self, setting: str) -> str:
+        """Take a number of passes."""
+        if not (setting.isascii() and setting.isdigit() and 1 < int(setting) <= _MOST):
+            raise UsageError(
+                f"fix accumulation: expected 2 to {_MOST} passes, got {shown(setting)}"
+            )
+        return str(int(setting))
+
+    def by_hand(self, setting: str) -> str:
+        """Return the context of the passes before the last."""
+        return f"with model.no_sync():  # in all but the last of {setting} passes"
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Let DDP send gradients in every so manieth pass, and before each step of the optimizer.
+
+        A step that comes sooner, as at an epoch's end, sends its gradients before it begins.
+        """
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.optim import optimizer as optimizers
+
+        passes, unsent = int(setting), weakref.WeakKeyDictionary[Any, int]()
+
+        def sent_in_the_last(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            model = given["self"]
+            if not torch.is_grad_enabled():
+                return {}
+            if model not in unsent and not model.require_backward_grad_sync:
+                process.did("not applied: the script uses no_sync itself")
+                unsent[model] = -1
+            if unsent.get(model, 0) >= 0:
+                count = unsent.get(model, 0) + 1
+                model.require_backward_grad_sync = count % passes == 0
+                unsent[model] = count % passes
+                process.did(f"applied: sums in every {passes}th pass")
+            return {}
+
+        def send_the_rest(optimizer: Any, args: Any, kwargs: Any) -> None:
+            for model, count in list(unsent.items()):
+                if count > 0:
+                    for parameter in model.parameters():
+                        if parameter.grad is not None:
+                            dist.all_reduce(parameter.grad, group=model.process_group)
+                            parameter.grad /= dist.get_world_size(model.process_group)
+                    unsent[model] = 0
+
+        process.around(DistributedDataParallel, "forward", sent_in_the_last, may_repeat=False)
+        optimizers.register_optimizer_step_pre_hook(send_the_rest)

@@ -1,0 +1,108 @@
+"""The fix "checkpoints in the background": a step does not wait until its checkpoint is written."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import io
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import Fix, FixKind, Process, Seen, Worthwhile, register, worthwhile
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account
+from fullwire.units import shown
+
+_WAY = "background"
+_SAVES = "torch.save"
+
+
+@register
+class Checkpoint(FixKind):
+    """Write checkpoints in a thread. Their bytes are those of the moment of the call."""
+
+    key = "checkpoint"
+    label = "checkpoints in the background"
+    addresses = ("host",)
+    example = _WAY
+    setting = f"{_WAY}: torch.save returns once the bytes are in memory"
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Predict nothing: `to_try` knows the time of the calls from a trial."""
+        return iter(())
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield the background, where torch.save takes time in the loop."""
+        saving_s = sum(each.step_s for each in seen.host if each.call == _SAVES)
+        words = "checkpoints written in the background"
+        yield from worthwhile(self, _WAY, words, account, 0.2 * saving_s, saving_s)
+
+    def checked(self, setting: str) -> str:
+        """Take the one way that there is."""
+        if setting != _WAY:
+            raise UsageError(f"fix checkpoint: expected {_WAY}, got {shown(setting)}")
+        return setting
+
+    def by_hand(self, setting: str) -> str:
+        """Return the call."""
+        return "torch.distributed.checkpoint.async_save(state, ...)"
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Write the bytes of `torch.save` to its file in a thread.
+
+        The file is opened at once. Loading, renaming and copying files wait for the thread, and so
+        do the next checkpoint and the end of the process. An error in writing is raised there.
+        """
+        import torch
+
+        save = torch.save
+        writing: list[threading.Thread] = []
+        failed: list[OSError] = []
+
+        def wait() -> None:
+            while writing:
+                writing.pop().join()
+            if failed:
+                raise failed.pop()
+
+        def write(content: memoryview, file: io.FileIO) -> None:
+            try:
+                with file:
+                    while content:
+                        content = content[file.write(content) :]
+            except OSError as error:
+                failed.append(error)
+
+        @functools.wraps(save)
+        def save_behind(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            wait()
+            if not isinstance(f, str | os.PathLike):
+                save(obj, f, *args, **kwargs)
+                return
+            memory = io.BytesIO()
+            save(obj, memory, *args, **kwargs)
+            file = io.FileIO(f, "w")
+            thread = threading.Thread(target=write, args=(memory.getbuffer(), file))
+            thread.start()
+            writing.append(thread)
+            process.did("applied: torch.save writes in a thread")
+
+        def after_writing(owner: Any, name: str) -> None:
+            function = getattr(owner, name)
+
+            @functools.wraps(function)
+            def called(*args: Any, **kwargs: Any) -> Any:
+                wait()
+                return function(*args, **kwargs)
+
+            setattr(owner, name, called)
+
+        torch.save = save_behind
+        for owner, name in ((torch, "load"), (os, "rename"), (os, "replace"), (shutil, "copyfile")):
+            after_writing(owner, name)
+        atexit.register(wait)

@@ -1,0 +1,92 @@
+"""The fix "neighbours on one host": ranks are numbered so that fewer transfers leave a host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import (
+    Fix,
+    FixKind,
+    Process,
+    Seen,
+    Worthwhile,
+    register,
+    sending_s,
+    worthwhile,
+)
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account
+from fullwire.units import shown
+
+_MOST = 100_000
+
+
+@register
+class Placement(FixKind):
+    """Number the ranks in another order. Rank 0 stays, for it may hold the job's store."""
+
+    key = "placement"
+    label = "ranks in another order"
+    addresses = ("line_rate", "transport", "latency")
+    example = "0,2,1,3"
+    setting = "the new number of each rank, rank 0 first"
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Predict nothing: `to_try` bounds the gain by the transfers that leave a host."""
+        return iter(())
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield the order by hosts, where neighbours in the ring are on different hosts."""
+        hosts = (run.facts.hosts or "").split(",")
+        order = by_host(hosts)
+        leaving = crossings(hosts)
+        if order == list(range(len(hosts))) or not leaving:
+            return
+        sorted_hosts = [host for _, host in sorted(zip(order, hosts, strict=True))]
+        most_s = sending_s(account) * (1 - crossings(sorted_hosts) / leaving)
+        words = "neighbours in the ring on one host"
+        yield from worthwhile(self, ",".join(map(str, order)), words, account, 0.0, most_s)
+
+    def checked(self, setting: str) -> str:
+        """Take an order: each rank once, rank 0 at its place."""
+        words = setting.split(",")
+        is_whole = all(word.isascii() and word.isdigit() and int(word) < _MOST for word in words)
+        order = [int(word) for word in words] if is_whole else []
+        if not order or order[0] != 0 or sorted(order) != list(range(len(order))):
+            raise UsageError(
+                f"fix placement: expected each rank once, and 0 first, got {shown(setting)}"
+            )
+        return ",".join(map(str, order))
+
+    def by_hand(self, setting: str) -> str:
+        """Return the line, before the group is made."""
+        return f'os.environ["RANK"] = "{setting}".split(",")[int(os.environ["RANK"])]'
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Give this process its new number, which torch and the script read from RANK."""
+        order, rank = setting.split(","), os.environ.get("RANK")
+        if rank is None:
+            return  # a launcher, not a rank
+        if os.environ.get("WORLD_SIZE") != str(len(order)):
+            process.did(f"not applied: it is for {len(order)} ranks")
+            return
+        os.environ["RANK"] = order[int(rank)]
+        process.did("applied: RANK in another order")
+
+
+def by_host(hosts: list[str]) -> list[int]:
+    """Return the new number of each rank, for which ranks of a host are neighbours."""
+    first = {host: hosts.index(host) for host in hosts}
+    old = sorted(range(len(hosts)), key=lambda rank: (first[hosts[rank]], rank))
+    order = [0] * len(hosts)
+    for new, rank in enumerate(old):
+        order[rank] = new
+    return order
+
+
+def crossings(hosts: list[str]) -> int:
+    """Return how many neighbours in the ring are on different hosts."""
+    return sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))

@@ -1,0 +1,96 @@
+"""The fix "processors of its own": each rank of a host computes on its share of the processors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fullwire.errors import UsageError
+from fullwire.fixes.fix import Fix, FixKind, Process, Seen, Worthwhile, register, worthwhile
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account, Part
+from fullwire.units import shown
+
+_OWN = "own"
+_APART = "own+communication"
+_NODES = Path("/sys/devices/system/node")
+
+
+@register
+class Processors(FixKind):
+    """Bind each rank to its share of the host's processors, within a NUMA node where it fits."""
+
+    key = "processors"
+    label = "processors of its own"
+    addresses = ("contention", "straggler")
+    example = _OWN
+    setting = f"{_OWN}, or {_APART}: the last of them for communication alone"
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Predict nothing: a run without binding does not show what it saves."""
+        return iter(())
+
+    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+        """Yield shares where ranks of a host disturb each other."""
+        if seen.local_ranks > 1 and seen.processors >= seen.local_ranks:
+            parts_s = account.parts_s
+            most_s = parts_s[Part.CONTENTION.key] + parts_s[Part.STRAGGLER.key] / 2
+            words = "processors of its own for each rank"
+            yield from worthwhile(self, _OWN, words, account, 0.0, most_s)
+
+    def checked(self, setting: str) -> str:
+        """Take one of the two ways."""
+        if setting not in (_OWN, _APART):
+            raise UsageError(f"fix processors: expected {_OWN} or {_APART}, got {shown(setting)}")
+        return setting
+
+    def by_hand(self, setting: str) -> str:
+        """Return the call."""
+        return "os.sched_setaffinity(0, share_of_this_rank)  # before threads begin"
+
+    def apply(self, setting: str, process: Process) -> None:
+        """Bind this process; its threads and loading processes inherit it."""
+        import torch.distributed as dist
+
+        rank, ranks = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
+        if rank is None or ranks is None:
+            return  # a launcher, not a rank
+        share = share_of_rank(by_node(os.sched_getaffinity(0)), int(rank), int(ranks))
+        if len(share) < (2 if setting == _APART else 1) or int(ranks) < 2:
+            process.did("not applied: too few processors, or one rank on its host")
+            return
+        computing = share[:-1] if setting == _APART else share
+        os.sched_setaffinity(0, computing)
+        process.did(f"applied: processors {','.join(map(str, share))}")
+        if setting == _OWN:
+            return
+        inner = dist.init_process_group
+
+        def with_threads_apart(*args: Any, **kwargs: Any) -> Any:
+            os.sched_setaffinity(0, share[-1:])  # the group's threads inherit it
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                os.sched_setaffinity(0, computing)
+
+        dist.init_process_group = with_threads_apart
+
+
+def by_node(allowed: set[int]) -> list[int]:
+    """Return processors in the order of their NUMA nodes."""
+    order: dict[int, int] = {}
+    for node in sorted(_NODES.glob("node[0-9]*")):
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", (node / "cpulist").read_text()):
+            for processor in range(int(first), int(last or first) + 1):
+                order[processor] = int(node.name.removeprefix("node"))
+    return sorted(allowed, key=lambda processor: (order.get(processor, 0), processor))
+
+
+def share_of_rank(processors: Sequence[int], rank: int, ranks: int) -> list[int]:
+    """Return the processors of one rank of a host: neighbours, and as many as each other's."""
+    each = len(processors) // ranks
+    return list(processors[rank * each : (rank + 1) * each])
