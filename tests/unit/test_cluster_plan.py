@@ -203,8 +203,10 @@ def test_hierarchies_go_over_a_last_node_that_is_not_full(
 
 
 def test_ranks_that_leave_the_last_node_part_empty_are_not_left_to_flat_algorithms() -> None:
-    fabric, asked = cluster("gb200-nvl72", 2), {"bytes": 2**20, "algorithm": "auto"}
-    some = collective("allreduce", cluster=fabric, workers=128, **asked)
-    whole = collective("allreduce", cluster=fabric, workers=144, **asked)
+    fabric = cluster("gb200-nvl72", 2)
+    some, whole = (
+        collective("allreduce", bytes=2**20, algorithm="auto", cluster=fabric, workers=workers)
+        for workers in (128, 144)
+    )
     assert some.algorithm.startswith("hierarchical")
     assert some.time_s < 1.5 * whole.time_s
