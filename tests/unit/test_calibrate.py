@@ -665,3 +665,10 @@ def test_transports_that_are_computed_at_once_give_the_bits_of_each_alone(name: 
         for measure in MEASURES:
             part = np.take(whole[measure], [number], axis=at)
             np.testing.assert_array_equal(part, alone[measure])
+
+
+@pytest.mark.parametrize("ask", [fw.whatif, fw.explain])
+def test_a_run_that_shows_no_transport_cannot_calibrate(ask: Any) -> None:
+    """It would go unused, and the answer would not tell."""
+    with pytest.raises(UsageError, match=r"calibrate: expected runs that show.*it had one worker"):
+        ask("vgg16@v100", calibrate="vgg16@v100")
