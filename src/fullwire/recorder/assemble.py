@@ -64,6 +64,7 @@ from fullwire.run.store import RunWriter
 # The number of collectives that a process group works on at once: torch's ProcessGroupGloo has two
 # threads, and ProcessGroupNCCL has one stream.
 AT_ONCE = {"gloo": 2, "nccl": 1}
+_LARGEST_OF_RANKS = ("wire_error", "wire_messages", "wire_widened")
 _TOLD = (Note.BEGUN, Note.HEARD, Note.REDUCED, Note.SENT)
 SPARSE = (  # few in a step
     Note.OPTIMIZER,
@@ -167,8 +168,10 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
         for identity in journal.defined("identity"):
             told |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
         for fact in journal.defined("fact"):
-            value = fact["value"]
-            told[str(fact["name"])] = value if isinstance(value, int | float) else str(value)
+            name, value = str(fact["name"]), fact["value"]
+            if name in _LARGEST_OF_RANKS:
+                value = max(value, told.get(name, value))
+            told[name] = value if isinstance(value, int | float) else str(value)
     late = sum(journal.late_ends for journal in chosen)
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)

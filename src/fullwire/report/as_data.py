@@ -41,6 +41,10 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     }
     if result.to_target is not None:
         return _with_target(shown, result, result.to_target, best)
+    shown["sentence"] = sentence(result.answer)
+    told, further = result.to_record, result.further
+    if told is not None and further is not None:
+        shown["further_recording"] = {**asdict(further), "sentence": sentence(told)}
     if result.tuning:
         shown["tuning"] = [asdict(each) for each in result.tuning]
     if best is not None:
@@ -181,7 +185,7 @@ def verification_object(result: Verification | None) -> dict[str, Any] | None:
         "full_s": result.full_s,
         "measured_s": result.measured_s,
         "error": result.error,
-        "holds": result.holds,
+        "holds": None if isnan(result.low_s) else result.holds,
     }
 
 

@@ -34,6 +34,7 @@ _TUNED_SAID = 4  # clusters whose tuner's choices are printed
 _RANKS_SAID = 4  # for facts that each rank has
 MOST_ROWS = 400  # a terminal scrolls; for more rows a file serves better
 _BAR = 10
+_FIRST_NOTES = 2  # of the first screen
 _CURVE = 32  # characters of a metric's curve
 _LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
 _LEAST_TEXT = 16  # columns of a text in a table
@@ -47,10 +48,13 @@ _MOST_EDGES = 12
 _MOST_COLLECTIVES = 24
 
 
-def print_whatif(result: WhatIf, best: int | None = None) -> None:
-    """Print what-if predictions: all in their order, or the best ones and their evidence."""
+def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = True) -> None:
+    """Print the answer, then predictions in their order, or the best ones; `is_full`: all notes."""
+    print_sentences_of((*result.holding_back, *result.reaching) or (result.answer,))
+    say("")
     if result.to_target is not None:
         _print_to_target(result, result.to_target, best)
+        _print_notes_of(result, is_full=is_full)
         return
     table = result.predictions
     varying, fixed = _split_axes(result)
@@ -67,9 +71,7 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
     values = {name: table[name][shown].tolist() for name in names}
     rows = [[_cell(name, values[name][number]) for name in names] for number in range(len(shown))]
-    headings = [
-        _MEASURES[name] if name in _MEASURES else CONDITIONS[name].heading for name in names
-    ]
+    headings = [_MEASURES.get(name) or CONDITIONS[name].heading for name in names]
     if result.has_intervals:
         place = len(varying)
         headings[place] = "step (90 %)"
@@ -99,8 +101,20 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
             say(f"{run}: {top.speedup:.4g} times the speed of one worker.{instead}")
     elif len(table) > MOST_ROWS:
         say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
-    print_sentences_of(result.tuner[:_TUNED_SAID])
-    print_notes(result.warnings)
+    if result.to_record is not None:
+        say(sentence(result.to_record))
+    if is_full:
+        print_sentences_of(result.tuner[:_TUNED_SAID])
+    _print_notes_of(result, is_full=is_full)
+
+
+def _print_notes_of(result: WhatIf, *, is_full: bool) -> None:
+    """Print the notes on predictions; on the first screen the first of them."""
+    notes = result.warnings
+    print_notes(notes if is_full else notes[:_FIRST_NOTES])
+    rest = 0 if is_full else len(notes[_FIRST_NOTES:]) + len(result.tuner)
+    if rest:
+        say(f"-v shows {rest} more note{'s' * (rest > 1)}.")
 
 
 def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
@@ -136,14 +150,12 @@ def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
             ]
         )
     reached = f"to {found.goal} (90 %)"
-    headings = [CONDITIONS[name].heading for name in names]
-    headings += ["batch", "steps", "step", reached, "device-hours"]
-    headings += ([] if found.price is None else ["cost"]) + [""]
+    headings = [*(CONDITIONS[name].heading for name in names), "batch", "steps", "step", reached]
+    headings += ["device-hours", *([] if found.price is None else ["cost"]), ""]
     print_table(headings, cells, texts={"run", "buckets", reached, ""} & set(headings))
     if best is None and len(table) > len(rows):
         say(f"... and {len(table) - len(rows):,} more rows: --format csv prints them all")
     say("* no other setting is both sooner and cheaper")
-    print_notes(result.warnings)
 
 
 def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
@@ -168,8 +180,8 @@ def _cell(name: str, value: Any) -> str:
     if name == "step_s":
         return show_time(value)
     if name == "network_utilization":
-        return f"{value:.1%}"
-    return f"{value:.4f}"
+        return f"{value:.0%}"
+    return f"{value:.3f}"
 
 
 def _bar(share: float) -> str:
@@ -231,20 +243,9 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         ]
         for load in loads
     ]
-    heads = [
-        "workload",
-        "parameters",
-        "gradients",
-        "batch",
-        "precision",
-        "forward",
-        "backward",
-        "step",
-        "memory",
-        "fits",
-        "largest batch",
-    ]
-    print_table(heads, rows, texts={"workload", "batch", "precision", "fits"})
+    heads = "workload parameters gradients batch precision forward backward step memory fits"
+    headings = [*heads.split(), "largest batch"]
+    print_table(headings, rows, texts={"workload", "batch", "precision", "fits"})
     say("Times are modelled from the layers' operations at a stated share of the device's peak:")
     for title, matrix, memory in dict.fromkeys(
         (load.device.title, load.device.matrix_efficiency, load.device.memory_efficiency)

@@ -126,7 +126,7 @@ _TABLE = (
     ),
     Condition(
         axis="bandwidth_bps",
-        heading="bandwidth",
+        heading="link",
         title="bandwidth (Gbps)",
         show=show_rate,
         across=10,
