@@ -10,6 +10,7 @@ the recorder should find: `own`, the mean of the ranks' ones, and `mean`, that o
 import contextlib
 import copy
 import sys
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -107,7 +108,7 @@ def train_sharded(model: nn.Module) -> None:
     dist.destroy_process_group()
 
 
-def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+def loss_of(model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
     return (model(batch[0]) - batch[1]).square().mean()
 
 

@@ -48,7 +48,7 @@ class GradientNoise:
         self._steps = 0
         self._leading: int | None = None  # the optimizer whose steps are counted
         self._scale: Any = None
-        self._waiting: list[tuple[int, int, Any, Any, Note, Any]] = []
+        self._waiting: list[tuple[int, int, Any, Any, int, Any]] = []
         self._has_told = False
         self._is_over = False  # Norms could not be read.
         optimizers.register_optimizer_step_post_hook(self._step_ended)
