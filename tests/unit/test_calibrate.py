@@ -13,12 +13,17 @@ import pytest
 import fullwire as fw
 from fullwire.answers.explain import break_even
 from fullwire.answers.verification import verify
+from fullwire.clusters import cluster
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.run import Collectives, Hosts, Run
+from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
 from fullwire.simulation.forecast import Forecaster, forecaster
+from fullwire.simulation.grid import AXES, MEASURES, Grid, Residue
+from fullwire.simulation.subject import plain_subject
+from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence, setting
@@ -632,3 +637,32 @@ def test_explain_prints_fixes_and_the_break_even(cli: Cli, tmp_path: Path) -> No
     assert "What would help" in printed
     assert first["change"] in printed
     assert " ".join(first["setting"].split()) in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("name", ["one switch", "dgx-a100"])
+def test_transports_that_are_computed_at_once_give_the_bits_of_each_alone(name: str) -> None:
+    fits = [
+        *(a_transport(share=share, apart=share / 2) for share in (0.5, 0.7, 0.9)),
+        dataclasses.replace(a_transport(), processors=4),
+    ]
+    residues = tuple(Residue(time_s, 0.01) for time_s in (-1e-3, 0.0, 2e-3, 0.0, 1e-3))
+    described = None if name == "one switch" else cluster(name)
+    plain = plain_subject("job", a_trained_job(fits[0]))
+    subject = dataclasses.replace(plain, residues=residues)
+    grid = Grid(
+        workers=(1, 16),
+        bandwidth_bps=(1e9, 25e9),
+        transports=(*fits[:3], FullTransport(), fits[3]),
+        buckets=(bucket_policy("ddp"),),
+        algorithms=("auto",) if described is None else ("ring",),
+        accumulate=(1, 4),
+        cluster=described,
+    )
+    whole = sweep([subject], grid).measures
+    at = AXES.index("transport")
+    for number, (transport, residue) in enumerate(zip(grid.transports, residues, strict=True)):
+        one = dataclasses.replace(subject, residues=(residue,))
+        alone = sweep([one], dataclasses.replace(grid, transports=(transport,))).measures
+        for measure in MEASURES:
+            part = np.take(whole[measure], [number], axis=at)
+            np.testing.assert_array_equal(part, alone[measure])

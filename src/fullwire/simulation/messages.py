@@ -177,7 +177,7 @@ class Messages:
             overhead_s = overhead_s + residue.beside(overhead_s)
         late_s = jitter.late_s(self.subject.step, workers, apart)
         overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
-        overhead_s[np.array(workers) == 1] = 0.0  # one worker sends no messages
+        overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages
         return overhead_s
 
     def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
