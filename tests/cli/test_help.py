@@ -73,7 +73,10 @@ QUESTIONS = {
     "How do I try bf16 gradients?": ("apply", ["fullwire apply compression:bf16 -- torchrun"]),
     "What would bf16 gradients gain?": ("whatif", ["--compression", "bf16"]),
     "How do I apply a fix?": ("apply", ["buckets:50", "fullwire fixes", "what became of each fix"]),
-    "How do I apply all fixes that help?": ("tune", ["-o tuned", "fullwire run -r tuned/recipe.toml"]),
+    "How do I apply all fixes that help?": (
+        "tune",
+        ["-o tuned", "fullwire run -r tuned/recipe.toml"],
+    ),
     "How long until my loss is 0.3?": ("whatif", ["--target 'loss<=0.3'", "time until a metric"]),
     "Which plan is best for 64 nodes?": (
         "plan",
