@@ -4,9 +4,9 @@
 
 The script builds the native transport with calls that fail by number
 (tests/native/transport_faults.cpp). It runs rounds of start, collectives, a second connection and
-end. In the n-th round the n-th call fails, once or for good, in clear or encrypted. It prints
-hangs, aborts, wrong results, and the number of ranks that were told of a lost rank but not of the
-resource that it lacked.
+end. In the n-th round the n-th call fails, once or for good, in clear or encrypted, with sums in
+float32 or in a wire format. It prints hangs, aborts, wrong results, and the number of ranks that
+were told of a lost rank but not of the resource that it lacked.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ _MANNERS: tuple[tuple[str, ...], ...] = (
     ("for-good",),
     ("encrypted",),
     ("encrypted", "for-good"),
+    ("bf16",),
+    ("fp16", "for-good"),
+    ("int8", "encrypted"),
 )
 
 

@@ -3,11 +3,12 @@
     python -m validation.faults [--rounds 1000] [--seed 0] [--only NUMBER] [--journal FILE]
 
 Three hosts of a lab have a rank each, and a fourth holds torch's store. In each round the ranks
-make a group, reduce, and end it. Meanwhile one rank is hit by a fault: at the start, in a
+make a group, reduce, and end it. The sums travel as float32 or in a wire format, in clear or
+encrypted. Meanwhile one rank is hit by a fault: at the start, in a
 collective, when it connects once more, or at the end. A round passes if
 
 - every other rank ends in time,
-- all sums are right, to the bit,
+- all sums are right, to the bit (in int8 to 1 %),
 - each error of another rank names the rank that was hit, and
 - the rank that was hit ends too, once it may go on.
 
@@ -42,6 +43,7 @@ from validation.arguments import parser
 RANKS = 3
 FAULTS = ("kill", "pause", "slow", "cut")
 MOMENTS = ("start", "collective", "reconnect", "end")
+WIRES = ("float32", "bf16", "int8", "bf16 encrypted")
 _PORT = 29_400
 _TIMEOUT_S = 2.0
 _ROOM_S = 15.0  # a shared machine may stand still for a while
@@ -60,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rate_bps: float  # of a slow link
     count: int  # elements of a sum
     lasting_s: float  # of reducing
+    wire: str  # how sums of 64 KiB and more travel
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +78,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_of(number: int, seed: int) -> Plan:
-    """Decide what happens in a round; all faults and moments take turns."""
-    fault, moment = list(product(FAULTS, MOMENTS))[number % (len(FAULTS) * len(MOMENTS))]
+    """Decide what happens in a round; all faults, moments and wire formats take turns."""
+    turns = list(product(FAULTS, MOMENTS))
+    fault, moment = turns[number % len(turns)]
     chance = random.Random(f"{seed} {number}")
     return Plan(
         number=number,
@@ -88,6 +92,7 @@ def plan_of(number: int, seed: int) -> Plan:
         rate_bps=chance.choice((1e6, 20e6)),
         count=chance.choice((1, 1000, 100_000)),
         lasting_s=chance.choice((0.0, 0.1, 0.3)) if moment == "end" else chance.uniform(0.2, 1.0),
+        wire=WIRES[number // len(turns) % len(WIRES)],
     )
 
 
@@ -116,6 +121,7 @@ class Hosts:
             "count": plan.count,
             "lasting_s": plan.lasting_s,
             "is_again": plan.moment == "reconnect",
+            "wire": plan.wire,
         }
         number = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP}.get(plan.fault)
         hit = [plan.moment, plan.after_s, number] if number else None
@@ -251,6 +257,10 @@ def main() -> None:
     )
     print(summary)
     if given.only is None:
+        by_wire: list[list[results.Cell]] = []
+        for wire in WIRES:
+            mine = [each for each in outcomes if each.plan.wire == wire]
+            by_wire.append([wire, len(mine), *(sum(getattr(e, n) for e in mine) for n in totals)])
         columns = [
             "fault",
             "moment",
@@ -280,7 +290,10 @@ def main() -> None:
             anchor="three hosts of a lab, the store on a fourth; sums are held against true ones",
             summary=summary,
             cases=len(outcomes),
-            tables=[results.Table(columns=columns, rows=rows)],
+            tables=[
+                results.Table(columns=columns, rows=rows),
+                results.Table(columns=["sums as", *columns[2:]], rows=by_wire),
+            ],
         )
     sys.exit(bool(totals["hangs"] or totals["wrong"] or totals["unnamed"]))
 

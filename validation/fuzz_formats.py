@@ -15,23 +15,27 @@ import os
 import pickle
 import random
 import resource
+import struct
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fullwire import explain
 from fullwire.errors import FullwireError
 from fullwire.importers import read
+from fullwire.importers.tensorboard import masked_crc32c
 from fullwire.report.chrome import write_chrome
 from tests.builders import a_run
 from tests.torch.test_flight_recorder import a_dump, an_entry
 from tests.unit.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
+from tests.unit.test_metric_folders import RUN as WANDB_RUN
 from tests.unit.test_nccl_tests import CSV, JSON, ROWS
 from tests.unit.test_osu import ALLREDUCE, METRICS
+from tests.unit.test_tensorboard import EVENTS
 from tests.unit.test_training_log import IMAGENET, MEGATRON, NANOGPT
 from tests.unit.test_xla import of_a_tpu, of_gpus
 from validation import arguments, results
@@ -48,6 +52,7 @@ class Reader:
     format: str
     inputs: Sequence[bytes]
     words: Sequence[bytes]
+    mended: Callable[[bytes, random.Random], bytes] | None = None  # so that damage gets further in
 
 
 def readers() -> Mapping[str, Reader]:
@@ -125,7 +130,23 @@ def readers() -> Mapping[str, Reader]:
             [each.encode() for each in (NANOGPT, MEGATRON, IMAGENET)],
             [b"\n", b"iter 1: loss ", b", time ", b"ms", b"(", b"Time ", b"Epoch: [0]["],
         ),
+        "tensorboard": Reader(
+            "tensorboard",
+            [EVENTS.read_bytes()],
+            [b"\x0a\x04loss\x15", b"\x2a\x0e\x0a\x0c", b"\x42\x08", b"\x09" + b"\xff" * 8, b"\x10"],
+            with_checksums,
+        ),
         "xla": Reader("xla", timelines, [b"{", b"}", b'"X"', b'"ts": ', b"[", b'"Steps"', b","]),
+        "wandb": Reader(
+            "wandb",
+            [WANDB_RUN.read_bytes()],
+            [b"loss", b"_step", b"_timestamp", b"\x82\x01", b"\x12", b"\x0a", b":W&B"],
+        ),
+        "mlflow": Reader(
+            "mlflow",
+            [b"1795409435913 2.0 0\n1795409435914 nan 1\n1795409435915 1.5 2 data 1f\n"],
+            [b"\n", b" ", b"-1", b"e300", b"inf", b"1795409435913 "],
+        ),
         "flight-recorder": Reader(
             "flight-recorder",
             [pickle.dumps(dump, protocol) for protocol in (2, 4)] + [json.dumps(dump).encode()],
@@ -169,7 +190,20 @@ def damaged(reader: Reader, chance: random.Random) -> bytes:
                 del content[at:]
         if not content:
             break
-    return bytes(content)
+    return bytes(content) if reader.mended is None else reader.mended(bytes(content), chance)
+
+
+def with_checksums(content: bytes, chance: random.Random) -> bytes:
+    """Give the damaged events of a file their checksums, and often their lengths."""
+    whole, place = b"", 0
+    while place + 12 < len(content):
+        [length] = struct.unpack_from("<Q", content, place)
+        event = content[place + 12 : place + 12 + length]
+        head = struct.pack("<Q", len(event) if chance.random() < 0.9 else length)
+        sums = [struct.pack("<I", masked_crc32c(part)) for part in (head, event)]
+        whole += head + sums[0] + event + sums[1]
+        place += 16 + len(event)
+    return whole
 
 
 def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> list[results.Cell]:

@@ -56,7 +56,7 @@ PAGES = {
     "models": ("models",),
     "operations": ("operations", "memory"),
     "plans": ("plans",),
-    "time-to-target": ("reference-points", "time-to-target", "diloco"),
+    "time-to-target": ("reference-points", "time-to-target", "diloco", "replicas"),
 }
 
 

@@ -60,6 +60,27 @@ def test_a_row_says_who_is_faster_and_what_share_of_the_limit_both_reach() -> No
     assert row["times_faster_interval"]["low"] == pytest.approx(2.0)
 
 
+def test_each_wire_format_is_a_row_against_plain_float32() -> None:
+    contest = Contest(
+        rate_bps=1e9, against=("plain",), sizes_bytes=(MIB,), rounds=3, wires=("bf16", "int8")
+    )
+    assert contest.participants == (
+        ("fullwire", "bf16"),
+        ("fullwire", "int8"),
+        ("plain", "float32"),
+    )
+    turns = (OURS, tuple(Turn(each.time_s / 2, 1e-3) for each in OURS), THEIRS)
+    measured = tuple(Measured(who=w, size_bytes=MIB, turns=t) for w, t in enumerate(turns))
+    outcome = Outcome(contest=contest, workers=2, measured=measured, moved=(), notes=())
+    rows = contest_object(outcome)["rows"]
+    assert [(row["wire"], row["times_faster"]) for row in rows] == [
+        ("bf16", pytest.approx(3.0)),
+        ("int8", pytest.approx(6.0)),
+    ]
+    table = [line for line in contest_lines(outcome) if "plain" in line]
+    assert ["bf16, plain" in table[0], "int8, plain" in table[1]] == [True, True]
+
+
 def test_what_iperf3_moves_and_who_is_missing_stand_beside_the_table() -> None:
     said = "\n".join(contest_lines(an_outcome()))
     assert "payload limit (rate x 1448/1514): 9.564 Gbps" in said
@@ -103,6 +124,8 @@ def test_a_turn_is_one_large_reduction_or_many_small_ones() -> None:
             "against: expected gloo or mpi or plain, got 'nccl'",
         ),
         (["--workers", "2", "--against", "gloo,gloo"], "against: expected each peer once"),
+        (["--workers", "2", "--wire", "fp8"], "wire: expected float32, bf16, fp16, int8, auto"),
+        (["--workers", "2", "--against", "plain"], "plain is ours in clear and float32"),
         (["--workers", "2", "--sizes", "4B,6B"], "sizes: expected multiples of 4 bytes"),
         (["--workers", "2", "--sizes", "4"], "sizes: expected a size with its unit"),
         (["--workers", "2", "--rounds", "1"], "rounds: expected at least 3"),
@@ -159,14 +182,22 @@ def test_a_rank_alone_in_the_environment_makes_nobody_a_rank(
 def test_all_take_part_in_turns_on_the_hosts_of_a_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     """The participants check the sums; here, that each took part or is named as missing."""
     monkeypatch.setenv("PATH", "")
-    contest = Contest(rate_bps=1e9, against=("gloo", "mpi"), sizes_bytes=(4, 64 << 10), rounds=3)
+    contest = Contest(
+        rate_bps=1e9,
+        against=("gloo", "mpi"),
+        sizes_bytes=(4, 256 << 10),
+        rounds=3,
+        encrypts=True,
+        wires=("float32", "int8"),
+    )
     outcome = contest_in_lab(contest, workers=2)
     assert [(each.who, each.size_bytes, len(each.turns)) for each in outcome.measured] == [
-        (who, size_bytes, 3) for size_bytes in contest.sizes_bytes for who in (0, 1)
+        (who, size_bytes, 3) for size_bytes in contest.sizes_bytes for who in (0, 1, 2)
     ]
     assert all(turn.time_s > 0 for each in outcome.measured for turn in each.turns)
     assert outcome.moved == ()
     missing_iperf, missing_mpi = outcome.notes
+    assert [row["wire"] for row in contest_object(outcome)["rows"]] == ["float32", "int8"] * 2
     assert missing_iperf.startswith("iperf3 is not installed")
     assert missing_mpi.startswith("OpenMPI is not installed")
 

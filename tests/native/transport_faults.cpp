@@ -1,5 +1,5 @@
 // Three ranks in one process, of which calls fail by their number: `transport_faults KIND FROM COUNT
-// [for-good] [encrypted] [disagree]`.
+// [for-good] [encrypted] [disagree] [bf16 | fp16 | int8]`.
 //
 // KIND is `memory` (operator new), or one of the calls that are wrapped below. Of the calls of that kind that the
 // transport makes, FROM, FROM + 1, ... fail, one a round, until COUNT rounds are over or no call has that number;
@@ -7,7 +7,7 @@
 // and a transfer out, adds a connection, and ends. Each rank has to have the right sums or a cause, and
 // to end in time. Encrypted, no frame may go out in clear. With `disagree` the ranks describe their first
 // collective in different, long words, so that they tell each other long notes, and the cause is that they
-// disagree. Prints "rounds, faults, causes" and ends with 1 at the first round that is wrong.
+// disagree. With a wire format the large sum travels packed, by direct exchange. Prints "rounds, faults, causes" and ends with 1 at the first round that is wrong.
 
 #include <dlfcn.h>
 #include <poll.h>
@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +43,7 @@ std::atomic<long> calls{0}, faults{0};
 long fails_at = -1;
 bool for_good = false, is_encrypted = false, disagrees = false;
 const char* failing = "";
+std::optional<WireFormat> packed_as;
 std::atomic<long> sent_in_clear{0};
 
 bool fails(const char* kind) {
@@ -173,6 +175,30 @@ std::shared_ptr<const Program> ring(int rank) {
     return program;
 }
 
+// Each rank adds up its own block, and sends the sum to the others.
+std::shared_ptr<const Program> exchange(int rank) {
+    auto program = std::make_shared<Program>();
+    program->blocks = kRanks;
+    program->signals = false;
+    const auto own = static_cast<std::uint32_t>(rank);
+    for (const int after : {-1, 1}) {
+        for (int step = 1; step < kRanks; ++step) {
+            const int other = (rank + step) % kRanks;
+            const auto block = after < 0 ? static_cast<std::uint32_t>(other) : own;
+            program->sends.push_back({other, block, 1, after, 0});
+        }
+    }
+    for (const bool reduces : {true, false}) {
+        for (int other = 0, count = 0; other < kRanks; ++other) {
+            if (other == rank) continue;
+            const auto block = reduces ? own : static_cast<std::uint32_t>(other);
+            const bool is_later = reduces && count++;
+            program->receives.push_back({other, block, 1, reduces, is_later, is_later, is_later ? 0 : -1, 0});
+        }
+    }
+    return program;
+}
+
 // The first rank reduces into memory that the transport has to find.
 TaskPointer sum_of(std::vector<float>& values, int rank, bool scratch) {
     auto task = std::make_shared<Task>();
@@ -195,6 +221,12 @@ TaskPointer sum_of(std::vector<float>& values, int rank, bool scratch) {
     task->reduction = Reduction::sum;
     task->number = Number::float32;
     task->timeout_s = kTimeoutS;
+    if (packed_as && values.size() == kCounts[1]) {
+        task->description += " packed";
+        task->program = exchange(rank);
+        task->wire = packed_as;
+        task->most_error = 1;
+    }
     return task;
 }
 
@@ -242,7 +274,7 @@ struct Fate {
 bool carry_out(Streams& streams, int rank, Fate& fate) {
     for (const std::size_t count : kCounts) {
         std::vector<float> values(count, static_cast<float>(rank + 1));
-        const bool scratch = rank == 0 && count == kCounts[1];
+        const bool scratch = rank == 0 && count == kCounts[1] && !packed_as;
         const TaskPointer task = sum_of(values, rank, scratch);
         {
             const Watched watched;
@@ -254,7 +286,7 @@ bool carry_out(Streams& streams, int rank, Fate& fate) {
             return false;
         }
         if (!scratch) {
-            for (const float value : values) fate.is_wrong |= value != 6;
+            for (const float value : values) fate.is_wrong |= std::fabs(value - 6) > (packed_as ? 0.1F : 0.0F);
         }
     }
     if (rank == 2) return true;
@@ -342,6 +374,9 @@ int main(int count, char** words) {
         for_good |= !std::strcmp(words[each], "for-good");
         is_encrypted |= !std::strcmp(words[each], "encrypted");
         disagrees |= !std::strcmp(words[each], "disagree");
+        if (!std::strcmp(words[each], "bf16")) packed_as = WireFormat::bf16;
+        if (!std::strcmp(words[each], "fp16")) packed_as = WireFormat::fp16;
+        if (!std::strcmp(words[each], "int8")) packed_as = WireFormat::int8;
     }
     long done = 0, hit = 0, unnamed = 0;
     for (; done < rounds; ++done) {

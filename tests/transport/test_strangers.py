@@ -598,5 +598,11 @@ def test_a_rank_that_waits_says_for_whom_so_that_others_blame_the_right_one() ->
         with pytest.raises(TransportError, match="rank 0 could not be reached"):
             rendezvous.meet(third, 0.4)
     assert second.why_not(2) == " (rank 2 waits for rank 0)"
+    left = TransportError("rank 2 is gone: its connection was closed")
+    told = rendezvous.why_no_group(left, "rank 1", "of all", store, 1, 3)
+    assert told == f"{left}; rank 2 waited for rank 0"
+    with pytest.raises(TransportError, match="rank 1 did not connect within"):
+        rendezvous.meet(a_meeting(store, 0, size=2), 0.4)
+    assert a_meeting(store, 1, size=2).why_not(0) == " (rank 0 waits for rank 1)"
     store.set("number", secrets.token_hex(32))  # of a later attempt
     assert second.why_not(2) == ""

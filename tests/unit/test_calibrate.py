@@ -13,12 +13,17 @@ import pytest
 import fullwire as fw
 from fullwire.answers.explain import break_even
 from fullwire.answers.verification import verify
+from fullwire.clusters import cluster
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.run import Collectives, Hosts, Run
+from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
 from fullwire.simulation.forecast import Forecaster, forecaster
+from fullwire.simulation.grid import AXES, MEASURES, Grid, Residue
+from fullwire.simulation.subject import plain_subject
+from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence, setting
@@ -123,6 +128,26 @@ def test_a_second_run_of_the_cluster_narrows_the_interval() -> None:
     assert widths[1] < 0.7 * widths[0]
     truth = measured_s(a_trained_job(a_transport(), workers=4, rate_bps=40 * GBPS))
     assert both["step_s"][0] == pytest.approx(truth, rel=0.05)
+
+
+def test_the_recording_that_is_asked_for_narrows_the_interval_as_far_as_said() -> None:
+    slow = a_trained_job(a_transport())
+    asked: dict[str, Any] = {"workers": 2, "bandwidth": "40Gbps", "transport": "measured"}
+    alone = fw.whatif(slow, **asked)
+    assert alone.further is not None
+    assert alone.further.rate_bps is not None
+    wished = a_trained_job(a_transport(), rate_bps=alone.further.rate_bps)
+    both = fw.whatif(slow, **asked, calibrate=[wished])
+    width_s, now_s = (high[0] - low[0] for low, high in (alone.interval_s, both.interval_s))
+    assert now_s / width_s == pytest.approx(alone.further.share, rel=0.2)
+    assert alone.to_record is not None
+    assert f"would make it {alone.further.share:.0%} as wide" in sentence(alone.to_record)
+
+
+def test_where_no_recording_narrows_the_interval_none_is_asked_for() -> None:
+    near = fw.whatif(a_trained_job(a_transport()), transport="measured", bandwidth="1Gbps")
+    assert near.further is None
+    assert near.to_record is None
 
 
 @pytest.mark.parametrize(("workers", "rate_bps"), [(2, 0.3 * GBPS), (3, 1 * GBPS), (2, 2 * GBPS)])
@@ -593,9 +618,8 @@ def test_the_command_prints_predicted_and_measured_on_one_line(cli: Cli, tmp_pat
     fw.write(a_trained_job(a_transport(), facts=used(0.03)), tmp_path / "a.run")
     fw.write(a_trained_job(a_transport(), rate_bps=2 * GBPS), tmp_path / "b.run")
     done = cli("compare", tmp_path / "a.run", tmp_path / "b.run")
-    [line] = [each for each in done.stdout.splitlines() if "predicted" in each]
-    assert "With links of 2 Gbps: predicted " in line
-    assert "measured" in line
+    [line] = [each for each in done.stdout.splitlines() if each.startswith("Predicted")]
+    assert "with links of 2 Gbps, measured " in line
     shown = json.loads(cli("compare", "--json", tmp_path / "a.run", tmp_path / "b.run").stdout)
     assert shown["prediction"]["interval"]["low_s"] < shown["prediction"]["predicted_s"]
     assert shown["prediction"]["holds"] is True
@@ -612,3 +636,32 @@ def test_explain_prints_fixes_and_the_break_even(cli: Cli, tmp_path: Path) -> No
     assert "What would help" in printed
     assert first["change"] in printed
     assert " ".join(first["setting"].split()) in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("name", ["one switch", "dgx-a100"])
+def test_transports_that_are_computed_at_once_give_the_bits_of_each_alone(name: str) -> None:
+    fits = [
+        *(a_transport(share=share, apart=share / 2) for share in (0.5, 0.7, 0.9)),
+        dataclasses.replace(a_transport(), processors=4),
+    ]
+    residues = tuple(Residue(time_s, 0.01) for time_s in (-1e-3, 0.0, 2e-3, 0.0, 1e-3))
+    described = None if name == "one switch" else cluster(name)
+    plain = plain_subject("job", a_trained_job(fits[0]))
+    subject = dataclasses.replace(plain, residues=residues)
+    grid = Grid(
+        workers=(1, 16),
+        bandwidth_bps=(1e9, 25e9),
+        transports=(*fits[:3], FullTransport(), fits[3]),
+        buckets=(bucket_policy("ddp"),),
+        algorithms=("auto",) if described is None else ("ring",),
+        accumulate=(1, 4),
+        cluster=described,
+    )
+    whole = sweep([subject], grid).measures
+    at = AXES.index("transport")
+    for number, (transport, residue) in enumerate(zip(grid.transports, residues, strict=True)):
+        one = dataclasses.replace(subject, residues=(residue,))
+        alone = sweep([one], dataclasses.replace(grid, transports=(transport,))).measures
+        for measure in MEASURES:
+            part = np.take(whole[measure], [number], axis=at)
+            np.testing.assert_array_equal(part, alone[measure])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fullwire.recorder.command_line import without_secrets
-from fullwire.recorder.record import record
+from fullwire.recorder.record import join, record, record_part
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,15 @@ def test_a_run_has_the_mode_that_the_umask_says_and_no_secret(tmp_path: Path, ma
         most = 0o777 if path.is_dir() else 0o666
         assert stat.S_IMODE(path.stat().st_mode) == most & ~mask
     assert "hidden" not in (tmp_path / "job.run" / "run.json").read_text()
+
+
+def test_a_private_run_and_its_recording_are_for_its_user_alone(tmp_path: Path) -> None:
+    place, made = tmp_path / "job.run", tmp_path / "mode"
+    directory = tmp_path / "job.run.recording"
+    recorded = record(["sh", "-c", f"stat -c %a {directory} > {made}; umask"], place, private=True)
+    assert recorded.exit_status == 0
+    assert made.read_text() == "700\n"
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    record_part(["true"], tmp_path / "whole.run", private=True)
+    whole = join([tmp_path / "whole.run.recording"], tmp_path / "whole.run")
+    assert stat.S_IMODE(whole.path.stat().st_mode) == 0o700

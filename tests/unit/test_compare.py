@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fullwire.answers.changed import changed
 from fullwire.answers.opening import Opened
 from fullwire.answers.verification import verify
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.comparisons import about_changes
 from fullwire.report.explanation import comparison_markdown
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap, gaps_of
@@ -239,14 +241,14 @@ def test_a_large_change_within_the_noise_is_not_called_no_difference() -> None:
     found = fw.compare(steps_run(rough), steps_run([1.5 * each for each in rough]))
     assert found.is_significant is False
     [said] = sentences(found.findings)
-    assert said.startswith("Whether anything changed is not told: steps are 50.0% longer, but")
+    assert said.startswith("Not decided: 4.14 s -> 6.211 s a step, 50.0% longer, but")
 
 
 def test_what_would_not_show_is_said(cli: Cli, tmp_path: Path) -> None:
     place = fw.write(steps_run(noisy(100, 1)), tmp_path / "one.run")
     done = cli("compare", place, place)
     assert "No difference beyond noise" in done.stdout
-    assert "steps are as long as before" in done.stdout
+    assert "a step, as long as before (95" in done.stdout
     assert "would not show" in done.stdout
     assert "note: One recording of each" in done.stdout
 
@@ -257,7 +259,7 @@ def test_the_command_takes_several_recordings_of_each(cli: Cli, tmp_path: Path) 
         for number, run in enumerate((*recorded(100, 0, 0.01), *recorded(80, 0, 0.01, seed=9)))
     ]
     wide = os.environ | {"COLUMNS": "300"}
-    done = cli("compare", *places[:2], "--", *places[2:], env=wide)
+    done = cli("compare", "-v", *places[:2], "--", *places[2:], env=wide)
     assert done.returncode == 0, done.stderr
     assert "more than noise" in done.stdout
     assert all(str(place) in done.stdout for place in places)
@@ -270,12 +272,40 @@ def test_the_command_takes_several_recordings_of_each(cli: Cli, tmp_path: Path) 
 
 def test_the_command_says_which_part_of_the_step_changed(cli: Cli, tmp_path: Path) -> None:
     places = [fw.write(a_trained_job(late_ms=late), tmp_path / f"{late}.run") for late in (0, 60)]
-    done = cli("compare", *places)
+    done = cli("compare", *places, "-v")
     [line] = [each for each in done.stdout.splitlines() if each.startswith("straggler")]
     late_s = fw.explain(places[1]).account["straggler"]
     assert line.split()[-2:] == [f"+{1e3 * late_s:.4g}", "ms"]
     told = json.loads(cli("compare", *places, "--json").stdout)
     assert told["account"]["after"]["straggler"] == pytest.approx(late_s)
+
+
+def test_the_first_screen_holds_the_answer_and_what_changed(cli: Cli, tmp_path: Path) -> None:
+    faster = noisy(50, 2)
+    runs = steps_run(noisy(100, 1)), steps_run(faster, facts={"hook": "h"})
+    places = [fw.write(run, tmp_path / f"{n}.run") for n, run in enumerate(runs)]
+    shown = cli("compare", *places).stdout.splitlines()
+    assert re.match(r"[12]\.\d*x faster, more than noise \(95 %: [\d.]+x to [\d.]+x\): ", shown[0])
+    assert "Changed: hook (no value) -> h." in shown
+    assert any(line.startswith("-v shows each recording") for line in shown)
+    assert len(shown) < 24
+    assert max(map(len, shown)) <= 80
+    slower = cli("compare", *reversed(places)).stdout
+    assert re.match(r"[12]\.\d*x slower, more than noise", slower)
+
+
+def test_a_small_change_is_told_as_a_share() -> None:
+    found = fw.compare(steps_run([100.0, 100.2] * 300), steps_run([96.0, 96.2] * 300))
+    [said] = sentences(found.findings)
+    assert re.match(r"Steps are 4\.0% shorter, more than noise \(95 %: [\d.]+% shorter to ", said)
+
+
+def test_the_parts_that_changed_most_come_first() -> None:
+    parts = [("compute", 0.2, 0.2), ("host", 0.1, 0.16), ("line rate", 0.7, 0.3)]
+    [told] = sentences(list(about_changes((), parts, 1.0, of_passes=False)))
+    assert told.startswith("Of a step: line rate 700 ms -> 300 ms, host 100 ms -> 160 ms; every")
+    [same] = sentences(list(about_changes((), parts[:1], 1.0, of_passes=True)))
+    assert same == "Each part of a pass changed by less than 5% of it."
 
 
 def test_no_part_of_a_step_changed_because_rows_of_a_recording_are_lost() -> None:

@@ -43,7 +43,7 @@ STARTS_JOBS = {  # their examples are only read
     *("apply_fixes", "compress", "doctor", "join", "log"),
     *("record", "run_recipe", "study", "tune", "wire"),
 }
-NEEDS_TORCH = ("codecs", "compress")  # tests/torch/test_codecs_here.py runs theirs
+NEEDS_TORCH = ("codecs", "compress", "wire")  # tests/torch/test_codecs_here.py runs theirs
 FUNCTIONS = sorted(
     name for name in fw.__all__ if name not in NEEDS_TORCH and inspect.isfunction(getattr(fw, name))
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fullwire
+from tests.unit.test_display import NEEDS_TORCH
 
 PACKAGE = Path(fullwire.__file__).parent
 OLD_RUN = Path(__file__).parents[1] / "data/format-1/capture.run"
@@ -65,88 +65,96 @@ def module(path: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+class Source:
+    """The functions of a file, the names that it uses, and the modules that it imports.
 
+    Imports within functions count too.
+    """
 
-@functools.cache
-def imports(path: Path) -> frozenset[str]:
-    """Return the modules that a file imports, at its top or within functions."""
-    here = module(path).split(".")
-    here = here if path.name == "__init__.py" else here[:-1]
-    found: set[str] = set()
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*here[: len(here) + 1 - node.level], node.module or ""]).strip(".")
-            base = base if node.level else node.module or ""
-            names = [f"{base}.{alias.name}" for alias in node.names]
-            found.update(name if name in MODULES else base for name in names)
-    return frozenset(found)
+    def __init__(self, path: Path) -> None:
+        here = module(path).split(".")
+        self._here = here if path.name == "__init__.py" else here[:-1]
+        self.functions: list[tuple[str, int]] = []  # with their lines
+        self.uses: Counter[str] = Counter()
+        self.imports: set[str] = set()
+        self.text = path.read_text()
+        for node in ast.walk(ast.parse(self.text)):
+            if isinstance(node, ast.Name):
+                self.uses[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                self.uses[node.attr] += 1
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+            elif isinstance(node, ast.Import):
+                self.imports.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                self.imports.update(self._imported(node))
+
+    def _imported(self, node: ast.ImportFrom) -> Iterator[str]:
+        base = node.module or ""
+        if node.level:
+            base = ".".join([*self._here[: len(self._here) + 1 - node.level], base]).strip(".")
+        for alias in node.names:
+            name = f"{base}.{alias.name}"
+            yield name if name in MODULES else base
 
 
 MODULES = {module(path): path for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_one_way(path: Path) -> None:
-    here = room(path)
-    for name in imports(path):
-        if not name.startswith("fullwire.") or name == "fullwire.__version__":
-            continue
-        other = name.split(".")[1]
-        is_allowed = other == here or LEVELS[other] < LEVELS[here] or (here, other) in MAY_MEET
-        assert is_allowed, f"{here} imports {other}"
+@pytest.fixture(scope="module")
+def sources() -> dict[str, Source]:
+    return {name: Source(path) for name, path in MODULES.items()}
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports within functions count too, and so do a package's own of its modules."""
-    arrows = {
-        name: {target for target in imports(path) if target in MODULES and target != name}
-        for name, path in MODULES.items()
-    }
+def test_imports_go_one_way(sources: dict[str, Source]) -> None:
+    for name, source in sources.items():
+        here = room(MODULES[name])
+        for imported in source.imports:
+            if not imported.startswith("fullwire.") or imported == "fullwire.__version__":
+                continue
+            other = imported.split(".")[1]
+            is_allowed = other == here or LEVELS[other] < LEVELS[here] or (here, other) in MAY_MEET
+            assert is_allowed, f"{name} imports {imported}: {here} may not import {other}"
+
+
+def test_no_modules_import_each_other_in_a_circle(sources: dict[str, Source]) -> None:
+    """A package's own imports of its modules count too."""
+    arrows = {name: source.imports & sources.keys() - {name} for name, source in sources.items()}
     while leaves := [name for name, targets in arrows.items() if not targets & arrows.keys()]:
         for name in leaves:
             del arrows[name]
     assert not arrows, f"in a circle, or above one: {sorted(arrows)}"
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+def test_no_function_has_more_than_80_lines_and_no_file_more_than_600(
+    sources: dict[str, Source],
+) -> None:
+    for name, source in sources.items():
+        assert len(source.text.splitlines()) <= 600, f"{name} is too long: divide it"
+        for function, lines in source.functions:
+            assert lines <= 80, f"{name}.{function} has {lines} lines"
 
 
-def test_no_function_has_more_than_80_lines_and_no_file_more_than_600() -> None:
-    for path in FILES:
-        assert len(path.read_text().splitlines()) <= 600, f"{path} is too long: divide it"
-        for function in functions(path):
-            lines = (function.end_lineno or 0) - function.lineno + 1
-            assert lines <= 80, f"{module(path)}.{function.name} has {lines} lines"
-
-
-def test_fewer_than_40_modules_have_only_one_importer() -> None:
-    importers: Counter[str] = Counter()
-    for path in (*FILES, PACKAGE / "__init__.py"):
-        importers.update(imports(path) & MODULES.keys() - {module(path)})
+def test_fewer_than_40_modules_have_only_one_importer(sources: dict[str, Source]) -> None:
+    importers = Counter(Source(PACKAGE / "__init__.py").imports)
+    for name, source in sources.items():
+        importers.update(source.imports - {name})
     one = [name for name in MODULES if importers[name] == 1 and room(MODULES[name]) != "cli"]
     assert len(one) < 40, f"merge one of them with its only importer: {', '.join(sorted(one))}"
 
 
-def test_fewer_than_half_of_the_private_functions_have_only_one_caller() -> None:
-    private, one = 0, []
-    for path in FILES:
-        uses = Counter(
-            node.id if isinstance(node, ast.Name) else node.attr
-            for node in ast.walk(parsed(path))
-            if isinstance(node, ast.Name | ast.Attribute)
-        )
-        names = [each.name for each in functions(path) if re.match("_[^_]", each.name)]
-        private += len(names)
-        one += [f"{module(path)}.{name}" for name in names if uses[name] == 1]
-    assert len(one) < private / 2, f"{len(one)} of {private} have one caller"
+def test_fewer_than_half_of_the_private_functions_have_only_one_caller(
+    sources: dict[str, Source],
+) -> None:
+    callers = [
+        source.uses[function]
+        for source in sources.values()
+        for function, _ in source.functions
+        if re.match("_[^_]", function)
+    ]
+    one = callers.count(1)
+    assert one < len(callers) / 2, f"{one} of {len(callers)} private functions have one caller"
 
 
 def test_these_names_are_exported_and_no_others() -> None:
@@ -188,7 +196,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "write",
         "write_page",
     ]
-    for name in fullwire.__all__:
+    for name in set(fullwire.__all__) - set(NEEDS_TORCH):
         assert getattr(fullwire, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = fullwire.nonsense

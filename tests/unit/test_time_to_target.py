@@ -12,7 +12,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.time_to_target import read_price
 from fullwire.answers.until import until
-from fullwire.convergence.batches import noise_scale
+from fullwire.convergence.batches import excess, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.report.as_data import whatif_object
@@ -256,7 +256,7 @@ def test_a_curve_that_cannot_answer_is_refused(values: Any, goal: str, said: str
     [
         ({"price": "2.10"}, "price: expected an amount with its unit, like 2.10/device-hour"),
         ({"price": "EUR 2 EUR/device-hour"}, "price: expected an amount with its unit"),
-        ({"local_steps": 4}, "no --local-steps with a metric"),
+        ({"fragments": 8}, "fragments: expected local steps"),
         ({"accumulate": [1, 2]}, "one value of --accumulate"),
         ({"recorded_batch": [32]}, "expected one for each of 2 runs, got 1"),
         ({"global_batch": 0}, "global batch: expected a whole number"),
@@ -333,7 +333,7 @@ def test_a_metrics_target_takes_the_batch_of_a_workload_and_the_costs_of_codecs(
     table = fw.whatif("resnet50@v100", target=GOAL, curve=list(jobs), **asked)
     assert table["step_s"].tolist() == plain["step_s"].tolist()
     missing = tmp_path / "costs.json"
-    with pytest.raises(UsageError, match=f"codec costs: {missing}"):
+    with pytest.raises(UsageError, match=f"{missing}: cannot be read"):
         fw.whatif(jobs[0], target=GOAL, curve=jobs[1], codec_costs=missing)
 
 
@@ -341,3 +341,91 @@ def test_nodes_and_workers_are_refused_with_a_global_batch_too(jobs: tuple[Run, 
     asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 2, "workers": 4}
     with pytest.raises(UsageError, match="expected nodes or workers, got both"):
         fw.whatif(jobs[0], target=GOAL, curve=jobs[1], global_batch=64, **asked)
+
+
+def test_a_goal_between_the_first_two_values_has_a_finite_spread() -> None:
+    """The first value is that of step 0, of which no logarithm exists."""
+    curve = curve_of(metrics([0, 5, 10], [1.0, 0.2, 0.1]), "loss", "a.run")
+    found = reach(curve, read_goal(GOAL), "a.run")
+    assert found.low == 1.0
+    assert np.isfinite(found.spread)
+
+
+def test_local_steps_need_the_loss_that_diloco_costs(jobs: tuple[Run, Run]) -> None:
+    """Four replicas, every 30 steps: as long as plain training to the lower loss."""
+    small, large = jobs
+    asked: dict[str, Any] = {"curve": large, "workers": 4, "bandwidth": "100Mbps"}
+    asked["global_batch"] = 64
+    table = fw.whatif(small, target=GOAL, local_steps=[1, 30], **asked)
+    parameters = small.gradients.bytes[:4].sum() / 4  # four gradients of the first step
+    extra = excess(replicas=4, steps=30, parameters=parameters)
+    plain = fw.whatif(small, target=f"loss<={0.3 / extra.ratio!r}", **asked)
+    every, seldom = table.columns()["steps"].tolist()
+    assert seldom == pytest.approx(plain.columns()["steps"][0])
+    assert seldom > every
+    found = table.to_target
+    assert found is not None
+    assert found.time_s[1] < found.time_s[0] / 5  # on a slow link, it pays
+    widths = np.log(found.high_s / found.low_s)
+    assert widths[1] > widths[0]
+    assert any("DiLoCo's papers" in sentence(note) for note in found.notes)
+
+
+def test_settings_beyond_the_curve_have_no_time(jobs: tuple[Run, Run], tmp_path: Path) -> None:
+    small, large = jobs
+    table = fw.whatif(
+        small,
+        target=GOAL,
+        curve=large,
+        workers=[4, 1024],
+        global_batch=[64],
+        bandwidth="100Mbps",
+        local_steps=[1, 30, 10_000],
+    )
+    rows = whatif_object(table, best=1)["rows"]
+    unknown = [row for row in rows if row["time_to_target_s"] is None]
+    assert {row["local_steps"] for row in unknown} >= {10_000}
+    assert all(row["steps"] is row["time_to_target_interval"] is None for row in unknown)
+    assert any(
+        "the training has" in sentence(note)
+        for note in (table.to_target.notes if table.to_target else ())
+    )
+    print_whatif(table, best=None)
+    plot_whatif(table, tmp_path / "front.png")
+
+
+def test_a_goal_that_is_no_loss_has_no_local_steps(jobs: tuple[Run, Run]) -> None:
+    small, _ = jobs
+    rising = metrics(np.arange(1, 401), 1 - 0.5 * np.arange(1, 401) ** -0.5, "accuracy")
+    job = dataclasses.replace(small, metrics=rising)
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "1Gbps", "critical_batch": 200}
+    with pytest.raises(UsageError, match="the published effect of local steps"):
+        fw.whatif(job, target="accuracy>=0.95", local_steps=30, **asked)
+
+
+def test_codecs_need_the_steps_that_were_measured(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs
+    table = fw.whatif(
+        small,
+        target=GOAL,
+        curve=large,
+        workers=4,
+        bandwidth="1Gbps",
+        compression="1,bf16,onebit,powersgd:rank=2,powersgd:rank=8",
+    )
+    steps = table.columns()["steps"]
+    assert (steps / steps[0]).tolist() == pytest.approx([1, 1, 1.19, 1.14, 1])
+    assert table.to_target is not None
+    said = [sentence(note) for note in table.to_target.notes]
+    assert any("onebit is taken to need 1.19 times" in each for each in said)
+    assert any("powersgd:rank=8" in each and "were not measured" in each for each in said)
+
+
+def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
+    small, _ = jobs
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "100Mbps", "local_steps": 30}
+    whole, parts = fw.whatif(small, fragments=[1, 8], **asked)["step_s"].tolist()
+    alone = fw.whatif(small, workers=1, bandwidth="100Mbps")["step_s"][0]
+    busy = (whole - alone) * 30
+    assert parts - alone == pytest.approx(8 * max(busy / 8 - alone, 0) / 30)
+    assert parts < whole

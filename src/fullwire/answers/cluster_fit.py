@@ -62,6 +62,7 @@ class ClusterFit:
 class _BenchRow(msgspec.Struct):
     bytes: int
     ours_s: float
+    wire: str = "float32"
 
 
 class _Bench(msgspec.Struct):
@@ -167,7 +168,9 @@ def _shown(path: Path) -> Iterator[_Shown]:
             raise DamagedInput(
                 path, f"expected JSON of fullwire bench transport: {error}"
             ) from None
-        of_bench = tuple(sorted({row.bytes: row.ours_s for row in bench.rows}.items()))
+        of_bench = tuple(
+            sorted({row.bytes: row.ours_s for row in bench.rows if row.wire == "float32"}.items())
+        )
         printed = [("allreduce", bench.workers, bench.workers, of_bench)]
     else:
         printed = [

@@ -162,7 +162,7 @@ class Comparison(Result):
         """Return the answer: the change, then the effect of another size or of other bytes."""
         of_passes = self.passes is not None
         found: list[Finding] = [
-            change_of_steps(self.ratio, self.low, self.high, of_passes=of_passes)
+            change_of_steps((self.before_s, self.after_s), self.low, self.high, of_passes=of_passes)
         ]
         if self.passes is not None:
             found.append(OtherPasses(before=self.passes[0], after=self.passes[1]))

@@ -214,7 +214,7 @@ class Conditions:
             self.compression,
             self.codec,
             on_gpu=is_on_gpu,
-            models=[_gradient_bytes(run) for run in runs] if self.compression is not None else (),
+            models=[gradient_bytes(run) for run in runs] if self.compression is not None else (),
             costs=None if self.codec_costs is None else costs_in(Path(self.codec_costs)),
         )
 
@@ -240,7 +240,7 @@ def subject_of(name: str, run: Run, found: Transports) -> Subject:
     return with_residue(subject, found.calibration.transport)
 
 
-def _gradient_bytes(run: Run) -> list[int]:
+def gradient_bytes(run: Run) -> list[int]:
     """Return the bytes of the gradients in one step of one rank."""
     rows = run.gradients
     if not len(rows):

@@ -1,7 +1,9 @@
 """Time to a target: the steps that a training needs, times the length of a predicted step.
 
-Steps come from the metric's curve in recorded runs, and from the law of samples by batch. Their
-interval and that of the step are independent, so the squares of their logarithms add up.
+Steps come from the metric's curve in recorded runs, and from the law of samples by batch. Codecs
+multiply them. Workers that average their parameters every few steps end at a higher loss, so they
+need the steps to a lower one. The intervals of all these and that of the step are independent, so
+the squares of their logarithms add up.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -17,14 +20,26 @@ from numpy.typing import NDArray
 
 from fullwire.answers.conditions import OneOrMany, count, several, worker_count
 from fullwire.answers.opening import RunLike
-from fullwire.answers.subjects import Conditions, named
+from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
-from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches, noise_scale
+from fullwire.compression.compressor import MoreSteps
+from fullwire.compression.method import FLOAT_BYTES
+from fullwire.convergence.batches import (
+    BatchLaw,
+    Critical,
+    Excess,
+    Point,
+    excess,
+    fit_batches,
+    noise_scale,
+)
 from fullwire.convergence.curves import Goal, curve_of, is_goal, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
+    BeyondTheCurve,
     Cheapest,
+    CodecStepsMeasured,
     CodecStepsUnknown,
     CriticalAsGiven,
     CriticalFromNoise,
@@ -32,6 +47,7 @@ from fullwire.findings.targets import (
     CurveWasCleaned,
     FarBatches,
     GoalIsForecast,
+    LocalStepsCost,
     NoiseTellsNothing,
     SamplesCostAlike,
     SamplesLostToTheBatch,
@@ -48,7 +64,7 @@ from fullwire.units import NUMBER, ratio, shown
 _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
 )
-_ROUNDED = ("bf16", "fp16")  # their relative squared error is some 1e-6: no step more
+_AS_MANY = MoreSteps(1, 1, 1)
 _ANY = 12.0  # the factor within which a critical batch lies near any recorded one
 
 
@@ -173,7 +189,7 @@ def read_price(text: str | None) -> Price | None:
 
 def evidence(
     run: RunLike,
-    target: str,
+    goal: Goal,
     *,
     curves: RunLike | Sequence[RunLike] = (),
     recorded_batch: Sequence[int] = (),
@@ -185,7 +201,6 @@ def evidence(
     `recorded_batch` is the batch of the whole job for each run, where a run does not know its own.
     With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown.
     """
-    goal = read_goal(target)
     many = [*named(run), *(named(curves) if curves else [])]
     if recorded_batch and len(recorded_batch) != len(many):
         raise UsageError(
@@ -316,10 +331,10 @@ def to_goal(
     [(name, run)] = opened
     price = read_price(asked.price)
     together = several(conditions.accumulate, lambda value: count(value, "accumulate"))
-    if len(together) > 1 or several(conditions.local_steps, str) not in ((), ("1",)):
+    if len(together) > 1:
         raise UsageError(
-            "target: expected one value of --accumulate and no --local-steps with a metric, "
-            f"got {shown(conditions.accumulate)} and {shown(conditions.local_steps)}"
+            "target: expected one value of --accumulate with a metric, got "
+            f"{shown(conditions.accumulate)}"
         )
     batches = _counts(asked.global_batch, "global batch")
     if batches and conditions.workers is not None:
@@ -328,14 +343,16 @@ def to_goal(
     else:
         first = predict(more)
         sizes = first.grid.workers
-    known = evidence(
+    goal = read_goal(str(asked.target))
+    known_at = partial(
+        evidence,
         runs if isinstance(runs, str) else run,
-        str(asked.target),
         curves=asked.curve,
         recorded_batch=_counts(asked.recorded_batch, "recorded batch"),
         critical_batch=asked.critical_batch,
         is_same_batch=not batches and sizes == (run.facts.workers,),
     )
+    known = known_at(goal)
     predictions, between_s = first.predictions, first.interval_s
     if batches:
         speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
@@ -347,7 +364,19 @@ def to_goal(
             asked_more = {**more, "compute_speed": [whole / batch for batch in batches]}
             parts.append(predict(asked_more, workers=size, nodes=None))
         predictions, between_s = _joined(parts, batches)
-    found = to_target(known, predictions, between_s, accumulate=together[0], price=price, name=name)
+    whole = known.pass_samples * together[0]
+    batch = predictions["workers"].astype(float) * whole
+    if batches:
+        batch = predictions["batch"].astype(float)
+    parameters = sum(gradient_bytes(run)) / FLOAT_BYTES
+    needed = _needed(known, known_at, predictions, batch, parameters)
+    notes = list(needed.notes)
+    is_far = known.law.is_far(batch)
+    if is_far.any():
+        notes.append(FarBatches(count=int(is_far.sum()), largest=known.law.largest))
+    if (np.abs(batch / (whole * predictions["workers"]) - 1) > 1e-9).any():
+        notes.append(SamplesCostAlike(run=name, samples=known.pass_samples))
+    found = _times(replace(needed, notes=tuple(notes)), predictions, between_s, together[0], price)
     return first, predictions, between_s, found
 
 
@@ -382,57 +411,138 @@ def _joined(
     return Predictions(axes=axes, measures=measures), (low_s, high_s)
 
 
-def to_target(
-    evidence: Evidence,
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Needed:
+    """The samples that each row needs to a goal, with the ends of their interval."""
+
+    goal: Goal
+    batch: Floats
+    samples: Floats  # NaN where the curve cannot tell
+    low: Floats
+    high: Floats
+    notes: tuple[Finding, ...]
+
+
+def _needed(
+    known: Evidence,
+    known_at: Callable[[Goal], Evidence],
     predictions: Predictions,
-    between_s: tuple[Floats, Floats],
-    *,
-    accumulate: int,
-    price: Price | None,
-    name: str,
-) -> ToTarget:
-    """Multiply the steps of each row by its length."""
-    workers = predictions["workers"].astype(float)
-    whole = evidence.pass_samples * accumulate
-    batch = predictions["batch"].astype(float) if "batch" in predictions.axes else whole * workers
-    samples, low, high = evidence.law.samples(batch)
-    steps = samples / batch
-    step_s = predictions["step_s"] * accumulate
-    time_s = steps * step_s
-    is_known = ~np.isnan(between_s[0])
-    step_low = np.where(is_known, np.maximum(between_s[0], 1e-12) / predictions["step_s"], 1.0)
-    step_high = np.where(is_known, between_s[1] / predictions["step_s"], 1.0)
-    notes = list(evidence.notes)
-    is_far = evidence.law.is_far(batch)
-    if is_far.any():
-        notes.append(FarBatches(count=int(is_far.sum()), largest=evidence.law.largest))
-    if (np.abs(batch / (whole * workers) - 1) > 1e-9).any():
-        notes.append(SamplesCostAlike(run=name, samples=evidence.pass_samples))
+    batch: Floats,
+    parameters: float,
+) -> _Needed:
+    """Find the samples of each row: by its batch, its replicas and its codec."""
+    goal, notes = known.goal, list(known.notes)
+    samples, low, high = (each.copy() for each in known.law.samples(batch))
+    more, less = np.log(high / samples), np.log(samples / low)
+    pairs = np.stack([predictions["workers"], predictions["local_steps"]], axis=1)
+    unreached: list[str] = []
+    beyond: list[Excess] = []
+    for workers, apart in np.unique(pairs[(pairs > 1).all(axis=1)], axis=0).tolist():
+        rows = (pairs == (workers, apart)).all(axis=1)
+        extra = excess(replicas=workers, steps=apart, parameters=parameters)
+        beyond += [extra] if extra.is_beyond else []
+        try:
+            middle, least, most = (
+                known_at(_lower(goal, ratio_)).law.samples(batch[rows])[0]
+                for ratio_ in (extra.ratio, extra.low, extra.high)
+            )
+        except UsageError as error:
+            unreached.append(f"local steps {apart} of {workers} workers: {error}")
+            middle = least = most = np.full(int(rows.sum()), np.nan)
+        is_seldom = middle < apart * batch[rows]
+        if is_seldom.any():
+            fewest = float((middle / batch[rows])[is_seldom].min())
+            unreached.append(f"local steps {apart}: the training has {fewest:,.0f} steps in all")
+            middle = np.where(is_seldom, np.nan, middle)
+        samples[rows] = middle
+        more[rows] = np.hypot(more[rows], np.log(most / middle))
+        less[rows] = np.hypot(less[rows], np.log(middle / least))
+    if np.isnan(samples).all():
+        raise UsageError(unreached[0])
+    if unreached:
+        notes.append(BeyondTheCurve(why=unreached[0], count=int(np.isnan(samples).sum())))
+    if (pairs > 1).all(axis=1).any():
+        notes.append(LocalStepsCost(is_beyond=bool(beyond)))
+    for place, codec in enumerate(predictions.axes["codec"]):
+        if codec.steps is None or codec.steps == _AS_MANY:
+            continue
+        rows = _rows_of(predictions, "codec") == place
+        samples[rows] *= codec.steps.times
+        more[rows] = np.hypot(more[rows], math.log(codec.steps.high / codec.steps.times))
+        less[rows] = np.hypot(less[rows], math.log(codec.steps.times / codec.steps.low))
+        notes.append(
+            CodecStepsMeasured(
+                codec=codec.label,
+                times=codec.steps.times,
+                low=codec.steps.low,
+                high=codec.steps.high,
+            )
+        )
     unknown = {
         codec.label
         for codec in predictions.axes["codec"]
-        if codec.name not in _ROUNDED and not (codec.is_free and codec.ratio == 1)
+        if codec.steps is None and not (codec.is_free and codec.ratio == 1)
     }
     if unknown:
         notes.append(CodecStepsUnknown(codecs=tuple(sorted(unknown))))
-    if not is_known.any():
-        notes.append(StepsOnly())
-    return ToTarget(
-        goal=evidence.goal,
+    return _Needed(
+        goal=goal,
         batch=batch,
+        samples=samples,
+        low=samples * np.exp(-less),
+        high=samples * np.exp(more),
+        notes=tuple(notes),
+    )
+
+
+def _lower(goal: Goal, ratio_: float) -> Goal:
+    """Return the goal that plain training must reach, for a loss that is higher by this ratio."""
+    if not (goal.is_least and goal.value > 0):
+        raise UsageError(
+            f"expected a loss above 0 that is to fall, like loss<=0.3, got {goal}: the published "
+            "effect of local steps is one on losses"
+        )
+    return replace(goal, value=goal.value / ratio_)
+
+
+def _rows_of(predictions: Predictions, axis: str) -> NDArray[np.int64]:
+    """Return the place of each row along an axis."""
+    shape = tuple(len(values) for values in predictions.axes.values())
+    places = np.indices(shape, np.int64)[list(predictions.axes).index(axis)]
+    return np.asarray(places.reshape(-1))
+
+
+def _times(
+    needed: _Needed,
+    predictions: Predictions,
+    between_s: tuple[Floats, Floats],
+    accumulate: int,
+    price: Price | None,
+) -> ToTarget:
+    """Multiply the steps of each row by its length."""
+    steps = needed.samples / needed.batch
+    time_s = steps * predictions["step_s"] * accumulate
+    is_known = ~np.isnan(between_s[0])
+    step_low = np.where(is_known, np.maximum(between_s[0], 1e-12) / predictions["step_s"], 1.0)
+    step_high = np.where(is_known, between_s[1] / predictions["step_s"], 1.0)
+    less = np.hypot(np.log(needed.samples / needed.low), np.log(step_low))
+    more = np.hypot(np.log(needed.high / needed.samples), np.log(step_high))
+    return ToTarget(
+        goal=needed.goal,
+        batch=needed.batch,
         steps=steps,
         time_s=time_s,
-        low_s=time_s * np.exp(-np.hypot(np.log(samples / low), np.log(step_low))),
-        high_s=time_s * np.exp(np.hypot(np.log(high / samples), np.log(step_high))),
-        device_hours=time_s * workers / 3600,
+        low_s=time_s * np.exp(-less),
+        high_s=time_s * np.exp(more),
+        device_hours=time_s * predictions["workers"] / 3600,
         price=price,
-        notes=tuple(notes),
+        notes=needed.notes if is_known.any() else (*needed.notes, StepsOnly()),
     )
 
 
 def answer(found: ToTarget, predictions: Predictions) -> tuple[Finding, ...]:
     """Return the soonest setting, and the cheapest if it is another one."""
-    soonest, cheapest = found.soonest(1)[0], int(np.argmin(found.device_hours))
+    soonest, cheapest = found.soonest(1)[0], int(np.nanargmin(found.device_hours))
     told: list[Finding] = [
         Soonest(goal=str(found.goal), setting=_setting(found, predictions, soonest))
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,8 @@ class Verification:
         return Verified(
             changes=self.made,
             predicted_s=self.predicted_s,
-            low_s=self.low_s,
-            high_s=self.high_s,
+            low_s=None if isnan(self.low_s) else self.low_s,
+            high_s=None if isnan(self.high_s) else self.high_s,
             full_s=self.full_s,
             measured_s=self.measured_s,
             off=abs(self.error),

@@ -27,12 +27,18 @@ from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
-from fullwire.findings.predictions import Suspicion, prediction_notes, suspicion_finding
+from fullwire.findings.predictions import (
+    Suspicion,
+    further_finding,
+    predicted_answer,
+    prediction_notes,
+    suspicion_finding,
+)
 from fullwire.findings.scaling import target_findings
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import Changes, changed, unfolded, with_names
 from fullwire.simulation.grid import AXES_GIVEN, Grid, Order, Predictions, Subject, tried
-from fullwire.simulation.interval import interval_s
+from fullwire.simulation.interval import Further, further_recording, interval_s
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
@@ -70,6 +76,7 @@ class WhatIf(Result):
     changes: Changes = field(default_factory=dict)
     suspicions: tuple[Suspicion, ...] = ()  # On a described cluster.
     to_target: ToTarget | None = None  # If a metric is to reach a value.
+    further: Further | None = None  # The recording that would narrow the widest interval.
 
     def __len__(self) -> int:
         return len(self.predictions)
@@ -88,6 +95,19 @@ class WhatIf(Result):
         """Return the notes on the predictions, a sentence each."""
         notes = self.notes if self.to_target is None else (*self.notes, *self.to_target.notes)
         return sentences(notes)
+
+    @property
+    def answer(self) -> Finding:
+        """Return the answer in short: the only prediction, or the ends of all."""
+        [first, *others] = (subject.step.measured_ns for subject in self.subjects)
+        is_known = first is not None and not any(others) and "modelled" not in self.basis.values()
+        recorded_s = first * 1e-9 if first is not None and is_known else None
+        return predicted_answer(self.predictions, self.interval_s, recorded_s)
+
+    @property
+    def to_record(self) -> Finding | None:
+        """Return the recording that would narrow the widest interval, if one is known to."""
+        return None if self.further is None else further_finding(self.predictions, self.further)
 
     @property
     def reaching(self) -> tuple[Finding, ...]:
@@ -245,7 +265,9 @@ def whatif(
         return predict(replace(conditions, **changed), changes)
 
     first, predictions, around_s, found = to_goal(changed_to, opened, goal, conditions, more)
-    return replace(first, predictions=predictions, interval_s=around_s, to_target=found)
+    return replace(
+        first, predictions=predictions, interval_s=around_s, to_target=found, further=None
+    )
 
 
 def _table(
@@ -265,6 +287,11 @@ def _table(
     only = [run for _, run in many]
     found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
     grid = conditions.grid(only, found)
+    if max(changes.get("fragments", (1,))) > 1 and max(grid.local_steps) == 1:
+        raise UsageError(
+            "fragments: expected local steps with them, as parameters are averaged after these: "
+            "--local-steps 30"
+        )
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         return _predicted(many, found, grid, changes, wanted, progress, those)
@@ -313,6 +340,7 @@ def _predicted(
         subjects=tuple(subjects),
         grid=grid,
         changes=changes,
+        further=further_recording(subjects, grid, predictions, around_s, found.calibration),
         suspicions=suspicions(subjects[:: len(subjects) // len(whole)], grid),
     )
 

@@ -22,6 +22,14 @@ app = typer.Typer(
 )
 
 
+Peers = Annotated[
+    str | None, typer.Option(help="gloo, mpi (OpenMPI), plain (ours)  [default: gloo]")
+]
+Wires = Annotated[
+    str, typer.Option(help="Ours in each of float32,bf16,fp16,int8,auto; against plain")
+]
+
+
 @app.command("recorder")
 def recorder(
     pairs: Annotated[int, typer.Option(help="So many pairs of turns; at least 5")] = 48,
@@ -54,12 +62,11 @@ def transport(
     workers: Annotated[
         int | None, typer.Option(help="Hosts of the lab; under torchrun its ranks take part")
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="gloo, mpi (OpenMPI), or both: gloo,mpi  [default: gloo]")
-    ] = None,
+    against: Peers = None,
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt ours; compared with ours in clear")
     ] = False,
+    wire: Wires = "float32",
     sizes: Annotated[
         str | None, typer.Option(help="All-reduces of: 4B,1MiB  [default: ten from 4B to 256MiB]")
     ] = None,
@@ -76,6 +83,7 @@ def transport(
 
     fullwire bench transport --workers 2 --rate 10Gbps --against gloo
     fullwire bench transport --workers 2 --rate 5Gbps --encrypt
+    fullwire bench transport --workers 4 --rate 1Gbps --wire bf16,int8
     torchrun ... --no-python fullwire bench transport --rate 25Gbps
     """
     from fullwire.report.charts import check_plot_path
@@ -91,10 +99,12 @@ def transport(
     )
     from fullwire.units import bits_per_second, size_bytes
 
+    usual = PLAIN if encrypt or wire != "float32" else "gloo"
     contest = Contest(
         rate_bps=bits_per_second(rate),
-        against=tuple((against or (PLAIN if encrypt else "gloo")).split(",")),
+        against=tuple((against or usual).split(",")),
         encrypts=encrypt,
+        wires=tuple(wire.split(",")),
         sizes_bytes=USUAL_SIZES
         if sizes is None
         else tuple(size_bytes(size, "sizes") for size in sizes.split(",")),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fullwire.cli.options import Json, LineRate, print_json
+from fullwire.cli.options import Json, LineRate, Verbose, print_json
 from fullwire.errors import UsageError
 
 _AFTER = "fullwire.compare.after"  # how many runs stand after --
@@ -58,6 +58,7 @@ def compare(
         typer.Option(metavar="METRIC<=VALUE", help="Which side reached it first: 'loss<=0.3'"),
     ] = None,
     line_rate: LineRate = None,
+    verbose: Verbose = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")
     ] = False,
@@ -72,8 +73,9 @@ def compare(
     fullwire compare main*.run -- pr*.run --fail-if-slower 5% --markdown
     fullwire compare before.run after.run --until 'loss<=0.3'
 
-    The first run predicts the second where links, workers, buckets or a casting hook changed. The
-    answer then has the prediction beside the measurement.
+    The first run predicts the second where links, workers, buckets, the backend or a casting hook
+    changed. The answer then has the prediction beside the measurement. -v adds each recording, the
+    account of both sides, every fact that differs, and notes.
     """
     from fullwire.answers.changed import changed
     from fullwire.answers.compare import compare as answer
@@ -116,6 +118,6 @@ def compare(
     elif markdown:
         sys.stdout.write(comparison_markdown(result, parts, verification, gate, goal))
     else:
-        print_comparison(result, parts, verification, before, after, gate, goal)
+        print_comparison(result, parts, verification, before, after, gate, goal, is_full=verbose)
     if gate is not None and gate.state == "slower":
         raise typer.Exit(1)

@@ -24,7 +24,7 @@ def fixes(json: Json = False) -> None:
     fullwire apply buckets:50 -- torchrun --nproc-per-node=2 train.py
     """
     from fullwire.fixes import fix_kinds
-    from fullwire.report.terminal import print_fix_kinds
+    from fullwire.report.fixing import print_fix_kinds
 
     kinds = list(fix_kinds().values())
     if json:

@@ -12,6 +12,9 @@ import typer
 from fullwire.simulation.conditions import CHANGES
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Verbose: TypeAlias = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Everything behind the answer, and all notes.")
+]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 ClusterOption: TypeAlias = Annotated[
     str | None,

@@ -42,6 +42,9 @@ def record(
             help="A metric in the job's output: 'loss: ([0-9.]+)'. Can be given several times.",
         ),
     ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Nobody else may read the run [default: by umask]")
+    ] = False,
 ) -> None:
     """Run a training job unchanged, and record it.
 
@@ -71,7 +74,10 @@ def record(
                 "--metric reads the output of the whole job: expected none with --part; "
                 "fullwire.log works in every task"
             )
-        raise typer.Exit(record_part(command, output, packets=packets, probe=probe, noise=noise))
+        status = record_part(
+            command, output, packets=packets, probe=probe, noise=noise, private=private
+        )
+        raise typer.Exit(status)
     recording = run_and_keep(
         command,
         output,
@@ -80,6 +86,7 @@ def record(
         noise=noise,
         metric=metric or (),
         replace=force,
+        private=private,
     )
     for line in recording_lines(recording.path):
         tell(line)  # standard output belongs to the job

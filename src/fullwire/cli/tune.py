@@ -56,7 +56,7 @@ def tune(
     from fullwire.fixes import Risk
     from fullwire.lab.description import describe
     from fullwire.report.as_data import tuning_object
-    from fullwire.report.terminal import print_tuning
+    from fullwire.report.fixing import print_tuning
 
     if allow not in get_args(Risk):
         raise UsageError(f"--allow: expected {', '.join(get_args(Risk))}, got {allow}")

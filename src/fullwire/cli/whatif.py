@@ -17,6 +17,7 @@ from fullwire.cli.options import (
     LineRate,
     On,
     Placement,
+    Verbose,
     print_json,
     with_options,
 )
@@ -161,6 +162,7 @@ def whatif(
     on: On = "here",
     force: Force = False,
     format_: Annotated[str, typer.Option("--format", help="table, csv or json")] = "table",
+    verbose: Verbose = False,
     json: Json = False,
     **asked: Any,
 ) -> None:
@@ -175,7 +177,8 @@ def whatif(
     fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps --target 0.95
     fullwire whatif job.run --curve b.run --target 'loss<=0.3' --global-batch 256
 
-    `fullwire workloads` lists the built-in models, `fullwire cluster list` the built-in clusters.
+    The first line is the answer. -v adds all notes. `fullwire workloads` lists the built-in
+    models, `fullwire cluster list` the built-in clusters.
     """
     from fullwire.answers import whatif as answers
     from fullwire.run.store import write
@@ -196,7 +199,7 @@ def whatif(
     if plot is not None:
         plot_whatif(result, plot)
         tell(f"drawn: {plot}")
-    _show(result, "json" if json else format_, best)
+    _show(result, "json" if json else format_, best, is_full=verbose)
 
 
 def _check_together(format_: str, json: bool, calibrate: object, transport: str) -> None:
@@ -211,7 +214,7 @@ def _check_together(format_: str, json: bool, calibrate: object, transport: str)
         )
 
 
-def _show(result: WhatIf, format_: str, best: int | None) -> None:
+def _show(result: WhatIf, format_: str, best: int | None, *, is_full: bool) -> None:
     from fullwire.report import as_data, terminal
 
     if format_ == "csv":
@@ -219,7 +222,4 @@ def _show(result: WhatIf, format_: str, best: int | None) -> None:
     elif format_ == "json":
         print_json(as_data.whatif_object(result, best))
     else:
-        for found in filter(None, (result.holding_back, result.reaching)):
-            terminal.print_sentences_of(found)
-            terminal.say("")
-        terminal.print_whatif(result, best)
+        terminal.print_whatif(result, best, is_full=is_full)

@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from fullwire.compression.compressor import Combining, Compressor
+from fullwire.compression.compressor import Combining, Compressor, MoreSteps
 from fullwire.compression.method import FLOAT_BYTES, Method, Shape
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import opened
 from fullwire.registry import Registry
 from fullwire.units import shown
 
@@ -63,6 +64,8 @@ class Codec:
     method: Callable[..., Method] | None = None  # By the options; None for predictions only.
     by_shape: bool = False  # Its ratio depends on the shapes of gradients.
     most_error: float | None = None  # The guard's limit, where nobody gives one.
+    # By settings, as "rank=2": the least and most of three trainings (validation/compression.py).
+    steps: Mapping[str, MoreSteps] = field(default_factory=dict)
 
     def compressor(
         self,
@@ -77,12 +80,14 @@ class Codec:
         With other settings, it has another `name` and `ratio`. `cost` was measured by the caller.
         """
         where = "a GPU" if on_gpu else "a processor"
+        settings = (name or "").partition(":")[2]
         cost = cost or (self.on_gpu if on_gpu else self.on_processor)
         known = Compressor(
             ratio=self.ratio if ratio is None else ratio,
             combining=self.combining,
             name=name or self.key,
             caveat=f"its cost on {where} is unknown and counts as nothing",
+            steps=self.steps.get(settings),
         )
         if cost is None:
             return known
@@ -202,9 +207,8 @@ class _Printed(msgspec.Struct):
 def costs_in(path: Path) -> dict[str, Cost]:
     """Read the costs of codecs from what `fullwire codecs --json` printed."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Printed)
-    except OSError as error:
-        raise UsageError(f"codec costs: {path}: {error.strerror or error}") from None
+        with opened(path) as file:
+            found = msgspec.json.decode(file.read(), type=_Printed)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedInput(
             str(path), f"expected the output of fullwire codecs --json: {error}"

@@ -24,6 +24,15 @@ Combining: TypeAlias = Literal["sum", "exchange", "gather"]
 _EXPECTED = "RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather, like 4,20GB/s,20GB/s,sum"
 
 
+@dataclass(frozen=True, slots=True)
+class MoreSteps:
+    """How many times the steps of float32 gradients a training needs to reach the same loss."""
+
+    times: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor:
     """A compressor by its figures; the speeds are of the uncompressed side, in bits per second."""
@@ -35,6 +44,7 @@ class Compressor:
     work_per_byte: float = 1.0  # of sending and adding a compressed byte, relative to a float32's
     name: str = ""  # of a codec with a name
     caveat: str = ""  # the unknown part of its cost
+    steps: MoreSteps | None = None  # to the same loss; None if nobody measured them
 
     def __post_init__(self) -> None:
         if not (self.ratio >= 1 and math.isfinite(self.ratio)):

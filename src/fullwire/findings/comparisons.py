@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
+from typing import Any
 
 from fullwire.collectives.cost import Floats
 from fullwire.findings.finding import Finding
@@ -13,6 +14,9 @@ from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 SMALL = 0.05  # A change of this size interests people.
 _MEANS_DIFFER = 0.05  # A larger difference from usual steps: others changed.
 _NOT_SHOWN = 0.0005  # Of the step: a smaller change would print as 0.
+_LARGE = 1.1  # Times: a larger change is told in times, a smaller one as a share.
+_MOST_FACTS = 4  # In a sentence.
+_NO_VALUE = {"-": "(no value)"}
 _MUCH = 0.05  # A sentence needs a change of bytes, or of length, above this.
 
 
@@ -34,60 +38,99 @@ class LongerOrShorter(Finding):
     is_shorter: bool
 
 
-class TooFewToTell(Finding):
-    """The steps are too few to tell the change from noise."""
+class TimesFaster(Finding):
+    """The size of a large change: how many times faster or slower."""
 
-    template = "{of_passes:Passes|Steps} are {change}; too few steps to tell this from noise."
+    template = "{times:.3g}x {is_faster:faster|slower}"
+
+    times: float
+    is_faster: bool
+
+
+class StepsAre(Finding):
+    """The size of a small change, as a share of the step."""
+
+    template = "{of_passes:Passes|Steps} are {change}"
 
     of_passes: bool
     change: Finding
 
 
-class RatioInterval(Finding):
-    """The 95 % interval of the ratio of the steps."""
+class TimesBetween(Finding):
+    """The 95 % interval of a large change."""
 
-    template = "95 %: after/before {low:.4f} to {high:.4f}"
+    template = "95 %: {low:.3g}x to {high:.3g}x"
 
     low: float
     high: float
 
 
-class NoDifference(Finding):
+class SharesBetween(Finding):
+    """The 95 % interval of a small change."""
+
+    template = "95 %: {low} to {high}"
+
+    low: Finding
+    high: Finding
+
+
+class TooFewToTell(Finding):
+    """The steps are too few to tell the change from noise."""
+
+    template = (
+        "Too few steps to tell a change from noise: {before_s:time} -> {after_s:time} a "
+        "{of_passes:pass|step}, {change}."
+    )
+
+    of_passes: bool
+    change: Finding
+    before_s: float
+    after_s: float
+
+
+class WithinNoise(Finding):
+    """A change that noise may explain."""
+
+    of_passes: bool
+    change: Finding
+    interval: SharesBetween
+    unseen: float
+    before_s: float
+    after_s: float
+
+
+class NoDifference(WithinNoise):
     """The change is within noise."""
 
     template = (
-        "No difference beyond noise: {of_passes:passes|steps} are {change} ({interval}); less than "
-        "{unseen:.1%} would not show."
+        "No difference beyond noise: {before_s:time} -> {after_s:time} a {of_passes:pass|step}, "
+        "{change} ({interval}). A change of less than {unseen:.1%} would not show."
     )
 
-    of_passes: bool
-    change: Finding
-    interval: RatioInterval
-    unseen: float
 
-
-class NoiseMayBeAll(Finding):
+class NoiseMayBeAll(WithinNoise):
     """The change is large, but noise may be as large."""
 
     template = (
-        "Whether anything changed is not told: {of_passes:passes|steps} are {change}, but these "
-        "recordings scatter as much ({interval}); less than {unseen:.1%} would not show."
+        "Not decided: {before_s:time} -> {after_s:time} a {of_passes:pass|step}, {change}, but "
+        "these recordings scatter as much ({interval}). A change of less than {unseen:.1%} would "
+        "not show."
     )
-
-    of_passes: bool
-    change: Finding
-    interval: RatioInterval
-    unseen: float
 
 
 class MoreThanNoise(Finding):
     """The change is beyond noise."""
 
-    template = "{of_passes:Passes|Steps} are {change}, more than noise ({interval})."
+    template = (
+        "{change}, more than noise ({interval}): {before_s:time} -> {after_s:time} a "
+        "{of_passes:pass|step}."
+    )
 
     of_passes: bool
     change: Finding
-    interval: RatioInterval
+    interval: Finding
+    before_s: float
+    after_s: float
 
 
 def size_of_change(ratio: float) -> Finding:
@@ -98,18 +141,40 @@ def size_of_change(ratio: float) -> Finding:
 
 
 def change_of_steps(
-    ratio: float, low: float | None, high: float | None, *, of_passes: bool = False
+    times_s: tuple[float, float],
+    low: float | None,
+    high: float | None,
+    *,
+    of_passes: bool = False,
 ) -> Finding:
-    """Say whether the second run's steps are shorter or longer, and whether that exceeds noise."""
+    """Say whether steps became shorter or longer, and whether that exceeds noise.
+
+    `low` and `high` are the ends of the interval of the ratio of `times_s`, after over before.
+    """
+    before_s, after_s = times_s
+    ratio = after_s / before_s
     change = size_of_change(ratio)
+    told: dict[str, Any] = {"of_passes": of_passes, "before_s": before_s, "after_s": after_s}
     if low is None or high is None:
-        return TooFewToTell(of_passes=of_passes, change=change)
-    interval = RatioInterval(low=low, high=high)
+        return TooFewToTell(change=change, **told)
+    ends = sorted((low, high), key=lambda end: abs(end - 1))
     if low <= 1 <= high:
-        unseen = high / ratio - 1
+        between = SharesBetween(low=size_of_change(low), high=size_of_change(high))
         kind = NoDifference if abs(ratio - 1) < SMALL else NoiseMayBeAll
-        return kind(of_passes=of_passes, change=change, interval=interval, unseen=unseen)
-    return MoreThanNoise(of_passes=of_passes, change=change, interval=interval)
+        return kind(change=change, interval=between, unseen=high / ratio - 1, **told)
+    if max(ratio, 1 / ratio) < _LARGE:
+        least, most = (size_of_change(end) for end in ends)
+        return MoreThanNoise(
+            change=StepsAre(of_passes=of_passes, change=change),
+            interval=SharesBetween(low=least, high=most),
+            **told,
+        )
+    least_times, most_times = sorted(max(end, 1 / end) for end in ends)
+    return MoreThanNoise(
+        change=TimesFaster(times=max(ratio, 1 / ratio), is_faster=ratio < 1),
+        interval=TimesBetween(low=least_times, high=most_times),
+        **told,
+    )
 
 
 class SlowerThanAllowed(Finding):
@@ -284,19 +349,107 @@ class Verified(Finding):
     """The prediction for the second run, and its measurement."""
 
     template = (
-        "With {changes:list}: predicted {predicted_s:time} ({low_s:time} to {high_s:time}"
-        "{full_s:?; {full_s:time} on a full wire}), measured {measured_s:time}: {off:.1%} off, "
-        "{holds:within|OUTSIDE} the interval."
+        "Predicted {predicted_s:time}{low_s:? ({low_s:time} to {high_s:time})}"
+        "{full_s:?, {full_s:time} with full links,} with {changes:list}, measured "
+        "{measured_s:time}: {off:.1%} off{low_s:?, {holds:inside|OUTSIDE} the interval}."
     )
 
     changes: tuple[Finding, ...]
     predicted_s: float
-    low_s: float
-    high_s: float
+    low_s: float | None  # None if one prediction has no interval
+    high_s: float | None
     full_s: float | None
     measured_s: float
     off: float
     holds: bool
+
+
+# ---- the changes ---------------------------------------------------------------------------------
+
+
+class FactChanged(Finding):
+    """A fact of the jobs that differs."""
+
+    template = "{name} {before} -> {after}"
+
+    name: str
+    before: str
+    after: str
+
+
+class PartChanged(Finding):
+    """A part of the account that differs much."""
+
+    template = "{label} {before_s:time} -> {after_s:time}"
+
+    label: str
+    before_s: float
+    after_s: float
+
+
+class FactsChanged(Finding):
+    """The facts that differ."""
+
+    template = "Changed: {facts:list}{more:?, and {more} more}."
+
+    facts: tuple[FactChanged, ...]
+    more: int
+
+
+class PartsChanged(Finding):
+    """The parts of a step that became much shorter or longer."""
+
+    template = (
+        "Of a {of_passes:pass|step}: {parts:list}; every other part changed by less than "
+        "{rest:.0%} of it."
+    )
+
+    parts: tuple[PartChanged, ...]
+    rest: float
+    of_passes: bool
+
+
+class PartsAsBefore(Finding):
+    """No part of a step became much shorter or longer."""
+
+    template = "Each part of a {of_passes:pass|step} changed by less than {rest:.0%} of it."
+
+    rest: float
+    of_passes: bool
+
+
+def about_changes(
+    facts: Sequence[tuple[str, str, str]],
+    parts: Sequence[tuple[str, float, float]],
+    step_s: float,
+    *,
+    of_passes: bool,
+) -> Iterator[Finding]:
+    """Yield what differs between two runs: facts of the jobs, and parts of the step.
+
+    `facts` and `parts` are names or labels, with the values before and after. `step_s` is the
+    step before.
+    """
+    if facts:
+        told = [
+            FactChanged(name=name, before=_NO_VALUE.get(old, old), after=_NO_VALUE.get(new, new))
+            for name, old, new in facts
+        ]
+        told.sort(key=lambda each: len(each.before) + len(each.after))  # long ones are for -v
+        first = tuple(told[:_MOST_FACTS])
+        yield FactsChanged(facts=first, more=len(told) - len(first))
+    if not parts:
+        return
+    much = [each for each in parts if abs(each[2] - each[1]) >= SMALL * step_s]
+    if not much:
+        yield PartsAsBefore(rest=SMALL, of_passes=of_passes)
+        return
+    much.sort(key=lambda each: -abs(each[2] - each[1]))
+    yield PartsChanged(
+        parts=tuple(PartChanged(label=name, before_s=old, after_s=new) for name, old, new in much),
+        rest=SMALL,
+        of_passes=of_passes,
+    )
 
 
 # ---- the notes -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.clusters.cluster import LINK_KINDS, SPINE
+from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.findings.finding import Finding
 from fullwire.findings.memory import memory_finding
@@ -15,10 +16,13 @@ from fullwire.findings.others import about_others
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import usual_step_s
-from fullwire.simulation.grid import Grid, Subject, tried
+from fullwire.simulation.conditions import CONDITIONS
+from fullwire.simulation.grid import Grid, Predictions, Subject, tried
+from fullwire.simulation.interval import Further
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.units import show_rate
 from fullwire.workloads import workload
 
 NOTABLE = 0.01  # Of the step: a smaller difference of two steps is left out.
@@ -171,6 +175,129 @@ class TreeAtItsBest(Finding):
     )
 
 
+class StepPredicted(Finding):
+    """The answer of one prediction."""
+
+    template = (
+        "{run} with {conditions:list}: a step takes {step_s:time}"
+        "{low_s:? ({low_s:time} to {high_s:time})}{recorded_s:?; {recorded_s:time} in the run}. "
+        "Scaling factor {factor:.2f}."
+    )
+
+    run: str
+    conditions: tuple[str, ...]
+    step_s: float
+    low_s: float | None
+    high_s: float | None
+    recorded_s: float | None
+    factor: float
+
+
+class StepsPredicted(Finding):
+    """The answer of several predictions: the ends of the scaling factor, and of steps."""
+
+    template = (
+        "Scaling factor {least:.2f} ({least_with:list}) to {most:.2f} ({most_with:list}); steps "
+        "take {shortest_s:time} to {longest_s:time}{recorded_s:?, {recorded_s:time} in the run}."
+    )
+
+    least: float
+    least_with: tuple[str, ...]
+    most: float
+    most_with: tuple[str, ...]
+    shortest_s: float
+    longest_s: float
+    recorded_s: float | None
+
+
+class FasterLinksNarrow(Finding):
+    """A recording on other links would narrow the widest interval."""
+
+    template = (
+        "The widest interval ({conditions:list}): no link of {rate_bps:rate} was recorded. One "
+        "more recording there, given with --calibrate more.run, would make it {share:.0%} as wide"
+        "{command:?: {command}}."
+    )
+
+    conditions: tuple[str, ...]
+    share: float
+    rate_bps: float
+    command: str  # that records in the lab; "" for a job of other machines
+
+
+class QuietProcessorsNarrow(Finding):
+    """A recording without other work would narrow the widest interval."""
+
+    template = (
+        "The widest interval ({conditions:list}) would be {share:.0%} as wide after a recording "
+        "without other programs on the processors."
+    )
+
+    conditions: tuple[str, ...]
+    share: float
+
+
+def predicted_answer(
+    table: Predictions, around_s: tuple[Floats, Floats], recorded_s: float | None
+) -> Finding:
+    """Return the answer of a table: the only prediction, or the ends of all of them.
+
+    `recorded_s` is the step of the only run, as it was measured.
+    """
+    step_s, factor = table["step_s"], table["scaling_factor"]
+    if len(table) == 1:
+        has_interval = not np.isnan(around_s[0][0])
+        return StepPredicted(
+            run=str(table["run"][0]),
+            conditions=_conditions_of(table, 0, every=True),
+            step_s=float(step_s[0]),
+            low_s=float(around_s[0][0]) if has_interval else None,
+            high_s=float(around_s[1][0]) if has_interval else None,
+            recorded_s=recorded_s,
+            factor=float(factor[0]),
+        )
+    least, most = int(np.argmin(factor)), int(np.argmax(factor))
+    return StepsPredicted(
+        least=float(factor[least]),
+        least_with=_conditions_of(table, least),
+        most=float(factor[most]),
+        most_with=_conditions_of(table, most),
+        shortest_s=float(step_s.min()),
+        longest_s=float(step_s.max()),
+        recorded_s=recorded_s,
+    )
+
+
+def further_finding(table: Predictions, further: Further) -> Finding:
+    """Return the recording that would narrow the widest interval of a table."""
+    conditions = _conditions_of(table, further.row, every=len(table) == 1)
+    if further.rate_bps is None:
+        return QuietProcessorsNarrow(conditions=conditions, share=further.share)
+    command = ""
+    if further.lab_workers is not None:
+        rate = show_rate(further.rate_bps).replace(" ", "")
+        command = f"fullwire lab run --workers {further.lab_workers} --rate {rate} -o more.run"
+    return FasterLinksNarrow(
+        conditions=conditions, share=further.share, rate_bps=further.rate_bps, command=command
+    )
+
+
+def _conditions_of(table: Predictions, row: int, *, every: bool = False) -> tuple[str, ...]:
+    """Return the conditions of a row that vary; on demand also the usual ones of a question."""
+    varying = {axis for axis, values in table.axes.items() if len(values) > 1}
+    asked = varying | ({"workers", "bandwidth_bps", "compression"} if every else set())
+    if "codec" in varying:
+        asked.add("compression")
+        if all(codec.is_free for codec in table.axes["codec"]):
+            asked.discard("codec")
+    values = {axis: table[axis][row] for axis in CONDITIONS if axis in asked}
+    return tuple(
+        CONDITIONS[axis].worded(value)
+        for axis, value in values.items()
+        if not (every and value == CONDITIONS[axis].usual)
+    )
+
+
 def prediction_notes(
     named: Sequence[tuple[str, Run]],
     subjects: Sequence[Subject],
@@ -178,10 +305,12 @@ def prediction_notes(
     *,
     ranks_are_placed: bool = False,
 ) -> Iterator[Finding]:
-    """Yield the notes on predictions.
+    """Yield the notes on predictions, missing data first.
 
     `ranks_are_placed` says that the user gave the number of ranks of each host.
     """
+    for name, run in named:
+        yield from (NamedRunIsPartial(run=name, what=each) for each in run.missing)
     by_device: dict[tuple[str, str], list[str]] = {}
     for name, run in named:
         if run.provenance.basis == "modelled":
@@ -238,7 +367,6 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
         yield from (OfRun(run=name, what=each) for each in about_others(run))
     if subject.step.shards > 1:
         yield SummedInGroups(run=name, shards=subject.step.shards)
-    yield from (NamedRunIsPartial(run=name, what=each) for each in run.missing)
     if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
         yield OthersMayBeLater(run=name)
 

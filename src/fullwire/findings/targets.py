@@ -127,6 +127,41 @@ class CodecStepsUnknown(Finding):
     codecs: tuple[str, ...]
 
 
+class CodecStepsMeasured(Finding):
+    """A compressor needs more steps, as trainings of other models showed."""
+
+    template = (
+        "{codec} is taken to need {times:.2f} times the steps ({low:.2f} to {high:.2f}), as in "
+        "three small trainings; your model may need others."
+    )
+
+    codec: str
+    times: float
+    low: float
+    high: float
+
+
+class LocalStepsCost(Finding):
+    """Workers that average seldom end at a higher loss."""
+
+    template = (
+        "Workers that average every few steps end at a higher loss. How much higher is taken from "
+        "DiLoCo's papers, which use an outer optimizer"
+        "{is_beyond:?; these replicas, steps or parameters are beyond what they tried}."
+    )
+
+    is_beyond: bool
+
+
+class BeyondTheCurve(Finding):
+    """Some settings need a loss that the recorded curve does not show."""
+
+    template = "{count:,} {count:setting has|settings have} no time to the target: {why}."
+
+    count: int
+    why: str
+
+
 class CurveWasCleaned(Finding):
     """Some values of a metric were reported twice or are no number."""
 

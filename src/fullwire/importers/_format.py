@@ -84,3 +84,26 @@ class Format:
     beside: Beside | None = None  # its files may stand beside those of another format
     write: Callable[[Sequence[Path], Options, Writing], Path] | None = None  # in bounded memory
     tables: Callable[[Path], list[Table]] | None = None  # for benchmarks of collectives
+
+
+def run_of_metrics(
+    source: Path, rows: Sequence[tuple[int, str, float, int]], problems: Sequence[str]
+) -> Run:
+    """Return a run that has metrics only: step, name, value and time in nanoseconds."""
+    import numpy as np
+
+    from fullwire.run.gaps import gaps_of
+    from fullwire.run.run import Metrics, Provenance, Run
+
+    steps, names, values, times_ns = zip(*rows, strict=True)
+    whole_ns = np.array(times_ns, np.int64)
+    return Run(
+        provenance=Provenance(origin="imported", source=str(source)),
+        gaps=gaps_of(problems),
+        metrics=Metrics(
+            step=np.array(steps, np.int64),
+            name=np.array(names, object),
+            value=np.array(values, float),
+            time_ns=whole_ns - whole_ns.min(),
+        ),
+    )

@@ -18,13 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from fullwire.errors import DamagedInput
 from fullwire.importers._encodings import BrokenMessageError, fields, signed
-from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness
-from fullwire.run.gaps import gaps_of
-from fullwire.run.run import Metrics, Provenance, Run
+from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, run_of_metrics
+from fullwire.run.run import Run
 
 _MARK, _HEAD_BYTES = b"brain.Event:", 12
 _HEAD, _SUM = struct.Struct("<QI"), struct.Struct("<I")
@@ -55,18 +52,7 @@ def read_tensorboard(paths: Sequence[Path]) -> Run:
     if not rows:
         why = problems[0] if problems else "no scalar is in it"
         raise DamagedInput(paths[0], f"expected scalars; {why}")
-    steps, names, values, times_ns = zip(*rows, strict=True)
-    first_ns = min(times_ns)
-    return Run(
-        provenance=Provenance(origin="imported", source=str(paths[0])),
-        gaps=gaps_of(problems),
-        metrics=Metrics(
-            step=np.array(steps, np.int64),
-            name=np.array(names, object),
-            value=np.array(values, float),
-            time_ns=np.array(times_ns, np.int64) - first_ns,
-        ),
-    )
+    return run_of_metrics(paths[0], rows, problems)
 
 
 def _events(file: BinaryIO) -> Iterator[bytes]:

@@ -64,6 +64,7 @@ from fullwire.run.store import RunWriter
 # The number of collectives that a process group works on at once: torch's ProcessGroupGloo has two
 # threads, and ProcessGroupNCCL has one stream.
 AT_ONCE = {"gloo": 2, "nccl": 1}
+_LARGEST_OF_RANKS = ("wire_error", "wire_messages", "wire_widened")
 _TOLD = (Note.BEGUN, Note.HEARD, Note.REDUCED, Note.SENT)
 SPARSE = (  # few in a step
     Note.OPTIMIZER,
@@ -75,6 +76,7 @@ SPARSE = (  # few in a step
     Note.DELAY,
     Note.OWN_NOISE,
     Note.MEAN_NOISE,
+    Note.SHARD_NOISE,
 )
 OFTEN = 0.5  # Share of the steps that must have work before the forward, for it to be usual.
 DISK_BLOCK_BYTES = 512  # The kernel counts such blocks.
@@ -90,7 +92,7 @@ class _Rank:
     processors: Whole  # Notes of processor time.
     before_forward: Whole  # Notes of the program's thread before forward passes.
     delays: Whole  # Notes of computing threads that waited for a processor.
-    noise: tuple[Whole, Whole]  # Notes of its own squared gradient, and of the mean's.
+    noise: tuple[Whole, ...]  # Notes of squared gradients: its own, the mean's, its shard's.
     steps: Steps
     is_probe: NDArray[np.bool_]  # for each step: the times of probe steps are unusual
     shift_ns: int
@@ -166,8 +168,10 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
         for identity in journal.defined("identity"):
             told |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
         for fact in journal.defined("fact"):
-            value = fact["value"]
-            told[str(fact["name"])] = value if isinstance(value, int | float) else str(value)
+            name, value = str(fact["name"]), fact["value"]
+            if name in _LARGEST_OF_RANKS:
+                value = max(value, told.get(name, value))
+            told[name] = value if isinstance(value, int | float) else str(value)
     late = sum(journal.late_ends for journal in chosen)
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)
@@ -343,7 +347,7 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
         processors=sparse[Note.PROCESSOR],
         before_forward=sparse[Note.BEFORE_FORWARD],
         delays=sparse[Note.DELAY],
-        noise=(sparse[Note.OWN_NOISE], sparse[Note.MEAN_NOISE]),
+        noise=tuple(sparse[kind] for kind in (Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE)),
         steps=steps,
         is_probe=np.isin(np.arange(len(steps)), steps.of(sparse[Note.PROBE][:, 1])),
         shift_ns=shift_ns,

@@ -20,6 +20,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -53,7 +54,7 @@ from fullwire.recorder.printed import Output, Pattern
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run
-from fullwire.run.store import RunWriter, new_place, read_run, refuse_taken
+from fullwire.run.store import PRIVATE, RunWriter, new_place, read_run, refuse_taken
 from fullwire.units import show_time
 
 _INTERRUPTED = 128 + signal.SIGINT  # the status that a shell gives
@@ -101,6 +102,7 @@ def record(
     noise: bool = False,
     metric: str | Sequence[str] = (),
     replace: bool = False,
+    private: bool = False,
 ) -> Recording:
     """Run a command, record its processes, and write the run.
 
@@ -113,6 +115,7 @@ def record(
     - `noise`: note gradient noise in one step of ten, for the time to a target.
     - `metric`: patterns for metrics in the job's output, such as `"loss: ([0-9.]+)"`.
     - `replace`: replace a run that exists.
+    - `private`: nobody else may read the run or its recording, whatever the umask says.
 
         done = fw.record(["torchrun", "--nproc-per-node=2", "train.py"], "job.run")
         done.exit_status
@@ -137,7 +140,7 @@ def record(
 
     passed_on = contextlib.ExitStack()
     known = Known(source=without_secrets(command))
-    return keep(play, output, known, replace=replace, beside=passed_on)
+    return keep(play, output, known, replace=replace, private=private, beside=passed_on)
 
 
 def keep(
@@ -146,6 +149,7 @@ def keep(
     known: Known,
     *,
     replace: bool = False,
+    private: bool = False,
     beside: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Recording:
     """Play a job whose processes record themselves into a directory, and write it as a run.
@@ -157,7 +161,7 @@ def keep(
     place = new_place(output)
     refuse_taken(place, replace)
     directory = directory_of(place)
-    _begin(directory, known)
+    _begin(directory, known, private)
     try:
         with live_line(directory), beside or contextlib.nullcontext():
             status = play(directory)
@@ -180,7 +184,7 @@ def keep(
     try:
         wait_for_samplers(directory, lambda header: True)
         wait_for_captures(directory)
-        with RunWriter(place, replace=replace) as writer:
+        with RunWriter(place, replace=replace, private=private) as writer:
             path = assemble([directory], writer, ended)
         put_captures(directory, path)
     except UsageError as error:  # for example on a full disk: the recording is kept
@@ -202,6 +206,7 @@ def record_part(
     packets: bool = False,
     probe: bool = False,
     noise: bool = False,
+    private: bool = False,
 ) -> int:
     """Run a command that is one task of a job among several; return its exit status.
 
@@ -215,7 +220,7 @@ def record_part(
     directory = directory_of(place)
     refuse_live(directory)
     sampled = sampled_command(directory, command, packets=packets)
-    note = begin_part(directory, command, os.environ)
+    note = begin_part(directory, command, os.environ, private)
     environment = recorded_environment(directory, os.environ, probe=probe, noise=noise)
     status = run_to_its_end(sampled, environment)
     wait_for_samplers(directory, _has_lost_its_job)
@@ -268,7 +273,8 @@ def join(
         facts, missing = told_by(parts)
         source = parts[0].command if parts else shlex.join(map(str, places))
         known = Known(source=source, facts=facts, missing=tuple(missing))
-    with RunWriter(output, replace=replace) as writer:
+    private = any(stat.S_IMODE(place.stat().st_mode) == PRIVATE for place in places)
+    with RunWriter(output, replace=replace, private=private) as writer:
         path = assemble(places, writer, known)
     return Recording(path=path, exit_status=0)
 
@@ -305,10 +311,11 @@ def _check_command(command: Sequence[str]) -> None:
         raise UsageError("record: expected a command after --, like: -- torchrun train.py")
 
 
-def _begin(directory: Path, known: Known) -> None:
+def _begin(directory: Path, known: Known, private: bool) -> None:
     """Make the directory, and write into it the facts that `join` could not find out later."""
     try:
-        directory.mkdir(parents=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(PRIVATE if private else 0o777)
     except FileExistsError:
         refuse_live(directory)
         raise UsageError(
@@ -347,11 +354,14 @@ def refuse_one_of_many(output: Path, environment: Mapping[str, str]) -> None:
             )
 
 
-def begin_part(directory: Path, command: Sequence[str], environment: Mapping[str, str]) -> Path:
+def begin_part(
+    directory: Path, command: Sequence[str], environment: Mapping[str, str], private: bool = False
+) -> Path:
     """Note that a part has begun, unless the directory is another job's; return the note's file."""
     job = "/".join(environment[name] for name in _JOB_VARIABLES if name in environment)
     try:
-        directory.mkdir(parents=True, exist_ok=True)  # other parts do the same at this moment
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(PRIVATE if private else 0o777, exist_ok=True)  # other parts do so just now
         others = {part.job for part in parts_in([directory])}
     except (OSError, ValueError) as error:
         raise UsageError(f"{directory}: cannot be recorded into: {error}") from None

@@ -41,6 +41,10 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     }
     if result.to_target is not None:
         return _with_target(shown, result, result.to_target, best)
+    shown["sentence"] = sentence(result.answer)
+    told, further = result.to_record, result.further
+    if told is not None and further is not None:
+        shown["further_recording"] = {**asdict(further), "sentence": sentence(told)}
     if result.tuning:
         shown["tuning"] = [asdict(each) for each in result.tuning]
     if best is not None:
@@ -81,6 +85,8 @@ def _with_target(
     ends = zip(found.low_s.tolist(), found.high_s.tolist(), strict=True)
     for row, (low_s, high_s) in zip(shown["rows"], ends, strict=True):
         row["time_to_target_interval"] = _interval_object(low_s, high_s)
+        for name in found.columns():
+            row[name] = None if isnan(row[name]) else row[name]
     shown["target"] = {
         "metric": found.goal.metric,
         "value": found.goal.value,
@@ -179,7 +185,7 @@ def verification_object(result: Verification | None) -> dict[str, Any] | None:
         "full_s": result.full_s,
         "measured_s": result.measured_s,
         "error": result.error,
-        "holds": result.holds,
+        "holds": None if isnan(result.low_s) else result.holds,
     }
 
 

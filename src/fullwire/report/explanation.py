@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fullwire.answers.explain import Explanation
 from fullwire.findings.case import NOTABLE
+from fullwire.findings.comparisons import about_changes
 from fullwire.findings.notes import RunIsPartial
 from fullwire.findings.scaling import ScalingFactor
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
 _MOST_RANKS = 32
-_FIRST_FIXES, _FIRST_PARTS = 3, 5  # of the first screen
+_FIRST_FIXES, _FIRST_PARTS, _FIRST_NOTES = 3, 5, 3  # of the first screen
 _LITTLE = 0.001  # of the step: smaller parts have no row of their own there
 _WIDEST = 100  # columns of an account
 
@@ -234,8 +235,14 @@ def print_comparison(
     after: Sequence[str],
     gate: Gate | None = None,
     goal: Until | None = None,
+    *,
+    is_full: bool = True,
 ) -> None:
-    """Print whether the second run is better than the first, and whether that was predicted."""
+    """Print whether the second run is better, whether that was predicted, and what changed.
+
+    This is the first screen. The whole answer also has each recording, the account of both sides,
+    every fact that differs, and all notes.
+    """
     if gate is not None:
         say_flush(gate.sentence)
     if goal is not None:
@@ -244,6 +251,9 @@ def print_comparison(
         say_flush(each)
     if verification is not None:
         say_flush(sentence(verification.finding))
+    if not is_full:
+        _print_changes(result, parts)
+        return
     say("")
     recordings = (*result.before_recordings, *result.after_recordings)
     rows = [
@@ -262,6 +272,29 @@ def print_comparison(
             texts={"differs", before[0], after[0]},
         )
     print_notes((*result.warnings, *sentences(result.advice)))
+
+
+def _print_changes(result: Comparison, parts: Changed | None) -> None:
+    """Print what differs in a sentence each, missing data, and what would tell more."""
+    labels = part_labels()
+    pairs = [] if parts is None else [(k, s, parts.after[k]) for k, s in parts.before.items()]
+    changes = about_changes(
+        result.differing_facts,
+        [(labels[part], before_s, after_s) for part, before_s, after_s in pairs],
+        result.before_s,
+        of_passes=result.passes is not None,
+    )
+    for change in changes:
+        say_flush(sentence(change))
+    say("")
+    notes = list(result.warnings)
+    advice = list(sentences(result.advice))
+    if not result.is_significant:  # more recordings would decide it
+        notes, advice = advice + notes, []
+    print_notes(notes[:_FIRST_NOTES])
+    rest = len(notes[_FIRST_NOTES:]) + len(advice)
+    told = f" and {rest} more note{'s' * (rest > 1)}" if rest else ""
+    say(f"-v shows each recording, the account of both sides, what differs{told}.")
 
 
 def _changed_rows(parts: Changed) -> list[list[str]]:

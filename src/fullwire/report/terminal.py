@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
     from fullwire.answers.codecs import CodecRow, Codecs
     from fullwire.answers.time_to_target import ToTarget
-    from fullwire.answers.tune import Tuning
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
-    from fullwire.fixes import FixKind
     from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
@@ -36,6 +34,7 @@ _TUNED_SAID = 4  # clusters whose tuner's choices are printed
 _RANKS_SAID = 4  # for facts that each rank has
 MOST_ROWS = 400  # a terminal scrolls; for more rows a file serves better
 _BAR = 10
+_FIRST_NOTES = 2  # of the first screen
 _CURVE = 32  # characters of a metric's curve
 _LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
 _LEAST_TEXT = 16  # columns of a text in a table
@@ -49,10 +48,13 @@ _MOST_EDGES = 12
 _MOST_COLLECTIVES = 24
 
 
-def print_whatif(result: WhatIf, best: int | None = None) -> None:
-    """Print what-if predictions: all in their order, or the best ones and their evidence."""
+def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = True) -> None:
+    """Print the answer, then predictions in their order, or the best ones; `is_full`: all notes."""
+    print_sentences_of((*result.holding_back, *result.reaching) or (result.answer,))
+    say("")
     if result.to_target is not None:
         _print_to_target(result, result.to_target, best)
+        _print_notes_of(result, is_full=is_full)
         return
     table = result.predictions
     varying, fixed = _split_axes(result)
@@ -69,9 +71,7 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
     values = {name: table[name][shown].tolist() for name in names}
     rows = [[_cell(name, values[name][number]) for name in names] for number in range(len(shown))]
-    headings = [
-        _MEASURES[name] if name in _MEASURES else CONDITIONS[name].heading for name in names
-    ]
+    headings = [_MEASURES.get(name) or CONDITIONS[name].heading for name in names]
     if result.has_intervals:
         place = len(varying)
         headings[place] = "step (90 %)"
@@ -101,8 +101,20 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
             say(f"{run}: {top.speedup:.4g} times the speed of one worker.{instead}")
     elif len(table) > MOST_ROWS:
         say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
-    print_sentences_of(result.tuner[:_TUNED_SAID])
-    print_notes(result.warnings)
+    if result.to_record is not None:
+        say(sentence(result.to_record))
+    if is_full:
+        print_sentences_of(result.tuner[:_TUNED_SAID])
+    _print_notes_of(result, is_full=is_full)
+
+
+def _print_notes_of(result: WhatIf, *, is_full: bool) -> None:
+    """Print the notes on predictions; on the first screen the first of them."""
+    notes = result.warnings
+    print_notes(notes if is_full else notes[:_FIRST_NOTES])
+    rest = 0 if is_full else len(notes[_FIRST_NOTES:]) + len(result.tuner)
+    if rest:
+        say(f"-v shows {rest} more note{'s' * (rest > 1)}.")
 
 
 def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
@@ -115,16 +127,22 @@ def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
     values = {name: table[name][rows].tolist() for name in names}
     cells = []
     for number, row in enumerate(rows):
+        conditions = [_cell(name, values[name][number]) for name in names]
+        step = show_time(float(table["step_s"][row]))
+        if isnan(found.time_s[row]):  # a note says why
+            unknown = ["-"] * (3 if found.price is None else 4)
+            cells.append([*conditions, f"{found.batch[row]:g}", "-", step, *unknown])
+            continue
         times_s = (found.time_s[row], found.low_s[row], found.high_s[row])
         (middle, unit), (low, low_unit), high = (show_duration(each).split() for each in times_s)
         between = f"{low if low_unit == unit == high[1] else f'{low} {low_unit}'}-{' '.join(high)}"
         cost = [] if found.price is None else [found.price.show(float(found.device_hours[row]))]
         cells.append(
             [
-                *(_cell(name, values[name][number]) for name in names),
+                *conditions,
                 f"{found.batch[row]:g}",
                 f"{found.steps[row]:,.0f}",
-                show_time(float(table["step_s"][row])),
+                step,
                 f"{middle} {unit} ({between})",
                 f"{found.device_hours[row]:.4g}",
                 *cost,
@@ -132,14 +150,12 @@ def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
             ]
         )
     reached = f"to {found.goal} (90 %)"
-    headings = [CONDITIONS[name].heading for name in names]
-    headings += ["batch", "steps", "step", reached, "device-hours"]
-    headings += ([] if found.price is None else ["cost"]) + [""]
+    headings = [*(CONDITIONS[name].heading for name in names), "batch", "steps", "step", reached]
+    headings += ["device-hours", *([] if found.price is None else ["cost"]), ""]
     print_table(headings, cells, texts={"run", "buckets", reached, ""} & set(headings))
     if best is None and len(table) > len(rows):
         say(f"... and {len(table) - len(rows):,} more rows: --format csv prints them all")
     say("* no other setting is both sooner and cheaper")
-    print_notes(result.warnings)
 
 
 def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
@@ -164,8 +180,8 @@ def _cell(name: str, value: Any) -> str:
     if name == "step_s":
         return show_time(value)
     if name == "network_utilization":
-        return f"{value:.1%}"
-    return f"{value:.4f}"
+        return f"{value:.0%}"
+    return f"{value:.3f}"
 
 
 def _bar(share: float) -> str:
@@ -188,60 +204,6 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
     """Print findings, a sentence each."""
     for line in sentences(findings):
         say(line)
-
-
-def print_tuning(result: Tuning) -> None:
-    """Print the trials of a tuning, the step before and after, and how to apply the recipe."""
-    print(f"  before  {show_time(result.before_s)} a step{_between(result.before_interval)}")
-    rows = [
-        [
-            str(number),
-            trial.words,
-            f"{show_time(trial.predicted_s)}{_between(_ends(trial.low_s, trial.high_s))}",
-            "-" if trial.measured_s is None else show_time(trial.measured_s),
-            "yes" if trial.kept else f"no: {trial.reason}",
-        ]
-        for number, trial in enumerate(result.trials, 1)
-    ]
-    if rows:
-        print_table(["trial", "fix", "predicted", "measured", "kept"], rows, {"fix", "kept"})
-    for work in result.host_work:
-        say(f"{work.call} takes {show_time(work.step_s)} of each step, at {work.place}")
-    gain = result.before_s / result.after_s
-    exact = all(trial.risk == "exact" for trial in result.kept)
-    if not result.kept:
-        print("  after   the same: no fix helped by more than noise")
-        return
-    print(
-        f"  after   {show_time(result.after_s)} a step{_between(result.after_interval)}: "
-        f"{gain:.2g}x" + (", same results up to the order of sums" if exact else "")
-    )
-    if result.is_significant is False:
-        print("  the two last recordings together show no more than noise: tune with more --steps")
-    for trial in result.kept:
-        if trial.risk != "exact" and trial.loss_difference is not None:
-            say(
-                f"{trial.words}: the first losses differ by {trial.loss_difference:.2g} of the loss"
-            )
-    print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
-
-
-def _ends(low_s: float | None, high_s: float | None) -> tuple[float, float] | None:
-    return None if low_s is None or high_s is None else (low_s, high_s)
-
-
-def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" ({show_time(interval[0])} to {show_time(interval[1])})"
-
-
-def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
-    """Print the fixes: first those that `fullwire apply` can apply, then what the others need."""
-    can = [kind for kind in kinds if kind.example]
-    rows = [[f"{kind.key}:{kind.example}", kind.risk, kind.setting] for kind in can]
-    print_table(["applied with", "risk", "setting"], rows, {"applied with", "risk", "setting"})
-    print()
-    rest = [[kind.label, kind.risk, kind.needs] for kind in kinds if not kind.example]
-    print_table(["not applied", "risk", "needs"], rest, {"not applied", "risk", "needs"})
 
 
 def print_architectures(models: Sequence[Architecture]) -> None:
@@ -281,20 +243,9 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         ]
         for load in loads
     ]
-    heads = [
-        "workload",
-        "parameters",
-        "gradients",
-        "batch",
-        "precision",
-        "forward",
-        "backward",
-        "step",
-        "memory",
-        "fits",
-        "largest batch",
-    ]
-    print_table(heads, rows, texts={"workload", "batch", "precision", "fits"})
+    heads = "workload parameters gradients batch precision forward backward step memory fits"
+    headings = [*heads.split(), "largest batch"]
+    print_table(headings, rows, texts={"workload", "batch", "precision", "fits"})
     say("Times are modelled from the layers' operations at a stated share of the device's peak:")
     for title, matrix, memory in dict.fromkeys(
         (load.device.title, load.device.matrix_efficiency, load.device.memory_efficiency)

@@ -182,6 +182,17 @@ class _BackendFacts:
     compression_stopped: int | None = fact(
         "steps with compressed gradients, after which the guard went back to float32"
     )
+    wire: str | None = fact("the wire format in which Fullwire's transport sent float32")
+    wire_error: float | None = fact(
+        "largest squared error of a packed message, relative to it, on any rank", _FACTOR_OR_0
+    )
+    wire_messages: int | None = fact("messages that were packed, on the rank with the most")
+    wire_widened: int | None = fact(
+        "of them, those that exceeded the range of their format and had a wider one"
+    )
+    wire_stopped: str | None = fact(
+        "the collective whose error was above the limit: afterwards all travelled as float32"
+    )
     lane: str | None = fact("the order in which messages are sent")
     reduce_cost: Pairs | None = fact("measured times of one vector addition", _TIME, each="bytes")
     nccl_version: str | None = fact("versions of NCCL or RCCL in the job")

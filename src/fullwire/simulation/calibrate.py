@@ -114,6 +114,19 @@ class Calibration:
     variants: tuple[MeasuredTransport, ...]
     between: tuple[MeasuredTransport, MeasuredTransport]
     work_off: float  # how much other runs' work may differ: standard deviation of its logarithm
+    fit: _Fit  # what it was fitted to
+
+    def after_another(self, rate_bps: float) -> Calibration:
+        """Return the calibration that one more recording at this line rate is likely to give.
+
+        The job, its processors and the other work beside it are as recorded, and the periods take
+        as long as this calibration predicts.
+        """
+        return self.fit.with_another(self.transport, rate_bps).solved()
+
+    def beside_nothing(self) -> Calibration:
+        """Return the calibration that the same recording is likely to give without other work."""
+        return self.fit.with_quiet_processors().solved()
 
 
 def calibrated(runs: Sequence[Run]) -> Calibration:
@@ -413,8 +426,11 @@ class _Fit:
         frame: MeasuredTransport,
         runs: Sequence[Sequence[_Period]],
         work_off: float,
+        *,
+        seen: int | None = None,
     ) -> None:
         self._observations = observations
+        self._seen = len(observations) if seen is None else seen  # the others are supposed
         self._used = used
         self._known = known
         self._frame = frame
@@ -432,9 +448,9 @@ class _Fit:
             at = at + np.clip(change, -0.5, 0.5)
             if np.abs(change).max() < 1e-9:
                 break
-        observed = self._misfits(at)[: len(self._observations)]
-        relative = observed * [each.spread for each in self._observations]
-        weights = np.array([each.count * each.time_s for each in self._observations])
+        recorded = self._observations[: self._seen]
+        relative = self._misfits(at)[: self._seen] * [each.spread for each in recorded]
+        weights = np.array([each.count * each.time_s for each in recorded])
         misfit = float(np.sqrt(np.average(relative**2, weights=weights)))
         slopes = self._slopes(at)
         among_runs = np.diag([_LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])
@@ -455,6 +471,38 @@ class _Fit:
             variants=tuple(self._transport(at + turn) for turn in turns),
             between=(sooner, later),
             work_off=self._work_off,
+            fit=self,
+        )
+
+    def with_another(self, transport: MeasuredTransport, rate_bps: float) -> _Fit:
+        """Return the fit to one more recording like the first, on links of another rate."""
+        first = self._observations[0]
+        supposed = [
+            replace(each, rate_bps=rate_bps, time_s=predicted_s)
+            for each in self._observations
+            if (each.rate_bps, each.workers) == (first.rate_bps, first.workers)
+            for predicted_s in [self._predicted_s(transport, replace(each, rate_bps=rate_bps))]
+        ]
+        return _Fit(
+            [*self._observations, *supposed],
+            [*self._used, *self._used[:1]],
+            self._known,
+            self._frame,
+            [*self._runs, self._runs[0]],
+            self._work_off,
+            seen=self._seen,
+        )
+
+    def with_quiet_processors(self) -> _Fit:
+        """Return the fit to the same recordings, had no other work run beside them."""
+        return _Fit(
+            self._observations,
+            self._used,
+            self._known,
+            self._frame,
+            self._runs,
+            min(self._work_off, _WORK_FROM_RUN_TO_RUN),
+            seen=self._seen,
         )
 
     def _transport(self, at: Floats) -> MeasuredTransport:
@@ -467,16 +515,19 @@ class _Fit:
             apart=apart,
         )
 
+    def _predicted_s(self, transport: MeasuredTransport, observed: Observation) -> float:
+        wire_bytes, hops = np.array(observed.wire_bytes), np.array(observed.hops)
+        line_s = 8 * wire_bytes / (observed.rate_bps * transport.share)
+        # Each run of a lab had all its ranks on the one machine, however many they were.
+        per_host = observed.workers if transport.machines == 1 else None
+        crowd = transport.crowd([observed.workers], per_host)
+        return float(transport.message_s(line_s, wire_bytes, hops, crowd).sum())
+
     def _misfits(self, at: Floats) -> Floats:
         """Return how far each prediction is from its observation, in the observation's spreads."""
         transport, seen = self._transport(at), []
         for observed in self._observations:
-            wire_bytes, hops = np.array(observed.wire_bytes), np.array(observed.hops)
-            line_s = 8 * wire_bytes / (observed.rate_bps * transport.share)
-            # Each run of a lab had all its ranks on the one machine, however many they were.
-            per_host = observed.workers if transport.machines == 1 else None
-            crowd = transport.crowd([observed.workers], per_host)
-            predicted_s = float(transport.message_s(line_s, wire_bytes, hops, crowd).sum())
+            predicted_s = self._predicted_s(transport, observed)
             seen.append(np.log(predicted_s / observed.time_s) / observed.spread)
         per_byte, per_hop = transport.processor_s_per_byte, transport.processor_s_per_hop
         works_s = [used.wire_bytes * per_byte + used.hops * per_hop for used in self._used]

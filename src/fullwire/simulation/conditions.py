@@ -84,14 +84,24 @@ def _on_hosts(subject: Subject, ranks_per_host: int) -> Subject:
     return replace(subject, ranks_per_host=ranks_per_host)
 
 
-def _ranks(value: Any) -> int:
-    """Read how many ranks a host has."""
-    text = str(value).strip()
-    if not (text.isascii() and text.isdigit() and int(text[:12]) >= 1 and len(text) <= 12):
-        raise UsageError(
-            f"ranks per host: expected a whole number from 1 to {10**12 - 1:,}, got {shown(value)}"
-        )
-    return int(text)
+def _in_fragments(subject: Subject, fragments: int) -> Subject:
+    """Return the subject with its parameters averaged in so many parts, each beside a step."""
+    return replace(subject, fragments=fragments)
+
+
+def _whole(what: str, most: int) -> Callable[[Any], int]:
+    """Return a reader of whole numbers from 1."""
+
+    def read(value: Any) -> int:
+        text = str(value).strip()
+        is_whole = text.isascii() and text.isdigit() and len(text) <= 12
+        if not (is_whole and 1 <= int(text) <= most):
+            raise UsageError(
+                f"{what}: expected a whole number from 1 to {most:,}, got {shown(value)}"
+            )
+        return int(text)
+
+    return read
 
 
 _TABLE = (
@@ -116,7 +126,7 @@ _TABLE = (
     ),
     Condition(
         axis="bandwidth_bps",
-        heading="bandwidth",
+        heading="link",
         title="bandwidth (Gbps)",
         show=show_rate,
         across=10,
@@ -208,8 +218,23 @@ _TABLE = (
         option="ranks_per_host",
         help="Ranks that share the processors of a host, for --transport measured: 1,2,8 "
         "[default: as recorded]",
-        read=_ranks,
+        read=_whole("ranks per host", 10**12 - 1),
         apply=_on_hosts,
+    ),
+    Change(
+        axis="fragments",
+        heading="fragments",
+        title="fragments",
+        show=_number,
+        words="{} fragments",
+        usual=1,
+        across=6,
+        scale=1,
+        option="fragments",
+        help="Parts of the parameters that --local-steps averages one after the other, each beside "
+        "the next step, as Streaming DiLoCo does: 1,8",
+        read=_whole("fragments", 10_000),
+        apply=_in_fragments,
     ),
 )
 CONDITIONS: Mapping[str, Condition] = {condition.axis: condition for condition in _TABLE}

@@ -116,14 +116,20 @@ class Residue:
     shrinks in proportion, with more it stays as it was.
     """
 
-    time_s: float = 0.0
-    at_overhead_s: float = 0.0
+    time_s: float | Floats = 0.0
+    at_overhead_s: float | Floats = 0.0
+
+    @classmethod
+    def stacked(cls, several: Sequence[Residue]) -> Residue:
+        """Return several as one, along a first axis before those of the points."""
+        figures = np.array([(each.time_s, each.at_overhead_s) for each in several])
+        return cls(*figures.T.reshape(2, -1, 1, 1, 1))
 
     def beside(self, overhead_s: Floats) -> Floats:
         """Return the time to add to these overheads."""
-        if self.at_overhead_s <= 0:
-            return np.full(overhead_s.shape, self.time_s)
-        return self.time_s * np.minimum(overhead_s / self.at_overhead_s, 1.0)
+        is_known = np.greater(self.at_overhead_s, 0)
+        at_s = np.where(is_known, self.at_overhead_s, 1.0)
+        return self.time_s * np.where(is_known, np.minimum(overhead_s / at_s, 1.0), 1.0)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -136,6 +142,7 @@ class Subject:
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
+    fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,18 @@ from fullwire.simulation.calibrate import Calibration, in_another_run, in_anothe
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
 from fullwire.simulation.sweep import PIECE_POINTS, residues, sweep
 from fullwire.simulation.transport import MeasuredTransport
+
+_OF_GRID = dict(zip(AXES_GIVEN, AXES_GIVEN, strict=True)) | {
+    "compressors": "codec",
+    "transports": "transport",
+    "algorithms": "algorithm",
+    "jitters": "jitter",
+}  # the axis of a table that each field of a grid becomes
+_WIDE = 0.2  # of the step: a narrower interval is good enough
+_WORTH_IT = 0.7  # times as wide: a recording that narrows an interval less is not advised
+_NEAR_BEST = 1.1
+_LADDER_BPS = (1e9, 2.5e9, 5e9, 10e9, 25e9, 100e9, 400e9)
+_MOST_TRIED = 3
 
 _WIDTH = 2.0  # standard deviations
 _FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
@@ -85,6 +98,66 @@ def interval_s(
     # An interval of a step that scatters a lot may be wider than the step. Times end at 0.
     low_s = np.maximum(np.maximum(step_s - half_s - sooner_s, alone_s), 0.0)
     return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Further:
+    """The widest interval of a table, and the recording that would narrow it."""
+
+    row: int
+    rate_bps: float | None  # of the links to record; None: the same ones, beside no other work
+    share: float  # of the width, which would remain
+    lab_workers: int | None  # of a job whose hosts were in one machine
+
+
+def further_recording(
+    subjects: Sequence[Subject],
+    grid: Grid,
+    predictions: Predictions,
+    around_s: tuple[Floats, Floats],
+    calibration: Calibration | None,
+) -> Further | None:
+    """Return the recording that would narrow the widest interval; None if nothing is known to.
+
+    The interval is computed again as if the calibration had that recording, too.
+    """
+    if calibration is None:
+        return None
+    width_s = around_s[1] - around_s[0]
+    relative = np.where(predictions["transport"] == "measured", width_s / predictions["step_s"], 0)
+    row = int(np.argmax(np.nan_to_num(relative)))
+    if not relative[row] > _WIDE:
+        return None
+    shape = [len(values) for values in predictions.axes.values()]
+    places = map(int, np.unravel_index(row, shape))
+    place = dict(zip(predictions.axes, places, strict=True))
+    one: dict[str, Any] = {
+        name: (getattr(grid, name)[place[axis]],) for name, axis in _OF_GRID.items()
+    }
+    point = replace(grid, **one)
+    whole = subjects[place["run"]]
+    residue = whole.residues[place["transport"] % len(whole.residues)]
+    subject = [replace(whole, residues=(residue,))]
+    alone = sweep(subject, point)
+
+    def share_with(other: Calibration) -> float:
+        low_s, high_s = interval_s(subject, point, alone, other)
+        return float((high_s - low_s)[0] / width_s[row])
+
+    asked_bps, recorded = point.bandwidth_bps[0], {o.rate_bps for o in calibration.observations}
+    between = [rate for rate in _LADDER_BPS if min(recorded) < rate < asked_bps]
+    rates = sorted({*between, asked_bps} - recorded)[-_MOST_TRIED:]
+    shares = [(share_with(calibration.after_another(rate)), rate) for rate in rates]
+    quiet = share_with(calibration.beside_nothing())
+    best = min([quiet, *(share for share, _ in shares)])
+    if best > _WORTH_IT:
+        return None
+    transport = calibration.transport
+    lab_workers = transport.workers if transport.machines == 1 else None
+    if quiet <= _NEAR_BEST * best:  # that costs no other links
+        return Further(row=row, rate_bps=None, share=quiet, lab_workers=lab_workers)
+    share, rate_bps = next(each for each in shares if each[0] <= _NEAR_BEST * best)
+    return Further(row=row, rate_bps=rate_bps, share=share, lab_workers=lab_workers)
 
 
 def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:

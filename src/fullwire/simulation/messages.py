@@ -149,10 +149,14 @@ class Messages:
         """Return a step's loss, as the mean over the steps until the next that synchronises.
 
         Local steps end in averages of parameters. These are always exposed, since all parameters
-        are ready at once. Collectives that are no buckets are in every step, unless they sum
-        gradients.
+        are ready at once. A fragment of them has the whole next step to arrive. Collectives that
+        are no buckets are in every step, unless they sum gradients.
         """
         overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
+        parts = min(self.subject.fragments, local_steps)
+        if parts > 1:
+            step_s = self.subject.step.step_ns * 1e-9 * accumulate
+            overhead_s = parts * np.maximum(exposed.busy_s / parts - step_s, 0.0)
         overhead_s = overhead_s + exposed.by_others_s
         overhead_s = overhead_s + self.subject.step.packing_ns * 1e-9
         apart = accumulate * local_steps
@@ -173,7 +177,7 @@ class Messages:
             overhead_s = overhead_s + residue.beside(overhead_s)
         late_s = jitter.late_s(self.subject.step, workers, apart)
         overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
-        overhead_s[np.array(workers) == 1] = 0.0  # one worker sends no messages
+        overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages
         return overhead_s
 
     def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:

@@ -48,14 +48,15 @@ class Routed:
 
 
 def routed_s(routed: Sequence[Sequence[Routed]], size: Floats, per_bit: Floats) -> Floats:
-    """Return the times of messages: cluster sizes on the first axis, compressors on the last."""
+    """Return the times of messages: cluster sizes on the last axis but two, compressors last."""
     shape = np.broadcast_shapes(size.shape, per_bit.shape, (len(routed), 1, 1))
     size, per_bit = np.broadcast_to(size, shape), np.broadcast_to(per_bit, shape)
     time_s = np.empty(shape)
     for row, of_compressors in enumerate(routed):
         for kind in {id(kind): kind for kind in of_compressors}.values():  # usually one for all
             columns = [number for number, other in enumerate(of_compressors) if other is kind]
-            here = (row, slice(None), slice(None) if len(of_compressors) == 1 else columns)
+            every = slice(None)
+            here = (..., row, every, every if len(of_compressors) == 1 else columns)
             time_s[here] = kind.cost.time_s(kind.times * size[here], per_bit[here])
     return time_s
 

@@ -35,7 +35,7 @@ from fullwire.simulation.grid import (
 )
 from fullwire.simulation.messages import Messages, messages_of
 from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
-from fullwire.simulation.transport import Transport
+from fullwire.simulation.transport import MeasuredTransport, Transport
 from fullwire.simulation.typical import Step
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -178,26 +178,47 @@ def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[s
     baseline_s = messages.subject.step.step_ns * 1e-9
     residues = messages.subject.residues
     blocks = list(_blocks(len(messages.workers), len(grid.bandwidth_bps), ratio.size))
-    for (number, transport), (sizes, rates) in itertools.product(
-        enumerate(grid.transports), blocks
-    ):
-        block = {name: measure[number] for name, measure in measures.items()}
+    groups = _alike(grid, math.prod(shape[4:]))
+    for together, (sizes, rates) in itertools.product(groups, blocks):
+        transports = grid.transports[together]
+        left = [residues[number % len(residues)] for number in range(*together.indices(shape[0]))]
+        transport, residue = transports[0], left[0]
+        if len(left) > 1:
+            transport, residue = MeasuredTransport.stacked(transports), Residue.stacked(left)
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
-        residue = residues[number % len(residues)]
         for place, (accumulate, local_steps, jitter) in synchronising(grid):
-            here: Any = (*place, sizes, rates)
+            here: Any = (together, *place, sizes, rates)
             overhead_s = messages.overhead_s(
                 exposed, sizes, transport, residue, accumulate, local_steps, jitter
             )
             apart = accumulate * local_steps
-            block["overhead_s"][here] = overhead_s
-            block["communication_s"][here] = exposed.busy_s / apart
-            step_s = np.add(baseline_s, overhead_s, out=block["step_s"][here])
-            np.divide(baseline_s, step_s, out=block["scaling_factor"][here])
-            np.divide(used_s / apart, step_s, out=block["network_utilization"][here])
+            measures["overhead_s"][here] = overhead_s
+            measures["communication_s"][here] = exposed.busy_s / apart
+            step_s = np.add(baseline_s, overhead_s, out=measures["step_s"][here])
+            np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
+            np.divide(used_s / apart, step_s, out=measures["network_utilization"][here])
     return measures
+
+
+def _alike(grid: Grid, points: int) -> list[slice]:
+    """Return the transports that are computed at once: measured ones on alike machines.
+
+    Small grids ask for many of them, for their intervals, and then each array operation counts.
+    """
+    together: list[slice] = []
+    machines: object = None
+    for number, transport in enumerate(grid.transports):
+        before, machines = machines, None
+        if isinstance(transport, MeasuredTransport):
+            machines = (transport.processors, transport.machines, transport.workers)
+        first = together[-1].start if together else 0
+        if machines is not None and machines == before and (number - first) * points < BLOCK_POINTS:
+            together[-1] = slice(first, number + 1)
+        else:
+            together.append(slice(number, number + 1))
+    return together
 
 
 def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice, slice]]:

@@ -17,8 +17,8 @@ are slower than two. `calibrate.py` finds the numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -59,16 +59,25 @@ class FullTransport:
 class MeasuredTransport:
     """A transport with its fitted figures; `machines` machines held `workers` ranks."""
 
-    share: float
-    processor_s_per_byte: float
-    processor_s_per_hop: float
-    apart: float  # share of the work for bytes that is done while the line is idle
+    share: float | Floats  # arrays in a stack only
+    processor_s_per_byte: float | Floats
+    processor_s_per_hop: float | Floats
+    apart: float | Floats  # share of the work for bytes that is done while the line is idle
     processors: int
     machines: int
     workers: int
 
     def __str__(self) -> str:
         return "measured"
+
+    @classmethod
+    def stacked(cls, several: Sequence[MeasuredTransport]) -> MeasuredTransport:
+        """Return several of the same machines as one, along a first axis before the points'."""
+        figures: dict[str, Any] = {
+            name: np.array([getattr(each, name) for each in several]).reshape(-1, 1, 1, 1)
+            for name in ("share", "processor_s_per_byte", "processor_s_per_hop", "apart")
+        }
+        return replace(several[0], **figures)
 
     def message_s(self, line_s: Floats, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
         """Return the time of a message that takes so long on the line alone."""

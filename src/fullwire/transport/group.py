@@ -174,6 +174,11 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         """Return the devices on which FSDP and checkpoints put tensors for this group."""
         return [torch.device("cpu")]
 
+    @property
+    def fallen_back_after(self) -> str:
+        """Return the collective whose rounding made the group send float32, or ""."""
+        return str(self._engine.fallen_back_after)
+
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Return False: tensors need no memory of ours."""
         return False
@@ -494,7 +499,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def _packing(self, tensor: Any, size_bytes: int, reduction: str) -> Packing | None:
         """Return the wire format of a tensor, and say once that the group has fallen back."""
         found = self.wire.packing(typed(tensor), tensor.numel(), size_bytes, reduction)
-        if found and not self._has_told_fall_back and (after := self._engine.fallen_back_after):
+        if found and not self._has_told_fall_back and (after := self.fallen_back_after):
             self._has_told_fall_back = True
             if self._rank == 0:
                 say_fall_back(self._label, after, found)

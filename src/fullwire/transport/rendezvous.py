@@ -120,17 +120,19 @@ class Meeting:
                 if said.startswith(f"{_FAILED} {_attempt(self.store)} "):
                     raise TransportError(said.split(" ", 2)[2])
 
+    def say_it_waits_for(self, other: int) -> None:
+        """Leave the rank to blame in the store, for those who wait for this one."""
+        with contextlib.suppress(_NotYet):
+            self.store.set(f"waits {self.rank}", f"{_attempt(self.store)} {other}")
+
     def why_not(self, other: int) -> str:
         """Return the reason why a rank has not come, if the store has one."""
         try:
             self.record(other)
         except _NotYet as error:
             return f" (rank {other}: {error})"
-        with contextlib.suppress(_NotYet):
-            attempt, awaited = _read(self.store, f"waits {other}").split()
-            if attempt == _attempt(self.store):
-                return f" (rank {other} waits for rank {awaited})"
-        return ""
+        awaited = _awaited(self.store, other)
+        return f" (rank {other} waits for rank {awaited})" if awaited else ""
 
 
 def meet(meeting: Meeting, timeout_s: float) -> Met:
@@ -150,7 +152,7 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
         for other in range(rank):
             found[other] = _connected(meeting, other, door, until, is_current=other > 0)
             opened.callback(found[other].connection.close)
-        looked = 0.0
+        looked, tells_at = 0.0, (time.monotonic() + until) / 2
         while len(door.trusted) < size - 1 - rank:
             missing = sorted(set(range(rank + 1, size)) - set(door.trusted))
             if time.monotonic() > until:
@@ -160,6 +162,9 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
                 if door.strangers:
                     text += f" ({door.strangers} connections of strangers were closed)"
                 raise TransportError(text)
+            if time.monotonic() > tells_at:
+                tells_at = until
+                meeting.say_it_waits_for(missing[0])
             if time.monotonic() - looked > _LOOK_UP_S:
                 looked = time.monotonic()
                 meeting.raise_if_failed(missing)
@@ -210,10 +215,15 @@ def why_no_group(
     if problem:
         leave_word(store, rank, problem)
     elif isinstance(error, TransportError):
-        words = [str(error)]  # and the words of ranks that did not come
-        with contextlib.suppress(_NotYet, RuntimeError, OSError):
-            said = [_read(store, f"rank {other}") for other in range(size)]
-            words += [each.split(" ", 2)[2] for each in said if each.startswith(_FAILED)]
+        words = [str(error)]  # and the words of ranks that did not come, or that waited for one
+        with contextlib.suppress(RuntimeError, OSError):  # the store is gone too
+            for other in range(size):
+                with contextlib.suppress(_NotYet):
+                    said = _read(store, f"rank {other}")
+                    words += [said.split(" ", 2)[2]] if said.startswith(_FAILED) else []
+                awaited = _awaited(store, other)
+                if awaited and f"rank {other} waits for" not in str(error):
+                    words.append(f"rank {other} waited for rank {awaited}")
         problem = "; ".join(words)
     return problem
 
@@ -235,10 +245,9 @@ def _connected(
     tells_at = (time.monotonic() + until) / 2
     while time.monotonic() < until:
         door.answer(0)
-        if time.monotonic() > tells_at:  # ranks that wait for this one learn the rank to blame
+        if time.monotonic() > tells_at:
             tells_at = until
-            with contextlib.suppress(_NotYet):
-                meeting.store.set(f"waits {meeting.rank}", f"{_attempt(meeting.store)} {other}")
+            meeting.say_it_waits_for(other)
         if is_current and time.monotonic() - looked > _LOOK_UP_S:
             looked = time.monotonic()
             meeting.raise_if_failed([other])
@@ -443,6 +452,15 @@ class _NotYet(Exception):
 def _attempt(store: Any) -> str:
     """Name the attempt that the store's number stands for, without the number."""
     return hashlib.sha256(_read(store, "number").encode()).hexdigest()[:16]
+
+
+def _awaited(store: Any, rank: int) -> str:
+    """Return the rank that a rank of this attempt waits for, as far as it has said so."""
+    with contextlib.suppress(_NotYet):
+        attempt, awaited = _read(store, f"waits {rank}").split()
+        if attempt == _attempt(store):
+            return awaited
+    return ""
 
 
 def _read(store: Any, key: str) -> str:

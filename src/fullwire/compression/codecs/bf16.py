@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fullwire.compression.codec import Codec, Cost
+from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import Format, Tensor
 
 
@@ -40,4 +41,5 @@ CODEC = Codec(
     "at the owner of a part.",
     method=Bfloat16,
     most_error=1e-4,
+    steps={"": MoreSteps(1, 1, 1)},
 )

@@ -7,6 +7,7 @@ byte of a message names its format, so ranks need not agree.
 from __future__ import annotations
 
 from fullwire.compression.codec import Codec, Cost
+from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import Format, Tensor
 
 _LARGEST = 65504.0
@@ -68,6 +69,7 @@ CODEC = Codec(
     "a value beyond 65,504 is sent as bfloat16 and counted.",
     method=Float16,
     most_error=1e-4,
+    steps={"": MoreSteps(1, 1, 1)},
 )
 
 # Torch's `fp16_compress_hook` lets the transport add float16 by all-reduce.

@@ -7,6 +7,7 @@ has a negative scale. Three of its codes stand for inf, -inf and NaN.
 from __future__ import annotations
 
 from fullwire.compression.codec import Codec, Cost
+from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import Format, Tensor
 
 BLOCK = 256
@@ -86,4 +87,5 @@ CODEC = Codec(
     "sender and one at the owner of a part.",
     method=Int8,
     most_error=0.01,
+    steps={"": MoreSteps(1, 1, 1)},
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from fullwire.compression.codec import Codec, Cost
+from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import Format, Tensor
 
 BLOCK = 512
@@ -57,4 +58,5 @@ CODEC = Codec(
     words="Each value has one bit, its sign, and each block of 512 values has its mean size. The "
     "unsent rest is added to the next gradient.",
     method=OneBit,
+    steps={"": MoreSteps(1.19, 1.05, 1.37)},
 )

@@ -13,6 +13,7 @@ import zlib
 from typing import Any
 
 from fullwire.compression.codec import Codec, Cost, Option
+from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import FLOAT_BYTES, Bucket, Loss, Method, Shape, Tensor
 
 _MOST_RANK = 1024
@@ -206,4 +207,5 @@ CODEC = Codec(
     ),
     method=PowerSgd,
     by_shape=True,
+    steps={"rank=2": MoreSteps(1.14, 1, 1.22)},
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from fullwire.compression.codec import named_in
 from fullwire.findings.evidence import Source
-from fullwire.findings.finding import Evidence
+from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import Run
 from fullwire.timeline.timeline import Timeline
 from fullwire.timeline.transfers import carried
@@ -136,6 +138,57 @@ class TransportTime(Evidence):
     added_s: float
 
 
+class Widened(Finding):
+    """Some messages exceeded the range of their format."""
+
+    template = (
+        ", and {count:,.0f} of {messages:,.0f} messages exceeded its range and had a wider one"
+    )
+
+    count: int
+    messages: int
+
+
+class PackingStopped(Finding):
+    """The error was above the guard's limit."""
+
+    template = ". After {after} the error was above the limit, and all traveled as float32"
+
+    after: str
+
+
+class RoundedOnWire(Evidence):
+    """The accuracy that a packed transport or a codec cost."""
+
+    template = "Gradients traveled as {name}: {value:.2%} of their size was lost{widened}{stopped}."
+
+    name: str
+    widened: Widened | None
+    stopped: PackingStopped | None
+
+
+def rounding_evidence(run: Run) -> Iterator[Evidence]:
+    """Yield the loss of the transport's wire format, and of a codec."""
+    facts = run.facts
+    if facts.wire is not None and facts.wire_error is not None:
+        widened, messages = facts.wire_widened or 0, facts.wire_messages or 0
+        yield RoundedOnWire(
+            value=math.sqrt(facts.wire_error),
+            name=facts.wire,
+            widened=Widened(count=widened, messages=messages) if widened else None,
+            stopped=PackingStopped(after=facts.wire_stopped) if facts.wire_stopped else None,
+        )
+    codec = named_in(facts.hook)
+    if codec is not None and facts.compression_error is not None:
+        steps = facts.compression_stopped
+        yield RoundedOnWire(
+            value=math.sqrt(facts.compression_error),
+            name=codec,
+            widened=None,
+            stopped=None if steps is None else PackingStopped(after=f"{steps} steps"),
+        )
+
+
 def carried_evidence(run: Run, rate_bps: Mapping[int, float]) -> Iterator[Evidence]:
     """Yield how a rank's collectives spent the time of a step, and how full its link was."""
     found = carried(run, rate_bps)
@@ -154,5 +207,6 @@ SOURCE = Source(
     of=lambda run, account, rate_bps: (
         *sample_evidence(run, account.lines, rate_bps),
         *carried_evidence(run, rate_bps),
+        *rounding_evidence(run),
     ),
 )

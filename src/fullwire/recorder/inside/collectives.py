@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import sys
 import time
@@ -63,6 +64,7 @@ _COLLECTIVES = {
     "recv_anysource": "recv",
 }
 MOST_SIGNATURES = 4096  # kept for use by number; sizes may change with every call
+_MUCH_MORE = 1.1  # times what was noted: a loss is noted again
 _LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective never ends if its other ranks are gone
 _GOODBYE_S = 0.02
 _now = time.monotonic_ns
@@ -132,7 +134,9 @@ class _Collectives:
         self._is_identified = False
         self._without_future = WeakIdKeyDictionary()
         self._under_way: set[int] = set()  # Collectives whose end is still to come.
-        self._telling: deque[tuple[int, Any]] = deque()  # Collectives that keep their own times.
+        # Collectives that keep their own times.
+        self._telling: deque[tuple[int, Any, Any]] = deque()
+        self._rounding = _Rounding(journal)
         self._unseen = Unseen(journal)
         os.register_at_fork(after_in_child=self._forget)
         at_end(self._await_the_last)
@@ -152,6 +156,7 @@ class _Collectives:
                 break
             time.sleep(_LOOK_S)
         self._hear_ends()
+        self._rounding.tell()
         if self._signatures:
             time.sleep(_GOODBYE_S)  # the callbacks have returned, and are being freed
 
@@ -222,7 +227,7 @@ class _Collectives:
             return
         if getattr(work, "tells_times", False):
             self._hear_ends()
-            self._telling.append((number, work.tasks))
+            self._telling.append((number, work.tasks, group))
             return
         try:
             future = work.get_future()
@@ -235,7 +240,8 @@ class _Collectives:
     def _hear_ends(self) -> None:
         """Note the times that a transport has kept, which are exact at any later time."""
         while self._telling and all(task.is_done for task in self._telling[0][1]):
-            number, tasks = self._telling.popleft()
+            number, tasks, group = self._telling.popleft()
+            self._rounding.add(tasks, group)
             if not any(task.problem for task in tasks):
                 _, begun_ns, heard_ns, ended_ns, reducing_ns, sent_bytes = zip(
                     *(task.times for task in tasks), strict=True
@@ -312,6 +318,43 @@ class _Collectives:
             kind="signature", number=number, op=op, dtype=name, bytes=size, group=group
         )
         return number
+
+
+class _Rounding:
+    """What a transport lost by packing, so far: noted where it has grown, and at the end."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._facts: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}
+
+    def add(self, tasks: Sequence[Any], group: Any) -> None:
+        """Count what the tasks of a collective have packed."""
+        packed = [task for task in tasks if any(getattr(task, "rounding", ()))]
+        for task in packed:
+            error, messages, widened = task.rounding
+            so_far = self._facts
+            self._facts = {
+                "wire": task.description.rpartition(" as ")[2],
+                "wire_error": max(error, so_far.get("wire_error", 0.0)),
+                "wire_messages": messages + so_far.get("wire_messages", 0),
+                "wire_widened": widened + so_far.get("wire_widened", 0),
+            }
+        if packed and (stopped := getattr(group, "fallen_back_after", "")):
+            self._facts["wire_stopped"] = stopped
+        has_grown = any(
+            self._facts.get(name, 0) > _MUCH_MORE * self._told.get(name, 0)
+            for name in ("wire_error", "wire_widened")
+        )
+        if has_grown or len(self._facts) > len(self._told):
+            self.tell()
+
+    def tell(self) -> None:
+        """Note what has changed since it was noted last."""
+        for name, value in self._facts.items() - self._told.items():
+            if not isinstance(value, float) or math.isfinite(value):
+                self._journal.define(kind="fact", name=name, value=value)
+        self._told = dict(self._facts)
 
 
 def _payload(op: str, arguments: Sequence[Any]) -> tuple[int, Any]:

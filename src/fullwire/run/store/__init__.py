@@ -22,6 +22,7 @@ from fullwire.run.store.reading import read_parts as read_parts
 from fullwire.run.store.reading import read_rows as read_rows
 from fullwire.run.store.reading import read_run as read_run
 from fullwire.run.store.reading import rows_written as rows_written
+from fullwire.run.store.writing import PRIVATE as PRIVATE
 from fullwire.run.store.writing import Piece as Piece
 from fullwire.run.store.writing import RunWriter as RunWriter
 from fullwire.run.store.writing import new_place as new_place

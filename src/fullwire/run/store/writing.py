@@ -23,6 +23,7 @@ from fullwire.run.store.places import CAPTURES, MOST_ROWS, is_run
 from fullwire.units import shown
 
 PIECE_ROWS = 60_000  # of all tables together, where a run is written part by part: some 3 MB
+PRIVATE = 0o700  # the mode of a folder that only its user may enter
 _SCRATCH = "scratch"
 # bytes that a file system takes; the prefix and suffix that we add need some of them
 _LONGEST_NAME = 255
@@ -44,11 +45,13 @@ class RunWriter:
     """Writes a run of which only a part is in memory; it appears whole, at `finish`, or not at all.
 
     Rows that are added together stay together: see `read_parts`. A run that fits into one piece is
-    written like any other, with one file for each table.
+    written like any other, with one file for each table. Others may read a run as the umask says,
+    and not at all if it is `private`.
     """
 
-    def __init__(self, path: str | Path, *, replace: bool = False) -> None:
+    def __init__(self, path: str | Path, *, replace: bool = False, private: bool = False) -> None:
         self._place = new_place(path)
+        self._mode = PRIVATE if private else 0o777
         self._replace = replace
         self._building = self._place.with_name(
             f".{self._place.name}.writing-{os.urandom(_RANDOM_BYTES).hex()}"
@@ -60,7 +63,8 @@ class RunWriter:
     def __enter__(self) -> RunWriter:
         try:
             refuse_taken(self._place, self._replace)
-            self._building.mkdir(parents=True)
+            self._building.parent.mkdir(parents=True, exist_ok=True)
+            self._building.mkdir(self._mode)
         except OSError as error:
             raise self.refusal(error) from None
         return self

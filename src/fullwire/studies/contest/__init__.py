@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     import altair as alt
 
 OURS = "fullwire"
-PLAIN = "plain"  # our transport once more, unencrypted: the comparison shows the cost of encryption
+# Our transport once more, in clear and float32: what encryption costs, and what a format saves.
+PLAIN = "plain"
+FLOAT32 = "float32"
+WIRES = (FLOAT32, "bf16", "fp16", "int8", "auto")
 PEERS = ("gloo", "mpi", PLAIN)
 KIB, MIB = 1 << 10, 1 << 20
 USUAL_SIZES = (
@@ -72,15 +76,24 @@ class Contest:
     sizes_bytes: tuple[int, ...] = USUAL_SIZES
     rounds: int = USUAL_ROUNDS
     encrypts: bool = False  # whether our transport encrypts
+    wires: tuple[str, ...] = (FLOAT32,)  # our transport takes part once in each wire format
 
     def __post_init__(self) -> None:
+        for wire in self.wires:
+            if wire not in WIRES:
+                raise UsageError(f"wire: expected {', '.join(WIRES)}, got {wire!r}")
+        if not self.wires or len(set(self.wires)) < len(self.wires):
+            raise UsageError(f"wire: expected each format once, like bf16,int8, got {self.wires}")
         for peer in self.against:
             if peer not in PEERS:
                 raise UsageError(f"against: expected {' or '.join(PEERS)}, got {peer!r}")
         if not self.against or len(set(self.against)) < len(self.against):
             raise UsageError(f"against: expected each peer once, like gloo,mpi, got {self.against}")
-        if PLAIN in self.against and not self.encrypts:
-            raise UsageError(f"against: {PLAIN} is ours in clear, which needs --encrypt beside it")
+        if PLAIN in self.against and not self.encrypts and FLOAT32 in self.wires:
+            raise UsageError(
+                f"against: {PLAIN} is ours in clear and float32, which needs --encrypt or --wire "
+                "beside it"
+            )
         for size in self.sizes_bytes:
             if size < BYTES_A_VALUE or size % BYTES_A_VALUE:
                 raise UsageError(
@@ -88,6 +101,14 @@ class Contest:
                 )
         if self.rounds < FEWEST_ROUNDS:
             raise UsageError(f"rounds: expected at least {FEWEST_ROUNDS}, got {self.rounds}")
+
+    @property
+    def participants(self) -> tuple[tuple[str, str], ...]:
+        """The name and the wire format of each: ours in every format, then the peers."""
+        return (
+            *((OURS, wire) for wire in self.wires),
+            *((peer, FLOAT32) for peer in self.against),
+        )
 
     @property
     def limit_bps(self) -> float:
@@ -112,7 +133,7 @@ class Turn:
 class Measured:
     """The turns of one participant with one size, one turn for each round."""
 
-    who: int  # 0 is our transport, then the peers in the order of the settings
+    who: int  # the place among the participants of the settings
     size_bytes: int
     turns: tuple[Turn, ...]
 
@@ -142,12 +163,14 @@ class Outcome:
                 return result.turns
         return ()
 
-    def pairs(self) -> Iterator[tuple[int, str, Sequence[Turn], Sequence[Turn]]]:
-        """Yield sizes and, within them, peers: our turns and theirs."""
-        for size_bytes in self.contest.sizes_bytes:
-            for who, peer in enumerate(self.contest.against, start=1):
-                if theirs := self.of(who, size_bytes):
-                    yield size_bytes, peer, self.of(0, size_bytes), theirs
+    def pairs(self) -> Iterator[tuple[int, str, str, Sequence[Turn], Sequence[Turn]]]:
+        """Yield sizes and, within them, our wire formats and peers: our turns and theirs."""
+        wires = self.contest.wires
+        for size_bytes, (own, wire), (peer_at, peer) in product(
+            self.contest.sizes_bytes, enumerate(wires), enumerate(self.contest.against)
+        ):
+            if theirs := self.of(len(wires) + peer_at, size_bytes):
+                yield size_bytes, wire, peer, self.of(own, size_bytes), theirs
 
 
 def bus_bytes(size_bytes: int, workers: int) -> float:
@@ -221,17 +244,19 @@ def contest_lines(outcome: Outcome) -> Iterator[str]:
         streams = "1 stream" if moved.streams == 1 else f"{moved.streams} streams"
         yield f"iperf3 both ways at once, {streams}: {show_rate(moved.rate_bps)} each way"
     yield ""
+    named = 5 if contest.wires == (FLOAT32,) else 13  # the column of "int8, plain"
     yield (
-        f"{'size':>9}  {'':<5}{OURS:>10}{'theirs':>10}  {'faster (95 % sure)':<24}"
+        f"{'size':>9}  {'':<{named}}{OURS:>10}{'theirs':>10}  {'faster (95 % sure)':<24}"
         f"{'bus bandwidth':>22}{'of the limit':>15}{'CPU s per GB':>14}"
     )
-    for size_bytes, peer, ours, theirs in outcome.pairs():
+    for size_bytes, wire, peer, ours, theirs in outcome.pairs():
         our, their = _side(outcome, size_bytes, ours), _side(outcome, size_bytes, theirs)
         faster = _times_faster(ours, theirs)
         cpu = f"{our.cpu_s_per_gb:.2f} / {their.cpu_s_per_gb:.2f}"
         bus = f"{show_rate(our.bus_bps)} / {show_rate(their.bus_bps)}"
         yield (
-            f"{_size(size_bytes):>9}  {peer:<5}{show_time(our.time_s.value):>10}"
+            f"{_size(size_bytes):>9}  {peer if wire == FLOAT32 else f'{wire}, {peer}':<{named}}"
+            f"{show_time(our.time_s.value):>10}"
             f"{show_time(their.time_s.value):>10}  "
             f"{f'{faster.value:.2f}x ({faster.low:.2f} to {faster.high:.2f})':<24}{bus:>22}"
             f"{f'{our.limit_share:.1%} / {their.limit_share:.1%}':>15}"
@@ -243,7 +268,7 @@ def contest_lines(outcome: Outcome) -> Iterator[str]:
 def contest_object(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome as a JSON object; each row is one size and one peer."""
     rows = []
-    for size_bytes, peer, ours, theirs in outcome.pairs():
+    for size_bytes, wire, peer, ours, theirs in outcome.pairs():
         faster = _times_faster(ours, theirs)
         rows.append(
             {
@@ -251,6 +276,7 @@ def contest_object(outcome: Outcome) -> dict[str, Any]:
                 "workers": outcome.workers,
                 "rate_bps": outcome.contest.rate_bps,
                 "against": peer,
+                "wire": wire,
                 **_named("ours", _side(outcome, size_bytes, ours)),
                 **_named("theirs", _side(outcome, size_bytes, theirs)),
                 "limit_bps": outcome.contest.limit_bps,
@@ -311,7 +337,11 @@ def plot_contest(outcome: Outcome, path: Path) -> None:
     check_plot_path(path)
     import altair as alt
 
-    names, rows = (OURS, *outcome.contest.against), []
+    rows = []
+    names = [
+        name if wire == FLOAT32 else f"{name}, {wire}"
+        for name, wire in outcome.contest.participants
+    ]
     for measured in outcome.measured:
         side = _side(outcome, measured.size_bytes, measured.turns)
         rows.append(

@@ -1,0 +1,77 @@
+"""Read the folder of an MLflow run (`mlruns/EXPERIMENT/RUN`): its metrics.
+
+    https://mlflow.org/docs/latest/ml/tracking    (mlflow/store/tracking/file_store.py)
+
+Each metric has a file of its name below `metrics/`. A line is one value: the time in milliseconds,
+the value, and the step. Some versions add columns for a data set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import lines_of
+from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, run_of_metrics
+from fullwire.run.run import Run
+
+_LINE = re.compile(
+    rb"(?P<ms>[1-8]?\d{12}) "
+    rb"(?P<value>[-+]?(?:\d{1,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?|nan|inf))"
+    rb" (?P<step>-?\d{1,18})(?: [^\r\n]{0,200})?\r?\n?"
+)
+_LONGEST_LINE = 1024
+_MOST_LINES = 10_000_000  # of a file
+
+
+def looks_like(beginning: bytes) -> Likeness:
+    """Say whether a file with this beginning holds the values of a metric."""
+    first = beginning.split(b"\n", 1)[0]
+    return LIKELY if _LINE.fullmatch(first) else UNLIKE
+
+
+def read_mlflow(paths: Sequence[Path]) -> Run:
+    """Read the files of one run's metrics."""
+    rows: list[tuple[int, str, float, int]] = []
+    problems: list[str] = []
+    homes = {_home_of(path) for path in paths}
+    if len(homes) > 1:
+        raise UsageError(
+            f"{paths[0]}: expected one run of MLflow, got {len(homes)}: name the folder of one"
+        )
+    home = homes.pop()
+    for path in sorted(paths):
+        name, odd = path.relative_to(home).as_posix(), 0
+        for line in _lines(path):
+            if line is None:
+                odd += 1
+                continue
+            rows.append((int(line["step"]), name, float(line["value"]), int(line["ms"]) * 10**6))
+        if odd:
+            problems.append(f"{name}: {odd:,} lines are no value of a metric, and left out")
+    if not rows:
+        raise DamagedInput(paths[0], "expected lines of time, value and step; got none")
+    return run_of_metrics(paths[0], rows, problems)
+
+
+def _home_of(path: Path) -> Path:
+    """Return the `metrics` folder of a file, or its own folder."""
+    return next((each for each in path.parents if each.name == "metrics"), path.parent)
+
+
+def _lines(path: Path) -> Iterator[re.Match[bytes] | None]:
+    for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
+        if line.strip():
+            yield _LINE.fullmatch(line)
+
+
+FORMAT = Format(
+    key="mlflow",
+    label="metrics of MLflow",
+    looks_like=looks_like,
+    read=lambda files, options: read_mlflow(files),
+    is_of_many=True,
+    tells=4,
+)

@@ -1,0 +1,159 @@
+"""Read the file of an offline run of wandb (`run-ID.wandb`): its history, as metrics.
+
+    https://github.com/wandb/wandb    (wandb/sdk/internal/datastore.py, proto/wandb_internal.proto)
+
+After a head of 7 bytes, the file is a log of LevelDB: blocks of 32 KiB hold pieces of records, each
+behind its checksum (CRC-32), length and kind. A record is a message. One row of the history has a
+number for each metric, and `_step` and `_timestamp`. All else, such as the configuration and the
+host's own counters, is passed over.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from fullwire.errors import DamagedInput
+from fullwire.importers._encodings import BrokenMessageError, fields
+from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, run_of_metrics
+from fullwire.run.run import Run
+
+_MARK = b":W&B\xe1\xbe"
+_HEAD_BYTES = 7  # the mark, and the version of the log
+_BLOCK_BYTES = 32 * 1024
+_PIECE = struct.Struct("<IHB")  # checksum, length, kind
+_WHOLE, _FIRST, _LAST = 1, 2, 4
+_MOST_RECORD_BYTES = 64 * 2**20
+_MOST_ROWS = 10_000_000
+_MOST_COLUMNS = 4096  # of a row
+_NO_JSON = {b"NaN": math.nan, b"Infinity": math.inf, b"-Infinity": -math.inf}
+_LATEST_S = 9e9  # the year 2255: later nanoseconds are no int64
+# Numbers of fields: of a record, of its history, of an item, and of the item's step.
+_HISTORY, _ITEM, _STEP = 2, 1, 2
+_KEY, _NESTED_KEY, _JSON = 1, 2, 16
+
+
+def looks_like(beginning: bytes) -> Likeness:
+    """Say whether a file with this beginning is a run of wandb."""
+    return CERTAIN if beginning.startswith(_MARK) else UNLIKE
+
+
+def read_wandb(paths: Sequence[Path]) -> Run:
+    """Read the history of an offline run as the metrics of a run."""
+    rows: list[tuple[int, str, float, int]] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                for number, row in enumerate(islice(_history(file), _MOST_ROWS)):
+                    rows += _metrics(row, number)
+        except BrokenMessageError as error:
+            problems.append(f"{path.name}: read up to a damaged record: {error}")
+    if not rows:
+        why = problems[0] if problems else "its history is empty"
+        raise DamagedInput(paths[0], f"expected metrics; {why}")
+    return run_of_metrics(paths[0], rows, problems)
+
+
+def _history(file: BinaryIO) -> Iterator[dict[str, object]]:
+    """Yield the rows of the history, their values read from JSON."""
+    for record in _records(file):
+        for number, history in fields(record):
+            if number != _HISTORY or not isinstance(history, bytes):
+                continue
+            row: dict[str, object] = {}
+            for kind, field in fields(history):
+                if kind == _ITEM and isinstance(field, bytes) and len(row) < _MOST_COLUMNS:
+                    name, value = _item(field)
+                    row[name] = value
+                elif kind == _STEP and isinstance(field, bytes):
+                    row["_step"] = dict(fields(field)).get(1, 0)
+            yield row
+
+
+def _records(file: BinaryIO) -> Iterator[bytes]:
+    """Yield whole records, put together of their pieces."""
+    place = len(file.read(_HEAD_BYTES))
+    parts: list[bytes] = []
+    held_bytes = 0
+    while True:
+        left = _BLOCK_BYTES - place % _BLOCK_BYTES
+        if left < _PIECE.size:  # padding: no piece begins here
+            place += len(file.read(left))
+            continue
+        head = file.read(_PIECE.size)
+        if not head and not parts:
+            return
+        if len(head) < _PIECE.size:
+            raise BrokenMessageError("it ends within a record")
+        told, length, kind = _PIECE.unpack(head)
+        if not _WHOLE <= kind <= _LAST or length > left - _PIECE.size:
+            raise BrokenMessageError(f"a piece of kind {kind} with {length:,} bytes")
+        piece = file.read(length)
+        place += _PIECE.size + len(piece)
+        if len(piece) < length:
+            raise BrokenMessageError("it ends within a record")
+        if zlib.crc32(piece, zlib.crc32(bytes([kind]))) != told:
+            raise BrokenMessageError("a piece with another checksum")
+        if (kind in (_WHOLE, _FIRST)) is bool(parts):
+            raise BrokenMessageError("pieces in another order")
+        held_bytes += length
+        if held_bytes > _MOST_RECORD_BYTES:
+            raise BrokenMessageError(f"a record of more than {_MOST_RECORD_BYTES:,} bytes")
+        parts.append(piece)
+        if kind in (_WHOLE, _LAST):
+            yield b"".join(parts)
+            parts, held_bytes = [], 0
+
+
+def _item(message: bytes) -> tuple[str, object]:
+    """Return the name and the value of one column of a row."""
+    name, nested, value = "", [], b""
+    for number, field in fields(message):
+        if not isinstance(field, bytes):
+            continue
+        if number == _KEY:
+            name = field.decode(errors="backslashreplace")
+        elif number == _NESTED_KEY:
+            nested.append(field.decode(errors="backslashreplace"))
+        elif number == _JSON:
+            value = field
+    name = name or ".".join(nested)
+    if value.strip(b'"') in _NO_JSON:
+        return name, _NO_JSON[value.strip(b'"')]
+    try:
+        return name, msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return name, None  # a text or a table
+
+
+def _metrics(row: dict[str, object], number: int) -> Iterator[tuple[int, str, float, int]]:
+    """Yield step, name, value and time of the numbers in a row."""
+    step, time_s = row.get("_step", number), row.get("_timestamp", 0.0)
+    if not isinstance(step, int) or not -(2**63) <= step < 2**63:
+        raise BrokenMessageError("a row whose step is no whole number")
+    if not isinstance(time_s, int | float) or not 0 <= time_s < _LATEST_S:
+        raise BrokenMessageError("a row whose time is no number of seconds")
+    for name, value in row.items():
+        if name.startswith("_") or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        try:
+            yield step, name, float(value), round(time_s * 1e9)
+        except OverflowError:
+            yield step, name, math.inf, round(time_s * 1e9)
+
+
+FORMAT = Format(
+    key="wandb",
+    label="offline runs of wandb",
+    looks_like=looks_like,
+    read=lambda files, options: read_wandb(files),
+    tells=5,
+)

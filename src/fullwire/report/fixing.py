@@ -1,0 +1,67 @@
+"""Fixes for the terminal: the trials of a tuning, and the kinds of fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fullwire.report.terminal import print_table, say
+from fullwire.units import show_time
+
+if TYPE_CHECKING:
+    from fullwire.answers.tune import Tuning
+    from fullwire.fixes import FixKind
+
+
+def print_tuning(result: Tuning) -> None:
+    """Print the trials of a tuning, the step before and after, and how to apply the recipe."""
+    print(f"  before  {show_time(result.before_s)} a step{_between(result.before_interval)}")
+    rows = [
+        [
+            str(number),
+            trial.words,
+            f"{show_time(trial.predicted_s)}{_between(_ends(trial.low_s, trial.high_s))}",
+            "-" if trial.measured_s is None else show_time(trial.measured_s),
+            "yes" if trial.kept else f"no: {trial.reason}",
+        ]
+        for number, trial in enumerate(result.trials, 1)
+    ]
+    if rows:
+        print_table(["trial", "fix", "predicted", "measured", "kept"], rows, {"fix", "kept"})
+    for work in result.host_work:
+        say(f"{work.call} takes {show_time(work.step_s)} of each step, at {work.place}")
+    gain = result.before_s / result.after_s
+    exact = all(trial.risk == "exact" for trial in result.kept)
+    if not result.kept:
+        print("  after   the same: no fix helped by more than noise")
+        return
+    print(
+        f"  after   {show_time(result.after_s)} a step{_between(result.after_interval)}: "
+        f"{gain:.2g}x" + (", same results up to the order of sums" if exact else "")
+    )
+    if result.is_significant is False:
+        print("  the two last recordings together show no more than noise: tune with more --steps")
+    for trial in result.kept:
+        if trial.risk != "exact" and trial.loss_difference is not None:
+            say(
+                f"{trial.words}: the first losses differ by {trial.loss_difference:.2g} of the loss"
+            )
+    print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
+
+
+def _ends(low_s: float | None, high_s: float | None) -> tuple[float, float] | None:
+    return None if low_s is None or high_s is None else (low_s, high_s)
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({show_time(interval[0])} to {show_time(interval[1])})"
+
+
+def print_fix_kinds(kinds: Sequence[FixKind]) -> None:
+    """Print the fixes: first those that `fullwire apply` can apply, then what the others need."""
+    can = [kind for kind in kinds if kind.example]
+    rows = [[f"{kind.key}:{kind.example}", kind.risk, kind.setting] for kind in can]
+    print_table(["applied with", "risk", "setting"], rows, {"applied with", "risk", "setting"})
+    print()
+    rest = [[kind.label, kind.risk, kind.needs] for kind in kinds if not kind.example]
+    print_table(["not applied", "risk", "needs"], rest, {"not applied", "risk", "needs"})

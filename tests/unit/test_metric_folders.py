@@ -1,0 +1,137 @@
+"""Offline runs of wandb and MLflow: a small file of wandb 0.31, and lines as MLflow 3 writes."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+import fullwire as fw
+from fullwire.errors import DamagedInput, UsageError
+
+RUN = Path(__file__).parents[1] / "data" / "inputs" / "run-small.wandb"
+
+
+def piece(data: bytes, kind: int = 1) -> bytes:
+    """Return a piece of a LevelDB log."""
+    return struct.pack("<IHB", zlib.crc32(bytes([kind]) + data), len(data), kind) + data
+
+
+def item(name: bytes, json: bytes) -> bytes:
+    """Return one column of a row, as a field of the history."""
+    inner = b"\x0a" + bytes([len(name)]) + name + b"\x82\x01" + bytes([len(json)]) + json
+    return b"\x0a" + bytes([len(inner)]) + inner
+
+
+def row(*items: bytes) -> bytes:
+    """Return a record with one row of the history."""
+    joined = b"".join(items)
+    assert len(joined) < 128
+    return b"\x12" + bytes([len(joined)]) + joined
+
+
+def a_wandb(path: Path, *records: bytes) -> Path:
+    path.write_bytes(b":W&B\xe1\xbe\x00" + b"".join(piece(record) for record in records))
+    return path
+
+
+def test_the_history_of_wandb_becomes_metrics() -> None:
+    metrics = fw.read(RUN).metrics
+    loss = metrics.rows(metrics.name == "loss")
+    assert loss.step.tolist() == list(range(30))
+    true = [math.nan if step == 20 else 2 * math.exp(-step / 10) for step in range(30)]
+    assert loss.value == pytest.approx(true, nan_ok=True)
+    nested = metrics.rows(metrics.name == "eval.accuracy")
+    assert nested.step.tolist() == [0, 10, 20]
+    assert set(metrics.name) == {"loss", "eval.accuracy"}
+    assert metrics.time_ns.min() == 0
+
+
+def test_a_cut_or_changed_file_of_wandb_is_read_up_to_there(tmp_path: Path) -> None:
+    whole = RUN.read_bytes()
+    cut, changed = tmp_path / "cut.wandb", tmp_path / "changed.wandb"
+    cut.write_bytes(whole[:5000])
+    changed.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+    for path in (cut, changed):
+        run = fw.read(path)
+        assert 0 < len(run.metrics) < 33
+        assert "read up to a damaged record" in run.missing[0]
+    cut.write_bytes(whole[:80])
+    with pytest.raises(DamagedInput, match="expected metrics"):
+        fw.read(cut)
+
+
+def test_a_record_of_wandb_may_go_over_blocks(tmp_path: Path) -> None:
+    text = b'"' + b"x" * 60_000 + b'"'
+    loss = item(b"loss", b"0.25")
+    long = b"\x0a\x04text\x82\x01" + b"\xe2\xd4\x03" + text
+    long = b"\x0a" + b"\xed\xd4\x03" + long
+    record = loss + long
+    record = (
+        b"\x12"
+        + bytes([len(record) & 127 | 128, len(record) >> 7 & 127 | 128])
+        + (bytes([len(record) >> 14]) + record)
+    )
+    room = 32 * 1024 - 7 - 7
+    parts = [record[:room], record[room : room + 32 * 1024 - 7], record[room + 32 * 1024 - 7 :]]
+    file = tmp_path / "long.wandb"
+    kinds = (2, 4) if not parts[2] else (2, 3, 4)
+    pieces = [piece(part, kind) for part, kind in zip(parts, kinds, strict=False)]
+    file.write_bytes(b":W&B\xe1\xbe\x00" + b"".join(pieces))
+    metrics = fw.read(file).metrics
+    assert (metrics.name.tolist(), metrics.value.tolist()) == (["loss"], [0.25])
+
+
+@pytest.mark.parametrize(
+    ("hostile", "said"),
+    [
+        (row(item(b"_step", b"1.5"), item(b"a", b"1")), "step is no whole number"),
+        (row(item(b"_step", b"99999999999999999999"), item(b"a", b"1")), "step is no whole"),
+        (row(item(b"_timestamp", b"1e300"), item(b"a", b"1")), "no number of seconds"),
+        (row(item(b"_timestamp", b'"x"'), item(b"a", b"1")), "no number of seconds"),
+        (b"\x12\x7f\x0a", "longer than its message"),
+    ],
+)
+def test_hostile_rows_of_wandb_are_damage(tmp_path: Path, hostile: bytes, said: str) -> None:
+    file = a_wandb(tmp_path / "a.wandb", row(item(b"a", b"1")), hostile)
+    run = fw.read(file)
+    assert run.metrics.value.tolist() == [1.0]
+    assert said in run.missing[0]
+
+
+def test_numbers_that_are_none_stay_out(tmp_path: Path) -> None:
+    file = a_wandb(
+        tmp_path / "a.wandb",
+        row(item(b"a", b"1"), item(b"b", b"true"), item(b"c", b"[1]"), item(b"d", b"{")),
+        row(item(b"a", b"1" + b"0" * 60)),
+    )
+    metrics = fw.read(file).metrics
+    assert metrics.name.tolist() == ["a", "a"]
+    assert metrics.value.tolist() == [1.0, 1e60]
+
+
+def test_a_folder_of_mlflow_becomes_metrics(tmp_path: Path) -> None:
+    folder = tmp_path / "mlruns" / "5" / "1a" / "metrics"
+    (folder / "eval").mkdir(parents=True)
+    (folder / "loss").write_text("1795409435913 2.0 0\n1795409435914 nan 1\n1795409435915 1.5 2\n")
+    (folder / "eval" / "acc").write_text("1795409435920 0.5 2 data 1f\nno line\n")
+    (tmp_path / "mlruns" / "5" / "1a" / "meta.yaml").write_text("name: run\n")
+    run = fw.read(tmp_path / "mlruns" / "5" / "1a")
+    loss = run.metrics.rows(run.metrics.name == "loss")
+    assert loss.step.tolist() == [0, 1, 2]
+    assert loss.value == pytest.approx([2.0, math.nan, 1.5], nan_ok=True)
+    assert loss.time_ns.tolist() == [0, 10**6, 2 * 10**6]
+    assert set(run.metrics.name) == {"loss", "eval/acc"}
+    assert "eval/acc: 1 lines are no value" in run.missing[0]
+
+
+def test_several_runs_of_mlflow_are_refused(tmp_path: Path) -> None:
+    for name in ("1a", "2b"):
+        folder = tmp_path / name / "metrics"
+        folder.mkdir(parents=True)
+        (folder / "loss").write_text("1795409435913 2.0 0\n")
+    with pytest.raises(UsageError, match="expected one run of MLflow, got 2"):
+        fw.read(tmp_path)
