@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fullwire as fw
-from fullwire.compression.codec import CODECS, Codec, parse_choice
+from fullwire.compression.codec import CODECS, Codec, costs_in, parse_choice
 from fullwire.compression.compressor import parse_codec
 from fullwire.errors import UsageError
 
@@ -127,3 +129,9 @@ def test_an_exchange_sends_the_bytes_of_a_ring_and_unpacks_about_twice() -> None
     assert one["communication_s"] == pytest.approx(ideal["communication_s"], rel=1e-2)
     with pytest.raises(UsageError, match=r"sum\|exchange\|gather"):
         parse_codec("2,8GB/s,8GB/s,ring")
+
+
+def test_a_pipe_in_place_of_costs_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "costs.json")
+    with pytest.raises(UsageError, match="expected a file, got a pipe"):
+        costs_in(tmp_path / "costs.json")

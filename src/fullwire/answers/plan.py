@@ -154,8 +154,8 @@ def plan(
         lasting = _lasting(
             best, work_hours, failures, storage, restart, synchronous_checkpoints, price
         )
-    elif failures is not None or storage is not None or restart is not None:
-        raise UsageError("hours: expected the hours of training that failures interrupt")
+    elif synchronous_checkpoints or (failures, storage, restart, price) != (None,) * 4:
+        raise UsageError("hours: expected the hours of training that failures or a price are for")
     return PlanAnswer(
         model=question.model.name,
         cluster=question.cluster.name,
