@@ -18,7 +18,7 @@ import numpy as np
 
 from fullwire.clusters.cluster import Floats, Ints
 from fullwire.simulation.group_times import GroupTimes
-from fullwire.simulation.habits import FITTED, habits_of
+from fullwire.simulation.habits import DOUBTED, FITTED, habits_of
 from fullwire.simulation.step_price import Job, plans_of, price
 from validation import arguments
 from validation.plan_rows import Measured, read
@@ -64,6 +64,7 @@ class Batches:
 
     def __init__(self, rows: Sequence[Measured]) -> None:
         self.rows = rows
+        self.shares = np.zeros((len(rows), len(DOUBTED)))  # of the last prediction
         alike: dict[object, list[int]] = defaultdict(list)
         groups: dict[str, Remembered] = {}
         for number, row in enumerate(rows):
@@ -95,7 +96,8 @@ class Batches:
                 ),
                 precision=first.layout.precision,
             )
-            result[numbers] = price(job).step_s
+            priced = price(job)
+            result[numbers], self.shares[numbers] = priced.step_s, priced.shares
         return np.asarray(result * [row.batch_share for row in self.rows])
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fullwire.clusters.cluster import Floats
-from fullwire.simulation.habits import FITTED, calibrated_by, interval_factor
+from fullwire.simulation.habits import FITTED, Calibration, interval_factor
 from validation import arguments, memory, results
 from validation.plan_fit import NAMES, Batches, left_out, weighted, weights
 from validation.plan_rows import Measured, read
@@ -65,8 +65,11 @@ def blind(rows: Sequence[Measured], predicted_s: Floats) -> list[Judged]:
     ]
 
 
-def one_run_given(rows: Sequence[Measured], predicted_s: Floats) -> list[Judged]:
-    """Judge the rows of each source and device by each of their others as calibration."""
+def one_run_given(rows: Sequence[Measured], predicted_s: Floats, parts: Floats) -> list[Judged]:
+    """Judge the rows of each source and device by each of their others as calibration.
+
+    `parts` holds the shares of each row's step that are doubted most.
+    """
     shares = weights(rows)
     groups: dict[tuple[str, str, float, bool], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
@@ -77,8 +80,9 @@ def one_run_given(rows: Sequence[Measured], predicted_s: Floats) -> list[Judged]
         for known in numbers:
             given = rows[known]
             others = [number for number in numbers if rows[number].group != given.group]
-            factor = calibrated_by(given.step_s / predicted_s[known], is_moe=given.is_moe)
-            for number in others:
+            log = np.log([given.step_s / predicted_s[known]])
+            factors = Calibration(log, parts[[known]]).factors(parts[others])
+            for number, factor in zip(others, factors, strict=True):
                 row = rows[number]
                 judged.append(
                     Judged(
@@ -179,10 +183,16 @@ def write_left_out(rows: Sequence[Measured]) -> None:
     seen_s = batches.predicted_s()
     unseen_s = np.exp(left_out(batches, {name: FITTED[name] for name in NAMES})) * measured_s
     lines: list[list[results.Cell]] = []
-    for title, judge in (("blind", blind), ("one run given", one_run_given)):
+    for title in ("blind", "one run given"):
         for kind in ("dense", "moe"):
             for source, times_s in (("fitted", seen_s), ("left out", unseen_s)):
-                found = by_kind(judge(rows, times_s))[kind]
+                is_blind = title == "blind"
+                judged = (
+                    blind(rows, times_s)
+                    if is_blind
+                    else one_run_given(rows, times_s, batches.shares)
+                )
+                found = by_kind(judged)[kind]
                 parts = [f"{found[name]:.1%}" for name in ("median", "p90", "coverage")]
                 lines.append([title, kind, source, found["rows"], found["sources"], *parts])
     dense = by_kind(blind(rows, unseen_s))["dense"]
@@ -232,7 +242,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     asked = parser.parse_args(given)
     rows, refused = read(asked.runs)
-    predicted_s = Batches(rows).predicted_s()
+    batches = Batches(rows)
+    predicted_s = batches.predicted_s()
     if asked.left_out:
         write_left_out([row for row in rows if row.split == "fit" and row.quality in "AB"])
         return
@@ -240,7 +251,7 @@ def main(given: Sequence[str] | None = None) -> None:
         show(rows, predicted_s, sys.stdout.write)
     result = {
         "blind": by_kind(blind(rows, predicted_s)),
-        "one_run_given": by_kind(one_run_given(rows, predicted_s)),
+        "one_run_given": by_kind(one_run_given(rows, predicted_s, batches.shares)),
         "memory": judged_memory(asked.memory),
         "ranking": ranking(rows, predicted_s),
         "refused": refused,

@@ -3,16 +3,19 @@
 The job computes each rank's own gradient again, without DDP, and logs the two squared norms that
 the recorder should find: `own`, the mean of the ranks' ones, and `mean`, that of their mean.
 
-- python noisy.py [none|summing]: without a hook, or with one that sums and does not divide and with
-  gradients that are views of DDP's buckets.
+- python noisy.py [none|summing|fsdp]: without a hook, or with one that sums and does not divide and
+  with gradients that are views of DDP's buckets, or under FSDP2.
 """
 
 import contextlib
+import copy
 import sys
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -27,6 +30,9 @@ def main() -> None:
     way = sys.argv[1] if len(sys.argv) > 1 else "none"
     dist.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 1))
+    if way == "fsdp":
+        train_sharded(model)
+        return
     data = DistributedDataParallel(model, gradient_as_bucket_view=way == "summing")
     if way == "summing":
         data.register_comm_hook(None, summing_hook)
@@ -72,7 +78,37 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+def train_sharded(model: nn.Module) -> None:
+    """Train under FSDP2, whose first passes of a step reduce nothing."""
+    alone = copy.deepcopy(model)
+    for part in (model[0], model):
+        fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    torch.manual_seed(1 + dist.get_rank())
+    loader = DataLoader(TensorDataset(torch.randn(BATCH * PASSES * STEPS, 20)), batch_size=BATCH)
+    batches = [(inputs, inputs.sum(1, keepdim=True)) for (inputs,) in loader]
+    for step in range(STEPS):
+        held = batches[step * PASSES : (step + 1) * PASSES]
+        for each, own in zip(alone.parameters(), model.parameters(), strict=True):
+            each.data.copy_(own.full_tensor())
+        losses = sum(loss_of(alone, each) / PASSES for each in held)
+        own = torch.cat([g.reshape(-1) for g in torch.autograd.grad(losses, alone.parameters())])
+        squared, mean = own.square().sum(), own.clone()
+        dist.all_reduce(squared)
+        dist.all_reduce(mean)
+        workers = dist.get_world_size()
+        norm = (mean / workers).square().sum()
+        for number, batch in enumerate(held):
+            model.set_requires_gradient_sync(number == PASSES - 1)
+            (loss_of(model, batch) / PASSES).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        fullwire.log(own=squared / workers, mean=norm, step=step)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def loss_of(model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
     return (model(batch[0]) - batch[1]).square().mean()
 
 

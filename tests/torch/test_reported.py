@@ -23,7 +23,7 @@ PATTERN = "step (?P<step>[0-9]+) loss: ([0-9.]+)"
 def recorded(place: Path, way: str, *options: str) -> tuple[Run, str]:
     command = [sys.executable, "-m", "fullwire", "record", "-o", str(place / "job.run"), *options]
     done = subprocess.run(
-        [*command, "--", *together(2, "noisy.py", way)],
+        [*command, "--", *together(2, "noisy.py", way, compiler=way == "fsdp")],
         capture_output=True,
         text=True,
         timeout=120,
@@ -64,6 +64,16 @@ def test_noise_is_that_of_the_ranks_own_gradients(tmp_path: Path, way: str) -> N
         assert "--metric 'accuracy: ([0-9.]+)' has matched none" in said
     assert np.isfinite(run.metrics.value).all()
     assert TOLD_BY < 20
+
+
+def test_noise_under_fsdp_is_put_together_from_shards(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, "fsdp", "--noise")
+    noise = run.noise
+    assert noise.step.tolist() == [10, 20]
+    own, mean = logged(run, "own"), logged(run, "mean")
+    assert noise.ranks_squared_norm == pytest.approx([own[10], own[20]], rel=1e-4)
+    assert noise.mean_squared_norm == pytest.approx([mean[10], mean[20]], rel=1e-4)
+    assert noise.ranks.tolist() == [2, 2]
 
 
 def test_noise_that_cannot_be_seen_is_a_gap(tmp_path: Path) -> None:

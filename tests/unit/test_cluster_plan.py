@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fullwire.answers.collective import collective
 from fullwire.clusters import cluster
 from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.plan import plan, plan_on
@@ -185,3 +186,27 @@ def test_rings_of_nics_go_over_a_last_node_that_is_not_full(op: str, workers: in
         expected = vectors.sum(axis=0) if op == "reducescatter" else vectors[own, pieces]
         assert (held[own, pieces] == expected).all()
     assert len(stated.stages) == workers % 8  # as many NICs as the last node uses
+
+
+@pytest.mark.parametrize("workers", [9, 12, 14, 20])
+@pytest.mark.parametrize(
+    ("op", "algorithm"),
+    [(op, name) for op, name in PAIRS if name.startswith("hierarchical")],
+)
+def test_hierarchies_go_over_a_last_node_that_is_not_full(
+    op: str, algorithm: str, workers: int
+) -> None:
+    stated = plan_on(op, algorithm, cluster("dgx-h100", 4), workers)
+    size = stated.blocks if op != "alltoall" else workers * workers
+    vectors = np.random.default_rng(2).integers(0, 100, (workers, size))
+    assert promised(stated, vectors, execute(stated, vectors))
+
+
+def test_ranks_that_leave_the_last_node_part_empty_are_not_left_to_flat_algorithms() -> None:
+    fabric = cluster("gb200-nvl72", 2)
+    some, whole = (
+        collective("allreduce", bytes=2**20, algorithm="auto", cluster=fabric, workers=workers)
+        for workers in (128, 144)
+    )
+    assert some.algorithm.startswith("hierarchical")
+    assert some.time_s < 1.5 * whole.time_s

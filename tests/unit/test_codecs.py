@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fullwire as fw
-from fullwire.compression.codec import CODECS, Codec, parse_choice
+from fullwire.compression.codec import CODECS, Codec, costs_in, parse_choice
 from fullwire.compression.compressor import parse_codec
 from fullwire.errors import UsageError
 from tests.builders import a_run
@@ -143,3 +145,9 @@ def test_on_gloo_an_exchange_fills_less_of_the_link_than_a_sum() -> None:
     )
     summed = communication_s("fullwire", "2,1000GB/s,1000GB/s,sum")
     assert communication_s("gloo", "2,1000GB/s,1000GB/s,sum") == pytest.approx(summed)
+
+
+def test_a_pipe_in_place_of_costs_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "costs.json")
+    with pytest.raises(UsageError, match="expected a file, got a pipe"):
+        costs_in(tmp_path / "costs.json")

@@ -9,6 +9,7 @@ import time
 from fractions import Fraction
 from pathlib import Path
 from signal import SIGINT
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,3 +236,15 @@ def test_ctrl_c_ends_a_long_play() -> None:
     _, complaint = play.communicate(timeout=20)
     assert play.returncode not in (0, 2)
     assert "Traceback" not in complaint
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ({"nodes": 2}, "nodes: expected a described cluster, whose nodes they are"),
+        ({"latency": ""}, "latency: "),
+    ],
+)
+def test_what_one_switch_cannot_have_is_refused(asked: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        fw.collective("allreduce", bytes="1MiB", workers=8, bandwidth="10Gbps", **asked)

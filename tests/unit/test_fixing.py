@@ -228,3 +228,8 @@ def test_a_tuning_that_cannot_be_is_refused_before_the_job(
     assert not (tmp_path / "tuned").exists()
     taken = cli("tune", "-o", tmp_path, "--", *NOTHING)
     assert (taken.returncode, "expected a new folder" in taken.stderr) == (2, True)
+
+
+def test_fixes_that_name_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="fixes: expected some such as buckets:50, or none"):
+        split_fixes("")

@@ -98,3 +98,65 @@ def test_what_is_no_topology_is_refused_in_one_line(tmp_path: Path, text: str, w
     with pytest.raises(UsageError, match=why) as refused:
         cluster(written(tmp_path, text))
     assert "\n" not in str(refused.value)
+
+
+def matrix(adapters: int, nearest: tuple[int, ...], pair: str = "NV18") -> str:
+    """Return a matrix in the form of a published one of eight H200, with a coloured head."""
+    gpus = [f"GPU{n}" for n in range(len(nearest))]
+    nics = [f"NIC{n}" for n in range(adapters)]
+    lines = ["\t\x1b[4m" + "\t".join([*gpus, *nics]) + "\tCPU Affinity\tNUMA Affinity\x1b[0m"]
+    for at, gpu in enumerate(gpus):
+        pairs = [" X " if at == other else pair for other in range(len(gpus))]
+        ways = ["PXB" if nearest[at] == nic else "NODE" for nic in range(adapters)]
+        lines.append("\t".join([gpu, *pairs, *ways, "0-55,112-167", "0"]))
+    legend = [f"  NIC{n}: mlx5_{n}" for n in range(adapters)]
+    return "\n".join([*lines, "", "Legend:", "", "  X    = Self", "NIC Legend:", *legend, ""])
+
+
+def ibstat(*rates: int) -> str:
+    """Return what ibstat prints; an adapter without a rate is down."""
+    return "".join(
+        f"CA 'mlx5_{n}'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tPort 1:\n"
+        f"\t\tState: {'Active' if rate else 'Down'}\n\t\tPhysical state: LinkUp\n"
+        f"\t\tRate: {rate or 40}\n\t\tBase lid: 176\n\t\tLink layer: InfiniBand\n"
+        for n, rate in enumerate(rates)
+    )
+
+
+def test_the_matrix_of_nvidia_smi_and_ibstat_are_a_host(tmp_path: Path) -> None:
+    path = tmp_path / "h200.txt"
+    nearest = (0, 3, 4, 5, 6, 9, 10, 11)  # the others are for management
+    path.write_text(matrix(12, nearest) + ibstat(400, 100, 0, *[400] * 9))
+    host = cluster(path, nodes=4)
+    assert (host.nodes, host.devices_per_node) == (4, 8)
+    assert (host.nics.per_node, host.nics.rate_bps) == (8, 400e9)
+    assert host.nics.of_device == tuple(range(8))
+    assert host.inside is not None
+    assert host.inside.rate_bps == 8 * 18 * 25e9
+    assert described(as_toml(host), "h200.toml").nics == host.nics
+
+
+def test_links_between_pairs_add_up_without_a_switch(tmp_path: Path) -> None:
+    path = tmp_path / "a100.txt"
+    path.write_text(matrix(1, (0, 0, 0, 0), "NV4") + ibstat(200))
+    host = cluster(path)
+    assert host.inside is not None
+    assert host.inside.rate_bps == 8 * 12 * 25e9
+    assert host.nics.of_device == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (matrix(1, (0, 0)), "expected the rates of its adapters too, from ibstat"),
+        (matrix(1, (0, 0)) + ibstat(0), "expected the rates of its adapters too"),
+        (matrix(1, (0, 0), "PHB") + ibstat(200), "a GPU without NVLink, and the speed of PCIe"),
+        (matrix(1, (0, 0))[:60] + ibstat(200), "expected a row of 3 connections for GPU"),
+        (matrix(1, (0, 0), "NVX") + ibstat(200), "expected a row of 3 connections for GPU0"),
+    ],
+)
+def test_a_matrix_that_tells_too_little_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "host.txt"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=problem):
+        cluster(path)

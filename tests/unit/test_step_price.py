@@ -9,7 +9,7 @@ import pytest
 
 from fullwire.clusters import cluster
 from fullwire.simulation.group_times import GroupTimes, as_seen
-from fullwire.simulation.habits import calibrated_by, habits_of, interval_factor
+from fullwire.simulation.habits import Calibration, habits_of, interval_factor
 from fullwire.simulation.step_price import Job, Priced, plans_of, price
 from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
@@ -114,4 +114,11 @@ def test_what_is_assumed_widens_the_interval_and_a_run_narrows_it() -> None:
     usual = interval_factor(is_moe=False)
     assert interval_factor(is_moe=False, assumed=["recomputation"]) > usual
     assert interval_factor(is_moe=False, is_calibrated=True) < usual < interval_factor(is_moe=True)
-    assert 1 < calibrated_by(1.2, is_moe=False) < 1.2
+
+
+def test_a_measured_step_tells_more_of_plans_with_the_same_parts() -> None:
+    sums, computing = [0.4, 0.0, 0.02], [0.02, 0.0, 0.02]
+    given = Calibration(np.log([1.5]), np.array([sums]))
+    itself, near, far = given.factors(np.array([sums, [0.35, 0.0, 0.02], computing]))
+    assert itself == pytest.approx(1.5, rel=0.01)
+    assert 1 < far < near < itself

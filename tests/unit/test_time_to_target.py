@@ -333,7 +333,7 @@ def test_a_metrics_target_takes_the_batch_of_a_workload_and_the_costs_of_codecs(
     table = fw.whatif("resnet50@v100", target=GOAL, curve=list(jobs), **asked)
     assert table["step_s"].tolist() == plain["step_s"].tolist()
     missing = tmp_path / "costs.json"
-    with pytest.raises(UsageError, match=f"codec costs: {missing}"):
+    with pytest.raises(UsageError, match=f"{missing}: cannot be read"):
         fw.whatif(jobs[0], target=GOAL, curve=jobs[1], codec_costs=missing)
 
 
@@ -341,6 +341,14 @@ def test_nodes_and_workers_are_refused_with_a_global_batch_too(jobs: tuple[Run, 
     asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 2, "workers": 4}
     with pytest.raises(UsageError, match="expected nodes or workers, got both"):
         fw.whatif(jobs[0], target=GOAL, curve=jobs[1], global_batch=64, **asked)
+
+
+def test_a_goal_between_the_first_two_values_has_a_finite_spread() -> None:
+    """The first value is that of step 0, of which no logarithm exists."""
+    curve = curve_of(metrics([0, 5, 10], [1.0, 0.2, 0.1]), "loss", "a.run")
+    found = reach(curve, read_goal(GOAL), "a.run")
+    assert found.low == 1.0
+    assert np.isfinite(found.spread)
 
 
 def test_local_steps_need_the_loss_that_diloco_costs(jobs: tuple[Run, Run]) -> None:

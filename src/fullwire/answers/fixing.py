@@ -41,6 +41,8 @@ def split_fixes(text: str) -> list[str]:
     """Take fixes that commas join; a setting may have commas of its own."""
     if text == NONE:
         return []
+    if not text:
+        raise UsageError(f"fixes: expected some such as buckets:50, or {NONE}, got ''")
     keys = "|".join(map(re.escape, fix_kinds()))
     return [part for part in re.split(rf",(?=(?:{keys})(?::|,|$))", text) if part]
 

@@ -42,7 +42,7 @@ from fullwire.simulation.goodput import (
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import (
     MEASURED_FAMILIES,
-    calibrated_by,
+    Calibration,
     habits_of,
     interval_factor,
 )
@@ -70,8 +70,7 @@ class Question:
     sequence: int
     precision: Precision
     fixed: Mapping[str, int | str]
-    factor: float = 1.0  # on all times, from measured steps
-    is_calibrated: bool = False
+    calibration: Calibration | None = None
     objective: Objective = "step"
 
     @property
@@ -93,7 +92,7 @@ class Searched:
     @property
     def step_s(self) -> Floats:
         """The time of a step."""
-        return self.question.factor * self.priced.step_s
+        return self.priced.step_s
 
 
 def plan(
@@ -155,8 +154,8 @@ def plan(
         lasting = _lasting(
             best, work_hours, failures, storage, restart, synchronous_checkpoints, price
         )
-    elif failures is not None or storage is not None or restart is not None:
-        raise UsageError("hours: expected the hours of training that failures interrupt")
+    elif synchronous_checkpoints or (failures, storage, restart, price) != (None,) * 4:
+        raise UsageError("hours: expected the hours of training that failures or a price are for")
     return PlanAnswer(
         model=question.model.name,
         cluster=question.cluster.name,
@@ -255,6 +254,8 @@ def _search(question: Question) -> Searched:
     plans = every_plan(space, question.fixed)
     job = _job(question, plans)
     priced = price(job)
+    if question.calibration is not None:
+        priced = priced.calibrated(question.calibration)
     memory = peaks(model, cast(Columns, plans), precision=question.precision)
     fits = np.flatnonzero(memory.fits(question.device.memory_bytes))
     if not len(fits):
@@ -330,11 +331,11 @@ def _planned(found: Searched, row: int) -> Planned:
     factor = interval_factor(
         is_moe=question.model.moe is not None,
         assumed=question.assumed,
-        is_calibrated=question.is_calibrated,
+        is_calibrated=question.calibration is not None,
     )
 
     def part_s(name: str) -> float:
-        return question.factor * float(getattr(priced, name)[row])
+        return float(getattr(priced, name)[row])
 
     devices = question.cluster.devices
     tokens = question.global_batch * question.sequence
@@ -562,9 +563,9 @@ def _lasting(
 
 
 def _calibrated(question: Question, path: Path) -> Question:
-    """Return the question with the factor that measured steps of this model and cluster give."""
+    """Return the question with what measured steps of this model and cluster tell."""
     rows = measured_steps(path)
-    logs = []
+    logs, shares = [], []
     for number, (fixed, measured_s) in enumerate(rows, start=2):
         try:
             found = every_plan(
@@ -580,12 +581,11 @@ def _calibrated(question: Question, path: Path) -> Question:
             )
         except UsageError as error:
             raise DamagedInput(path, str(error), line=number) from None
-        predicted_s = float(np.median(price(_job(question, found)).step_s))
-        logs.append(math.log(measured_s / predicted_s))
-    is_moe = question.model.moe is not None
-    middle = math.exp(float(np.mean(logs)))
-    factor = calibrated_by(middle, is_moe=is_moe) if len(logs) == 1 else middle
-    return replace(question, factor=factor, is_calibrated=True)
+        priced = price(_job(question, found))
+        middle = np.argsort(priced.step_s)[len(found) // 2]
+        logs.append(math.log(measured_s / priced.step_s[middle]))
+        shares.append(priced.shares[middle])
+    return replace(question, calibration=Calibration(np.array(logs), np.array(shares)))
 
 
 def _landscape(found: Searched) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -13,6 +14,7 @@ from fullwire.answers.conditions import OneOrMany, count, several
 from fullwire.clusters.cluster import Cluster
 from fullwire.display import Result
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import opened
 from fullwire.simulation.plan_space import FIXABLE
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
@@ -192,17 +194,20 @@ def fixed_degrees(given: OneOrMany | Mapping[str, int | str]) -> dict[str, int |
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
             raise UsageError(f"fix: expected NAME=VALUE such as tp=8, got {shown(part)}")
+        if name in fixed:
+            raise UsageError(f"fix: expected one {name}, got {fixed[name]} and {value}")
         is_word = name in ("recompute", "schedule")
-        fixed[name] = value if is_word else int(value) if name == "zero" else count(value, name)
+        is_none = name == "zero" and value == "0"  # the one degree that may be none
+        fixed[name] = value if is_word else 0 if is_none else count(value, name)
     return fixed
 
 
 def measured_steps(path: Path) -> list[tuple[dict[str, int | str], float]]:
     """Read a table of measured steps: a column for each degree, and `step_time_s`."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+        with opened(path) as file:
+            rows = list(csv.DictReader(io.StringIO(file.read().decode(), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
     result = []
     for number, row in enumerate(rows, start=2):

@@ -49,10 +49,18 @@ def _read(given: str | Path) -> Cluster:
         text = content.decode("utf-8-sig")  # some editors put a mark before it
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: expected text in UTF-8, byte {error.start} is none") from None
-    if text.lstrip().startswith("<"):
-        from fullwire.clusters.nccl_topology import cluster_of_topology  # here: few are XML
+    if text.lstrip().startswith("<") or "GPU0" in text[:200]:
+        # Here: few are topologies.
+        from fullwire.clusters.nccl_topology import (
+            cluster_of_matrix,
+            cluster_of_topology,
+            has_matrix,
+        )
 
-        return cluster_of_topology(text, str(path))
+        if text.lstrip().startswith("<"):
+            return cluster_of_topology(text, str(path))
+        if has_matrix(text):
+            return cluster_of_matrix(text, str(path))
     return described(text, built_in or str(path))
 
 

@@ -1,4 +1,6 @@
-"""A cluster of hosts like one that NCCL described, in NCCL_TOPO_DUMP_FILE or NCCL_TOPO_FILE.
+"""A cluster of hosts like one that NCCL or NVIDIA's tools described.
+
+NCCL writes a topology with NCCL_TOPO_DUMP_FILE, or takes one from NCCL_TOPO_FILE.
 
     <system version="1"><cpu numaid="0" ...>
       <pci busid="0000:17:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">
@@ -9,13 +11,23 @@
 
 `speed` is in Mbit/s. Where it is missing, the value is the default of NCCL's src/graph/topo.h. The
 file tells nothing about the network between hosts: two of them on one switch are assumed.
+
+    (nvidia-smi topo -m; ibstat) > host.txt
+
+        GPU0  GPU1  NIC0  CPU Affinity ...        CA 'mlx5_0'
+    GPU0  X   NV18  PXB   0-55,112-167 ...            Port 1:
+    NIC0 PXB  SYS    X                                    State: Active
+      NIC0: mlx5_0                                        Rate: 400
+
+The first command tells the number of NVLinks and the nearest adapter of each GPU. The second one
+tells the adapters' rates in Gbit/s. Neither tells an NVLink's speed: that of V100 to H200 is taken.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -29,6 +41,12 @@ _PCIE_SHARE = 0.76  # 12 of 15.75 GB/s
 _UNTOLD_MBPS = 10_000
 _SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,2})?) GT/s")
 _MOST_DEVICES = 1_000
+_COLUMN = re.compile(r"GPU\d{1,3}|NIC\d{1,3}|mlx\w{1,20}")
+_NEAR = ("PIX", "PXB", "PHB", "NODE", "SOC", "SYS")  # in this order; SOC is the old SYS
+_CELL = re.compile(rf"X|NV(\d{{1,2}})|{'|'.join(_NEAR)}")
+_COLOUR = re.compile(r"\x1b\[\d*m")
+_USUAL_LINK_BYTES = 25e9
+_MOST_LINKS = 18  # of a device: if its pairs seem to have more, a switch joins them
 Way = tuple[int, ...]  # through the tree, by places
 
 
@@ -107,6 +125,95 @@ def cluster_of_topology(text: str, place: str) -> Cluster:
         rests_on=f"a topology of NCCL ({name_of(Path(place).name)}): {told}. It tells nothing of "
         "other hosts: two on one switch and all latencies are assumed.",
     )
+
+
+def has_matrix(text: str) -> bool:
+    """Say whether a text begins with the matrix of nvidia-smi topo -m."""
+    return re.match(r"\s*(?:\x1b\[4m)?\s*GPU0\s", text) is not None
+
+
+def cluster_of_matrix(text: str, place: str) -> Cluster:
+    """Read the output of `nvidia-smi topo -m` and `ibstat` as a cluster of two such hosts."""
+    lines = _COLOUR.sub("", text).splitlines()
+    first = next(at for at, line in enumerate(lines) if line.strip())
+    names = [word for word in lines[first].split() if _COLUMN.fullmatch(word)]
+    rows: dict[str, list[str]] = {}
+    for line in lines[first + 1 :]:
+        name, *cells = line.split() or [""]
+        if name in names and name not in rows:
+            rows[name] = [cell for cell in cells[: len(names)] if _CELL.fullmatch(cell)]
+    gpus = [name for name in names if name.startswith("GPU")]
+    for gpu in gpus:
+        if len(rows.get(gpu, ())) < len(names):
+            raise UsageError(f"{place}: expected a row of {len(names)} connections for {gpu}")
+    rates = _active_rates(lines)
+    titles = dict(re.findall(r"^\s*(NIC\d{1,3}): (\S{1,60})\s*$", "\n".join(lines), re.MULTILINE))
+    speeds = {
+        name: rates[titles.get(name, name)]
+        for name in names
+        if name not in gpus and titles.get(name, name) in rates
+    }
+    if not speeds:
+        raise UsageError(
+            f"{place}: expected the rates of its adapters too, from ibstat: "
+            "(nvidia-smi topo -m; ibstat) > host.txt"
+        )
+    links = []
+    for gpu in gpus:
+        pairs = [int(found[1] or 0) for cell in rows[gpu] if (found := _CELL.fullmatch(cell))]
+        links.append(sum(pairs) if sum(pairs) <= _MOST_LINKS else max(pairs))
+    if len(gpus) > 1 and not min(links):
+        raise UsageError(
+            f"{place}: a GPU without NVLink, and the speed of PCIe is not in it: "
+            "NCCL_TOPO_DUMP_FILE=FILE dumps a topology that has it"
+        )
+    used: Counter[str] = Counter()
+    chosen: list[str] = []
+    for gpu in gpus:  # of equally near adapters the one with the fewest devices
+        ways = {name: rows[gpu][names.index(name)] for name in speeds}
+        near = {name: _NEAR.index(way) if way in _NEAR else 0 for name, way in ways.items()}
+        chosen.append(min(speeds, key=lambda name: (near[name], used[name], names.index(name))))
+        used[chosen[-1]] += 1
+    adapters = [name for name in speeds if used[name]]
+    inside = None
+    if len(gpus) > 1:
+        inside = Inside(
+            kind="switch",
+            rate_bps=8 * min(links) * _USUAL_LINK_BYTES,
+            latency_s=1e-6,
+            payload_share=_NVLINK_SHARE,
+        )
+    return Cluster(
+        name=Path(place).stem or "host",
+        nodes=2,
+        nics=Nics(
+            rate_bps=min(speeds[name] for name in adapters),
+            per_node=len(adapters),
+            latency_s=4e-6,
+            of_device=tuple(adapters.index(name) for name in chosen),
+        ),
+        devices_per_node=len(gpus),
+        inside=inside,
+        rests_on=f"nvidia-smi topo -m and ibstat ({name_of(Path(place).name)}): {min(links)} "
+        "NVLinks a device, taken as 25 GB/s each (V100 to H200; those of Blackwell have 50), of "
+        f"which NCCL takes 0.8; {len(adapters)} adapters that are next to a device, of "
+        f"{len(names) - len(gpus)}, and the slowest counts. It tells nothing of other hosts: two "
+        "on one switch and all latencies are assumed.",
+    )
+
+
+def _active_rates(lines: Sequence[str]) -> dict[str, float]:
+    """Return the rates of the adapters in the output of ibstat that have an active port."""
+    rates: dict[str, float] = {}
+    adapter, is_active = "", False
+    for line in lines:
+        if told := re.fullmatch(r"CA '([^']{1,60})'\s*", line):
+            adapter = told[1]
+        elif told := re.fullmatch(r"\s+State: (\w+)\s*", line):
+            is_active = told[1] == "Active"
+        elif (told := re.fullmatch(r"\s+Rate: (\d{1,5})\s*", line)) and is_active and adapter:
+            rates.setdefault(adapter, int(told[1]) * 1e9)
+    return {name: rate_bps for name, rate_bps in rates.items() if rate_bps}
 
 
 def _elements(element: ElementTree.Element, way: Way) -> Iterator[tuple[Way, ElementTree.Element]]:

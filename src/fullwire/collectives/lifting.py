@@ -28,6 +28,7 @@ def by_every_device(between: States) -> States:
     """Let every device carry out `between` between nodes, with its own share."""
 
     def states(op: str, layout: Layout) -> Stated:
+        layout = layout.in_equal_groups
         inner = _among_nodes(between, op, layout)
         share, devices = inner.blocks, layout.per_node
         device = np.arange(devices)[:, None]
@@ -66,6 +67,7 @@ def by_first_devices(between: States) -> States:
     """Let the first devices of nodes pass the message on, then each within its node."""
 
     def states(op: str, layout: Layout) -> Stated:
+        layout = layout.in_equal_groups
         inner = _among_nodes(between, op, layout)
         [stages] = inner.parts
         passed = [for_all_devices(transfers, layout.per_node) for transfers in stages]

@@ -15,8 +15,9 @@ carries it out on real arrays, which shows that a plan is right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -88,6 +89,16 @@ class Layout:
     def workers(self) -> int:
         """How many ranks there are."""
         return self.nodes * self.per_node + self.others
+
+    @property
+    def in_equal_groups(self) -> Layout:
+        """Return the ranks as groups of one size, each within a node, where the last is not full.
+
+        A node of 72 and one of 56 are 9 and 7 groups of 8. Neighbouring groups of one node then
+        meet inside it, and the others on NICs.
+        """
+        size = gcd(self.per_node, self.others)  # of `per_node` where no rank is left over
+        return replace(self, nodes=self.workers // size, per_node=size, others=0)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

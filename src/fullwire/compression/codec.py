@@ -18,6 +18,7 @@ import msgspec
 from fullwire.compression.compressor import Combining, Compressor, MoreSteps
 from fullwire.compression.method import FLOAT_BYTES, Method, Shape
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import opened
 from fullwire.registry import Registry
 from fullwire.units import shown
 
@@ -206,9 +207,8 @@ class _Printed(msgspec.Struct):
 def costs_in(path: Path) -> dict[str, Cost]:
     """Read the costs of codecs from what `fullwire codecs --json` printed."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Printed)
-    except OSError as error:
-        raise UsageError(f"codec costs: {path}: {error.strerror or error}") from None
+        with opened(path) as file:
+            found = msgspec.json.decode(file.read(), type=_Printed)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedInput(
             str(path), f"expected the output of fullwire codecs --json: {error}"

@@ -135,8 +135,11 @@ def reach(curve: Curve, goal: Goal, run: str) -> Reach:
     before = after - 1
     share = (values[before] - wanted) / (values[before] - values[after])
     at = float(steps[before] + share * (steps[after] - steps[before]))
+    if at <= 0:
+        raise UsageError(f"{run}: {goal} is reached at step {at:g}, expected steps above 0")
     last = int(curve.steps[-1])
-    return Reach(steps=at, low=float(steps[before]), high=float(steps[after]), recorded=last)
+    low = max(float(steps[before]), min(at, 1.0))  # not even one step at the first value
+    return Reach(steps=at, low=low, high=float(steps[after]), recorded=last)
 
 
 def _smooth(values: Floats) -> Floats:

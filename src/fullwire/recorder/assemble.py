@@ -76,6 +76,7 @@ SPARSE = (  # few in a step
     Note.DELAY,
     Note.OWN_NOISE,
     Note.MEAN_NOISE,
+    Note.SHARD_NOISE,
 )
 OFTEN = 0.5  # Share of the steps that must have work before the forward, for it to be usual.
 DISK_BLOCK_BYTES = 512  # The kernel counts such blocks.
@@ -91,7 +92,7 @@ class _Rank:
     processors: Whole  # Notes of processor time.
     before_forward: Whole  # Notes of the program's thread before forward passes.
     delays: Whole  # Notes of computing threads that waited for a processor.
-    noise: tuple[Whole, Whole]  # Notes of its own squared gradient, and of the mean's.
+    noise: tuple[Whole, ...]  # Notes of squared gradients: its own, the mean's, its shard's.
     steps: Steps
     is_probe: NDArray[np.bool_]  # for each step: the times of probe steps are unusual
     shift_ns: int
@@ -346,7 +347,7 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
         processors=sparse[Note.PROCESSOR],
         before_forward=sparse[Note.BEFORE_FORWARD],
         delays=sparse[Note.DELAY],
-        noise=(sparse[Note.OWN_NOISE], sparse[Note.MEAN_NOISE]),
+        noise=tuple(sparse[kind] for kind in (Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE)),
         steps=steps,
         is_probe=np.isin(np.arange(len(steps)), steps.of(sparse[Note.PROBE][:, 1])),
         shift_ns=shift_ns,

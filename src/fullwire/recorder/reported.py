@@ -36,12 +36,11 @@ class Reported:
         self._metrics: list[Metrics] = []
         self._own: dict[int, list[float]] = defaultdict(list)
         self._mean: dict[int, tuple[int, float]] = {}  # passes and squared norm, by step
+        self._shards: dict[int, list[float]] = defaultdict(list)
         self._first: tuple[Steps, int] | None = None
         self._ranks = 0
 
-    def add(
-        self, journal: Journal, steps: Steps, noise: tuple[Whole, Whole], shift_ns: int
-    ) -> None:
+    def add(self, journal: Journal, steps: Steps, noise: tuple[Whole, ...], shift_ns: int) -> None:
         """Take what one rank reported."""
         self._ranks += 1
         self._first = self._first or (steps, shift_ns)
@@ -53,11 +52,15 @@ class Reported:
         if fresh:
             self._names |= set(fresh.values())
             self._metrics.append(_metrics(journal, fresh, steps, shift_ns))
-        own, mean = noise
+        own, mean, shards = noise
         for at, (_, _, bits) in zip(_ended(steps, own), own.tolist(), strict=True):
             self._own[at].append(value_of(bits))
         for at, (passes, _, bits) in zip(_ended(steps, mean), mean.tolist(), strict=True):
             self._mean.setdefault(at, (passes, value_of(bits)))
+        for at, (passes, _, bits) in zip(_ended(steps, shards), shards.tolist(), strict=True):
+            self._shards[at].append(value_of(bits))
+            if len(self._shards[at]) == self._ranks:
+                self._mean[at] = (passes, sum(self._shards[at]))
 
     def metrics(self, directories: Sequence[Path]) -> Metrics:
         """Return the metrics of all ranks, and those that the job printed."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from fullwire.clusters.cluster import Floats, Ints
 from fullwire.simulation.group_times import GroupTimes
-from fullwire.simulation.habits import Habits
+from fullwire.simulation.habits import DOUBTED, Calibration, Habits
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture, Matrix, Moe
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Layout, Precision
@@ -133,6 +133,16 @@ class Priced:
     slowdown_s: Floats  # of computing beside communication
     optimizer_s: Floats
     host_s: Floats  # launches that the device waited for, and what no part explains
+
+    @property
+    def shares(self) -> Floats:
+        """The shares of the parts that are doubted most: a row for each plan."""
+        return np.stack([getattr(self, name) / self.step_s for name in DOUBTED], axis=1)
+
+    def calibrated(self, calibration: Calibration) -> Priced:
+        """Return the times that measured steps make likely."""
+        factors = calibration.factors(self.shares)
+        return Priced(*(factors * getattr(self, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -184,15 +184,18 @@ class _Config:
         self.place = place
         self.known = set[str]()
 
-    def whole(self, *names: str, default: int | None = None) -> int:
+    def whole(self, *names: str, default: int | None = None, least: int = 0) -> int:
         """Return a whole number by the first of its names that is there."""
         self.known.update(names)
         for name in names:
             value = self.held.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UsageError(f"{self.place}: {name}: expected a whole number, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                above = " above 0" if least else ""
+                raise UsageError(
+                    f"{self.place}: {name}: expected a whole number{above}, got {value!r}"
+                )
             return value
         if default is None:
             raise UsageError(f"{self.place}: expected {' or '.join(names)}, which is missing")
@@ -247,7 +250,7 @@ def _named(config: _Config) -> str:
 
 
 def _plain(config: _Config, kind: str) -> Architecture:
-    heads, hidden = config.whole("num_attention_heads"), config.whole("hidden_size")
+    heads, hidden = config.whole("num_attention_heads", least=1), config.whole("hidden_size")
     has_bias = config.flag("attention_bias", kind == "gpt_oss")
     if kind in ("qwen2", "qwen2_moe"):
         biases = "qkv"
@@ -312,7 +315,7 @@ def _deepseek(config: _Config, kind: str) -> Architecture:
         every=config.whole("moe_layer_freq", default=1),
         has_router_bias=kind != "deepseek_v2",
     )
-    heads = config.whole("num_attention_heads")
+    heads = config.whole("num_attention_heads", least=1)
     config.whole("num_key_value_heads", default=heads)
     return Architecture(
         name=_named(config),
@@ -333,7 +336,7 @@ def _deepseek(config: _Config, kind: str) -> Architecture:
 
 def _with_old_names(config: _Config, kind: str) -> Architecture:
     heads, hidden = (
-        config.whole("n_head", "num_attention_heads"),
+        config.whole("n_head", "num_attention_heads", least=1),
         config.whole("n_embd", "n_embed", "hidden_size"),
     )
     positions = config.whole("n_positions", default=2048)
@@ -374,7 +377,7 @@ _MEGATRON_HARMLESS = re.compile(
 
 def _from_megatron(text: str, place: str) -> Architecture:
     config = _Config(dict(_flags(text, place)), place)
-    heads, hidden = config.whole("num_attention_heads"), config.whole("hidden_size")
+    heads, hidden = config.whole("num_attention_heads", least=1), config.whole("hidden_size")
     is_gated = config.flag("swiglu", False)
     # Megatron's own default: 4 times the width, or two thirds of it with a gate.
     usual = int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden

@@ -6,6 +6,9 @@ in the name's ending: -tree or -halving-doubling.
 
 In an all-to-all, data for device d of any node first goes to device d of the sender's own node.
 That device then exchanges with device d of every node.
+
+Where the last node is not full, groups of one size take the places of nodes. The size is the
+greatest that divides both a full node and the last one.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import numpy as np
 
 from fullwire.collectives.exchanges import others_in_turn, refuse_too_many
 from fullwire.collectives.lifting import between_nodes, by_every_device, by_first_devices
-from fullwire.collectives.registry import Algorithm, Statement, whole_nodes
+from fullwire.collectives.registry import Algorithm, Statement, some_of_the_last_node
 from fullwire.collectives.stages import Layout, Stated, stage
 
 
 def _all_to_all(_op: str, layout: Layout) -> Stated:
+    layout = layout.in_equal_groups
     workers, nodes, devices = layout.workers, layout.nodes, layout.per_node
     refuse_too_many(workers * (nodes + devices - 2), "a hierarchical all-to-all")
     rank = np.arange(workers)
@@ -61,7 +65,7 @@ ALGORITHM = (
             "broadcast": Statement(states=by_first_devices(between_nodes("tree"))),
             "alltoall": Statement(states=_all_to_all),
         },
-        fits=whole_nodes,
+        fits=some_of_the_last_node,
     ),
     *(
         Algorithm(
@@ -69,7 +73,7 @@ ALGORITHM = (
             label=f"within nodes, then {between} between nodes, then within nodes",
             place=80 + number,
             ops={"allreduce": Statement(states=by_every_device(between_nodes(between)))},
-            fits=whole_nodes,
+            fits=some_of_the_last_node,
         )
         for number, between in enumerate(("tree", "halving-doubling"))
     ),

@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from fullwire.collectives.lifting import around_nodes, between_nodes, for_all_devices
-from fullwire.collectives.registry import Algorithm, Statement, whole_nodes
+from fullwire.collectives.registry import Algorithm, Statement, some_of_the_last_node
 from fullwire.collectives.stages import Layout, Stated, stage
 
 
 def _leaders(op: str, layout: Layout) -> Stated:
+    layout = layout.in_equal_groups
     inner = between_nodes("ring")(op, layout) if layout.nodes > 1 else Stated(1, ((),))
     share, devices = inner.blocks, layout.per_node
     node = np.repeat(np.arange(layout.nodes), devices - 1) * devices
@@ -33,5 +34,5 @@ ALGORITHM = Algorithm(
     label="one device of a node speaks for all around a ring of nodes",
     place=90,
     ops={"allreduce": Statement(states=_leaders)},
-    fits=whole_nodes,
+    fits=some_of_the_last_node,
 )

@@ -93,6 +93,7 @@ class Note:
     METRIC_STEP = 22  # The job's own step of the next metric, time, 0.
     OWN_NOISE = 23  # Passes of the step, time, the bits of the rank's own squared gradient.
     MEAN_NOISE = 24  # Passes of the step, time, the bits of the mean's squared gradient.
+    SHARD_NOISE = 25  # The same of the rank's shard of the mean: the ranks' sum is the mean's.
 
 
 class Journal:

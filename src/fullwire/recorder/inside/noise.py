@@ -5,12 +5,19 @@ accumulation they then hold the sum of all passes. The mean is read when the bac
 returned, before anything clips it. Nothing is sent: each rank notes its own, and the ranks are
 joined later. So all ranks take the same steps, one in `EVERY`. Hooks are there in these steps only.
 
+FSDP2 hands the gradients of a group of parameters to one function, which reduces and scatters them.
+A rank's own gradients are read there. Afterwards each rank has a shard of the mean, and the squared
+norms of the shards add up to that of the mean.
+
 A gradient scaler multiplies both by its scale, which is divided out. Norms of a device are read
 `EVERY` steps later, when they are there without a wait.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 import time
 import weakref
 from collections.abc import Iterable
@@ -22,6 +29,7 @@ from torch.optim import optimizer as optimizers
 from .journal import Journal, Note
 from .metrics import bits_of
 
+SHARDING = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 EVERY = 10  # steps; two readings of all gradients in each step would cost several percent
 
 
@@ -32,13 +40,15 @@ class GradientNoise:
         self._journal = journal
         self._models: list[list[weakref.ref[Any]]] = []
         self._hooks: list[Any] = []
+        self._is_reading = False  # in this step
         self._own: dict[int, Any] = {}
+        self._shards: list[tuple[Any, float]] = []  # of FSDP2: parameters, and their copies' share
         self._mean: Any = None
         self._passes = 0
         self._steps = 0
         self._leading: int | None = None  # the optimizer whose steps are counted
         self._scale: Any = None
-        self._waiting: list[tuple[int, int, Any, Any, Any]] = []
+        self._waiting: list[tuple[int, int, Any, Any, int, Any]] = []
         self._has_told = False
         self._is_over = False  # Norms could not be read.
         optimizers.register_optimizer_step_post_hook(self._step_ended)
@@ -57,6 +67,40 @@ class GradientNoise:
         """Take the parameters whose gradients are averaged over ranks."""
         self._models.append([weakref.ref(each) for each in parameters])
 
+    def watch_shards(self) -> None:
+        """Read the gradients that FSDP2 reduces and scatters."""
+        module: Any = sys.modules[SHARDING]
+        reduce = getattr(module, "foreach_reduce", None)
+        if reduce is None:  # another version of torch
+            return
+        signature = inspect.signature(reduce)
+
+        @functools.wraps(reduce)
+        def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
+            if self._is_reading:
+                try:
+                    self._read_group(signature.bind(*args, **kwargs).arguments)
+                except Exception as error:  # the job goes on
+                    self._give_up(error)
+            return reduce(*args, **kwargs)
+
+        module.foreach_reduce = foreach_reduce
+
+    def _read_group(self, given: dict[str, Any]) -> None:
+        """Read the own gradients of a group of FSDP2's parameters, before they are reduced."""
+        parameters, scatter = given["fsdp_params"], given["reduce_scatter_group"]
+        copies = given.get("all_reduce_group")
+        shared = 1 if copies is None else copies.size()
+        divided_by = given.get("gradient_divide_factor")
+        ranks = scatter.size() * shared
+        share = 1 / shared if divided_by is None else (divided_by / ranks) ** 2 / shared
+        for parameter, grad in zip(parameters, given["unsharded_grads"], strict=True):
+            if id(parameter) in self._own:  # reduced in each pass: the last one is not the step's
+                self._own, self._shards, self._is_reading = {}, [], False
+                return
+            self._own[id(parameter)] = torch.linalg.vector_norm(grad.detach(), dtype=torch.float32)
+            self._shards.append((parameter, share))
+
     def _parameters(self) -> list[Any]:
         alive = (ref() for model in self._models for ref in model)
         return [each for each in alive if each is not None and each.requires_grad]
@@ -68,10 +112,11 @@ class GradientNoise:
             return
         started = self._journal.starts_work()
         try:
-            if self._hooks:
+            if self._is_reading:
                 self._end()
             self._steps += 1
-            if self._steps % EVERY == 0:
+            self._is_reading = self._steps % EVERY == 0
+            if self._is_reading:
                 self.flush()
                 hook = self._read_own
                 self._hooks = [
@@ -92,12 +137,14 @@ class GradientNoise:
 
     def pass_ended(self) -> None:
         """Read the mean, if this is a step of those that are read."""
-        if not self._hooks:
+        if not self._is_reading:
             return
         self._passes += 1
         grads = [each.grad.detach() for each in self._parameters() if each.grad is not None]
         try:
-            if grads:
+            if self._shards:
+                self._mean = torch.stack([_of_shard(*each) for each in self._shards])
+            elif grads:
                 self._mean = torch.stack(torch._foreach_norm(grads))
         except Exception as error:  # the job goes on
             self._give_up(error)
@@ -115,17 +162,19 @@ class GradientNoise:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._is_reading = False
 
     def _end(self) -> None:
         self._remove_hooks()
         if self._own and self._mean is not None:
             own = torch.stack(list(self._own.values()))
             scale = None if self._scale is None else self._scale.detach().clone()
-            row = (self._passes, time.monotonic_ns(), own, self._mean, scale)
+            kind = Note.SHARD_NOISE if self._shards else Note.MEAN_NOISE
+            row = (self._passes, time.monotonic_ns(), own, self._mean, kind, scale)
             self._waiting.append(row)
             if not own.is_cuda:
                 self.flush()
-        self._own, self._mean, self._passes = {}, None, 0
+        self._own, self._shards, self._mean, self._passes = {}, [], None, 0
 
     def close(self) -> None:
         """Note the last norms, or say that there were none."""
@@ -136,16 +185,22 @@ class GradientNoise:
         if self._steps >= EVERY and not self._has_told:
             self._journal.define(
                 kind="missing",
-                sentence="its gradient noise was not seen: only DistributedDataParallel shows a "
-                "rank's own gradients",
+                sentence="its gradient noise was not seen: only DistributedDataParallel and FSDP2 "
+                "show a rank's own gradients",
             )
 
     def flush(self) -> None:
         """Note the norms that were read before."""
         waiting, self._waiting = self._waiting, []
-        for passes, time_ns, own, mean, scale in waiting:
+        for passes, time_ns, own, mean, mean_kind, scale in waiting:
             self._has_told = True
             factor = 1.0 if scale is None else float(scale) ** 2
-            for kind, norms in ((Note.OWN_NOISE, own), (Note.MEAN_NOISE, mean)):
+            for kind, norms in ((Note.OWN_NOISE, own), (mean_kind, mean)):
                 squared = float(norms.double().square().sum()) / factor
                 self._journal.note(kind, passes, time_ns, bits_of(squared))
+
+
+def _of_shard(parameter: Any, share: float) -> Any:
+    """Return the norm of a rank's shard of a mean gradient, so that the ranks' squares add up."""
+    grad = parameter.sharded_param.grad.detach().to_local()
+    return torch.linalg.vector_norm(grad, dtype=torch.float32) * share**0.5

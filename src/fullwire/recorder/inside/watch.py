@@ -44,7 +44,7 @@ from .collectives import watch_collectives
 from .ending import at_end, before_hard_end
 from .journal import NOISE_VARIABLE, PROBE_VARIABLE, Journal, Note
 from .metrics import watch_metrics
-from .noise import GradientNoise
+from .noise import SHARDING, GradientNoise
 from .probes import Probes
 from .processors import BeforeForward, Processors
 
@@ -59,6 +59,8 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     clock = clock_of_this_torch(journal)
     os.register_at_fork(after_in_child=journal.start_anew)
     noise = GradientNoise(journal) if os.environ.get(NOISE_VARIABLE) else None
+    if noise is not None:
+        after_import(SHARDING, noise.watch_shards)
     close = functools.partial(_close, journal, clock, noise)
     at_end(close)
     before_hard_end(close)
