@@ -47,6 +47,7 @@ PAGES = {
         "transport-engine",
         "far",
         "programs",
+        "wire-formats",
         "exhaustion",
         "faults",
         "soak",
