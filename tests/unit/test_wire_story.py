@@ -232,11 +232,11 @@ def test_packets_make_steps_that_other_questions_take(tmp_path: Path) -> None:
     assert found.verdict.kind == "unknown"
     assert found.step_s == pytest.approx(0.052, rel=0.02)
     assert 0.003 < found.account["straggler"] < 0.006
-    assert any("No computation is in this run" in each for each in found.warnings)
+    assert any("This run holds no computation" in each for each in found.warnings)
     assert compare(again, again).ratio == 1
     assert count(analysed(again)) == 9
     fw.write_page([again], tmp_path / "x.html")
-    assert "No computation is in this run" in (tmp_path / "x.html").read_text()
+    assert "This run holds no computation" in (tmp_path / "x.html").read_text()
 
 
 def test_steps_without_headers_have_traffic_and_no_collectives() -> None:
@@ -444,9 +444,9 @@ def test_the_mit_study_comes_out_as_sentences_with_numbers(shared_data: Path) ->
     assert said.endswith("times as long: bytes alone do not set its time.")
 
 
-def test_a_real_job_is_told_by_its_collectives(shared_data: Path, cli: Cli, tmp_path: Path) -> None:
+def test_a_real_job_is_told_by_its_collectives(shared_data: Path, cli: Cli) -> None:
     captures = sorted((shared_data / "pcap" / "r4_mlp4_tso").glob("*.pcap"))
-    done = cli("flows", *captures, "--json", "--gradient", "4239400B", "--plot", tmp_path / "x.png")
+    done = cli("flows", *captures, "--json", "--gradient", "4239400B")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["iterations"]["basis"] == "messages"
@@ -456,7 +456,6 @@ def test_a_real_job_is_told_by_its_collectives(shared_data: Path, cli: Cli, tmp_
     assert len(only["came_s"]) == 4
     first = found["edges"][0]
     assert 0 < first["rtt_least_s"] <= first["rtt_median_s"] <= first["rtt_long_s"]
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert any("clocks" in each for each in found["audit"])
 
 

@@ -1,4 +1,7 @@
-"""Pictures: every format, offline, and true to the values between the points."""
+"""Pictures: every format, offline, and true to the values between the points.
+
+Vega draws them, and takes one to three seconds to start in each process.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from fullwire.report.charts import (
     check_plot_path,
     plot_whatif,
 )
+from fullwire.report.plans import plot_plans
 from tests.builders import a_run
+from tests.conftest import Cli
+from tests.unit.test_flows import captured
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -90,3 +96,24 @@ def test_compressors_with_a_cost_are_names_not_ratios() -> None:
         "2x compression",
         "4,1GB/s,1GB/s,sum",
     }
+
+
+def test_a_capture_is_drawn(cli: Cli, tmp_path: Path) -> None:
+    done = cli("flows", captured(tmp_path / "x.pcap"), "--plot", tmp_path / "x.svg")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x.svg").read_text().startswith("<svg")
+
+
+def test_the_collectives_of_a_real_job_are_drawn(
+    shared_data: Path, cli: Cli, tmp_path: Path
+) -> None:
+    captures = sorted((shared_data / "pcap" / "r4_mlp4_tso").glob("*.pcap"))
+    done = cli("flows", *captures, "--plot", tmp_path / "x.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plans_are_drawn(tmp_path: Path) -> None:
+    result = fw.plan("llama3-8b", cluster="dgx-h100", nodes=2, global_batch=64)
+    plot_plans(result, tmp_path / "plans.html")
+    assert "best step" in (tmp_path / "plans.html").read_text()
