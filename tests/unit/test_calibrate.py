@@ -666,3 +666,14 @@ def test_transports_that_are_computed_at_once_give_the_bits_of_each_alone(name: 
         for measure in MEASURES:
             part = np.take(whole[measure], [number], axis=at)
             np.testing.assert_array_equal(part, alone[measure])
+
+
+def test_a_bucket_that_left_late_in_one_step_is_no_other_collective_of_the_usual_step() -> None:
+    """The steps in the middle were shorter, and that is no communication of others."""
+    run = a_trained_job(a_transport(), workers=2, steps=80, noise=0.5)
+    rows = run.collectives
+    late = rows.issue_ns + np.where(rows.step == 40, 10**9, 0)
+    moved = dataclasses.replace(rows, issue_ns=late, end_ns=np.maximum(rows.end_ns, late))
+    odd = typical_step(dataclasses.replace(run, collectives=moved))
+    assert (odd.others.op, odd.others.exposed_ns) == ((), 0)
+    assert odd.step_ns == pytest.approx(typical_step(run).step_ns, rel=0.01)

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Json, print_json, with_options
+from fullwire.cli.options import Force, Json, print_json, with_options
+from fullwire.cli.telling import tell
 
 
 class Question:
@@ -75,6 +76,13 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Draw time and memory, or time by bandwidth"),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="X.run", help="Write the best plan's step as a run."
+        ),
+    ] = None,
+    force: Force = False,
     json: Json = False,
     **asked: Any,
 ) -> None:
@@ -85,6 +93,8 @@ def plan(
     fullwire plan llama3-8b --cluster dgx-h100 --nodes 4 --global-batch 256
     fullwire plan llama3-70b --cluster dgx-h100 --nodes 64 --global-batch 512
     fullwire plan config.json --cluster ours.toml --device h100 --global-batch 8
+
+    -o writes the best plan's step as a run: `explain`, `report` and `compare` read it.
     """
     from fullwire.answers.plan import plan as answer
     from fullwire.report.plans import plan_data, plot_plans, print_plan
@@ -92,10 +102,14 @@ def plan(
     if plot is not None:
         from fullwire.report.charts import check_plot_path
 
-        check_plot_path(plot)
+        check_plot_path(plot, replace=force)
     result = answer(model, **asked)
     if plot is not None:
         plot_plans(result, plot)
+    if output is not None:
+        from fullwire.run.store import write
+
+        tell(f"written: {write(result.run(), output, replace=force)}")
     if json:
         print_json(plan_data(result))
     else:

@@ -156,6 +156,18 @@ class RanksDriftApart(Finding):
     cluster: str
 
 
+class UsualStartup(Finding):
+    """The description of a cluster states no start-up of its collectives."""
+
+    template = (
+        "{cluster} states no start-up: each collective takes {startup_s:time} more, the median of "
+        "public tables of GPU nodes. Its file may state another (startup), or fullwire cluster fit."
+    )
+
+    cluster: str
+    startup_s: float
+
+
 class CodecCost(Finding):
     """The cost of a codec is unknown, or was measured elsewhere."""
 
@@ -340,6 +352,8 @@ def prediction_notes(
         workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
         if max(grid.bandwidth_bps) > limits_bps[workers]:
             yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
+    if grid.cluster is not None and grid.is_startup_usual:
+        yield UsualStartup(cluster=grid.cluster.name, startup_s=grid.cluster.startup_s)
     where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
     if where is not None:
         most = max(grid.workers)
