@@ -61,6 +61,31 @@ QUESTIONS = {
     ),
     "How do I describe my own cluster?": ("cluster show", ["--toml > ours.toml"]),
     "How do I show the answer to others?": ("report", ["HTML page", "-o report.html"]),
+    "How do I compare two runs in CI?": (
+        "compare",
+        ["fullwire compare main*.run -- pr*.run --fail-if-slower 5%", "Exit status 1"],
+    ),
+    "I have the trace of one rank. What does it tell?": (
+        "import",
+        ["One rank is", "fullwire import rank0.json -o job.run"],
+    ),
+    "How do I record an FSDP job?": ("record", ["DDP, FSDP", "fullwire record -o job.run --"]),
+    "How do I try bf16 gradients?": ("apply", ["fullwire apply compression:bf16 -- torchrun"]),
+    "What would bf16 gradients gain?": ("whatif", ["--compression", "bf16"]),
+    "How do I apply a fix?": ("apply", ["buckets:50", "fullwire fixes", "what became of each fix"]),
+    "How do I apply all fixes that help?": (
+        "tune",
+        ["-o tuned", "fullwire run -r tuned/recipe.toml"],
+    ),
+    "How long until my loss is 0.3?": ("whatif", ["--target 'loss<=0.3'", "time until a metric"]),
+    "Which plan is best for 64 nodes?": (
+        "plan",
+        ["fullwire plan llama3-70b --cluster dgx-h100 --nodes 64 --global-batch 512"],
+    ),
+    "I have nccl-tests logs of my cluster. How do they help?": (
+        "cluster fit",
+        ["fullwire cluster fit nccl_8.log nccl_16.log", "Output of nccl-tests"],
+    ),
     "How does Tab complete commands?": ("", ["--install-completion"]),
 }
 

@@ -96,9 +96,20 @@ def test_every_algorithm_that_a_cluster_offers_is_predicted() -> None:
     tuned = fw.whatif("vgg16@v100", cluster="dgx-h100", nodes=16, algorithm="auto")
     assert tuned["step_s"][0] <= min(step_s["multi-ring"], step_s["hierarchical"])
     with pytest.raises(UsageError, match=r"expected all 8 devices .*, got 12 workers"):
-        fw.whatif("vgg16@v100", cluster="dgx-h100", workers=12, algorithm="hierarchical")
+        fw.whatif("vgg16@v100", cluster="dgx-h100", workers=12, algorithm="in-network")
     with pytest.raises(UsageError, match="algorithm: expected ring or tree"):
         fw.whatif("vgg16@v100", workers=8, algorithm="hierarchical")
+
+
+def test_a_cluster_without_a_startup_has_the_usual_one_and_the_answer_says_so() -> None:
+    stated = dataclasses.replace(cluster("dgx-h100"), startup_s=1e-9)
+    small: dict[str, Any] = {"nodes": 4, "buckets": "none"}
+    without = fw.whatif("resnet50@v100", cluster=stated, **small)
+    usual = fw.whatif("resnet50@v100", cluster="dgx-h100", **small)
+    assert without["communication_s"][0] + 100 * 41e-6 < usual["communication_s"][0]
+    told = "dgx-h100 states no start-up: each collective takes 41 us more"
+    assert any(told in note for note in usual.warnings)
+    assert not any("start-up" in note for note in without.warnings)
 
 
 def test_what_is_not_said_is_as_the_cluster_has_it() -> None:
@@ -125,7 +136,7 @@ def test_the_sentence_says_which_links_and_what_a_wider_spine_would_give() -> No
     assert packed.startswith(
         "vgg16@v100, 128 workers of two-to-one: the NICs hold it back: with NICs twice as fast"
     )
-    assert packed.endswith("the 2:1 spine does not, a 1:1 spine would change nothing that matters.")
+    assert packed.endswith("the 2:1 spine does not: a 1:1 spine would change little.")
     assert "scattered over the leaves: the uplinks of the 2:1 spine hold it back" in scattered
     [fast] = sentences(fw.whatif("resnet50@v100", cluster="dgx-h100", nodes=4).holding_back)
     assert fast.startswith("resnet50@v100, 32 workers of dgx-h100: no link holds it back: a step")

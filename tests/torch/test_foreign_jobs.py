@@ -428,7 +428,7 @@ def test_a_rank_that_shares_no_step_is_left_out_and_said(tmp_path: Path) -> None
         writing=replace(Writing(), first_step=lambda rank, step: 90 if rank == 3 else 3),
     )
     found = explained(case, tmp_path, play_case(case))
-    assert any("1 ranks share no step" in warning for warning in found.warnings)
+    assert any("leaves out 1 ranks that share no step" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize("writing", [Writing(), Writing(arguments="marks")])

@@ -105,8 +105,9 @@ def test_our_backend_is_not_believed_to_work_for_nothing() -> None:
 def test_where_a_faster_line_changes_little_the_answer_says_so() -> None:
     run = a_trained_job(a_transport(processor_s_per_byte=2.5e-9), facts=used(0.12))
     fast = fw.whatif(run, bandwidth="1Gbps,25Gbps", transport="measured")
-    [said] = [each for each in fast.warnings if "a faster line changes little" in each]
-    assert "with 2 workers the line is what limits this transport up to 3" in said
+    [said] = [each for each in fast.warnings if "the processors limit this transport" in each]
+    assert "From 3" in said
+    assert "on, the processors limit this transport (2 workers)" in said
     assert not any(
         "faster line" in each
         for each in fw.whatif(run, bandwidth="1Gbps", transport="measured").warnings
@@ -184,7 +185,7 @@ def test_a_model_that_is_split_over_ranks_sums_gradients_among_the_others(
     truth = a_trained_job(a_transport(), workers=workers, rate_bps=rate_bps, split_mib=8)
     assert predicted_s(shown, truth) == pytest.approx(measured_s(truth), rel=0.05)
     [*_, said] = fw.whatif(shown, transport="measured").warnings
-    assert "gradients are summed in groups of one in 2 ranks" in said
+    assert "groups of one in 2 ranks sum gradients" in said
 
 
 def test_a_transport_that_fills_the_line_still_costs_each_message_something() -> None:
@@ -226,8 +227,8 @@ def test_more_workers_are_more_hosts_like_the_recorded_one() -> None:
     assert crowded["step_s"][1] > 2 * as_recorded["step_s"][1]
     assert crowded["ranks_per_host"].tolist() == [16, 16]
     said = (
-        "measured: more workers are taken for more hosts like the recorded one, each with 2 ranks "
-        "on 2 processors; --ranks-per-host says otherwise."
+        "More workers are more hosts like the recorded one, each with 2 ranks "
+        "on 2 processors. --ranks-per-host changes that."
     )
     assert said in as_recorded.warnings
     assert said not in crowded.warnings
@@ -665,3 +666,14 @@ def test_transports_that_are_computed_at_once_give_the_bits_of_each_alone(name: 
         for measure in MEASURES:
             part = np.take(whole[measure], [number], axis=at)
             np.testing.assert_array_equal(part, alone[measure])
+
+
+def test_a_bucket_that_left_late_in_one_step_is_no_other_collective_of_the_usual_step() -> None:
+    """The steps in the middle were shorter, and that is no communication of others."""
+    run = a_trained_job(a_transport(), workers=2, steps=80, noise=0.5)
+    rows = run.collectives
+    late = rows.issue_ns + np.where(rows.step == 40, 10**9, 0)
+    moved = dataclasses.replace(rows, issue_ns=late, end_ns=np.maximum(rows.end_ns, late))
+    odd = typical_step(dataclasses.replace(run, collectives=moved))
+    assert (odd.others.op, odd.others.exposed_ns) == ((), 0)
+    assert odd.step_ns == pytest.approx(typical_step(run).step_ns, rel=0.01)

@@ -244,6 +244,16 @@ def test_tables_that_contradict_the_description_are_refused(
         fw.fit_cluster([ours], **asked)  # type: ignore[arg-type]
 
 
+def test_a_table_that_fills_half_more_than_the_links_in_a_node_is_refused(tmp_path: Path) -> None:
+    ours = written(tmp_path / "ours.log", nccl_text(a_table(a_machine(), 8)))
+    slower = cluster("dgx-h100")
+    assert slower.inside is not None
+    slower = replace(slower, inside=replace(slower.inside, rate_bps=slower.inside.rate_bps / 2))
+    with pytest.raises(fw.UsageError, match=r"line \d+: allreduce of .*inside.rate of dgx-h100"):
+        fw.fit_cluster([ours], cluster=slower)
+    fw.fit_cluster([ours], cluster="dgx-h100")
+
+
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     text = nccl_text(a_table(a_machine(), 16))
     for number, cut in enumerate((text[: len(text) * 2 // 3], text[:300])):

@@ -134,7 +134,9 @@ def test_much_lost_in_small_parts_is_not_called_scaling_well() -> None:
     rank = Rank(100, [computing(64), waits], [(9 * PER_MS, 64, 82)])
     found = fw.explain(a_job(rank, rank))
     assert found.verdict.kind == "scales"
-    assert found.verdict.sentence.startswith("No single loss limits this job: 36% of each step")
+    assert found.verdict.sentence.startswith(
+        "Many small losses limit this job: together 36% of each step"
+    )
     nothing_lost = Rank(100, [computing(100)], [(PER_MS, 0, 50)])
     sentence = fw.explain(a_job(nothing_lost, nothing_lost)).verdict.sentence
     assert sentence == "This job scales: all of its step is computation."
@@ -295,7 +297,7 @@ def test_every_answer_is_of_the_usual_step_and_a_long_one_is_told_beside_it() ->
     asked = fw.whatif(uneven, transport="measured")
     assert found.predicted_from_s == asked["baseline_step_s"][0]
     assert asked["step_s"][0] == pytest.approx(0.146)
-    assert not any("are replayed" in each for each in asked.warnings)
+    assert not any("predictions replay" in each for each in asked.warnings)
 
 
 def test_a_transport_that_carries_many_small_collectives_is_said_to() -> None:
@@ -372,7 +374,7 @@ def test_workers_that_only_meet_outside_their_steps_are_no_job_that_scales() -> 
     apart = dataclasses.replace(job.collectives, step=np.full(len(job.collectives), -1))
     found = fw.explain(dataclasses.replace(job, collectives=apart))
     assert found.verdict.kind == "unknown"
-    assert found.verdict.sentence.startswith("Nothing was communicated in its steps")
+    assert found.verdict.sentence.startswith("The steps hold no communication.")
     assert found.full is None
     assert not found.fixes
 
@@ -380,14 +382,14 @@ def test_workers_that_only_meet_outside_their_steps_are_no_job_that_scales() -> 
 def test_a_rate_that_the_collectives_beat_is_not_the_links_rate() -> None:
     rank = Rank(60, [BACKWARD], [(100 * PER_MS, 50, 60)])
     found = fw.explain(a_job(rank, rank))
-    assert any("not the rate of the links" in each for each in found.warnings)
+    assert any("The line rate is too low: collectives were" in each for each in found.warnings)
 
 
 def test_a_rate_that_was_given_and_is_too_low_is_not_the_links_rate() -> None:
     job = a_trained_job()
     known = job.facts.without(["line_rate_bps"])
     unknown = dataclasses.replace(job, facts=known)
-    words = "it is not the rate of the links that this job used"
+    words = "is too low: even full links would make a step of"
     assert any(words in each for each in fw.explain(unknown, bandwidth="100Mbps").warnings)
     assert not any(words in each for each in fw.explain(unknown, bandwidth="1Gbps").warnings)
 
@@ -494,7 +496,7 @@ def test_samples_become_evidence_and_say_what_held_the_transport_back() -> None:
 
 def test_samples_that_are_missing_are_said_and_coarse_ones_are_of_whole_steps() -> None:
     assert any(
-        "No samples of links, sockets, hosts" in each
+        "The run lacks samples of links, sockets, hosts" in each
         for each in fw.explain(JOBS["transport"]).warnings
     )
     job = sampled(JOBS["transport"], used=0.41)
@@ -580,9 +582,9 @@ def test_a_run_whose_collectives_are_lost_is_explained_as_partial(cli: Cli, tmp_
     assert done.returncode == 0, done.stderr
     assert "The run is partial: collectives.parquet: damaged" in done.stdout
     words = " ".join(done.stdout.split())
-    assert "What limits the job is not told. Missing: the run as it was written" in words
+    assert "What limits the job is not told. Missing: the whole run: its readable part" in words
     assert "Scaling factor" not in words
-    assert "No fixes are predicted" in cli("explain", place, "-v").stdout
+    assert "Fixes cannot be predicted" in cli("explain", place, "-v").stdout
     assert cli("whatif", place, "--bandwidth", "1Gbps").returncode == 3
 
 
@@ -639,8 +641,11 @@ def test_a_verdict_on_one_of_several_ranks_says_what_that_cannot_show() -> None:
     alone = Rank(length=100, spans=[("compute", "backward", 40, 100)], collectives=[(8, 50, 60)])
     some, every = fw.explain(a_job(alone, workers=4)), fw.explain(a_job(alone, alone))
     assert some.verdict.kind == every.verdict.kind == "host"
-    assert "what 1 of 4 ranks shows; whether others are slower" in some.verdict.sentence
-    assert "ranks shows" not in every.verdict.sentence
+    assert (
+        "Only 1 of 4 ranks is in the run. The others may be slower, or wait for it."
+        in some.verdict.sentence
+    )
+    assert "ranks is in the run" not in every.verdict.sentence
 
 
 def test_links_that_are_as_good_as_full_are_not_said_to_scale_worse() -> None:

@@ -210,3 +210,76 @@ def test_a_result_holds_every_plan_that_fits_for_pictures() -> None:
     assert np.all(np.diff(result.landscape["step_s"]) >= 0)
     assert in_words(result.best).startswith("TP ")
     assert "landscape" not in plan_data(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [
+        ("llama3-70b", "tp=4,pp=4,vpp=1"),
+        ("llama3-70b", "tp=4,pp=4,vpp=5"),
+        ("llama3-8b", "pp=1"),
+        ("mixtral-8x7b", "pp=2,vpp=1,ep=4"),
+    ],
+)
+def test_the_step_of_a_plan_is_a_run(name: str, fixed: str) -> None:
+    result = fw.plan(name, cluster="dgx-h100", nodes=8, global_batch=64, seq=4096, fix=fixed)
+    best, run = result.best, result.run()
+    spans, collectives = run.spans, run.collectives
+    assert run.provenance.origin == "simulated"
+    assert set(spans.rank.tolist()) == set(range(best.pp))
+    assert spans.end_ns.max() == pytest.approx(best.step_s * 1e9, abs=2)
+    computing = spans.lane == "compute"
+    on_last = computing & (spans.rank == best.pp - 1)
+    computed_s = (spans.end_ns - spans.start_ns)[on_last].sum() / 1e9
+    priced_s = best.compute_s + best.slowdown_s + best.optimizer_s
+    assert computed_s == pytest.approx(priced_s, rel=5e-3)
+    for rank in range(best.pp):  # a device computes one thing at a time
+        rows = np.flatnonzero(computing & (spans.rank == rank))
+        rows = rows[np.argsort(spans.start_ns[rows], kind="stable")]
+        assert (spans.start_ns[rows][1:] >= spans.end_ns[rows][:-1] - 1).all()
+    tensor = collectives.group == f"tp of stage {best.pp - 1}"
+    sent_s = (collectives.end_ns - collectives.start_ns)[tensor].sum() / 1e9
+    assert sent_s == pytest.approx(best.exposed.tp_s, rel=5e-3, abs=1e-9)
+    answer = fw.explain(run)
+    assert answer.step_s == pytest.approx(best.step_s, rel=1e-3)
+
+
+def test_both_ends_of_a_transfer_between_stages_agree() -> None:
+    table = fw.plan("llama3-70b", **ASKED, fix="pp=4,vpp=1", top=1).run().collectives
+    sent = table.rows(table.op == "sendrecv")
+    ends: dict[tuple[str, int], list[int]] = {}
+    columns = (sent.group.tolist(), sent.sequence.tolist(), sent.start_ns.tolist())
+    for group, number, start_ns in zip(*columns, strict=True):
+        ends.setdefault((group, number), []).append(start_ns)
+    assert ends
+    assert all(len(both) == 2 and both[0] == both[1] for both in ends.values())
+    assert (sent.issue_ns <= sent.start_ns).all()
+
+
+def test_commands_read_the_step_of_a_plan(cli: Cli, tmp_path: Path) -> None:
+    words = (*WORDS, *BATCH, "--top", "1")
+    for name, pipeline in (("a.run", "pp=4,vpp=1"), ("b.run", "pp=2,vpp=1")):
+        cli(*words, "--fix", pipeline, "-o", str(tmp_path / name))
+    explained = json.loads(cli("explain", str(tmp_path / "a.run"), "--json").stdout)
+    assert sum(explained["account"].values()) == pytest.approx(explained["step_s"], rel=1e-6)
+    both = str(tmp_path / "a.run"), str(tmp_path / "b.run")
+    compared = cli("compare", *both).stdout
+    assert "step" in compared
+    cli("report", both[0], "-o", str(tmp_path / "page.html"))
+    assert "backward" in (tmp_path / "page.html").read_text()
+
+
+def test_a_schedule_that_is_not_played_is_refused() -> None:
+    result = fw.plan("llama3-70b", **ASKED, fix="pp=4,schedule=zero-bubble", top=1)
+    with pytest.raises(UsageError, match="expected 1f1b or interleaved for a simulated step"):
+        result.run()
+
+
+@pytest.mark.parametrize(
+    ("fixed", "nearest"),
+    [("cp=3", "2"), ("microbatch=3", "2"), ("pp=4,vpp=3", "2"), ("zero=9", "3")],
+)
+def test_a_degree_that_no_plan_has_names_the_nearest(fixed: str, nearest: str) -> None:
+    name, value = fixed.split(",")[-1].split("=")
+    with pytest.raises(UsageError, match=f"^{name}: .*got {value}; the nearest is {nearest}$"):
+        fw.plan("llama3-70b", **ASKED, fix=fixed)

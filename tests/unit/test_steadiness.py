@@ -91,14 +91,14 @@ def test_a_storm_of_few_steps_is_to_be_joined_there() -> None:
     found = fw.explain(dataclasses.replace(job, collectives=collectives))
     assert found.verdict.kind == "latency"
     assert sentence(found.fixes[0]) == "4 long steps of 20 like the others"
-    assert "joined into one" in setting(found.fixes[0])
+    assert "join them into one" in setting(found.fixes[0])
     assert all(fix.step_s > found.fixes[0].step_s for fix in found.fixes[1:])
 
 
 def test_a_job_that_becomes_slower_midway_is_said_to() -> None:
     [said] = midway(a_job([1] * 20, [100] * 10 + [150] * 10))
     assert "101 ms in the first half of the run and 151 ms in the second" in said
-    assert "difference in compute" in said
+    assert "difference is in compute" in said
     assert not midway(a_job([1] * 20, [100, 150] * 10))
     assert not midway(a_job([1] * 20, [100] * 20))
 

@@ -232,11 +232,11 @@ def test_packets_make_steps_that_other_questions_take(tmp_path: Path) -> None:
     assert found.verdict.kind == "unknown"
     assert found.step_s == pytest.approx(0.052, rel=0.02)
     assert 0.003 < found.account["straggler"] < 0.006
-    assert any("No computation is in this run" in each for each in found.warnings)
+    assert any("This run holds no computation" in each for each in found.warnings)
     assert compare(again, again).ratio == 1
     assert count(analysed(again)) == 9
     fw.write_page([again], tmp_path / "x.html")
-    assert "No computation is in this run" in (tmp_path / "x.html").read_text()
+    assert "This run holds no computation" in (tmp_path / "x.html").read_text()
 
 
 def test_steps_without_headers_have_traffic_and_no_collectives() -> None:

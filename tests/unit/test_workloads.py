@@ -201,7 +201,10 @@ def test_what_does_not_fit_says_so_with_the_figures_and_what_would() -> None:
     assert said.startswith(
         "llama3-8b@t4 does not fit: it needs at least 203.7 GB (weights 48.18 GB"
     )
-    assert "NVIDIA T4 16 GB has 16 GB. No batch fits: without activations it is 144.5 GB" in said
+    assert (
+        "NVIDIA T4 16 GB has 16 GB. No batch fits: parameters, gradients and optimizer "
+        "alone take 144.5 GB" in said
+    )
     assert "activations of one sample alone take 59.16 GB" in said
     assert "over 7 of these devices a batch of 1 would fit" in memory_of(workload("llama3-8b@h100"))
     said = memory_of(workload("gpt2-xl@a100:32"))

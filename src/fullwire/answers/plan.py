@@ -138,8 +138,6 @@ def plan(
     - `price`: of a device in an hour.
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
 
-    Times of the answer are seconds.
-
         fw.plan("llama3-70b", cluster="dgx-h100", nodes=64, global_batch=512, seq=8192).best
     """
     question = _asked(
@@ -174,6 +172,8 @@ def plan(
         half_bandwidth=_half(best.question),
         lasting=lasting,
         landscape=_landscape(best),
+        architecture=question.model,
+        fabric=best.question.cluster,
     )
 
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fullwire.answers.conditions import OneOrMany, count, several
 from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.description import as_toml
 from fullwire.display import Result
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import opened
+from fullwire.run.facts import Facts
+from fullwire.run.run import Collectives, Provenance, Run, Spans
 from fullwire.simulation.plan_space import FIXABLE
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
+from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.layout import passes
 
 Objective: TypeAlias = Literal["step", "cost", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = ("step", "cost", "goodput")
@@ -148,11 +157,20 @@ class PlanAnswer(Result):
     half_bandwidth: OnNetwork | None = None  # None on one node
     lasting: Lasting | None = None
     landscape: Mapping[str, Any] | None = None  # for pictures: every plan's degrees and figures
+    architecture: Architecture | None = None
+    fabric: Cluster | None = None  # the cluster of the plans, with its nodes
 
     @property
     def best(self) -> Planned:
         """Return the first plan."""
         return self.plans[0]
+
+    def run(self, place: int = 0) -> Run:
+        """Return the step of a plan as a simulated run: `place` 0 is the best plan.
+
+        The run has one rank for each pipeline stage, which stands for the devices of its stage.
+        """
+        return simulated_step(self, self.plans[place])
 
     def _in_short(self) -> Iterator[str]:
         best = self.best
@@ -225,3 +243,209 @@ def measured_steps(path: Path) -> list[tuple[dict[str, int | str], float]]:
     if not result:
         raise UsageError(f"calibrate: expected rows with step_time_s in {path}, got none")
     return result
+
+
+def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
+    """Play the step of a plan: the passes of each stage, its collectives, the optimizer.
+
+    The last stage has the times that the plan was priced with. The other stages take as long as the
+    priced bubble says, and transfers between stages as long as the priced step leaves. Rows hold
+    the communication that computing does not hide.
+    """
+    model, fabric = answer.architecture, answer.fabric
+    assert model is not None
+    assert fabric is not None
+    if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved"):
+        raise UsageError(
+            f"schedule: expected 1f1b or interleaved for a simulated step, got {plan.schedule}"
+        )
+    target_s = plan.step_s - plan.exposed.dp_s - plan.optimizer_s
+    sizes = _sent_bytes(answer, plan, model)
+    least_s, most_s = 0.0, plan.exposed.pp_s  # of one transfer between stages
+    for _ in range(9 if plan.pp > 1 else 0):
+        hop_s = (least_s + most_s) / 2 if least_s else most_s / 16
+        if max(_Pipeline(answer.global_batch, plan, sizes, hop_s).free_s) > target_s:
+            most_s = hop_s
+        else:
+            least_s = hop_s
+    played = _Pipeline(answer.global_batch, plan, sizes, least_s)
+    played.update(target_s)
+    ranks, lanes, names, starts, ends = zip(*sorted(played.spans), strict=True)
+    spans = Spans(
+        rank=np.array(ranks),
+        step=np.zeros(len(ranks), np.int64),
+        lane=np.array(lanes, object),
+        name=np.array(names, object),
+        start_ns=_whole_ns(starts),
+        end_ns=_whole_ns(ends),
+    )
+    return Run(
+        provenance=Provenance(origin="simulated", source=f"plan of {model.name}", basis="modelled"),
+        facts=Facts(
+            workers=plan.devices,
+            model=model.name,
+            device=answer.device,
+            precision=answer.precision,
+            batch=f"{answer.global_batch / plan.dp:g} sequences of {answer.sequence} tokens",
+            line_rate_bps=fabric.nics.rate_bps,
+            cluster=as_toml(fabric),
+        ),
+        spans=spans,
+        collectives=played.table(),
+    )
+
+
+def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[str, float]:
+    """Return the bytes of each kind of communication in one pass of a microbatch, or of a step.
+
+    A gather and a scatter of the same bytes count as one all-reduce.
+    """
+    layers = model.layers / plan.pp / plan.vpp
+    tokens_bytes = 2.0 * plan.microbatch * answer.sequence / plan.cp * model.hidden
+    kept = 2 * max(1, model.kv_heads // plan.tp) * model.head_dim
+    routed = 0 if model.moe is None else model.moe.top_k
+    sharded = plan.dp * plan.cp if plan.zero > 1 else 1
+    return {
+        "tp": 2 * layers * tokens_bytes,
+        "cp": layers * 2.0 * plan.microbatch * answer.sequence * kept,
+        "ep": 2 * layers * tokens_bytes / plan.tp * routed,
+        "pp": tokens_bytes / plan.tp,
+        "dp": float(plan.memory.gradients_bytes * sharded),
+    }
+
+
+_OPS = {"tp": "allreduce", "cp": "allgather", "ep": "alltoall"}
+
+
+class _Pipeline:
+    """The passes of a step as each stage's device works through them."""
+
+    def __init__(
+        self, global_batch: int, plan: Planned, sizes: Mapping[str, float], hop_s: float
+    ) -> None:
+        self.plan, self.sizes = plan, sizes
+        self.spans: list[tuple[int, str, str, float, float]] = []
+        self.collectives: list[tuple[Any, ...]] = []
+        self.free_s = [0.0] * plan.pp
+        stages, chunks = plan.pp, plan.vpp
+        microbatches = global_batch // plan.dp // plan.microbatch
+        self.parts = microbatches * chunks
+        self.hop_s = hop_s
+        exposed = plan.exposed
+        busy_s = plan.compute_s + plan.slowdown_s + plan.host_s
+        busy_s += exposed.tp_s + exposed.cp_s + exposed.ep_s
+        # The bubble is the mean stage's time of a chunk, for each of the other stages.
+        mean_s = plan.bubble_s * chunks / max(stages - 1, 1) * microbatches
+        self.shares = [min(1.0, mean_s / busy_s)] * (stages - 1) + [1.0]
+        waiting = [passes(stages, chunks, microbatches, stage)[::-1] for stage in range(stages)]
+        here_s: dict[tuple[bool, int, int], float] = {}  # when a pass has its input
+        last = stages * chunks - 1
+        here_s.update({(True, 0, number): 0.0 for number in range(microbatches)})
+        while any(waiting):
+            for stage, order in enumerate(waiting):
+                while order:
+                    forward, chunk, number = order[-1]
+                    place = chunk * stages + stage
+                    if (forward, place, number) not in here_s:
+                        break
+                    order.pop()
+                    begin_s = max(self.free_s[stage], here_s[forward, place, number])
+                    sender = (stage - 1 if forward else stage + 1) % stages
+                    if sender != stage and place != (0 if forward else last):
+                        issued = here_s[forward, place, number], self.free_s[stage]
+                        self._transfer((sender, stage), issued, begin_s)
+                        begin_s += hop_s
+                    end_s = self._work(stage, begin_s, forward=forward)
+                    following = place + (1 if forward else -1)
+                    if forward and place == last:
+                        here_s[False, place, number] = end_s
+                    else:
+                        here_s[forward, following, number] = end_s
+                    self.free_s[stage] = end_s
+
+    def _work(self, stage: int, begin_s: float, *, forward: bool) -> float:
+        """Add one pass: computing, then the communication it waited for, then the host."""
+        plan = self.plan
+        repeats = 4 if plan.recompute == "full" else 3  # forward, backward twice as long
+        part = self.shares[stage] * (1 if forward else repeats - 1) / repeats / self.parts
+        end_s = begin_s + part * (plan.compute_s + plan.slowdown_s)
+        self.spans.append((stage, "compute", "forward" if forward else "backward", begin_s, end_s))
+        for kind, op in _OPS.items():
+            sent_s = part * float(getattr(plan.exposed, f"{kind}_s"))
+            if sent_s > 0:
+                self._collective(stage, f"{kind} of stage {stage}", op, kind, end_s, sent_s)
+                end_s += sent_s
+        return end_s + part * plan.host_s
+
+    def _transfer(
+        self, ranks: tuple[int, int], issued_s: tuple[float, float], begin_s: float
+    ) -> None:
+        group = f"stages {min(ranks)} and {max(ranks)}"
+        for rank, issue_s in zip(ranks, issued_s, strict=True):
+            self._collective(rank, group, "sendrecv", "pp", begin_s, self.hop_s, issue_s)
+
+    def _collective(
+        self,
+        rank: int,
+        group: str,
+        op: str,
+        kind: str,
+        begin_s: float,
+        sent_s: float,
+        issue_s: float | None = None,
+    ) -> None:
+        end_s = begin_s + sent_s
+        issue_s = begin_s if issue_s is None else issue_s
+        self.spans.append((rank, "communication", op, begin_s, end_s))
+        self.collectives.append((rank, group, op, int(self.sizes[kind]), issue_s, begin_s, end_s))
+
+    def update(self, target_s: float) -> None:
+        """End the step: sums of gradients, all stages' norm, the optimizer."""
+        plan = self.plan
+        pipeline_s = max(self.free_s)
+        scale = target_s / pipeline_s
+        self.spans = [(*row[:3], row[3] * scale, row[4] * scale) for row in self.spans]
+        self.collectives = [
+            (*row[:4], *(scale * time_s for time_s in row[4:])) for row in self.collectives
+        ]
+        self.free_s = [scale * time_s for time_s in self.free_s]
+        op = "allreduce" if plan.zero == 0 else "reducescatter"
+        ready_s = target_s + plan.exposed.dp_s
+        for stage, free_s in enumerate(self.free_s):
+            if plan.exposed.dp_s > 0:
+                name = f"dp of stage {stage}"
+                self._collective(stage, name, op, "dp", free_s, plan.exposed.dp_s)
+            if plan.pp > 1:  # the norm of all gradients
+                self.collectives.append(
+                    (stage, "stages", "allreduce", 4, free_s + plan.exposed.dp_s, ready_s, ready_s)
+                )
+            self.spans.append((stage, "compute", "optimizer", ready_s, plan.step_s))
+            self.spans.append((stage, "host", "step", 0.0, plan.step_s))
+
+    def table(self) -> Collectives:
+        """Return the collectives, numbered within their group and operation."""
+        if not self.collectives:
+            return Collectives.empty()
+        rows = sorted(self.collectives, key=lambda row: (row[5], row[0]))
+        ranks, groups, ops, sizes, issues, starts, ends = zip(*rows, strict=True)
+        numbers: Counter[tuple[int, str, str]] = Counter()
+        sequence = []
+        for key in zip(ranks, groups, ops, strict=True):
+            sequence.append(numbers[key])
+            numbers[key] += 1
+        return Collectives(
+            rank=np.array(ranks),
+            step=np.zeros(len(rows), np.int64),
+            sequence=np.array(sequence),
+            group=np.array(groups, object),
+            op=np.array(ops, object),
+            dtype=np.full(len(rows), "bfloat16", object),
+            bytes=np.array(sizes),
+            issue_ns=_whole_ns(issues),
+            start_ns=_whole_ns(starts),
+            end_ns=_whole_ns(ends),
+        )
+
+
+def _whole_ns(times_s: Sequence[float]) -> NDArray[np.int64]:
+    return np.rint(np.array(times_s) * 1e9).astype(np.int64)

@@ -22,6 +22,7 @@ from fullwire.answers.conditions import (
 from fullwire.answers.opening import Opened, RunLike, completed, many, name_of_run, with_line_rate
 from fullwire.clusters import ClusterLike, cluster
 from fullwire.clusters.cluster import Cluster, with_nodes
+from fullwire.collectives.library import with_usual_startup
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
@@ -36,7 +37,7 @@ from fullwire.simulation.grid import MOST_APART, Grid, Subject, lane_order
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
 from fullwire.simulation.sweep import with_residue
-from fullwire.simulation.transport import TableTransport, Transport, full_transport
+from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
 from fullwire.timeline.timeline import check_collectives
 from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
@@ -156,6 +157,11 @@ class Conditions:
             fabric = recorded.pop() if len(recorded) == 1 else None
         else:
             fabric = cluster(self.cluster)
+        transports = several(self.transport, lambda text: found.named(str(text)))
+        stated = fabric
+        # A measured transport has its own start-up.
+        if self.cluster is not None and all(isinstance(each, FullTransport) for each in transports):
+            fabric = with_usual_startup(cluster(self.cluster))
         recorded_workers = _recorded(runs, "workers", None)
         if recorded_workers == 1:  # A profile of one worker: the question is how it will scale.
             recorded_workers = None
@@ -173,7 +179,7 @@ class Conditions:
             workers=several(_first(self.workers, devices, usual_workers), worker_count),
             bandwidth_bps=several(_first(self.bandwidth, *rates), rate),
             compressors=self._compressors(runs),
-            transports=several(self.transport, lambda text: found.named(str(text))),
+            transports=transports,
             buckets=several(
                 _first(self.buckets, _recorded(runs, "buckets", "ddp")),
                 lambda text: bucket_policy(str(text)),
@@ -189,6 +195,7 @@ class Conditions:
             jitters=several(self.jitter, lambda text: jitter(str(text))),
             lane=lane_order(self.lane),
             cluster=fabric,
+            is_startup_usual=fabric != stated,
             is_scattered=is_scattered(fabric, self.placement),
         )
 

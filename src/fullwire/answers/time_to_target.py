@@ -121,7 +121,8 @@ class Price:
 
     def show(self, device_hours: float) -> str:
         """Return the cost of some device-hours in words."""
-        return f"{self.amount * device_hours:,.2f} {self.currency}".strip()
+        cost = self.amount * device_hours
+        return f"{cost:{',.2f' if cost >= 1 else '.3g'}} {self.currency}".strip()
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ def read_price(text: str | None) -> Price | None:
 
 
 def evidence(
-    run: RunLike,
+    subject: tuple[str, Run],
     goal: Goal,
     *,
     curves: RunLike | Sequence[RunLike] = (),
@@ -198,10 +199,11 @@ def evidence(
 ) -> Evidence:
     """Read the goal's curve in each run that has it, and fit the samples by batch.
 
+    The subject is the predicted run with its name.
     `recorded_batch` is the batch of the whole job for each run, where a run does not know its own.
     With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown.
     """
-    many = [*named(run), *(named(curves) if curves else [])]
+    many = [subject, *(named(curves) if curves else [])]
     if recorded_batch and len(recorded_batch) != len(many):
         raise UsageError(
             f"recorded batch: expected one for each of {len(many)} runs, got {len(recorded_batch)}"
@@ -346,7 +348,7 @@ def to_goal(
     goal = read_goal(str(asked.target))
     known_at = partial(
         evidence,
-        runs if isinstance(runs, str) else run,
+        (name, run),
         curves=asked.curve,
         recorded_batch=_counts(asked.recorded_batch, "recorded batch"),
         critical_batch=asked.critical_batch,

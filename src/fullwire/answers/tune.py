@@ -401,10 +401,12 @@ class _Search:
         now_s = self._judged(self._best, self._best).before_s
         predicted: dict[str, Fix] = {}
         for fix in sorted(told.fixes, key=lambda fix: fix.step_s):
-            if fix.applied and filled(fix.applied, fix):
+            if fix.risk in self._risks and fix.applied and filled(fix.applied, fix):
                 predicted.setdefault(fix.kind, fix)
         for key, kind in fix_kinds().items():
-            for fix in kind.to_try(recorded.run, told.detail, recorded.seen):
+            for fix in kind.to_try(recorded.run, told.detail, recorded.seen, told.predictor):
+                if fix.risk not in self._risks:
+                    continue
                 predicted.setdefault(key if key not in _SEVERAL else f"{key}:{fix.setting}", fix)
         found = []
         for fix in predicted.values():
@@ -414,7 +416,7 @@ class _Search:
             setting = fix_kinds()[fix.kind].checked(filled(fix.applied, fix))
             ends_s = [each / passes + beyond_s for each in (fix.low_s, fix.step_s, fix.high_s)]
             low_s, step_s, high_s = (None if each != each else max(each, 0.0) for each in ends_s)
-            if fix.risk in self._risks and step_s is not None:
+            if step_s is not None:
                 found.append(
                     Applied(
                         fix=fix.kind,
@@ -454,6 +456,8 @@ class _Search:
         self._best = before
         if not found.is_significant or found.ratio >= 1:
             return found.after_s, False, "within noise", differs
+        # The first pair holds the tuned job against the job as it is; later ones do not.
+        self._last = None if self._kept else found
         self._kept, self._best = fixes, after
         return found.after_s, True, f"{1 / found.ratio:.2f}x", differs
 
@@ -489,6 +493,7 @@ class _Search:
             if self._judged(whole, without).ratio <= 1 + _LEAST_GAIN:
                 self._say("  rolled back: the job is as fast without it")
                 self._roll_back([applied], "rolled back: as fast without it")
+                self._last = None
                 self._best = without
 
     def _roll_back(self, fixes: Sequence[Applied], reason: str) -> None:
@@ -503,7 +508,7 @@ class _Search:
 
     def confirm(self) -> None:
         """Hold the tuned job against the job as it is once more; roll back what does not help."""
-        if not self._kept:
+        if not self._kept or self._last is not None:
             return
         self._say("recording both once more")
         before = [self.before[-1], self._job.recorded([])]

@@ -36,11 +36,11 @@ def collective(
     servers: Annotated[int, typer.Option(help="So many ranks serve parameters")] = 1,
     chunks: Annotated[int, typer.Option(help="Cut the message into so many")] = 1,
     chunk_order: Annotated[
-        str, typer.Option(help="pipelined: all at once; serial: one after another")
+        str, typer.Option(help="pipelined (all at once) or serial (one after another)")
     ] = "pipelined",
     level: Annotated[
         str | None,
-        typer.Option(help="event: play every transfer; closed: a formula, where one is exact"),
+        typer.Option(help="event (play every transfer) or closed (a formula, where one is exact)"),
     ] = None,
     reduce_cost: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measured additions, bytes,seconds a line")

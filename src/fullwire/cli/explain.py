@@ -35,7 +35,7 @@ def explain(
     ] = None,
     calibrate: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN", help="More runs of the same cluster, for what is predicted"),
+        typer.Option(metavar="RUN", help="More runs of the same cluster, for predictions"),
     ] = None,
     verbose: Annotated[
         bool,

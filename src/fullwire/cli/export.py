@@ -15,7 +15,7 @@ from fullwire.cli.telling import tell
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN")],
     format_: Annotated[
-        Literal["chrome"], typer.Option("--format", help="What to write: chrome, for Perfetto")
+        Literal["chrome"], typer.Option("--format", help="Format to write: chrome, for Perfetto")
     ] = "chrome",
     output: Annotated[
         Path | None,

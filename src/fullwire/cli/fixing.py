@@ -52,7 +52,7 @@ def apply(
     fixes: Annotated[
         str,
         typer.Argument(
-            metavar="FIX:SETTING[,...]", help="See fullwire fixes; commas join; or none"
+            metavar="FIX:SETTING[,...]", help="As fullwire fixes lists them: buckets:50"
         ),
     ],
     command: Command,
@@ -69,6 +69,7 @@ def apply(
     a line says what became of each fix:
 
     fullwire apply transport:fullwire -- torchrun --nproc-per-node=2 train.py
+    fullwire apply compression:bf16 -- torchrun --nproc-per-node=2 train.py
     fullwire apply buckets:50,threads:1 -- torchrun --nproc-per-node=2 train.py
     fullwire apply environment:GLOO_SOCKET_IFNAME=eth1 -- python train.py
 

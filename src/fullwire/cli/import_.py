@@ -18,7 +18,7 @@ _FORMATS = ", ".join(keys_in("fullwire.importers"))
 
 
 def import_(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="What to read")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files or folders")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")
     ],
@@ -26,7 +26,7 @@ def import_(
         str | None,
         typer.Option(
             "--format",
-            help=f"What it is, if the content does not tell: {_FORMATS}",
+            help=f"Format, where the content does not tell it: {_FORMATS}",
         ),
     ] = None,
     step_time: Annotated[
@@ -59,9 +59,11 @@ def import_(
     """Make a run of another tool's traces.
 
     Profiler traces, Horovod timelines, NCCL logs and others, single files or whole folders. The
-    format is recognised from the content:
+    format is recognised from the content. One rank is enough: the answer names what the other ranks
+    would show.
 
     fullwire import traces/ nccl-logs/ -o job.run
+    fullwire import rank0.json -o job.run
     fullwire import vgg16.log --step-time 194.5ms -o vgg16.run
     """
     from fullwire.importers import import_run

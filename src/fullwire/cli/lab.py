@@ -32,19 +32,20 @@ Workers: TypeAlias = Annotated[int | None, typer.Option(min=1, help="How many ho
 Nodes: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster: 4")]
 Rate: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(help="Line rate, headers included: 1Gbps; 2:300Mbps for host 2 (from 0) alone"),
+    typer.Option(help="Line rate, headers included: 1Gbps, or 2:300Mbps for host 2 alone (from 0)"),
 ]
 Mtu: TypeAlias = Annotated[int, typer.Option(help="Largest IP packet in bytes")]
 Congestion: TypeAlias = Annotated[
     str | None, typer.Option(help="TCP congestion control: cubic, bbr, ... [default: machine's]")
 ]
 Cpus: TypeAlias = Annotated[
-    list[str] | None, typer.Option(help="Processors of every job: 0,2-3; 1:0-1 for host 1 alone")
+    list[str] | None,
+    typer.Option(help="Processors of every host's job: 0,2-3, or 1:0-1 for host 1 alone"),
 ]
 Latency: TypeAlias = Annotated[str, typer.Option(help="Added one way: 1ms (needs netem)")]
 Loss: TypeAlias = Annotated[str, typer.Option(help="Share of frames dropped: 0.1% (needs netem)")]
 Command: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What each runs")
+    list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Command of each host")
 ]
 Workload: TypeAlias = Annotated[
     str | None,
@@ -62,16 +63,16 @@ Dilate: TypeAlias = Annotated[
     typer.Option(
         metavar="TIMES",
         help="With --workload: compute and links this many times slower, so that this machine "
-        "keeps up; what is said and written is undilated",
+        "keeps up. Printed and written times are undilated.",
     ),
 ]
 Buckets: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="With --workload: ddp or ddp:50MiB; if not given, as recorded, else ddp"),
+    typer.Option(help="With --workload: ddp or ddp:50MiB  [default: as recorded, else ddp]"),
 ]
 Backend: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="With --workload: what sends, gloo or fullwire  [default: gloo]"),
+    typer.Option(help="With --workload: the backend, gloo or fullwire  [default: gloo]"),
 ]
 Faults: TypeAlias = Annotated[
     list[str] | None,
@@ -82,7 +83,7 @@ Faults: TypeAlias = Annotated[
 ]
 Probe: TypeAlias = Annotated[
     bool,
-    typer.Option(help="With -o: in a few steps sums wait for computing; results are the same"),
+    typer.Option(help="With -o: in a few steps sums wait for computing. Results stay the same."),
 ]
 Output: TypeAlias = Annotated[
     Path | None,

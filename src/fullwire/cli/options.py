@@ -35,13 +35,13 @@ On: TypeAlias = Annotated[
     typer.Option(
         "--on",
         metavar="here|ray|ADDRESS",
-        help="Who works: this machine; the Ray cluster that RAY_ADDRESS names, or one that is "
-        "started here; or the one at HOST:PORT or ray://HOST:PORT",
+        help="Where to compute: this machine, the Ray cluster of RAY_ADDRESS or a new one (ray), "
+        "or the cluster at HOST:PORT or ray://HOST:PORT",
     ),
 ]
 ALGORITHMS = (
     "ring, tree, halving-doubling, or on clusters multi-ring, hierarchical, torus, in-network and "
-    "others: an unknown name lists them all; auto:"
+    "others (an unknown name lists them all), auto:"
 )
 Packets: TypeAlias = Annotated[
     bool, typer.Option("--packets", help="Capture packet headers meanwhile, for fullwire flows")

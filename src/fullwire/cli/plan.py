@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Json, print_json, with_options
+from fullwire.cli.options import Force, Json, print_json, with_options
+from fullwire.cli.telling import tell
 
 
 class Question:
@@ -15,7 +16,9 @@ class Question:
 
     cluster: Annotated[
         str,
-        typer.Option(metavar="FILE|NAME", help="A described cluster; several: dgx-a100,dgx-h100"),
+        typer.Option(
+            metavar="FILE|NAME", help="A described cluster, or several: dgx-a100,dgx-h100"
+        ),
     ]
     global_batch: Annotated[str, typer.Option(help="Sequences of a step, of the whole job: 512")]
     nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 64")] = None
@@ -27,11 +30,12 @@ class Question:
         str | None, typer.Option(help="Where the cluster's name does not tell: h100")
     ] = None
     objective: Annotated[
-        str, typer.Option(help="step: the least time; cost: device-hours; goodput: with failures")
+        str,
+        typer.Option(help="step (the least time), cost (device-hours) or goodput (with failures)"),
     ] = "step"
     fix: Annotated[str | None, typer.Option(help="What is decided: tp=8,recompute=none")] = None
     top: Annotated[int, typer.Option(help="Show so many plans")] = 20
-    why: Annotated[bool, typer.Option("--why", help="What each choice is worth")] = False
+    why: Annotated[bool, typer.Option("--why", help="The gain of each choice")] = False
     bandwidth: Annotated[
         str | None, typer.Option(help="Other NICs, each with its best plan: 100Gbps,400Gbps")
     ] = None
@@ -39,7 +43,7 @@ class Question:
         str | None, typer.Option(help="Other networks between the leaves: 1,2,4")
     ] = None
     hours: Annotated[
-        str | None, typer.Option(help="Hours of training; failures make them longer: 1000")
+        str | None, typer.Option(help="Hours of training, which failures make longer: 1000")
     ] = None
     failures: Annotated[
         str | None, typer.Option(help="Device-hours between two failures: 50000")
@@ -72,6 +76,13 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Draw time and memory, or time by bandwidth"),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="X.run", help="Write the best plan's step as a run."
+        ),
+    ] = None,
+    force: Force = False,
     json: Json = False,
     **asked: Any,
 ) -> None:
@@ -80,7 +91,10 @@ def plan(
     Each plan that fits has its step with an interval, its memory, and the communication it shows:
 
     fullwire plan llama3-8b --cluster dgx-h100 --nodes 4 --global-batch 256
+    fullwire plan llama3-70b --cluster dgx-h100 --nodes 64 --global-batch 512
     fullwire plan config.json --cluster ours.toml --device h100 --global-batch 8
+
+    -o writes the best plan's step as a run: `explain`, `report` and `compare` read it.
     """
     from fullwire.answers.plan import plan as answer
     from fullwire.report.plans import plan_data, plot_plans, print_plan
@@ -88,10 +102,14 @@ def plan(
     if plot is not None:
         from fullwire.report.charts import check_plot_path
 
-        check_plot_path(plot)
+        check_plot_path(plot, replace=force)
     result = answer(model, **asked)
     if plot is not None:
         plot_plans(result, plot)
+    if output is not None:
+        from fullwire.run.store import write
+
+        tell(f"written: {write(result.run(), output, replace=force)}")
     if json:
         print_json(plan_data(result))
     else:

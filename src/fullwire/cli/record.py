@@ -28,7 +28,7 @@ def record(
     probe: Annotated[
         bool,
         typer.Option(
-            "--probe", help="In a few steps sums wait for computing; results are the same"
+            "--probe", help="In a few steps sums wait for computing. Results stay the same."
         ),
     ] = False,
     noise: Annotated[
@@ -48,7 +48,8 @@ def record(
 ) -> None:
     """Run a training job unchanged, and record it.
 
-    Put it before the command that you run anyway. Output and exit status are the job's:
+    Put it before the command that you run anyway. DDP, FSDP and sums by hand need no option.
+    Output and exit status are the job's:
 
     fullwire record -o job.run -- torchrun --nproc-per-node=2 train.py
     fullwire record -o job.run -- accelerate launch train.py

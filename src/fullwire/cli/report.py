@@ -28,7 +28,7 @@ def report(
     ] = None,
     calibrate: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN", help="More runs of the same cluster, for what is predicted"),
+        typer.Option(metavar="RUN", help="More runs of the same cluster, for predictions"),
     ] = None,
     force: Force = False,
 ) -> None:

@@ -47,8 +47,8 @@ def tune(
     fullwire tune --lab --workers 2 --rate 1Gbps -o tuned -- python train.py
     fullwire run -r tuned/recipe.toml -- torchrun --nproc-per-node=2 train.py
 
-    The script's own end does not come in a trial, but its loop runs: what it writes there, it
-    writes in each trial. With --scratch it runs in another folder. Ctrl-C keeps the best so far.
+    A trial ends before the script does. Files that its loop writes are written in each trial;
+    --scratch gives it another folder. Ctrl-C keeps the best so far.
     """
     from typing import cast, get_args
 

@@ -69,8 +69,8 @@ class Conditions:
     buckets: Annotated[
         Text,
         typer.Option(
-            help="ddp, ddp:50MiB, paper, none, 25MiB/5ms or horovod:64MiB/5ms; "
-            "if not given, as recorded, else ddp"
+            help="ddp, ddp:50MiB, paper, none, 25MiB/5ms or horovod:64MiB/5ms "
+            "[default: as recorded, else ddp]"
         ),
     ] = None
     algorithm: Annotated[
@@ -93,8 +93,8 @@ class Conditions:
     jitter: Annotated[
         str,
         typer.Option(
-            help="How ranks scatter, for whose slowest all wait: lognormal:5%, exponential:5%, "
-            "measured: as the run's own do, none, or recorded: the waiting that the run shows"
+            help="How the times of ranks scatter: lognormal:5%, exponential:5%, none, measured "
+            "(as in the run), or recorded (the waiting of the run). All ranks wait for the slowest."
         ),
     ] = "recorded"
     batch: Annotated[
@@ -148,7 +148,9 @@ def whatif(
     *,
     best: Annotated[
         int | None,
-        typer.Option(min=1, help="Show the best so many, and what their conditions are worth"),
+        typer.Option(
+            min=1, help="Show so many of the best rows, and the gain of each of their conditions"
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png|svg|html", help="Draw the scaling factors.")

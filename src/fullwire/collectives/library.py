@@ -291,6 +291,13 @@ def with_large(cluster: Cluster, measured: Measured) -> Cluster:
     )
 
 
+def with_usual_startup(cluster: Cluster) -> Cluster:
+    """Return a cluster of several devices a node with a library's start-up, if it states none."""
+    if cluster.startup_s or cluster.is_torus or cluster.inside is None:
+        return cluster
+    return replace(cluster, startup_s=usual(cluster).protocols[-1].startup_s)
+
+
 def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[float, float]:
     """Return the range around a time on links alone, which leaves a library's costs out.
 

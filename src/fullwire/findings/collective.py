@@ -179,7 +179,7 @@ class ByFormulas(Finding):
 class NoLatencyGiven(Finding):
     """The latency is 0, so the number of messages costs nothing."""
 
-    template = "Without a latency (--latency) nothing speaks for fewer messages in a row."
+    template = "The latency is 0, so fewer messages in a row gain nothing. Give it with --latency."
 
 
 class TunerTakes(Finding):

@@ -65,7 +65,7 @@ class SmallerBatch(Finding):
 class NoBatchFits(Finding):
     """The workload is too large even without activations."""
 
-    template = " No batch fits: without activations it is {state_bytes:bytes}."
+    template = " No batch fits: parameters, gradients and optimizer alone take {state_bytes:bytes}."
 
     state_bytes: int
 

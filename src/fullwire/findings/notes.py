@@ -38,7 +38,9 @@ class RestsOnModel(Finding):
 class NoComputationHere(Finding):
     """The run lacks computation, so T1 is the time without communication, and may be longer."""
 
-    template = "No computation is in this run: T1 is the time without traffic, and may be longer."
+    template = (
+        "This run holds no computation. T1 is the time outside communication, and may be longer."
+    )
 
 
 class RunIsPartial(Finding):
@@ -86,7 +88,7 @@ class ProbeStepsLeftOut(Finding):
 class NoSamples(Finding):
     """The run was measured without samples of links, sockets or processors."""
 
-    template = "No samples of {tables:list}: there is no evidence from them."
+    template = "The run lacks samples of {tables:list}, and so their evidence."
 
     tables: tuple[str, ...]
 
@@ -102,7 +104,7 @@ class NoFixesPredicted(Finding):
 class NothingToPredictFrom(Finding):
     """Fixes need communication, and the workers' steps hold none."""
 
-    template = "No fixes are predicted: nothing was communicated in its steps."
+    template = "Fixes cannot be predicted: the steps hold no communication."
 
 
 # ---- the steps -----------------------------------------------------------------------------------
@@ -134,7 +136,8 @@ class ChangedMidway(Finding):
 
     template = (
         "The job changed midway: steps take {before_s:time} in the first half of the run and "
-        "{after_s:time} in the second, most of the difference in {part}; the account is of both."
+        "{after_s:time} in the second. Most of the difference is in {part}. The account is of "
+        "both."
     )
 
     before_s: float
@@ -235,7 +238,7 @@ class RanksLeftOut(Finding):
     """Some ranks share no step with the others."""
 
     template = (
-        "{count} ranks share no step with the others and are not in the account: {ranks:ranks}."
+        "The account leaves out {count} ranks that share no step with the others: {ranks:ranks}."
     )
 
     count: int
@@ -270,15 +273,15 @@ class SeveralHostsWouldGive(Finding):
     """The command that predicts the same ranks on hosts of their own."""
 
     template = (
-        "What hosts of their own would give: whatif --bandwidth RATE, at full utilization, or with "
-        "--transport measured --calibrate OTHER.run --ranks-per-host 1."
+        "To predict the job with a host for each rank: whatif --bandwidth RATE (full "
+        "utilization), or with --transport measured --calibrate OTHER.run --ranks-per-host 1."
     )
 
 
 class GivenRateIsUnused(Finding):
     """A line rate was given, but the ranks share one host and use no line."""
 
-    template = "No line is between ranks of one host: the given {rate_bps:rate} says nothing here."
+    template = "Ranks of one host use no line, so the given {rate_bps:rate} has no effect."
 
     rate_bps: float
 
@@ -294,16 +297,13 @@ class LateEnds(Finding):
 class LatencyUnknown(Finding):
     """The latency of a message is unknown, and counts as 0."""
 
-    template = "Latency counts as 0: there are no small collectives, and no fact says what it is."
+    template = "Latency counts as 0: the run has neither small collectives nor a recorded latency."
 
 
 class FasterThanTheLine(Finding):
     """Collectives were faster than the line rate allows."""
 
-    template = (
-        "Collectives took 1/{times:.2f} of what the line rate allows: it is not the rate of the "
-        "links that they used."
-    )
+    template = "The line rate is too low: collectives were {times:.2f} times as fast as it allows."
 
     times: float
 
@@ -312,8 +312,8 @@ class RateCannotBe(Finding):
     """The given line rate is too low for the step that was measured."""
 
     template = (
-        "At {rate_bps:rate} even links used to the full would make a step of {step_s:time}: it is "
-        "not the rate of the links that this job used, and what is predicted from it is as wrong."
+        "The line rate of {rate_bps:rate} is too low: even full links would make a step of "
+        "{step_s:time}. Predictions that rest on it are as wrong."
     )
 
     rate_bps: float
@@ -324,7 +324,7 @@ class ClocksUncertain(Finding):
     """The clocks of the ranks are known with a limited accuracy only."""
 
     template = (
-        "Ranks' clocks are known to {to_s:time} only, and who waited for whom is as uncertain."
+        "The clocks of the ranks are known to {to_s:time} only. Waiting times are as uncertain."
     )
 
     to_s: float

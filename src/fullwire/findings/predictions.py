@@ -46,7 +46,7 @@ class Modelled(Finding):
 class EstimatedFromSeveral(Finding):
     """T1 is estimated from a job of several workers."""
 
-    template = "{run}: T1 is estimated from the computation of a job of several workers."
+    template = "{run}: T1, the step of one worker, is estimated from a job of several workers."
 
     run: str
 
@@ -55,8 +55,8 @@ class WholeStepsAreReplayed(Finding):
     """Predictions replay other steps than explain accounts for."""
 
     template = (
-        "{run}: steps that are whole on every rank are replayed, {replayed_s:time}; the step that "
-        "explain accounts for takes {usual_s:time}."
+        "{run}: predictions replay steps that are whole on every rank, {replayed_s:time}. The step "
+        "that explain accounts for takes {usual_s:time}."
     )
 
     run: str
@@ -88,8 +88,8 @@ class SummedInGroups(Finding):
     """Gradients are summed by groups of ranks, which grow with the number of workers."""
 
     template = (
-        "{run}: gradients are summed in groups of one in {shards} ranks; with more workers these "
-        "groups grow, and the others stay as they are."
+        "{run}: groups of one in {shards} ranks sum gradients. With more workers these groups "
+        "grow, and other groups keep their size."
     )
 
     run: str
@@ -109,7 +109,7 @@ class OthersMayBeLater(Finding):
     """Ranks that were not recorded may be later than the recorded ones."""
 
     template = (
-        "{run}: ranks that are not here may be later than those that are, and then every step is "
+        "{run}: some ranks were not recorded. If they are later than the others, every step is "
         "longer than predicted."
     )
 
@@ -120,9 +120,8 @@ class BeyondTheLine(Finding):
     """Above some line rate, the processors limit a measured transport, not the line."""
 
     template = (
-        "measured: with {workers:,} workers the line is what limits this transport up to "
-        "{rate_bps:rate}; above, the work of sending and receiving does, and a faster line changes "
-        "little. Faster processors, or another transport, would."
+        "From {rate_bps:rate} on, the processors limit this transport ({workers:,} workers). "
+        "Faster processors or another transport help there, faster links hardly."
     )
 
     workers: int
@@ -133,9 +132,9 @@ class MoreHostsAlike(Finding):
     """The hosts on which a larger job's ranks are supposed to run."""
 
     template = (
-        "measured: more workers are taken for more hosts like the recorded {hosts:one|ones}, each "
-        "with {ranks:g} {ranks:rank|ranks} on {processors} {processors:processor|processors}; "
-        "--ranks-per-host says otherwise."
+        "More workers are more hosts like the recorded {hosts:one|ones}, each with {ranks:g} "
+        "{ranks:rank|ranks} on {processors} {processors:processor|processors}. --ranks-per-host "
+        "changes that."
     )
 
     hosts: int
@@ -147,14 +146,26 @@ class RanksDriftApart(Finding):
     """Closed forms are inexact here, and the cluster is too large to be played."""
 
     template = (
-        "{algorithms:list}: among {workers:,} workers of {cluster} ranks drift apart, and there "
-        "are too many to play: these predictions may be off by a third (fullwire collective "
-        "--cluster plays one)."
+        "{algorithms:list}: ranks of {cluster} drift apart. {workers:,} workers are too many to "
+        "play, so these predictions may be off by a third. fullwire collective --cluster plays "
+        "one collective."
     )
 
     algorithms: tuple[str, ...]
     workers: int
     cluster: str
+
+
+class UsualStartup(Finding):
+    """The description of a cluster states no start-up of its collectives."""
+
+    template = (
+        "{cluster} states no start-up: each collective takes {startup_s:time} more, the median of "
+        "public tables of GPU nodes. Its file may state another (startup), or fullwire cluster fit."
+    )
+
+    cluster: str
+    startup_s: float
 
 
 class CodecCost(Finding):
@@ -170,8 +181,8 @@ class TreeAtItsBest(Finding):
     """The closed form of a double tree is its best time."""
 
     template = (
-        "tree: the time at full utilization; played transfer by transfer, with links shared, a "
-        "double tree takes 9 % longer at the least (fullwire collective --algorithm tree)."
+        "tree: this is the time at full utilization. Played transfer by transfer, with shared "
+        "links, a double tree takes at least 9 % longer (fullwire collective --algorithm tree)."
     )
 
 
@@ -341,6 +352,8 @@ def prediction_notes(
         workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
         if max(grid.bandwidth_bps) > limits_bps[workers]:
             yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
+    if grid.cluster is not None and grid.is_startup_usual:
+        yield UsualStartup(cluster=grid.cluster.name, startup_s=grid.cluster.startup_s)
     where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
     if where is not None:
         most = max(grid.workers)
@@ -464,9 +477,7 @@ class SpineUplinks(Finding):
 class SpineDoesNot(Finding):
     """A wide spine would change almost nothing."""
 
-    template = (
-        "; the {oversubscription:g}:1 spine does not, {change} would change nothing that matters"
-    )
+    template = ", and the {oversubscription:g}:1 spine does not: {change} would change little"
 
     oversubscription: float | None
     change: str

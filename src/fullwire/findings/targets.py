@@ -108,8 +108,8 @@ class SamplesCostAlike(Finding):
     """The time of computing follows the samples of a worker."""
 
     template = (
-        "{run}: a worker's computing is taken to grow with its samples, from the {samples:,} "
-        "recorded; small batches use a device less well."
+        "{run}: computing is assumed to grow with a worker's samples, from the {samples:,} "
+        "recorded. Small batches use a device less well."
     )
 
     run: str
@@ -120,8 +120,8 @@ class CodecStepsUnknown(Finding):
     """Some compressors change gradients in a way whose steps were not measured."""
 
     template = (
-        "{codecs:list}: extra steps for what {codecs:it loses|they lose} were not measured, and "
-        "count as none."
+        "{codecs:list}: the extra steps for {codecs:its|their} errors count as 0. They were never "
+        "measured."
     )
 
     codecs: tuple[str, ...]
@@ -132,7 +132,7 @@ class CodecStepsMeasured(Finding):
 
     template = (
         "{codec} is taken to need {times:.2f} times the steps ({low:.2f} to {high:.2f}), as in "
-        "three small trainings; your model may need others."
+        "three small trainings. Your model may differ."
     )
 
     codec: str

@@ -23,10 +23,7 @@ class TrainingsInTurn(Finding):
 class HostsInGroups(Finding):
     """The packets hold several groups of hosts, which send each other nothing."""
 
-    template = (
-        "{hosts} hosts in {groups} groups that send each other nothing, each a training of its own "
-        "or none."
-    )
+    template = "{hosts} hosts in {groups} separate groups. Each may be a training of its own."
 
     hosts: int
     groups: int
@@ -140,7 +137,7 @@ class InPattern(Finding):
 class NoIterations(Finding):
     """The transfers lack a repeating pattern, so there are no iterations."""
 
-    template = "No iterations were found: nothing repeats with the same bytes after silence."
+    template = "No iterations were found: no transfer repeats its bytes after silence."
 
 
 class IterationsFound(Finding):
@@ -224,7 +221,7 @@ class SlowLinkFound(Finding):
 class NoLinkToCallSlow(Finding):
     """The transfers lack a repeating pattern, so a slow link cannot be found."""
 
-    template = "Without iterations no link can be called slow."
+    template = "Slow links cannot be found: the transfers show no iterations."
 
 
 class NoSlowLinkOfTwo(Finding):

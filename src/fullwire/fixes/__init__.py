@@ -28,7 +28,7 @@ _AS_GOOD = 0.02  # Of the step: gains that differ by less count as equal.
 # Losses that some steps may have and others lack.
 _IN_FEW_STEPS = (Part.STRAGGLER, Part.INPUT, Part.HOST, Part.LATENCY)
 _REPEATS = 0.02  # A job that is started again repeats within this, if nothing delays it.
-_SENT_BY_FEW = "what only they send: less often, or joined into one (torch.cat)"
+_SENT_BY_FEW = "send those collectives less often, or join them into one (torch.cat)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,9 @@ class Accumulation(FixKind):
         """Predict nothing: `to_try` bounds the gain by the sums that go."""
         return iter(())
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield the passes that the job makes with sums in each step of its optimizer."""
         passes = round(seen.sums_per_step)
         if passes < 2 or abs(seen.sums_per_step - passes) > 0.1 * passes:

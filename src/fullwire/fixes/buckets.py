@@ -89,7 +89,9 @@ class Buckets(FixKind):
         cap, found = min(tried, key=lambda each: each[1].step_s)
         yield OtherBuckets(cap_mib=cap, forecast=found)
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield PyTorch's usual size, where the script chose smaller buckets."""
         cap_mib = (seen.ddp or {}).get("bucket_cap_mb")
         if cap_mib is not None and 0 < cap_mib < _USUAL_MIB:

@@ -36,7 +36,9 @@ class Checkpoint(FixKind):
         """Predict nothing: `to_try` knows the time of the calls from a trial."""
         return iter(())
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield the background, where torch.save takes time in the loop."""
         saving_s = sum(each.step_s for each in seen.host if each.call == _SAVES)
         words = "checkpoints written in the background"

@@ -31,7 +31,9 @@ class Ddp(FixKind):
         """Predict nothing: a run without the options does not show what they save."""
         return iter(())
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield the search for unused parameters switched off, and gradients without copies."""
         options, parts_s = seen.ddp or {}, account.parts_s
         if options.get("find_unused_parameters") and not options.get("static_graph"):

@@ -48,7 +48,9 @@ class Environment(FixKind):
         """Predict nothing: a run does not show what a variable would change."""
         return iter(())
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield the fastest interface, where the job names a slower one."""
         name = _OF_BACKENDS.get(run.facts.backend or "", "")
         chosen, speeds = os.environ.get(name, ""), speeds_mbps(_INTERFACES)

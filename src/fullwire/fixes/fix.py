@@ -165,7 +165,9 @@ class FixKind(ABC):
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Yield the changes of this kind, each with the step that it predicts."""
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield the settings that a trial should measure, where no replay predicts them."""
         return iter(())
 

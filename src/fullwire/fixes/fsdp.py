@@ -40,7 +40,9 @@ class Fsdp(FixKind):
         """Predict nothing: `to_try` bounds the gain by the gathers that go."""
         return iter(())
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield parameters that stay, where they are gathered a second time."""
         if seen.fsdp and seen.fsdp.get("reshard_after_forward") is not False:
             most_s = sending_s(account) / 3  # one of two gathers, beside the gradients' shards

@@ -117,7 +117,9 @@ class Input(FixKind):
         """Return the setting that loads more data ahead."""
         return _LOADER[who_takes_processors(run)]
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield two loading processes, where the loader has fewer and a step waits for it."""
         if seen.loading_processes is not None and seen.loading_processes < _FEW_LOADERS:
             parts_s = account.parts_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +96,9 @@ class Joining(FixKind):
                     setting=self.example if op == "allreduce" else "",
                 )
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield joining where a script has many small all-reduces, and no line rate is known."""
         sent = run.collectives
         is_small = (sent.op == "allreduce") & (sent.bytes <= MUCH_BYTES)
@@ -126,8 +128,7 @@ class _Waiting:
     """An all-reduce that has yet to be sent, and the scalings that the script made of its sum."""
 
     tensor: Any
-    storage: int
-    scalings: list[Callable[[Any], Any]] = field(default_factory=list)
+    scalings: list[tuple[Any, float]] = field(default_factory=list)  # operation, number
 
 
 class _Joining:
@@ -145,7 +146,8 @@ class _Joining:
         from torch.utils import _python_dispatch
 
         self._most_bytes, self._process = most_bytes, process
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[int, _Waiting] = {}  # by the memory of their tensors, in order
+        self._waiting_bytes = 0
         self._all_reduce, self._storage = dist.all_reduce, torch.Tensor.untyped_storage
         self._current_mode = _python_dispatch._get_current_dispatch_mode
         joining = self
@@ -154,7 +156,7 @@ class _Joining:
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                if joining._is_put_off(func, args, kwargs or {}):
+                if joining._waiting and joining._is_put_off(func, args, kwargs or {}):
                     return args[0]
                 return func(*args, **(kwargs or {}))
 
@@ -190,35 +192,36 @@ class _Joining:
         self._process.did("applied: all-reduces wait for their neighbours")
         storage = self._storage(tensor)._cdata
         if self._waiting:
-            first = self._waiting[0].tensor
-            waiting_bytes = (
-                sum(each.tensor.numel() for each in self._waiting) * first.element_size()
-            )
+            first = next(iter(self._waiting.values())).tensor
             is_alike = (first.dtype, first.device) == (tensor.dtype, tensor.device)
-            waits_already = any(each.storage == storage for each in self._waiting)
-            if not is_alike or waits_already or waiting_bytes > _AT_ONCE_BYTES:
+            is_much = self._waiting_bytes > _AT_ONCE_BYTES
+            if not is_alike or is_much or storage in self._waiting:
                 self._send()
         if self._current_mode() is not self._mode:
             self._mode.__enter__()
-        self._waiting.append(_Waiting(tensor, storage))
+        self._waiting[storage] = _Waiting(tensor)
+        self._waiting_bytes += size_bytes
         return None
 
     def _is_put_off(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Say whether an operation scales a waiting sum; send the sums that another one uses."""
         import torch
-        from torch.utils._pytree import tree_leaves
 
-        used = {
-            self._storage(each)._cdata
-            for each in tree_leaves((args, kwargs))
+        groups = (
+            given if isinstance(given, list) else [given] for given in (*args, *kwargs.values())
+        )
+        touched = [
+            self._waiting[storage]
+            for group in groups
+            for each in group
             if isinstance(each, torch.Tensor) and each.layout == torch.strided
-        }
-        touched = [each for each in self._waiting if each.storage in used]
+            if (storage := self._storage(each)._cdata) in self._waiting
+        ]
         name = func.overloadpacket.__name__
         if len(touched) == 1 and name in _SCALINGS and isinstance(args[1], int | float):
             tensor = touched[0].tensor
             if (args[0].shape, args[0].stride()) == (tensor.shape, tensor.stride()):
-                touched[0].scalings.append(lambda summed: func(summed, *args[1:]))
+                touched[0].scalings.append((func, args[1]))
                 return True
         if touched and name not in _VIEWS:
             self._send()
@@ -230,23 +233,31 @@ class _Joining:
 
         with torch.no_grad():
             while self._waiting:
-                sent, self._waiting = self._waiting, []
-                agreed = torch.tensor([len(sent)], device=sent[0].tensor.device)
+                sent, self._waiting = list(self._waiting.items()), {}
+                self._waiting_bytes = 0
+                agreed = torch.tensor([len(sent)], device=sent[0][1].tensor.device)
                 self._all_reduce(agreed, dist.ReduceOp.MIN)
-                together, later = sent[: int(agreed)], sent[int(agreed) :]
-                flat = torch.cat([each.tensor.reshape(-1) for each in together])
+                count = int(agreed)
+                together, later = [each for _, each in sent[:count]], dict(sent[count:])
+                tensors = [each.tensor for each in together]
+                flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
                 self._all_reduce(flat)
-                sizes = [each.tensor.numel() for each in together]
-                for each, part in zip(together, flat.split(sizes), strict=True):
-                    each.tensor.copy_(part.view_as(each.tensor))
-                    for scale in each.scalings:
-                        scale(each.tensor)
+                first = together[0].scalings
+                are_alike = all(each.scalings == first for each in together)
+                for scale, number in first if are_alike else ():
+                    scale(flat, number)
+                parts = flat.split([tensor.numel() for tensor in tensors])
+                views = [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]
+                torch._foreach_copy_(tensors, views)
+                for each in () if are_alike else together:
+                    for scale, number in each.scalings:
+                        scale(each.tensor, number)
                 self._waiting = later
 
     def _settle(self, *of_a_hook: Any) -> None:
-        self._send()
-        if self._current_mode() is self._mode:
+        if self._current_mode() is self._mode:  # first, for our own operations need no watching
             self._mode.__exit__(None, None, None)
+        self._send()
 
     def _after_sending(self, function: Any) -> Any:
         @functools.wraps(function)

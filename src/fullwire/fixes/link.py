@@ -22,7 +22,7 @@ class LinksAsTheOthers(Fix):
     place = "hosts"
 
     kind: str = "link"
-    how: str = "look at its cable, its port, the speed that they agreed on (ethtool), who shares it"
+    how: str = "look at its cable, its port, its negotiated speed (ethtool), and other users of it"
     ranks: tuple[int, ...]
     rate_bps: float
 

@@ -38,7 +38,9 @@ class Placement(FixKind):
         """Predict nothing: `to_try` bounds the gain by the transfers that leave a host."""
         return iter(())
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield the order by hosts, where neighbours in the ring are on different hosts."""
         hosts = (run.facts.hosts or "").split(",")
         order = by_host(hosts)

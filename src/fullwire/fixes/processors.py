@@ -34,7 +34,9 @@ class Processors(FixKind):
         """Predict nothing: a run without binding does not show what it saves."""
         return iter(())
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield shares where ranks of a host disturb each other."""
         if seen.local_ranks > 1 and seen.processors >= seen.local_ranks:
             parts_s = account.parts_s

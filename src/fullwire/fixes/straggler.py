@@ -26,7 +26,7 @@ _ON_TAKEN_PROCESSORS = {
 _WHERE_A_RANK_IS_SLOW = (  # By the largest excess of a rank: computation, input, or neither.
     "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
     "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
-    "look at its host: other processes, and what only it does between steps (reading, logs)",
+    "look at its host: other processes, and its own work between steps (reading, logs)",
 )
 
 

@@ -29,7 +29,9 @@ class Threads(FixKind):
         """Predict nothing: a run with one number of threads does not show another."""
         return iter(())
 
-    def to_try(self, run: Run, account: Account, seen: Seen) -> Iterator[Worthwhile]:
+    def to_try(
+        self, run: Run, account: Account, seen: Seen, job: Forecaster | None
+    ) -> Iterator[Worthwhile]:
         """Yield the processors of each rank, where its threads are more or fewer."""
         fair = max(1, seen.processors // max(1, seen.local_ranks))
         if not seen.threads or seen.threads == fair:

@@ -281,5 +281,5 @@ def plot_cluster_fit(fit: ClusterFit, path: Path) -> None:
         base.mark_line().encode(y=alt.Y("predicted:Q", **down)),
         base.mark_point(filled=True).encode(y=alt.Y("measured:Q", **down)),
     ).properties(width=640, height=400)
-    lines = ["points: measured; lines: what the fitted cluster says"]
+    lines = ["points: measured, lines: the fitted cluster"]
     save(titled(chart, cluster_sentence(fit.cluster), lines), path)

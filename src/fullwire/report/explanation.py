@@ -294,7 +294,7 @@ def _print_changes(result: Comparison, parts: Changed | None) -> None:
     print_notes(notes[:_FIRST_NOTES])
     rest = len(notes[_FIRST_NOTES:]) + len(advice)
     told = f" and {rest} more note{'s' * (rest > 1)}" if rest else ""
-    say(f"-v shows each recording, the account of both sides, what differs{told}.")
+    say(f"-v shows each recording, the account of both sides, every difference{told}.")
 
 
 def _changed_rows(parts: Changed) -> list[list[str]]:

@@ -26,7 +26,8 @@ _LOSSES = {
 def plan_data(result: PlanAnswer) -> dict[str, Any]:
     """Return the answer as JSON holds it."""
     data = asdict(result)
-    data.pop("landscape")
+    for name in ("landscape", "architecture", "fabric"):
+        data.pop(name)
     data["goodput"] = data.pop("lasting")
     return data
 

@@ -88,9 +88,7 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
     if chosen:  # for the first of each run: the effect of changing one of its conditions
         from fullwire.answers.search import NEAR
 
-        say(
-            f"The best of {len(table):,}; what is within {NEAR:.0%} counts as equal, cheaper first."
-        )
+        say(f"The best of {len(table):,}. Rows within {NEAR:.0%} count as equal, cheaper first.")
         first = {str(table["run"][each.row]): each for each in reversed(chosen)}
         for run, top in reversed(first.items()):
             worth = []

@@ -72,6 +72,7 @@ class Grid:
     jitters: tuple[Jitter, ...] = (AsRecorded(),)
     lane: Order = "fifo"
     cluster: Cluster | None = None
+    is_startup_usual: bool = False  # the cluster states none
     is_scattered: bool = False
 
     def __post_init__(self) -> None:

@@ -428,6 +428,8 @@ def _others(
     alike = np.flatnonzero(counts == np.sort(counts)[(len(counts) - 1) // 2])
     middle = int(alike[len(alike) // 2])
     usual = rows.rows(rows.step == table.numbers[middle])
+    if not len(usual):  # only unusual steps have some, as where a bucket left late
+        return Others()
     place = np.searchsorted(table.ranks, rank), middle
     length_ns = (table.end_ns - table.start_ns)[place[0]]
     own, hidden = [], []

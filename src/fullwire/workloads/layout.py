@@ -202,3 +202,28 @@ def nearest_multiple(number: int, step: int) -> int:
 def _check_choice(name: str, given: str, known: tuple[str, ...]) -> None:
     if given not in known:
         raise UsageError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+
+
+def passes(stages: int, chunks: int, microbatches: int, stage: int) -> list[tuple[bool, int, int]]:
+    """List a stage's passes in order (1F1B, interleaved): is forward, chunk, microbatch.
+
+    The order is that of Narayanan et al. 2021, figure 4. Forward passes fill the pipeline, then
+    forward and backward passes take turns, and the backward passes that are left end it.
+    """
+    total = microbatches * chunks
+    ahead = stages - stage - 1
+    if chunks > 1:
+        ahead = 2 * ahead + (chunks - 1) * stages
+    ahead = min(ahead, total)
+
+    def one(number: int, *, forward: bool) -> tuple[bool, int, int]:
+        round_, place = divmod(number, stages * chunks)
+        chunk, within = divmod(place, stages)
+        if chunks == 1:
+            return forward, 0, number
+        return forward, chunk if forward else chunks - 1 - chunk, round_ * stages + within
+
+    order = [one(number, forward=True) for number in range(ahead)]
+    for number in range(ahead, total):
+        order += [one(number, forward=True), one(number - ahead, forward=False)]
+    return order + [one(number, forward=False) for number in range(total - ahead, total)]

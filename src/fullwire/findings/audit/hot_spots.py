@@ -20,7 +20,7 @@ class HotSpot(Finding):
 
     template = (
         "{lost:.2%} of the packets to {host} were sent again, against {elsewhere:.2%} elsewhere: "
-        "the way there is a hot spot{senders:?; {senders} hosts send to it at once (incast)}"
+        "the way there is a hot spot{senders:?, and {senders} hosts send to it at once (incast)}"
     )
 
     host: str

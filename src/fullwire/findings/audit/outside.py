@@ -47,8 +47,8 @@ class AllToOneHost(Finding):
     """All captured packets went to or from one host: the others may exchange packets unseen."""
 
     template = (
-        "all packets are to or from {host}: if it is there that they were captured, what other "
-        "hosts say to each other is not seen, and no pattern is sure"
+        "all packets are to or from {host}: a capture made there misses packets between other "
+        "hosts, so the pattern is uncertain"
     )
 
     host: str

@@ -48,9 +48,7 @@ class Reordered(Counted):
 class Lost(Counted):
     """Bytes that were never acknowledged."""
 
-    template = (
-        "{bytes:bytes} were never seen and never acknowledged: lost, or sent after the capture"
-    )
+    template = "{bytes:bytes} are missing and unacknowledged: lost, or sent after the capture"
 
 
 class Missed(Counted):

@@ -64,8 +64,8 @@ class NcclSockets(Evidence):
     """NCCL uses sockets, and the log shows no faster network."""
 
     template = (
-        "NCCL sends by TCP sockets{interfaces:? over {interfaces}}: if the hosts have RDMA "
-        "adapters, they are not used{reasons:?; {reasons:;}}."
+        "NCCL sends by TCP sockets{interfaces:? over {interfaces}}. RDMA adapters of the hosts, if "
+        "there are any, stay unused{reasons:?: {reasons:list}}."
     )
 
     interfaces: str
@@ -189,9 +189,9 @@ class FewerThanUsual(Finding):
     """The rings leave more of the widest path unused than they use."""
 
     template = (
-        "{channels:g} channels where {usual} are usual: the widest path that NCCL saw has "
-        "{widest_gb_s:g} GB/s, its rings take {ring_gb_s:g} GB/s of it, and {usual} channels would "
-        "fill it{because:?; {because}}"
+        "{channels:g} channels where {usual} are usual. Its rings take {ring_gb_s:g} of the "
+        "{widest_gb_s:g} GB/s of the widest path, which {usual} channels would fill"
+        "{because:?: {because}}"
     )
 
     channels: float
@@ -293,8 +293,8 @@ class NcclWithoutGdr(Evidence):
     """The bytes go through the host's memory on their way to the network."""
 
     template = (
-        "NCCL copies through the host's memory on its way to the network: no path uses GPU Direct "
-        "RDMA{is_disabled:?; NCCL says that it is disabled}."
+        "NCCL copies through the host's memory on its way to the network. No path uses GPU Direct "
+        "RDMA{is_disabled:?, which NCCL says is disabled}."
     )
 
     is_disabled: bool

@@ -258,7 +258,7 @@ class OneWorker(Finding):
 class NothingLasts(Finding):
     """The run holds no times."""
 
-    template = "nothing in the run lasts: it tells what happened, but not when"
+    template = "the run holds events without times"
 
 
 class RowsLost(Finding):
@@ -299,7 +299,7 @@ class NoCommunication(Finding):
 class NoComputation(Finding):
     """No computation was recorded."""
 
-    template = "no computation is in the run, so communication cannot be told hidden from exposed"
+    template = "the run lacks computation, which would tell hidden from exposed communication"
 
 
 class CameLast(Finding):
@@ -389,8 +389,8 @@ class OthersNotSeen(Finding):
     """The verdict rests on some of the ranks only."""
 
     template = (
-        "This is what {recorded} of {workers} ranks {recorded:shows|show}; whether others are "
-        "slower, or wait for this, is not in the run."
+        "Only {recorded} of {workers} ranks {recorded:is|are} in the run. The others may be "
+        "slower, or wait for {recorded:it|them}."
     )
 
     recorded: int

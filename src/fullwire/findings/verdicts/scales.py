@@ -33,8 +33,8 @@ class MuchIsLostInAll(Finding):
     """Each loss is below the threshold, but their sum is large."""
 
     template = (
-        "No single loss limits this job: {lost.share:.0%} of {lost.whole.named} is not "
-        "computation, and the largest part of that, {part}, is {share:.1%}."
+        "Many small losses limit this job: together {lost.share:.0%} of {lost.whole.named}. The "
+        "largest, {part}, is {share:.1%}."
     )
 
     lost: Amount

@@ -51,8 +51,8 @@ class TransfersAlone(Finding):
     """Every rank had arrived, so the loss is the network; the data cannot say which part of it."""
 
     template = (
-        "Transfers that nothing hides take {exposed} ({exposed.share:.1%}), and every rank had "
-        "come: it is the network, not a late rank. Whether bandwidth, transport or overlap is "
+        "Exposed transfers take {exposed} ({exposed.share:.1%}). Every rank had come, so this is "
+        "the network and no late rank. Whether bandwidth, transport or overlap is "
         "short, this run cannot tell. Missing: {missing:;}."
     )
 
@@ -64,9 +64,9 @@ class NothingCommunicated(Finding):
     """Several workers computed, but their steps hold no communication."""
 
     template = (
-        "{falls_short:?{falls_short} }Nothing was communicated in its steps: either each of the "
-        "{workers} workers trains by itself, and no network holds it back, or what they "
-        "communicate was not recorded. Missing: {missing:;}."
+        "{falls_short:?{falls_short} }The steps hold no communication. Either each of the "
+        "{workers} workers trains by itself, or their communication was not recorded. "
+        "Missing: {missing:;}."
     )
 
     falls_short: Evidence | None
@@ -127,7 +127,7 @@ class TimesMissing(Finding):
 class RestOfTheRun(Finding):
     """The run lacks rows that were written and cannot be read."""
 
-    template = "the run as it was written; what can be read of it is shown without a verdict"
+    template = "the whole run: its readable part is shown without a verdict"
 
 
 class StepMarks(Finding):
