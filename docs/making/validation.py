@@ -25,7 +25,7 @@ PAGES = {
         "closed-loop",
         "emulation",
     ),
-    "verdicts": ("causes", "filled-lines", "repeats"),
+    "verdicts": ("causes", "contention", "filled-lines", "repeats"),
     "collectives": (
         "netx",
         "astra",

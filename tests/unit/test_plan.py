@@ -273,3 +273,13 @@ def test_a_schedule_that_is_not_played_is_refused() -> None:
     result = fw.plan("llama3-70b", **ASKED, fix="pp=4,schedule=zero-bubble", top=1)
     with pytest.raises(UsageError, match="expected 1f1b or interleaved for a simulated step"):
         result.run()
+
+
+@pytest.mark.parametrize(
+    ("fixed", "nearest"),
+    [("cp=3", "2"), ("microbatch=3", "2"), ("pp=4,vpp=3", "2"), ("zero=9", "3")],
+)
+def test_a_degree_that_no_plan_has_names_the_nearest(fixed: str, nearest: str) -> None:
+    name, value = fixed.split(",")[-1].split("=")
+    with pytest.raises(UsageError, match=f"^{name}: .*got {value}; the nearest is {nearest}$"):
+        fw.plan("llama3-70b", **ASKED, fix=fixed)

@@ -28,6 +28,7 @@ from fullwire.workloads.layout import (
 
 MOST_STAGES, MOST_MICROBATCH, LEAST_RANK_TOKENS = 64, 16, 1024
 FIXABLE = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "schedule")
+_COLUMNS = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "half", "microbatch")
 _NARROW = ("fp8", "mxfp8", "nvfp4")
 
 
@@ -53,6 +54,17 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
     _check(space, fixed)
     rows = list(_rows(space, fixed))
     if not rows:
+        for name in (name for name in _COLUMNS if isinstance(fixed.get(name), int)):
+            rest = {other: value for other, value in fixed.items() if other != name}
+            at, asked = _COLUMNS.index(name), int(fixed[name])
+            values = {row[at] for row in _rows(space, rest)}
+            if values:
+                nearest = min(values, key=lambda value: (abs(value - asked), value))
+                beside = "".join(f", {other}={value}" for other, value in rest.items())
+                raise UsageError(
+                    f"{name}: expected a degree of a plan on {space.devices} devices with a global "
+                    f"batch of {space.global_batch}{beside}, got {asked}; the nearest is {nearest}"
+                )
         given = ", ".join(f"{name}={value}" for name, value in fixed.items()) or "no degree fixed"
         raise UsageError(
             f"plan: expected a plan on {space.devices} devices with {given} and a global batch of "
