@@ -96,8 +96,10 @@ def print_json(shown: Any) -> None:
 
     import msgspec
 
-    encoded = msgspec.json.encode(shown).decode()
-    if not encoded.isprintable():  # a terminal would obey U+202E and others: escaped, as JSON does
+    plain = msgspec.json.encode(shown)
+    encoded = plain.decode()
+    # A terminal would obey U+202E and others: escaped, as JSON does.
+    if (not plain.isascii() or b"\x7f" in plain) and not encoded.isprintable():
         encoded = "".join(
             character if character.isprintable() else json.dumps(character)[1:-1]
             for character in encoded

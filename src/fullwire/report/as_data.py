@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 
 def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     """Return a what-if as a JSON object, with its best rows if `best` is given."""
+    rows = list(result.rows())
+    intervals = zip(*(each.tolist() for each in result.interval_s), strict=True)
+    for row, (low_s, high_s) in zip(rows, intervals, strict=True):
+        row["interval"] = _interval_object(low_s, high_s)
     shown: dict[str, Any] = {
         "basis": dict(result.basis),
         "lane": result.lane,
-        "rows": [
-            {**row, "interval": _interval_object(low_s, high_s)}
-            for row, low_s, high_s in zip(
-                result.rows(), *(each.tolist() for each in result.interval_s), strict=True
-            )
-        ],
+        "rows": rows,
         "warnings": list(result.warnings),
     }
     if result.to_target is not None:
