@@ -17,6 +17,7 @@ from fullwire.words import sentence
 from tests.browser import Browser, pixels, png
 from tests.jobs_by_hand import a_trained_job
 
+SCREENS = {"phone": (360, 740), "print": (794, 1123)}  # A4 at 96 points an inch
 PICTURES = Path(__file__).parents[1] / "data/pictures"
 # axe-core is another project's program, so this repository does not hold it. CONTRIBUTING.md says
 # how to get it.
@@ -171,16 +172,20 @@ def test_dark_and_light_show_the_same(chromium: Browser, page: Path) -> None:
     assert 0.02 < light.mean() < 0.6
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("way", ["light", "dark", "phone", "phone-dark", "print"])
 @pytest.mark.parametrize(("name", "place"), [("account", ".fall"), ("timeline", ".stage")])
 def test_a_picture_is_the_one_that_was_looked_at(
-    chromium: Browser, tmp_path: Path, name: str, place: str, dark: bool
+    chromium: Browser, tmp_path: Path, name: str, place: str, way: str
 ) -> None:
     """Compare with stored pictures, in blocks and without text, which depends on fonts."""
-    chromium.screen(1100, 900, dark=dark)
+    width, height = SCREENS.get(way.removesuffix("-dark"), (1100, 900))
+    chromium.screen(width, height, dark=way.endswith("dark"))
     chromium.open(fw.write_page(a_trained_job(late_ms=60), tmp_path / "report.html"))
+    if way == "print":
+        chromium.ask("Emulation.setEmulatedMedia", media="print")
     blocks = in_blocks(colours(chromium, of=place))
-    kept = PICTURES / f"page-{name}-{'dark' if dark else 'light'}.png"
+    chromium.ask("Emulation.setEmulatedMedia", media="")
+    kept = PICTURES / f"page-{name}-{way}.png"
     if os.environ.get("KEEP_PICTURES"):  # look at the pictures before you commit them
         kept.write_bytes(png(blocks))
     wanted = pixels(kept.read_bytes())
