@@ -14,6 +14,7 @@ from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, many, opened, with_line_rate
+from fullwire.answers.subjects import check_calibrating
 from fullwire.answers.time_to_target import about_batch
 from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
@@ -302,6 +303,7 @@ def explain(
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     given_bps = None if bandwidth is None else rate(bandwidth)
     others = [with_line_rate(opened(each).run, given_bps) for each in many(calibrate)]
+    check_calibrating(others)
     predictor, why_not = _forecaster(case, rate_bps, others)
     if (helpful := _helpful(case, predictor)) is not None:
         link = helpful.next_link
