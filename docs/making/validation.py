@@ -25,7 +25,7 @@ PAGES = {
         "closed-loop",
         "emulation",
     ),
-    "verdicts": ("causes", "filled-lines", "repeats"),
+    "verdicts": ("causes", "contention", "filled-lines", "repeats"),
     "collectives": (
         "netx",
         "astra",
@@ -47,6 +47,7 @@ PAGES = {
         "transport-engine",
         "far",
         "programs",
+        "wire-formats",
         "exhaustion",
         "faults",
         "soak",

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import socket
 import struct
@@ -584,6 +585,30 @@ def test_the_same_tensor_twice_looks_different() -> None:
 def test_the_ways_in_that_are_tried_are_a_hundred() -> None:
     """42 at a door in clear, 42 at one that encrypts, and the rest on the line."""
     assert 2 * len(WAYS) + len(CHANGES) >= 100
+
+
+@needs_encryption
+def test_the_key_and_all_that_was_said_do_not_give_the_keys_of_a_connection() -> None:
+    """They need a private key of X25519 too, which its rank forgets with the connection."""
+    meeting = a_meeting(Store(), 0, protection=Protection(KEY, encrypts=True))
+    first, second, other = (secrets.token_bytes(32) for _ in range(3))
+    public = _native.x25519_public(other)
+    heard = b"the same hello, and the same answer"
+    keys_of = [
+        rendezvous._session(meeting, b"s" * 32, own, public, heard) for own in (first, second)
+    ]
+    assert not set(keys_of[0]) & set(keys_of[1])
+    at_other = rendezvous._session(meeting, b"s" * 32, other, _native.x25519_public(first), heard)
+    assert at_other == keys_of[0]
+
+
+def test_each_test_that_the_threat_model_names_exists() -> None:
+    root = Path(__file__).parents[2]
+    model = (root / "docs" / "design" / "security.md").read_text()
+    tests = "".join(path.read_text() for path in (root / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", model))
+    assert len(named) > 20
+    assert not [name for name in named if f"def {name}(" not in tests]
 
 
 def test_a_rank_that_waits_says_for_whom_so_that_others_blame_the_right_one() -> None:

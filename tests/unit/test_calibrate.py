@@ -668,6 +668,13 @@ def test_transports_that_are_computed_at_once_give_the_bits_of_each_alone(name: 
             np.testing.assert_array_equal(part, alone[measure])
 
 
+@pytest.mark.parametrize("ask", [fw.whatif, fw.explain])
+def test_a_run_that_shows_no_transport_cannot_calibrate(ask: Any) -> None:
+    """It would go unused, and the answer would not tell."""
+    with pytest.raises(UsageError, match=r"calibrate: expected runs that show.*it had one worker"):
+        ask("vgg16@v100", calibrate="vgg16@v100")
+
+
 def test_a_bucket_that_left_late_in_one_step_is_no_other_collective_of_the_usual_step() -> None:
     """The steps in the middle were shorter, and that is no communication of others."""
     run = a_trained_job(a_transport(), workers=2, steps=80, noise=0.5)

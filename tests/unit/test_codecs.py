@@ -12,6 +12,7 @@ import fullwire as fw
 from fullwire.compression.codec import CODECS, Codec, costs_in, parse_choice
 from fullwire.compression.compressor import parse_codec
 from fullwire.errors import UsageError
+from tests.builders import a_run
 
 
 @pytest.mark.parametrize("key", CODECS)
@@ -129,6 +130,21 @@ def test_an_exchange_sends_the_bytes_of_a_ring_and_unpacks_about_twice() -> None
     assert one["communication_s"] == pytest.approx(ideal["communication_s"], rel=1e-2)
     with pytest.raises(UsageError, match=r"sum\|exchange\|gather"):
         parse_codec("2,8GB/s,8GB/s,ring")
+
+
+def test_on_gloo_an_exchange_fills_less_of_the_link_than_a_sum() -> None:
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "500Mbps", "latency": "0us"}
+
+    def communication_s(backend: str, codec: str) -> Any:
+        run = a_run(facts={"workers": 1, "backend": backend})
+        return fw.whatif(run, codec=codec, **asked)["communication_s"]
+
+    ours = communication_s("fullwire", "2,1000GB/s,1000GB/s,exchange")
+    assert communication_s("gloo", "2,1000GB/s,1000GB/s,exchange") == pytest.approx(
+        1.43 * ours, rel=1e-2
+    )
+    summed = communication_s("fullwire", "2,1000GB/s,1000GB/s,sum")
+    assert communication_s("gloo", "2,1000GB/s,1000GB/s,sum") == pytest.approx(summed)
 
 
 def test_a_pipe_in_place_of_costs_is_refused(tmp_path: Path) -> None:

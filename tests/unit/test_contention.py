@@ -14,6 +14,7 @@ from fullwire.findings.case import Case
 from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.run import Hosts, Spans
+from fullwire.simulation.calibrate import share_of_others
 from fullwire.timeline.account import Part, account
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
@@ -205,6 +206,26 @@ def test_a_thread_that_runs_beside_computing_makes_one_worker_no_slower() -> Non
     parts = busy.account
     expected_s = 0.5e-3 * COMPUTES_MS + parts["input"] + parts["host"]
     assert busy.baseline_step_s == pytest.approx(expected_s)
+
+
+def test_other_programs_beside_probe_steps_make_the_upper_end_of_t1_longer() -> None:
+    """Probe steps leave out all waiting for processors, and one worker may meet other programs."""
+    run = probed(a_trained_job(), 80.0, machines=1, processors=3, processor_s=by_rank(0.030))
+    times_ns = np.arange(0, run.spans.end_ns.max(), 10_000_000)
+    hosts = Hosts(
+        host=np.full(len(times_ns), "vm", object),
+        device=np.full(len(times_ns), "cpu0", object),
+        time_ns=times_ns,
+        utilization=np.full(len(times_ns), 0.9),
+        memory_bytes=np.zeros(len(times_ns), np.int64),
+    )
+    beside = dataclasses.replace(run, hosts=hosts)
+    share = share_of_others(beside)
+    assert 0.3 < share < 0.8
+    quiet, busy = fw.explain(run), fw.explain(beside)
+    assert busy.baseline_step_s == pytest.approx(quiet.baseline_step_s)
+    assert busy.baseline_between_s[0] == pytest.approx(quiet.baseline_between_s[0])
+    assert busy.baseline_between_s[1] == pytest.approx(quiet.baseline_between_s[1] / (1 - share))
 
 
 def test_without_probe_steps_run_delay_tells_a_lower_bound() -> None:

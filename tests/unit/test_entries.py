@@ -46,7 +46,9 @@ def test_an_entry_has_a_test(key: str) -> None:
 
 @pytest.mark.parametrize("key", FORMATS)
 def test_a_format_has_a_test_of_its_own(key: str) -> None:
-    own = {"capture": "packets", "chrome": "export"}.get(key, key.replace("-", "_"))
+    shared = {"capture": "packets", "chrome": "export"}
+    shared |= dict.fromkeys(("mlflow", "wandb"), "metric_folders")
+    own = shared.get(key, key.replace("-", "_"))
     assert any(path.stem == f"test_{own}" for path in TESTS)
 
 

@@ -217,6 +217,7 @@ def test_a_command_that_is_ended_at_its_limit_leaves_no_process_behind(tmp_path:
         (["--allow", "all"], "--allow: expected exact, numeric, semantic, got all"),
         (["--rate", "1Gbps"], "expected --lab with them"),
         (["--budget", "soon"], "budget: expected a time with its unit"),
+        (["--budget", "0s"], "budget: expected a time above 0, got '0s'"),
     ],
 )
 def test_a_tuning_that_cannot_be_is_refused_before_the_job(

@@ -37,7 +37,7 @@ def written(directory: Path, journal: Journal, steps: Steps) -> Metrics:
     journal.close()
     [read], _ = read_journals([directory])
     reported = Reported()
-    reported.add(read, steps, (NO_NOTES, NO_NOTES), 0)
+    reported.add(read, steps, (NO_NOTES,) * 3, 0)
     return reported.metrics([directory])
 
 
@@ -208,7 +208,7 @@ def test_a_process_that_is_forked_off_knows_the_names_of_metrics(tmp_path: Path)
     journal.close()
     [read], _ = read_journals([tmp_path])
     reported = Reported()
-    reported.add(read, steps_of(), (NO_NOTES, NO_NOTES), 0)
+    reported.add(read, steps_of(), (NO_NOTES,) * 3, 0)
     assert reported.metrics([tmp_path]).name.tolist() == ["loss"]
     assert reported.pass_samples == 8
 

@@ -14,6 +14,7 @@ from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, many, opened, with_line_rate
+from fullwire.answers.subjects import check_calibrating
 from fullwire.answers.time_to_target import about_batch
 from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
@@ -54,6 +55,7 @@ from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Provenance, Run
+from fullwire.simulation.calibrate import share_of_others
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
@@ -301,6 +303,7 @@ def explain(
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     given_bps = None if bandwidth is None else rate(bandwidth)
     others = [with_line_rate(opened(each).run, given_bps) for each in many(calibrate)]
+    check_calibrating(others)
     predictor, why_not = _forecaster(case, rate_bps, others)
     if (helpful := _helpful(case, predictor)) is not None:
         link = helpful.next_link
@@ -459,6 +462,10 @@ def _baseline(
             below, above = _OFF[found.crowding.source]
             by_chance = 2 * found.crowding.scatter / max(found.crowding.probes, 1) ** 0.5
             below, above = math.hypot(below, by_chance), math.hypot(above, by_chance)
+        if found.crowding.source == "probe steps":
+            # They leave out all waiting for processors. One worker beside the same other programs
+            # would meet theirs too.
+            above = (1 + above) / (1 - share_of_others(run)) - 1
         return alone_s, (alone_s * max(1 - below, 0.0), alone_s * (1 + above)), None
     alone = opened(baseline)
     refuse_other_work(alone.run, run)

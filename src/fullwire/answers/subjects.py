@@ -99,6 +99,7 @@ class Transports:
         if line_rate is not None:  # Of the same cluster; where links differ, runs know theirs.
             rate_bps = bits_per_second(line_rate, "line rate")
             others = [with_line_rate(run, rate_bps) for run in others]
+        check_calibrating(others)
         self._runs = [*runs, *others]
         self._names = names or tuple(run.provenance.source for run in runs)
         self.calibration: Calibration | None = None
@@ -224,6 +225,14 @@ class Conditions:
             models=[gradient_bytes(run) for run in runs] if self.compression is not None else (),
             costs=None if self.codec_costs is None else costs_in(Path(self.codec_costs)),
         )
+
+
+def check_calibrating(runs: Sequence[Run]) -> None:
+    """Refuse a run that was given to calibrate and would go unused, whatever its line rate."""
+    for run in runs:
+        if (why := _shows_no_transport(run)) not in (None, _RATE_UNKNOWN):
+            name = run.provenance.source
+            raise UsageError(f"calibrate: expected runs that show their transport: {name}: {why}")
 
 
 def _shows_no_transport(run: Run) -> str | None:

@@ -56,7 +56,7 @@ from fullwire.recorder.launch import TOO_LONG
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
 from fullwire.timeline.passes import passes_of_step
-from fullwire.units import seconds, show_duration, show_time
+from fullwire.units import seconds, show_duration, show_time, shown
 from fullwire.words import filled, sentence
 
 RISKS: tuple[Risk, ...] = ("exact", "numeric", "semantic")
@@ -168,6 +168,8 @@ def tune(
     if not place.is_dir():
         raise UsageError(f"scratch: {place} is no folder")
     budget_s = seconds(budget, "budget")
+    if not budget_s:
+        raise UsageError(f"budget: expected a time above 0, got {shown(budget)}")
     chosen = None if steps is None else count(steps, "steps")
     folder.mkdir(parents=True)
     job = _Job(command=command, folder=folder, lab=lab, scratch=place, steps=chosen)

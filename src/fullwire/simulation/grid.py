@@ -140,6 +140,8 @@ class Subject:
     name: str
     step: Step
     adds: AddTimes
+    # Times as long as an all-reduce of as many bytes takes an exchange or a gather of packed ones.
+    exchange_factor: float = 1.0
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded

@@ -42,6 +42,7 @@ _MOST_TRIED = 3
 _WIDTH = 2.0  # standard deviations
 _FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
 _ENOUGH_STEPS = 3
+_EXCHANGE_LONGER = 1.12  # times: a standard deviation of the cases behind an exchange's factor
 _CODEC_SLOWER = 1.5  # times: a standard deviation of speeds that were not measured in this job
 
 
@@ -174,7 +175,7 @@ def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
 
 
 def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
-    """Return the variance from the speed of packing and unpacking gradients."""
+    """Return the variance from packing and unpacking gradients, and from exchanging them."""
     if all(codec.is_free for codec in grid.compressors):
         return np.zeros_like(step_s)
     slower = [
@@ -186,7 +187,14 @@ def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew:
         for codec in grid.compressors
     ]
     those_s = sweep(subjects, replace(grid, compressors=tuple(slower)), crew=crew)
-    return np.square(those_s.measures["step_s"] - step_s)
+    longer = [
+        replace(subject, exchange_factor=subject.exchange_factor * _EXCHANGE_LONGER)
+        if subject.exchange_factor > 1
+        else subject
+        for subject in subjects
+    ]
+    longer_s = sweep(longer, grid, crew=crew).measures["step_s"]
+    return np.square(those_s.measures["step_s"] - step_s) + np.square(longer_s - step_s)
 
 
 def _with_residues(subject: Subject, calibration: Calibration) -> Subject:

@@ -40,13 +40,15 @@ class _Way:
 
     `wire_bits`, `fixed_s`, `packing_s` and `sent_bits` have a row per message, then an axis for
     workers and one for compressors, as `hops` has. `wire_bits` is before compression. `work` is the
-    processor work for a byte on the wire, for each compressor. On a described cluster `routed` has
-    the times of links for these two axes. They include the latencies, which `fixed_s` then leaves
-    out.
+    processor work for a byte on the wire, for each compressor. `stretch` is how many times as long
+    as an all-reduce of as many bytes its message takes on the line. On a described cluster `routed`
+    has the times of links for these two axes. They include the latencies, which `fixed_s` then
+    leaves out.
     """
 
     wire_bits: Floats
     work: Floats
+    stretch: Floats
     hops: Floats
     fixed_s: Floats
     packing_s: Floats
@@ -57,6 +59,7 @@ class _Way:
         return _Way(
             wire_bits=self.wire_bits[:, :, column],
             work=self.work[column],
+            stretch=self.stretch[column],
             hops=self.hops[:, column],
             fixed_s=self.fixed_s[:, :, column],
             packing_s=self.packing_s[:, :, column],
@@ -218,6 +221,7 @@ class Messages:
                 line_s = routed_s(way.routed[chosen], size, per_bit)
             else:
                 line_s = wire_bits * per_bit_before_packing
+            line_s = line_s * way.stretch
             worked_bytes = wire_bits * way.work / (8 * ratio)
             fixed_s = fixed_s + way.packing_s[number, chosen, None, :] * crowd
             return transport.message_s(line_s, worked_bytes, hops, crowd) + fixed_s
@@ -330,6 +334,8 @@ def _way(
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s
             packing_s[:, row, column] = packing * buckets.bytes
     work = np.array([codec.work_per_byte for codec in compressors])
+    factor = subject.exchange_factor
+    stretch = np.array([1.0 if codec.combining == "sum" else factor for codec in compressors])
     by_codec = tuple(tuple(row[codec.combining] for codec in compressors) for row in routed)
     if on_links is not None:  # by the busiest link of the network
         carried = [[kind.network_bits_per_byte for kind in row] for row in by_codec]
@@ -337,6 +343,7 @@ def _way(
     return _Way(
         wire_bits=wire_bits,
         work=work,
+        stretch=stretch,
         hops=hops,
         fixed_s=fixed_s,
         packing_s=packing_s,

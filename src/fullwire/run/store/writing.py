@@ -63,7 +63,8 @@ class RunWriter:
     def __enter__(self) -> RunWriter:
         try:
             refuse_taken(self._place, self._replace)
-            self._building.parent.mkdir(parents=True, exist_ok=True)
+            if not self._building.parent.exists():
+                self._building.parent.mkdir(parents=True, exist_ok=True)
             self._building.mkdir(self._mode)
         except OSError as error:
             raise self.refusal(error) from None
