@@ -120,3 +120,23 @@ def test_gradients_whose_noise_cannot_be_read_leave_the_job_alone(
     assert journal.counts[Note.INPUT] == 21
     [missing] = journal.defined("missing")
     assert missing["sentence"].startswith("its gradient noise ended, as a norm could not be read (")
+
+
+def test_gradients_in_double_precision_have_noise(tmp_path: Path) -> None:
+    job = (
+        "import sys, torch\n"
+        "from fullwire.recorder.inside.journal import Journal\n"
+        "from fullwire.recorder.inside.noise import EVERY, GradientNoise\n"
+        "journal = Journal(sys.argv[1])\n"
+        "noise = GradientNoise(journal)\n"
+        "weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))\n"
+        "noise.watch([weight])\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "for _ in range(EVERY + 1):\n"
+        "    weight.sum().backward(); noise.pass_ended(); optimizer.step(); weight.grad = None\n"
+        "noise.close(); journal.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", job, str(tmp_path)], timeout=120, check=True)
+    [journal], _ = read_journals([tmp_path])
+    assert not [*journal.defined("missing")]
+    assert journal.counts[Note.OWN_NOISE] == journal.counts[Note.MEAN_NOISE] == 1

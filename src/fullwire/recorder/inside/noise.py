@@ -98,7 +98,7 @@ class GradientNoise:
             if id(parameter) in self._own:  # reduced in each pass: the last one is not the step's
                 self._own, self._shards, self._is_reading = {}, [], False
                 return
-            self._own[id(parameter)] = torch.linalg.vector_norm(grad.detach(), dtype=torch.float32)
+            self._own[id(parameter)] = _norm(grad.detach())
             self._shards.append((parameter, share))
 
     def _parameters(self) -> list[Any]:
@@ -131,7 +131,7 @@ class GradientNoise:
         if grad is None:
             return
         try:
-            self._own[id(parameter)] = torch.linalg.vector_norm(grad.detach(), dtype=torch.float32)
+            self._own[id(parameter)] = _norm(grad.detach())
         except Exception as error:  # of a sparse gradient, for example; the job goes on
             self._give_up(error)
 
@@ -203,4 +203,9 @@ class GradientNoise:
 def _of_shard(parameter: Any, share: float) -> Any:
     """Return the norm of a rank's shard of a mean gradient, so that the ranks' squares add up."""
     grad = parameter.sharded_param.grad.detach().to_local()
-    return torch.linalg.vector_norm(grad, dtype=torch.float32) * share**0.5
+    return _norm(grad) * share**0.5
+
+
+def _norm(grad: Any) -> Any:
+    """Return the norm of a gradient, at least in single precision."""
+    return torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32))
