@@ -52,6 +52,8 @@ def test_a_private_run_and_its_recording_are_for_its_user_alone(tmp_path: Path) 
     assert recorded.exit_status == 0
     assert made.read_text() == "700\n"
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    record_part(["true"], tmp_path / "whole.run")
     record_part(["true"], tmp_path / "whole.run", private=True)
+    assert stat.S_IMODE((tmp_path / "whole.run.recording").stat().st_mode) == 0o700
     whole = join([tmp_path / "whole.run.recording"], tmp_path / "whole.run")
     assert stat.S_IMODE(whole.path.stat().st_mode) == 0o700

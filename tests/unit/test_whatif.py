@@ -17,6 +17,7 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.facts import FactValue
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Run
+from fullwire.words import sentence
 from tests.builders import a_run
 from tests.strategies import cases
 
@@ -429,3 +430,12 @@ def test_help_lists_every_condition_and_a_wrong_name_lists_them_too() -> None:
     assert listed["transport"].default == "full"
     with pytest.raises(UsageError, match=r"bandwidth, .*price, compute_speed.*got 'bandwith'"):
         fw.whatif("vgg16@v100", bandwith="10Gbps")
+
+
+def test_settings_that_change_nothing_are_answered_as_one() -> None:
+    table = fw.whatif("resnet50@v100", workers=1, bandwidth="1Gbps,10Gbps")
+    assert sentence(table.answer) == (
+        "resnet50@v100: a step takes 96.23 ms in each of 2 settings. Scaling factor 1.00."
+    )
+    table = fw.whatif("resnet50@v100", workers="1,8", bandwidth="1Gbps")
+    assert "1.00 (1 worker)" in sentence(table.answer)

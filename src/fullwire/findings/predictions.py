@@ -221,6 +221,21 @@ class StepsPredicted(Finding):
     recorded_s: float | None
 
 
+class StepsPredictedAlike(Finding):
+    """The answer of several predictions that all have the same step."""
+
+    template = (
+        "{run}: a step takes {step_s:time} in each of {count:,} settings"
+        "{recorded_s:?; {recorded_s:time} in the run}. Scaling factor {factor:.2f}."
+    )
+
+    count: int
+    run: str
+    step_s: float
+    recorded_s: float | None
+    factor: float
+
+
 class FasterLinksNarrow(Finding):
     """A recording on other links would narrow the widest interval."""
 
@@ -268,6 +283,14 @@ def predicted_answer(
             factor=float(factor[0]),
         )
     least, most = int(np.argmin(factor)), int(np.argmax(factor))
+    if len(table.axes["run"]) == 1 and step_s.min() == step_s.max() and least == most:
+        return StepsPredictedAlike(
+            count=len(table),
+            run=str(table["run"][0]),
+            step_s=float(step_s[0]),
+            recorded_s=recorded_s,
+            factor=float(factor[0]),
+        )
     return StepsPredicted(
         least=float(factor[least]),
         least_with=_conditions_of(table, least),

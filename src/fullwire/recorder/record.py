@@ -362,6 +362,8 @@ def begin_part(
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(PRIVATE if private else 0o777, exist_ok=True)  # other parts do so just now
+        if private:  # a part without --private may have made it
+            directory.chmod(PRIVATE)
         others = {part.job for part in parts_in([directory])}
     except (OSError, ValueError) as error:
         raise UsageError(f"{directory}: cannot be recorded into: {error}") from None

@@ -41,7 +41,9 @@ class Condition:
 
     def worded(self, value: Any) -> str:
         """Return a value as a sentence has it."""
-        return self.words.format(self.show(value))
+        is_counted = self.words.startswith("{} ")  # as 1 worker
+        words = self.words.removesuffix("s") if is_counted and value == 1 else self.words
+        return words.format(self.show(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
