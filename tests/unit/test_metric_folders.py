@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import struct
 import zlib
@@ -135,3 +136,21 @@ def test_several_runs_of_mlflow_are_refused(tmp_path: Path) -> None:
         (folder / "loss").write_text("1795409435913 2.0 0\n")
     with pytest.raises(UsageError, match="expected one run of MLflow, got 2"):
         fw.read(tmp_path)
+
+
+def test_a_metric_of_mlflow_may_be_called_metrics(tmp_path: Path) -> None:
+    folder = tmp_path / "1a" / "metrics"
+    for name in ("metrics/mAP50B", "train/box_loss", "loss"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("1795409435913 2.0 0\n")
+    run = fw.read(tmp_path / "1a")
+    assert set(run.metrics.name) == {"metrics/mAP50B", "train/box_loss", "loss"}
+
+
+def test_packed_files_of_wandb_and_tensorboard_are_read(tmp_path: Path) -> None:
+    for file in (RUN, RUN.with_name("events.out.tfevents.small")):
+        packed = tmp_path / f"{file.name}.gz"
+        packed.write_bytes(gzip.compress(file.read_bytes()))
+        assert fw.read(packed).metrics.value.tolist() == pytest.approx(
+            fw.read(file).metrics.value.tolist(), nan_ok=True
+        )

@@ -172,8 +172,9 @@ class ToTarget:
         return [int(row) for row in order[is_new]]
 
     def soonest(self, count: int) -> list[int]:
-        """Return the rows with the shortest times."""
-        return [int(row) for row in np.argsort(self.time_s, kind="stable")[:count]]
+        """Return the rows with the shortest times, of those that have one."""
+        known = np.flatnonzero(~np.isnan(self.time_s))
+        return [int(row) for row in known[np.argsort(self.time_s[known], kind="stable")][:count]]
 
 
 def read_price(text: str | None) -> Price | None:

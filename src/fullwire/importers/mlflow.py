@@ -37,6 +37,8 @@ def read_mlflow(paths: Sequence[Path]) -> Run:
     rows: list[tuple[int, str, float, int]] = []
     problems: list[str] = []
     homes = {_home_of(path) for path in paths}
+    # Ultralytics calls its metrics `metrics/NAME`: such a folder lies below the run's own.
+    homes = {home for home in homes if homes.isdisjoint(home.parents)}
     if len(homes) > 1:
         raise UsageError(
             f"{paths[0]}: expected one run of MLflow, got {len(homes)}: name the folder of one"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fullwire.errors import DamagedInput
+from fullwire.files import opened_plain
 from fullwire.importers._encodings import BrokenMessageError, fields, signed
 from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, run_of_metrics
 from fullwire.run.run import Run
@@ -44,7 +45,7 @@ def read_tensorboard(paths: Sequence[Path]) -> Run:
     problems: list[str] = []
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with opened_plain(path) as file:
                 for event in islice(_events(file), _MOST_EVENTS):
                     rows += _scalars(event)
         except BrokenMessageError as error:

@@ -21,6 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from fullwire.errors import DamagedInput
+from fullwire.files import opened_plain
 from fullwire.importers._encodings import BrokenMessageError, fields
 from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, run_of_metrics
 from fullwire.run.run import Run
@@ -51,7 +52,7 @@ def read_wandb(paths: Sequence[Path]) -> Run:
     problems: list[str] = []
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with opened_plain(path) as file:
                 for number, row in enumerate(islice(_history(file), _MOST_ROWS)):
                     rows += _metrics(row, number)
         except BrokenMessageError as error:

@@ -70,7 +70,8 @@ def _front_chart(result: WhatIf, found: ToTarget) -> alt.Chart:
     varying = [axis for axis, values in table.axes.items() if len(values) > 1 and axis != "run"]
     dear = found.device_hours if found.cost is None else found.cost
     paid = "device-hours" if found.price is None else f"cost {found.price.currency}".strip()
-    hours = sorted(found.time_s.tolist())[len(table) // 2] / 3600
+    known = found.soonest(len(table))
+    hours = found.time_s[known[len(known) // 2]] / 3600
     unit, unit_s = ("hours", 3600) if hours > 1 else ("minutes", 60)
     labels = {axis: _labels(table, axis) for axis in varying}
     points = [
@@ -83,7 +84,7 @@ def _front_chart(result: WhatIf, found: ToTarget) -> alt.Chart:
             "workers": f"{table['workers'][row]:,} workers",
             "front": row in front,
         }
-        for row in range(len(table))
+        for row in sorted(known)
     ]
     chart = alt.Chart(alt.Data(values=points))
     where = {
