@@ -81,6 +81,13 @@ class Browser:
             "addEventListener('load', drawn); })"
         )
 
+    def settle(self) -> None:
+        """Wait until a change of the layout is drawn: its observer asks for a frame of its own."""
+        self.run(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => "
+            "setTimeout(done, 50))))"
+        )
+
     def run(self, code: str) -> Any:
         """Evaluate an expression in the page, and wait for a promise."""
         found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)

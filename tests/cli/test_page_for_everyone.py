@@ -183,6 +183,7 @@ def test_a_picture_is_the_one_that_was_looked_at(
     chromium.open(fw.write_page(a_trained_job(late_ms=60), tmp_path / "report.html"))
     if way == "print":
         chromium.ask("Emulation.setEmulatedMedia", media="print")
+        chromium.settle()
     blocks = in_blocks(colours(chromium, of=place))
     chromium.ask("Emulation.setEmulatedMedia", media="")
     kept = PICTURES / f"page-{name}-{way}.png"
