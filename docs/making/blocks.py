@@ -30,6 +30,7 @@ _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _MEASURING = re.compile(r"fullwire (?:lab|record|bench|study|tune|watch|doctor)\b|torchrun\b")
 _UNITS = "ns|us|ms|s|min|kB|MB|GB|TB|B|bps|kbps|Mbps|Gbps|Tbps|KiB|MiB|GiB|x"
 _NUMBER = re.compile(rf"[-+]?\d[\d,]*(?:\.\d+)?\s?(?:(?:{_UNITS})\b|%)|[-+]?\d+\.\d+")
+_SOMETIMES = re.compile(r"^  (?:longer steps|pauses) .*\n", re.MULTILINE)  # of busy machines
 _DRAWN = re.compile(r"[·█▏▎▍▌▋▊▉░▒▓◀]+")
 
 
@@ -49,7 +50,11 @@ class Shown:
                 stretches.append([])
             else:
                 stretches[-1].append(line)
-        return [words(" ".join(lines), measured=measured) for lines in stretches if lines]
+        return [
+            words("".join(f"{line}\n" for line in lines), measured=measured)
+            for lines in stretches
+            if lines
+        ]
 
     @property
     def measures(self) -> bool:
@@ -90,7 +95,7 @@ def _of_block(block: str, page: Path) -> Iterator[Shown]:
 def words(text: str, *, measured: bool) -> list[str]:
     """Split output into words; in measured output, make all numbers and drawings alike."""
     if measured:
-        text = _DRAWN.sub(" ", _NUMBER.sub(" # ", text))
+        text = _DRAWN.sub(" ", _NUMBER.sub(" # ", _SOMETIMES.sub("", text)))
     return text.split()
 
 

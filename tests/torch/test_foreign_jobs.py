@@ -150,7 +150,7 @@ class Case:
 
 LATE_2 = usual(1_500, but={2: 3_000})
 LATE_2_SAID = ("Rank 2 is late", "computation")
-NETWORK_SAID = "it is the network, not a late"
+NETWORK_SAID = "this is the network and no late rank"
 ONE_SAID = "1 of 4 ranks"
 CASES = {
     "hidden": Case(program=ddp(3_000, 200, hidden=True), kind="scales"),

@@ -409,7 +409,9 @@ class _Search:
             for fix in kind.to_try(recorded.run, told.detail, recorded.seen, told.predictor):
                 if fix.risk not in self._risks:
                     continue
-                predicted.setdefault(key if key not in _SEVERAL else f"{key}:{fix.setting}", fix)
+                name = key if key not in _SEVERAL else f"{key}:{fix.setting}"
+                if name not in predicted or math.isnan(predicted[name].low_s):
+                    predicted[name] = fix  # a replay without an interval tells less
         found = []
         for fix in predicted.values():
             # Predictions are of a usual step with all its passes; trials, of a pass of any step.
