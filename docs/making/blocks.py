@@ -154,13 +154,18 @@ def rewritten(page: Path) -> str:
 
 
 def _with_gaps(before: str, printed: str) -> str:
-    """Repeat the page's omissions: a line is found again by its first two words."""
+    """Repeat the page's omissions: a line is found again by its first two words.
+
+    Between lines without an omission all that was printed stays, as the rest of a sentence does.
+    """
     if ELIDED not in [line.strip() for line in before.splitlines()]:
         return printed
     lines, kept, reached = printed.splitlines(), [], 0
+    is_after_gap = True
     for line in before.splitlines():
         if line.strip() == ELIDED:
             kept.append(line)
+            is_after_gap = True
             continue
         head = words(line, measured=True)[:2]
         place = next(
@@ -168,8 +173,8 @@ def _with_gaps(before: str, printed: str) -> str:
             None,
         )
         if place is not None:
-            kept.append(lines[place])
-            reached = place + 1
+            kept += lines[place if is_after_gap else reached : place + 1]
+            reached, is_after_gap = place + 1, False
     return "\n".join(kept) + "\n"
 
 
