@@ -127,6 +127,15 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
     assert best.step_s < others.step_s < 1.2 * best.step_s  # they share only some of the difference
     narrow, wide = result.best.interval, best.interval
     assert narrow.high_s / narrow.low_s < wide.high_s / wide.low_s
+    for wrong, said in (
+        ("TP,step_time_s\n8,7\n", "expected columns among tp, .*, got 'TP'"),
+        ("micro_batch,step_time_s\n1,7\n", "expected columns among tp, .*, got 'micro_batch'"),
+        ("tp,notes,step_time_s\n8,x,7,9\n", "measured.csv:2: expected 3 cells in a row"),
+        ("tp,step_time_s\n8,7\nx,7\n", "measured.csv:3: tp: expected a whole number"),
+    ):
+        table.write_text(wrong)
+        with pytest.raises((DamagedInput, UsageError), match=said):
+            fw.plan("llama3-70b", **ASKED, calibrate=table)
     table.write_text("tp,step_time_s\n8,soon\n")
     with pytest.raises(DamagedInput, match=r"measured.csv:2: step_time_s: expected seconds"):
         fw.plan("llama3-70b", **ASKED, calibrate=table)
@@ -155,6 +164,7 @@ def test_racks_use_a_power_of_two_of_their_devices() -> None:
         ({"synchronous_checkpoints": True}, "hours: expected the hours of training"),
         ({"cluster": "cloud-100g-tcp"}, "device: the cluster cloud-100g-tcp does not name its"),
         ({"global_batch": 0}, "global batch: expected a whole number from 1"),
+        ({"nodes": 3, "global_batch": 64}, "got 64 on 24 devices; the nearest is 63"),
     ],
 )
 def test_a_mistake_is_one_line(given: dict[str, Any], line: str) -> None:

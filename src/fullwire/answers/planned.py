@@ -220,15 +220,34 @@ def fixed_degrees(given: OneOrMany | Mapping[str, int | str]) -> dict[str, int |
     return fixed
 
 
+# A degree under another name would count for nothing; other columns, such as notes, may stay.
+_MISNAMED = ("mbs", "microbatch_size", "etp", "shard", "context", "step_s", "step_time")
+
+
 def measured_steps(path: Path) -> list[tuple[dict[str, int | str], float]]:
-    """Read a table of measured steps: a column for each degree, and `step_time_s`."""
+    """Read a table of measured steps: a column for each degree, and `step_time_s`.
+
+    Columns that say nothing of the plan, such as notes, are passed over.
+    """
     try:
         with opened(path) as file:
-            rows = list(csv.DictReader(io.StringIO(file.read().decode(), newline="")))
+            table = csv.DictReader(io.StringIO(file.read().decode(), newline=""))
+            rows, columns = list(table), table.fieldnames or ()
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
+    known = (*FIXABLE, "step_time_s")
+    plain = {name.replace("_", "") for name in (*known, *_MISNAMED)}
+    for name in columns:
+        if name not in known and name.lower().replace("_", "") in plain:
+            raise UsageError(
+                f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(name)}"
+            )
     result = []
     for number, row in enumerate(rows, start=2):
+        if len(row) > len(columns):  # the cells beyond the heading have no name
+            raise DamagedInput(
+                path, f"expected {len(columns)} cells in a row, as in the heading", line=number
+            )
         text = (row.get("step_time_s") or "").strip()
         try:
             measured_s = float(text)
@@ -239,7 +258,10 @@ def measured_steps(path: Path) -> list[tuple[dict[str, int | str], float]]:
                 path, f"step_time_s: expected seconds above 0, got {shown(text)}", line=number
             )
         named = [f"{name}={row[name]}" for name in FIXABLE if row.get(name)]
-        result.append((fixed_degrees(named), measured_s))
+        try:
+            result.append((fixed_degrees(named), measured_s))
+        except UsageError as error:
+            raise DamagedInput(path, str(error), line=number) from None
     if not result:
         raise UsageError(f"calibrate: expected rows with step_time_s in {path}, got none")
     return result

@@ -206,13 +206,17 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
                     f"{name}: expected a divisor of {space.devices} devices, got {value}; the "
                     f"nearest is {nearest_divisor(space.devices, value)}"
                 )
-    if not any(
-        space.global_batch % (space.devices // (tp * pp * cp)) == 0
+    degrees = {
+        space.devices // (tp * pp * cp)
         for tp, pp, cp in product(_tensor(space), _stages(model), _context(space))
         if space.devices % (tp * pp * cp) == 0
-    ):
+    }
+    if degrees and all(space.global_batch % dp for dp in degrees):
+        nearest = min(
+            (nearest_multiple(space.global_batch, dp) for dp in degrees),
+            key=lambda batch: (abs(batch - space.global_batch), batch),
+        )
         raise UsageError(
             f"global batch: expected a multiple of dp, got {space.global_batch} on "
-            f"{space.devices} devices; the nearest is "
-            f"{nearest_multiple(space.global_batch, space.devices_per_node)}"
+            f"{space.devices} devices; the nearest is {nearest}"
         )
