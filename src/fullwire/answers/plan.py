@@ -302,7 +302,7 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
     return (
         f"memory: no plan fits in {has / GIB:.0f} GiB: the leanest (tp {plans.tp[row]}, pp "
         f"{plans.pp[row]}, dp {plans.dp[row]}) needs {needed[row] / GIB:.0f} GiB, "
-        f"{parts[largest] / GIB:.0f} GiB of it {largest}; expected about "
+        f"{parts[largest] / GIB:.0f} GiB of it {largest}; expected at least "
         f"{math.ceil(question.cluster.nodes * needed[row] / has)} nodes instead of "
         f"{question.cluster.nodes}"
     )
