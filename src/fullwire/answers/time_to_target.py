@@ -466,10 +466,11 @@ def _needed(
         notes.append(BeyondTheCurve(why=unreached[0], count=int(np.isnan(samples).sum())))
     if (pairs > 1).all(axis=1).any():
         notes.append(LocalStepsCost(is_beyond=bool(beyond)))
+    place_of_codec = predictions.place("codec")
     for place, codec in enumerate(predictions.axes["codec"]):
         if codec.steps is None or codec.steps == _AS_MANY:
             continue
-        rows = _rows_of(predictions, "codec") == place
+        rows = place_of_codec == place
         samples[rows] *= codec.steps.times
         more[rows] = np.hypot(more[rows], math.log(codec.steps.high / codec.steps.times))
         less[rows] = np.hypot(less[rows], math.log(codec.steps.times / codec.steps.low))
@@ -506,13 +507,6 @@ def _lower(goal: Goal, ratio_: float) -> Goal:
             "effect of local steps is one on losses"
         )
     return replace(goal, value=goal.value / ratio_)
-
-
-def _rows_of(predictions: Predictions, axis: str) -> NDArray[np.int64]:
-    """Return the place of each row along an axis."""
-    shape = tuple(len(values) for values in predictions.axes.values())
-    places = np.indices(shape, np.int64)[list(predictions.axes).index(axis)]
-    return np.asarray(places.reshape(-1))
 
 
 def _times(

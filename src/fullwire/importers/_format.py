@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import opened_plain
+from fullwire.importers._encodings import BrokenMessageError
 from fullwire.units import shown
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from fullwire.run.run import Run
 
 Option: TypeAlias = Literal["step_time", "reduce_cost", "communication", "pattern"]
+MetricRow: TypeAlias = tuple[int, str, float, int]  # step, name, value, time in nanoseconds
 
 
 class Likeness(NamedTuple):
@@ -86,10 +89,31 @@ class Format:
     tables: Callable[[Path], list[Table]] | None = None  # for benchmarks of collectives
 
 
-def run_of_metrics(
-    source: Path, rows: Sequence[tuple[int, str, float, int]], problems: Sequence[str]
+def read_metrics(
+    paths: Sequence[Path],
+    rows_in: Callable[[BinaryIO], Iterable[Iterable[MetricRow]]],
+    *,
+    wanted: str,
+    piece: str,
+    without: str,
 ) -> Run:
-    """Return a run that has metrics only: step, name, value and time in nanoseconds."""
+    """Read metrics, each file up to a damaged piece, as a run; refuse files without any."""
+    rows: list[MetricRow] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            with opened_plain(path) as file:
+                for of_piece in rows_in(file):
+                    rows += of_piece
+        except BrokenMessageError as error:
+            problems.append(f"{path.name}: read up to a damaged {piece}: {error}")
+    if not rows:
+        raise DamagedInput(paths[0], f"expected {wanted}; {problems[0] if problems else without}")
+    return run_of_metrics(paths[0], rows, problems)
+
+
+def run_of_metrics(source: Path, rows: Sequence[MetricRow], problems: Sequence[str]) -> Run:
+    """Return a run that has metrics only."""
     import numpy as np
 
     from fullwire.run.gaps import gaps_of

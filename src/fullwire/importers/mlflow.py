@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of
-from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, run_of_metrics
+from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, MetricRow, run_of_metrics
 from fullwire.run.run import Run
 
 _LINE = re.compile(
@@ -34,7 +34,7 @@ def looks_like(beginning: bytes) -> Likeness:
 
 def read_mlflow(paths: Sequence[Path]) -> Run:
     """Read the files of one run's metrics."""
-    rows: list[tuple[int, str, float, int]] = []
+    rows: list[MetricRow] = []
     problems: list[str] = []
     homes = {_home_of(path) for path in paths}
     # Ultralytics calls its metrics `metrics/NAME`: such a folder lies below the run's own.

@@ -18,10 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from fullwire.errors import DamagedInput
-from fullwire.files import opened_plain
 from fullwire.importers._encodings import BrokenMessageError, fields, signed
-from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, run_of_metrics
+from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, MetricRow, read_metrics
 from fullwire.run.run import Run
 
 _MARK, _HEAD_BYTES = b"brain.Event:", 12
@@ -41,19 +39,13 @@ def looks_like(beginning: bytes) -> Likeness:
 
 def read_tensorboard(paths: Sequence[Path]) -> Run:
     """Read the scalars of event files as the metrics of a run."""
-    rows: list[tuple[int, str, float, int]] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            with opened_plain(path) as file:
-                for event in islice(_events(file), _MOST_EVENTS):
-                    rows += _scalars(event)
-        except BrokenMessageError as error:
-            problems.append(f"{path.name}: read up to a damaged event: {error}")
-    if not rows:
-        why = problems[0] if problems else "no scalar is in it"
-        raise DamagedInput(paths[0], f"expected scalars; {why}")
-    return run_of_metrics(paths[0], rows, problems)
+    return read_metrics(
+        paths,
+        lambda file: map(_scalars, islice(_events(file), _MOST_EVENTS)),
+        wanted="scalars",
+        piece="event",
+        without="no scalar is in it",
+    )
 
 
 def _events(file: BinaryIO) -> Iterator[bytes]:
@@ -76,7 +68,7 @@ def _events(file: BinaryIO) -> Iterator[bytes]:
         yield event
 
 
-def _scalars(event: bytes) -> Iterator[tuple[int, str, float, int]]:
+def _scalars(event: bytes) -> Iterator[MetricRow]:
     """Yield the scalars of one event: step, name, value and time."""
     time_s, step = 0.0, 0
     values: list[bytes] = []

@@ -20,10 +20,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from fullwire.errors import DamagedInput
-from fullwire.files import opened_plain
 from fullwire.importers._encodings import BrokenMessageError, fields
-from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, run_of_metrics
+from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, MetricRow, read_metrics
 from fullwire.run.run import Run
 
 _MARK = b":W&B\xe1\xbe"
@@ -48,19 +46,14 @@ def looks_like(beginning: bytes) -> Likeness:
 
 def read_wandb(paths: Sequence[Path]) -> Run:
     """Read the history of an offline run as the metrics of a run."""
-    rows: list[tuple[int, str, float, int]] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            with opened_plain(path) as file:
-                for number, row in enumerate(islice(_history(file), _MOST_ROWS)):
-                    rows += _metrics(row, number)
-        except BrokenMessageError as error:
-            problems.append(f"{path.name}: read up to a damaged record: {error}")
-    if not rows:
-        why = problems[0] if problems else "its history is empty"
-        raise DamagedInput(paths[0], f"expected metrics; {why}")
-    return run_of_metrics(paths[0], rows, problems)
+
+    def rows_in(file: BinaryIO) -> Iterator[Iterator[MetricRow]]:
+        for number, row in enumerate(islice(_history(file), _MOST_ROWS)):
+            yield _metrics(row, number)
+
+    return read_metrics(
+        paths, rows_in, wanted="metrics", piece="record", without="its history is empty"
+    )
 
 
 def _history(file: BinaryIO) -> Iterator[dict[str, object]]:
@@ -135,7 +128,7 @@ def _item(message: bytes) -> tuple[str, object]:
         return name, None  # a text or a table
 
 
-def _metrics(row: dict[str, object], number: int) -> Iterator[tuple[int, str, float, int]]:
+def _metrics(row: dict[str, object], number: int) -> Iterator[MetricRow]:
     """Yield step, name, value and time of the numbers in a row."""
     step, time_s = row.get("_step", number), row.get("_timestamp", 0.0)
     if not isinstance(step, int) or not -(2**63) <= step < 2**63:

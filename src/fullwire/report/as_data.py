@@ -82,9 +82,10 @@ def _with_target(
 ) -> dict[str, Any]:
     """Add the times to a target to a what-if."""
     ends = zip(found.low_s.tolist(), found.high_s.tolist(), strict=True)
+    names = tuple(found.columns())
     for row, (low_s, high_s) in zip(shown["rows"], ends, strict=True):
         row["time_to_target_interval"] = _interval_object(low_s, high_s)
-        for name in found.columns():
+        for name in names:
             row[name] = None if isnan(row[name]) else row[name]
     shown["target"] = {
         "metric": found.goal.metric,

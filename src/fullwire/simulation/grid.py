@@ -173,6 +173,10 @@ class Predictions:
             raise KeyError(f"no column {name!r}: there are {', '.join(self.names())}")
         return self._along(name, list(self.axes[name]))
 
+    def place(self, axis: str) -> NDArray[Any]:
+        """Return the place of each row along an axis."""
+        return self._along(axis, range(len(self.axes[axis])))
+
     def names(self) -> tuple[str, ...]:
         """Name the columns in the order in which they are shown."""
         axes = [axis for axis in self.axes if axis != "codec"]
