@@ -8,7 +8,6 @@ from typing import Any
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
-    Fix,
     FixKind,
     Process,
     Seen,
@@ -34,10 +33,6 @@ class Accumulation(FixKind):
     addresses = ("line_rate", "transport", "latency")
     example = "4"
     setting = "the passes of each step, of a script that accumulates"
-
-    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict nothing: `to_try` bounds the gain by the sums that go."""
-        return iter(())
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None

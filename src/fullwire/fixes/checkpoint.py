@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fullwire.errors import UsageError
-from fullwire.fixes.fix import Fix, FixKind, Process, Seen, Worthwhile, register, worthwhile
+from fullwire.fixes.fix import FixKind, Process, Seen, Worthwhile, register, worthwhile
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
@@ -31,10 +31,6 @@ class Checkpoint(FixKind):
     addresses = ("host",)
     example = _WAY
     setting = f"{_WAY}: torch.save returns once the bytes are in memory"
-
-    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict nothing: `to_try` knows the time of the calls from a trial."""
-        return iter(())
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None

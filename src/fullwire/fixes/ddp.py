@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fullwire.errors import UsageError
-from fullwire.fixes.fix import Fix, FixKind, Process, Seen, Worthwhile, register, worthwhile
+from fullwire.fixes.fix import (
+    FixKind,
+    Process,
+    Seen,
+    Worthwhile,
+    as_arguments,
+    options_among,
+    register,
+    worthwhile,
+)
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
-from fullwire.units import shown
 
 _ALL_USED = "find_unused_parameters=False"
 _OPTIONS = ("static_graph", "gradient_as_bucket_view", _ALL_USED)
@@ -26,10 +33,6 @@ class Ddp(FixKind):
     addresses = ("host", "compute", "latency")
     example = "static_graph"
     setting = f"one or more of {', '.join(_OPTIONS)}"
-
-    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict nothing: a run without the options does not show what they save."""
-        return iter(())
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
@@ -50,17 +53,11 @@ class Ddp(FixKind):
 
     def by_hand(self, setting: str) -> str:
         """Return the constructor's call."""
-        given = (each if "=" in each else f"{each}=True" for each in setting.split(","))
-        return f"model = DistributedDataParallel(model, {', '.join(given)})"
+        return f"model = DistributedDataParallel(model, {as_arguments(setting)})"
 
     def checked(self, setting: str) -> str:
         """Take options, each once, in the order of this file."""
-        asked = setting.split(",")
-        if unknown := [name for name in asked if name not in _OPTIONS]:
-            raise UsageError(
-                f"fix ddp: expected options among {', '.join(_OPTIONS)}, got {shown(unknown[0])}"
-            )
-        return ",".join(name for name in _OPTIONS if name in asked)
+        return options_among(_OPTIONS, setting, self.key)
 
     def apply(self, setting: str, process: Process) -> None:
         """Make each DistributedDataParallel with these options.

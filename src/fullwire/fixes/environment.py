@@ -10,7 +10,6 @@ from typing import Any
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
-    Fix,
     FixKind,
     Process,
     Seen,
@@ -43,10 +42,6 @@ class Environment(FixKind):
     addresses = ("transport", "latency")
     example = "NCCL_ALGO=Tree"
     setting = "NAME=VALUE"
-
-    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict nothing: a run does not show what a variable would change."""
-        return iter(())
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None

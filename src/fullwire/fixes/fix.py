@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import nan
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
+from fullwire.errors import UsageError
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import share_of_others
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.processors import used_share
 from fullwire.timeline.account import Account, Part
+from fullwire.units import shown
 
 MUCH = 0.05  # Of the step: a smaller loss is no fix by the account alone.
 MANY, MUCH_BYTES = 20, 2**20  # Joining pays for so many collectives of a step, up to that size.
@@ -125,7 +126,7 @@ class Process(Protocol):
         """Note, once, that the fix was applied, or why it was not."""
 
 
-class FixKind(ABC):
+class FixKind:
     """A kind of fix: the prediction of its gain, and how it is applied. Each kind is a class.
 
     A kind that can be applied has an `example` of its setting. It changes the environment of the
@@ -161,9 +162,12 @@ class FixKind(ABC):
         """Change the calls of this process, which has just loaded torch."""
         raise NotImplementedError(f"fix {self.key}: {self.needs}")
 
-    @abstractmethod
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Yield the changes of this kind, each with the step that it predicts."""
+        """Yield the changes of this kind, each with the step that it predicts.
+
+        A kind predicts none if a run does not show what it saves. Then `to_try` bounds the gain.
+        """
+        return iter(())
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
@@ -240,6 +244,21 @@ def worthwhile(
             high_s=(step_s - least_s) * (1 + _REPEATS),
         ),
     )
+
+
+def options_among(known: Sequence[str], setting: str, fix: str) -> str:
+    """Return options of a constructor, each once and in the order of those known, or refuse one."""
+    asked = setting.split(",")
+    if unknown := [name for name in asked if name not in known]:
+        raise UsageError(
+            f"fix {fix}: expected options among {', '.join(known)}, got {shown(unknown[0])}"
+        )
+    return ",".join(name for name in known if name in asked)
+
+
+def as_arguments(setting: str) -> str:
+    """Return options as arguments of a call: `static_graph=True, find_unused_parameters=False`."""
+    return ", ".join(each if "=" in each else f"{each}=True" for each in setting.split(","))
 
 
 def sending_s(account: Account) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
-    Fix,
     FixKind,
     Process,
     Seen,
     Worthwhile,
+    as_arguments,
+    options_among,
     register,
     sending_s,
     worthwhile,
@@ -19,7 +19,6 @@ from fullwire.fixes.fix import (
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
-from fullwire.units import shown
 
 _KEPT = "reshard_after_forward=False"
 _AHEAD = "forward_prefetch"
@@ -36,10 +35,6 @@ class Fsdp(FixKind):
     example = _KEPT
     setting = f"one or both of {', '.join(_OPTIONS)}; the first needs memory"
 
-    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict nothing: `to_try` bounds the gain by the gathers that go."""
-        return iter(())
-
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
@@ -51,17 +46,11 @@ class Fsdp(FixKind):
 
     def checked(self, setting: str) -> str:
         """Take options, each once, in the order of this file."""
-        asked = setting.split(",")
-        if unknown := [name for name in asked if name not in _OPTIONS]:
-            raise UsageError(
-                f"fix fsdp: expected options among {', '.join(_OPTIONS)}, got {shown(unknown[0])}"
-            )
-        return ",".join(name for name in _OPTIONS if name in asked)
+        return options_among(_OPTIONS, setting, self.key)
 
     def by_hand(self, setting: str) -> str:
         """Return the constructor's call."""
-        given = (each if "=" in each else f"{each}=True" for each in setting.split(","))
-        return f"fully_shard(model, {', '.join(given)})"
+        return f"fully_shard(model, {as_arguments(setting)})"
 
     def apply(self, setting: str, process: Process) -> None:
         """Give `fully_shard` and FullyShardedDataParallel the options that each has."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
-    Fix,
     FixKind,
     Process,
     Seen,
@@ -33,10 +32,6 @@ class Placement(FixKind):
     addresses = ("line_rate", "transport", "latency")
     example = "0,2,1,3"
     setting = "the new number of each rank, rank 0 first"
-
-    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict nothing: `to_try` bounds the gain by the transfers that leave a host."""
-        return iter(())
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fullwire.errors import UsageError
-from fullwire.fixes.fix import Fix, FixKind, Process, Seen, Worthwhile, register, worthwhile
+from fullwire.fixes.fix import FixKind, Process, Seen, Worthwhile, register, worthwhile
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
@@ -29,10 +29,6 @@ class Processors(FixKind):
     addresses = ("contention", "straggler")
     example = _OWN
     setting = f"{_OWN}, or {_APART}: the last of them for communication alone"
-
-    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict nothing: a run without binding does not show what it saves."""
-        return iter(())
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None

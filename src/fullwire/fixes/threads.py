@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Iterator, Mapping
 
 from fullwire.errors import UsageError
-from fullwire.fixes.fix import Fix, FixKind, Process, Seen, Worthwhile, register, worthwhile
+from fullwire.fixes.fix import FixKind, Process, Seen, Worthwhile, register, worthwhile
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
@@ -24,10 +24,6 @@ class Threads(FixKind):
     addresses = ("contention", "compute")
     example = "1"
     setting = "the computing threads of each rank"
-
-    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict nothing: a run with one number of threads does not show another."""
-        return iter(())
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
