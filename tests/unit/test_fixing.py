@@ -6,7 +6,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,15 +16,16 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.fixing import split_fixes
-from fullwire.answers.tune import difference_of
+from fullwire.answers.tune import Trial, _Recorded, _Search, difference_of
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.fixes import fix_kinds
+from fullwire.fixes import Seen, fix_kinds
 from fullwire.fixes._recipe import Applied, Recipe, as_toml, parse_fix, read_recipe
 from fullwire.fixes.environment import speeds_mbps
 from fullwire.fixes.placement import by_host, crossings
 from fullwire.fixes.processors import share_of_rank
 from fullwire.recorder.launch import TOO_LONG, run_to_its_end
 from tests.conftest import Cli
+from tests.trained_jobs import a_trained_job, a_transport
 
 CAN = {key: kind for key, kind in fix_kinds().items() if kind.example}
 NOTHING = [sys.executable, "-c", "raise SystemExit(7)"]
@@ -234,3 +237,71 @@ def test_a_tuning_that_cannot_be_is_refused_before_the_job(
 def test_fixes_that_name_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="fixes: expected some such as buckets:50, or none"):
         split_fixes("")
+
+
+class Recordings:
+    """A job of a tuning whose recordings are made, and which fails after some of them."""
+
+    def __init__(self, folder: Path, most: int, error: BaseException) -> None:
+        self.command, self.folder = ["train"], folder
+        self.steps: int | None = None
+        self.left_s, self.most, self._error = 60.0, most, error
+        self.made = 0
+
+    def allows(self, recordings: int) -> bool:
+        """Say that there is time for all of them."""
+        return True
+
+    def recorded(self, fixes: Sequence[Applied]) -> _Recorded:
+        """Return a recording, faster with fixes, or fail."""
+        if self.made == self.most:
+            raise self._error
+        self.made += 1
+        mib = (1, 2) if fixes else (16, 24)
+        outcomes = [f"fix {each}: applied: it, in 2 processes" for each in fixes]
+        run = a_trained_job(a_transport(), gradients_mib=mib, steps=30)
+        return _Recorded(run=run, seen=Seen(), outcomes=outcomes)
+
+
+def test_ctrl_c_before_the_first_trial_leaves_the_job_as_it_is(tmp_path: Path) -> None:
+    job: Any = Recordings(tmp_path, 1, KeyboardInterrupt())
+    search = _Search(job, ("exact",), lambda sentence: None)
+    with pytest.raises(KeyboardInterrupt):
+        search.begin()
+    found = search.end()
+    assert found.trials == ()
+    assert found.after_s == found.before_s > 0
+    assert read_recipe(found.recipe).fixes == ()
+
+
+def test_a_confirmation_that_fails_loses_no_trial(tmp_path: Path) -> None:
+    said: list[str] = []
+    job: Any = Recordings(tmp_path, 99, UsageError("the job ended with status 1"))
+    search = _Search(job, ("exact",), said.append)
+    search.begin()
+    for text in ("buckets:50", "threads:1"):
+        applied = parse_fix(text)
+        search._kept, search._best = [*search._kept, applied], [job.recorded([applied])]
+        search.trials.append(
+            Trial(
+                fix=applied.fix,
+                setting=applied.setting,
+                risk="exact",
+                words=text,
+                from_s=1.0,
+                predicted_s=0.5,
+                low_s=None,
+                high_s=None,
+                measured_s=0.5,
+                kept=True,
+                reason="2.00x",
+                loss_difference=None,
+            )
+        )
+    job.most = job.made
+    search.confirm()
+    found = search.end()
+    assert "not held against the job as it is once more: the job ended with status 1" in said
+    assert [str(each) for each in read_recipe(found.recipe).fixes] == ["buckets:50", "threads:1"]
+    assert found.after_s < found.before_s
+    assert found.is_significant is None

@@ -515,8 +515,12 @@ class _Search:
         if not self._kept or self._last is not None:
             return
         self._say("recording both once more")
-        before = [self.before[-1], self._job.recorded([])]
-        after = [self._best[-1], self._job.recorded(self._kept)]
+        try:
+            before = [self.before[-1], self._job.recorded([])]
+            after = [self._best[-1], self._job.recorded(self._kept)]
+        except FullwireError as error:
+            self._say(f"not held against the job as it is once more: {error}")
+            return
         self._last = self._judged(before, after)
         if self._last.ratio >= 1:
             self._say("rolled back: the last recordings show no gain")
@@ -524,8 +528,9 @@ class _Search:
 
     def end(self) -> Tuning:
         """Write the recipe, and return all that was found."""
-        last = self._last or self._judged(self.before, self._best)
-        if not self._kept:
+        if self._kept:
+            last = self._last or self._judged(self.before, self._best)
+        else:
             last = self._judged(self.before, self.before)
         measured_s = {(trial.fix, trial.setting): trial.measured_s for trial in self.trials}
         recipe = Recipe(
