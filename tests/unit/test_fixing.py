@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -200,6 +202,25 @@ def test_only_interfaces_that_are_up_and_have_a_speed_are_proposed(tmp_path: Pat
         (tmp_path / name / "speed").write_text(speed)
         (tmp_path / name / "operstate").write_text(state)
     assert speeds_mbps(tmp_path) == {"a": 1000.0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_reaches_the_job(number: signal.Signals) -> None:
+    job = (
+        "import signal, sys\n"
+        f"signal.signal({int(number)}, lambda *of: sys.exit(9))\n"
+        "print('ready', flush=True); signal.pause()"
+    )
+    runs = (
+        "import os, sys; from fullwire.recorder.launch import run_to_its_end\n"
+        f"sys.exit(run_to_its_end([sys.executable, '-c', {job!r}], os.environ))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", runs], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    assert process.wait(20) == 9
+    process.stdout.close()
 
 
 def test_a_command_that_is_ended_at_its_limit_leaves_no_process_behind(tmp_path: Path) -> None:

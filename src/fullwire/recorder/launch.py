@@ -26,6 +26,8 @@ ELSEWHERE = "elsewhere"  # in a recording: where the job within it was recorded
 PYTHON_PATH = Path(__file__).parent / "path"  # its sitecustomize enters each Python of a job
 _SAMPLER = Path(__file__).parent / "sampler.py"
 TOO_LONG = 124  # the status of a command that was ended at its limit
+# A terminal sends Ctrl-C to the job itself. Slurm warns with SIGUSR1 before a job's time is up.
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _POLITE_S = 5.0  # between asking a job to end and ending it
 _LOOK_S, _LOOKS = 0.005, 400  # looks are counted: on a stalled machine, a time would run out
 
@@ -141,8 +143,7 @@ def run_to_its_end(
     on_interrupt: Any = signal.SIG_IGN if of_caller in nobodys else of_caller
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
-        signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
+        **{number: signal.signal(number, pass_on) for number in _PASSED_ON},
     }
     try:
         status = process.wait(limit_s)
