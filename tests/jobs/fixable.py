@@ -6,6 +6,7 @@
 - python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then.
 - python fixable.py accumulating: sums in each of four passes, a checkpoint in each step.
 - python fixable.py sharded: with FSDP2.
+- python fixable.py ending: the last sum is read by rank 0 alone, and no rank says goodbye.
 - python fixable.py hanging: after two steps it hangs.
 """
 
@@ -54,6 +55,9 @@ def main() -> None:
     mode = sys.argv[1] if sys.argv[1:] else ""
     ways = {"manual": by_hand, "accumulating": accumulating, "sharded": sharded}
     dist.init_process_group("gloo")
+    if mode == "ending":
+        ending()
+        return
     told = ways[mode]() if mode in ways else train(mode == "stubborn")
     dist.barrier()
     rank = dist.get_rank()
@@ -93,6 +97,13 @@ def by_hand() -> dict[str, Any]:
         said.append(mean.numpy().item())
         optimizer.step()
     return {"digest": digest_of(model.parameters()), "said": said}
+
+
+def ending() -> None:
+    total = torch.full((3,), float(dist.get_rank() + 1))
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        sys.stdout.write(json.dumps({"total": total.tolist()}) + "\n")
 
 
 def accumulating() -> dict[str, Any]:

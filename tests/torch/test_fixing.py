@@ -56,6 +56,36 @@ def test_joined_all_reduces_keep_every_bit_where_ranks_read_at_different_places(
     assert "fix joining:1MiB: applied: all-reduces wait for their neighbours, in 2 " in said
 
 
+def test_a_joined_sum_that_one_rank_alone_reads_comes_at_the_end_too() -> None:
+    fixed, _ = told_by(*FULLWIRE, "apply", "joining:1MiB", "--", *JOB, "ending")
+    assert fixed == {"total": [3.0, 3.0, 3.0]}
+
+
+def test_a_last_checkpoint_that_is_not_whole_is_the_jobs_status() -> None:
+    job = "import torch; torch.save(torch.zeros(1000), '/dev/full')"
+    whole = [*FULLWIRE, "apply", "checkpoint:background", "--", sys.executable, "-c", job]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "the last checkpoint is not whole: [Errno 28]" in done.stderr
+
+
+def test_a_barrier_waits_for_a_checkpoint_in_the_background(tmp_path: Path) -> None:
+    """Other ranks load the file behind it."""
+    job = (
+        "import os, sys, torch, torch.distributed as dist\n"
+        "os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0'}\n"
+        f"store = dist.FileStore({str(tmp_path / 'store')!r}, 1)\n"
+        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+        "weights = torch.zeros(25_000_000)\n"
+        f"torch.save(weights, {str(tmp_path / 'a.pt')!r})\n"
+        "dist.barrier()\n"
+        f"print(os.path.getsize({str(tmp_path / 'a.pt')!r}))\n"
+    )
+    whole = [*FULLWIRE, "apply", "checkpoint:background", "--", sys.executable, "-c", job]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=True)
+    assert int(done.stdout) > 100_000_000
+
+
 def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     fixes = "accumulation:4,ddp:find_unused_parameters=False,checkpoint:background,processors:own"
     plain, _ = told_by(*JOB, "accumulating")

@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -54,9 +55,11 @@ class Checkpoint(FixKind):
         """Write the bytes of `torch.save` to its file in a thread.
 
         The file is opened at once. Loading, renaming and copying files wait for the thread, and so
-        do the next checkpoint and the end of the process. An error in writing is raised there.
+        do the next checkpoint, a barrier, behind which other ranks may load the file, and the end
+        of the process. An error in writing is raised there; at the end it is the exit status.
         """
         import torch
+        import torch.distributed as dist
 
         save = torch.save
         writing: list[threading.Thread] = []
@@ -101,6 +104,18 @@ class Checkpoint(FixKind):
             setattr(owner, name, called)
 
         torch.save = save_behind
-        for owner, name in ((torch, "load"), (os, "rename"), (os, "replace"), (shutil, "copyfile")):
+        reads = [(torch, "load"), (os, "rename"), (os, "replace"), (shutil, "copyfile")]
+        if dist.is_available():
+            reads += [(dist, "barrier"), (dist, "monitored_barrier")]
+        for owner, name in reads:
             after_writing(owner, name)
-        atexit.register(wait)
+
+        def end() -> None:
+            try:
+                wait()
+            except OSError as error:  # Python would end with status 0
+                sys.stderr.write(f"fullwire: the last checkpoint is not whole: {error}\n")
+                sys.stderr.flush()
+                os._exit(1)
+
+        atexit.register(end)

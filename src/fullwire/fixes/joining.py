@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,6 +175,7 @@ class _Joining:
             setattr(dist, name, self._after_sending(getattr(dist, name)))
         for name in (*_READS, "backward"):
             setattr(torch.Tensor, name, self._after_sending(getattr(torch.Tensor, name)))
+        atexit.register(self._at_end)
         optimizers.register_optimizer_step_pre_hook(self._settle)
         torch.nn.modules.module.register_module_forward_pre_hook(self._settle)
 
@@ -258,6 +261,11 @@ class _Joining:
         if self._current_mode() is self._mode:  # first, for our own operations need no watching
             self._mode.__exit__(None, None, None)
         self._send()
+
+    def _at_end(self) -> None:
+        """Send what nobody here read: another rank may read it."""
+        if not hasattr(sys, "last_value"):  # after an error, the others have no answer anyway
+            self._settle()
 
     def _after_sending(self, function: Any) -> Any:
         @functools.wraps(function)
