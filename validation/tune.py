@@ -53,8 +53,8 @@ def main() -> None:
         kept = [trial for trial in found["trials"] if trial["kept"]]
         for trial in kept:
             errors.append(trial["predicted_s"] / trial["measured_s"] - 1)
-            ends = trial["interval"]
-            holds.append(ends["low_s"] <= trial["measured_s"] <= ends["high_s"])
+            if (ends := trial["interval"]) is not None:
+                holds.append(ends["low_s"] <= trial["measured_s"] <= ends["high_s"])
         is_cured = found["after_s"] <= CURED * hand_s
         fixes = ", ".join(f"{trial['fix']}:{trial['setting']}" for trial in kept) or "none"
         rows.append(
