@@ -25,8 +25,8 @@ from fullwire.units import show_bytes, show_rate
 
 _MOST_TABLES = 1_000
 _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may add that much.
-# Of the bus bandwidth that a ring has at the line rate: switches in a node that add reached 1.07 on
-# eight H100, and none in public tables more than this.
+# Of the bus bandwidth that a ring has at the line rate. Switches that add reached 1.07 on eight
+# H100. Public tables have at most this.
 _MOST_BY_ADDING = 1.3
 _FROM_BYTES, _TO_BYTES = 2**10, 2**33  # The sizes of the choices.
 

@@ -383,7 +383,10 @@ class Against:
         return abs(math.log(self.ratio)) > self.off
 
     def around(self, step_s: float) -> tuple[float, float] | None:
-        """Return the interval of a side's step, whose error is a root of two smaller."""
+        """Return the interval of a side's step.
+
+        Its error is that of the ratio, divided by the square root of two.
+        """
         if not math.isfinite(self.off):
             return None
         times = math.exp(self.off / math.sqrt(2))

@@ -2,10 +2,10 @@
 
 Trials are recordings of the unchanged script with some fixes, each ended after the same number of
 steps. The first two are the job as it is: they show how far recordings differ by themselves. Then
-the best prediction on top of the fixes kept so far is tried next: a first look, and if that is no
-slower, the best so far (A) and the trial (B) in the order A B B A. A fix is kept if it helps by
-more than noise. Fixes that were kept early are left out once more at the end, and stay out if
-nothing gets slower. Last, the job as it is and the tuned job are recorded again.
+the best prediction on top of the fixes kept so far is tried. It has a first look. If that is no
+slower, the best so far (A) and the trial (B) are recorded in the order A B B A. A fix is kept if it
+helps by more than noise. Fixes that were kept early are left out once more at the end, and stay out
+if nothing gets slower. Last, the job as it is and the tuned job are recorded again.
 
 A trial is judged by the time from step to step: for each pass, and with pauses and long steps where
 the job has many of them.
@@ -106,7 +106,7 @@ class Tuning(Result):
     after_interval: tuple[float, float] | None
     is_significant: bool | None  # The tuned job differs from the job as it is by more than noise.
     trials: tuple[Trial, ...]
-    host_work: tuple[HostWork, ...]  # What the script itself does between steps, by its line.
+    host_work: tuple[HostWork, ...]  # Work of the script between steps, by its line.
     wrote: tuple[str, ...]  # Files that the job wrote outside of its working directory.
     recipe: Path
     command: str
@@ -142,7 +142,7 @@ def tune(
     """Try the fixes of a job, keep those that help, and write a recipe of them.
 
     - `command`: the words of the command, such as `["torchrun", "train.py"]`.
-    - `output`: a new folder for the recipe, the recordings and what the job printed.
+    - `output`: a new folder for the recipe, the recordings and the job's output.
     - `budget`: the time for all recordings together.
     - `trials`: how many fixes to try at most.
     - `steps`: the steps of each recording; by default about six seconds of them. The script's own
@@ -209,11 +209,11 @@ def _interrupts_noted(job: _Job) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recorded:
-    """A recording: its steps, and what its processes noted."""
+    """A recording: its steps, and the notes of its processes."""
 
     run: Run
     seen: Seen
-    outcomes: list[str]  # what became of each fix
+    outcomes: list[str]  # a sentence for each fix
 
 
 @dataclass(kw_only=True)
@@ -310,7 +310,7 @@ def _seen(notes: Path) -> Seen:
 
 
 class _Search:
-    """The search: what is kept, what was tried, and the recordings of the best so far."""
+    """The search: the fixes that are kept, the trials, and the recordings of the best so far."""
 
     def __init__(self, job: _Job, risks: Sequence[Risk], say: Say) -> None:
         self.trials: list[Trial] = []

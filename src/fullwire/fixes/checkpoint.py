@@ -54,9 +54,9 @@ class Checkpoint(FixKind):
     def apply(self, setting: str, process: Process) -> None:
         """Write the bytes of `torch.save` to its file in a thread.
 
-        The file is opened at once. Loading, renaming and copying files wait for the thread, and so
-        do the next checkpoint, a barrier, behind which other ranks may load the file, and the end
-        of the process. An error in writing is raised there; at the end it is the exit status.
+        The file is opened at once. Loading, renaming and copying files wait for the thread. So do
+        the next checkpoint and the end of the process. A barrier waits too: behind it, other ranks
+        may load the file. An error in writing is raised there; at the end it is the exit status.
         """
         import torch
         import torch.distributed as dist

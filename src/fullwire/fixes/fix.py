@@ -165,7 +165,7 @@ class FixKind:
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Yield the changes of this kind, each with the step that it predicts.
 
-        A kind predicts none if a run does not show what it saves. Then `to_try` bounds the gain.
+        Some kinds save a time that runs hide. They predict nothing, and `to_try` bounds the gain.
         """
         return iter(())
 
