@@ -156,7 +156,7 @@ def test_racks_use_a_power_of_two_of_their_devices() -> None:
         ({"fix": "zp=8"}, "fix: expected one of tp, pp, vpp"),
         (
             {"nodes": 1},
-            "memory: no plan fits in 79 GiB: the leanest .* optimizer; expected at least",
+            "memory: no plan fits in 79 GiB: the leanest .* optimizer; expected",
         ),
         ({"objective": "joy"}, "objective: expected one of step, cost, goodput, got 'joy'"),
         ({"precision": "int8"}, "precision: expected one of fp32"),
@@ -296,3 +296,24 @@ def test_a_degree_that_no_plan_has_names_the_nearest(fixed: str, nearest: str) -
     name, value = fixed.split(",")[-1].split("=")
     with pytest.raises(UsageError, match=f"^{name}: .*got {value}; the nearest is {nearest}$"):
         fw.plan("llama3-70b", **ASKED, fix=fixed)
+
+
+def test_a_model_that_is_too_large_names_nodes_on_which_it_fits() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 256}
+    with pytest.raises(UsageError, match="expected 4 nodes instead of 1"):
+        fw.plan("llama3-70b", nodes=1, **asked)
+    assert fw.plan("llama3-70b", nodes=4, **asked).plans
+    with pytest.raises(UsageError, match="nearest is 255"):  # memory alone would do with 3 nodes
+        fw.plan("llama3-70b", nodes=3, **asked)
+
+
+def test_the_plan_with_the_best_goodput_depends_on_the_failures_that_are_given() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 16, "global_batch": 128}
+    often = fw.plan("llama3-8b", objective="goodput", failures=20, restart="1h", **asked)
+    seldom = fw.plan("llama3-8b", objective="goodput", failures=1e6, **asked)
+    assert often.best.devices < seldom.best.devices == 128
+
+
+def test_fix_names_the_degrees_before_it_reads_a_value() -> None:
+    with pytest.raises(UsageError, match=r"fix: expected one of tp, .*, got 'context'"):
+        fw.plan("llama3-8b", cluster="dgx-h100", nodes=1, global_batch=64, fix="context=ring")

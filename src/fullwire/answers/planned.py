@@ -212,6 +212,8 @@ def fixed_degrees(given: OneOrMany | Mapping[str, int | str]) -> dict[str, int |
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
             raise UsageError(f"fix: expected NAME=VALUE such as tp=8, got {shown(part)}")
+        if name not in FIXABLE:
+            raise UsageError(f"fix: expected one of {', '.join(FIXABLE)}, got {shown(name)}")
         if name in fixed:
             raise UsageError(f"fix: expected one {name}, got {fixed[name]} and {value}")
         is_word = name in ("recompute", "schedule")

@@ -1,0 +1,321 @@
+"""The plans of one model, batch and cluster: all are priced, and those that fit are sorted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from fullwire.answers.planned import (
+    Exposed,
+    Memory,
+    Objective,
+    Planned,
+    Range,
+    measured_steps,
+)
+from fullwire.clusters import cluster as described_cluster
+from fullwire.clusters.cluster import Cluster, Floats, Ints
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.simulation.goodput import (
+    CHECKPOINT_BYTES,
+    NODE_BYTES_PER_S,
+    PUBLISHED_DEVICE_HOURS,
+    USUAL_RESTART_S,
+    Goodput,
+    Reliability,
+    goodput,
+)
+from fullwire.simulation.group_times import GroupTimes
+from fullwire.simulation.habits import (
+    MEASURED_FAMILIES,
+    Calibration,
+    habits_of,
+    interval_factor,
+)
+from fullwire.simulation.plan_space import Space, every_plan
+from fullwire.simulation.step_price import Job, Plans, Priced, price
+from fullwire.workloads.accelerators import Accelerator
+from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.layout import RECOMPUTE, SCHEDULES, Precision
+from fullwire.workloads.stage_memory import BESIDE_BYTES, GIB, MOST_RESERVED, Columns, Held, peaks
+
+ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Troubles:
+    """What stops a training, as far as the user says it; None takes what is usual."""
+
+    device_hours: float | None = None  # between two failures
+    storage_bps: float | None = None
+    restart_s: float | None = None
+    is_synchronous: bool = False
+
+    def ranges(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+        """Return device-hours between failures and seconds of a restart: low, usual, high."""
+        given, restart_s = self.device_hours, self.restart_s
+        hours = PUBLISHED_DEVICE_HOURS if given is None else (given / 2, given, 2 * given)
+        return hours, USUAL_RESTART_S if restart_s is None else (restart_s,) * 3
+
+    def goodput(
+        self, question: Question, work_s: float, device_hours: float, restart_s: float
+    ) -> Goodput:
+        """Return the course of a training on the question's cluster."""
+        nodes, storage_bps = question.cluster.nodes, self.storage_bps
+        known = Reliability(
+            device_hours=device_hours,
+            restart_s=restart_s,
+            checkpoint_bytes=CHECKPOINT_BYTES * question.model.parameters,
+            storage_bytes_per_s=(
+                NODE_BYTES_PER_S * nodes if storage_bps is None else storage_bps / 8
+            ),
+            is_asynchronous=not self.is_synchronous,
+        )
+        return goodput(work_s, question.cluster.devices, known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A model, its batch and its devices, and what narrows the search."""
+
+    model: Architecture
+    cluster: Cluster
+    device: Accelerator
+    global_batch: int
+    sequence: int
+    precision: Precision
+    fixed: Mapping[str, int | str]
+    calibration: Calibration | None = None
+    objective: Objective = "step"
+    troubles: Troubles = Troubles()
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Return what widens intervals."""
+        return () if self.device.family in MEASURED_FAMILIES else ("device",)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Searched:
+    """All plans of a question with their figures."""
+
+    question: Question
+    plans: Plans
+    priced: Priced
+    memory: Held
+    order: tuple[int, ...]  # those that fit, best first
+
+    @property
+    def step_s(self) -> Floats:
+        """The time of a step."""
+        return self.priced.step_s
+
+
+def usable(cluster: Cluster) -> Cluster:
+    """Return a cluster whose nodes have a power of two of devices: degrees divide no others."""
+    whole = cluster.devices_per_node
+    used: int = 2 ** int(math.log2(whole))
+    if used == whole:
+        return cluster
+    nics = replace(cluster.nics, per_node=min(cluster.nics.per_node, used), of_device=())
+    rate_bps = nics.rate_bps * cluster.nics.per_node * used / whole / nics.per_node
+    return replace(cluster, devices_per_node=used, nics=replace(nics, rate_bps=rate_bps))
+
+
+def search_each(question: Question) -> list[Searched]:
+    """Search on all nodes; where fewer devices may be better, on parts of them too."""
+    found = [search(question)]
+    nodes = question.cluster.nodes
+    while question.objective != "step" and nodes % 2 == 0 and len(found) < 6:
+        nodes //= 2
+        fewer = replace(question, cluster=described_cluster(question.cluster, nodes))
+        try:
+            found.append(search(fewer))
+        except UsageError:
+            break  # too few devices for the model or for the fixed degrees
+    return found
+
+
+def search(question: Question) -> Searched:
+    """Price all plans on all nodes; refuse a model that no plan fits in the devices' memory."""
+    plans = _plans(question)
+    priced = price(job_of(question, plans))
+    if question.calibration is not None:
+        priced = priced.calibrated(question.calibration)
+    memory = _held(question, plans)
+    fits = np.flatnonzero(memory.fits(question.device.memory_bytes))
+    if not len(fits):
+        raise UsageError(_too_large(question, memory, plans))
+    order = fits[np.argsort(priced.step_s[fits], kind="stable")]
+    return Searched(
+        question=question,
+        plans=plans,
+        priced=priced,
+        memory=memory,
+        order=tuple(_distinct(plans, priced, order)),
+    )
+
+
+def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> Plans:
+    space = Space(
+        model=question.model,
+        devices=question.cluster.devices,
+        devices_per_node=question.cluster.devices_per_node,
+        global_batch=question.global_batch,
+        sequence=question.sequence,
+        precision=question.precision,
+    )
+    return every_plan(space, question.fixed if fixed is None else fixed)
+
+
+def _held(question: Question, plans: Plans) -> Held:
+    return peaks(question.model, cast(Columns, plans), precision=question.precision)
+
+
+def job_of(question: Question, plans: Plans) -> Job:
+    """Return what `price` takes."""
+    return Job(
+        plans=plans,
+        model=question.model,
+        device=question.device,
+        groups=GroupTimes(question.cluster),
+        habits=habits_of(question.device.family, question.precision),
+        precision=question.precision,
+    )
+
+
+def _distinct(plans: Plans, priced: Priced, order: Ints) -> Iterator[int]:
+    """Go through plans, without those that ask for less sharding or more work at the same time."""
+    seen = set()
+    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "recompute", "recomputed", "microbatch")
+    for row in order:
+        key = (*(float(getattr(plans, name)[row]) for name in names), float(priced.step_s[row]))
+        if key not in seen:
+            seen.add(key)
+            yield int(row)
+
+
+def _too_large(question: Question, memory: Held, plans: Plans) -> str:
+    """Say which component is too large in the plan that needs the least, and what would fit."""
+    needed = MOST_RESERVED * memory.peak_allocated_bytes + BESIDE_BYTES
+    row = int(np.argmin(needed))
+    parts = {name.removesuffix("_bytes"): float(getattr(memory, name)[row]) for name in _COMPONENTS}
+    largest = max(parts, key=lambda name: parts[name])
+    has, nodes = question.device.memory_bytes, question.cluster.nodes
+    enough = _enough_nodes(question, math.ceil(nodes * needed[row] / has))
+    return (
+        f"memory: no plan fits in {has / GIB:.0f} GiB: the leanest (tp {plans.tp[row]}, pp "
+        f"{plans.pp[row]}, dp {plans.dp[row]}) needs {needed[row] / GIB:.0f} GiB, "
+        f"{parts[largest] / GIB:.0f} GiB of it {largest}; expected {enough} instead of {nodes}"
+    )
+
+
+_MOST_TRIED = 12
+
+
+def _enough_nodes(question: Question, least: int) -> str:
+    """Search on more and more nodes until a plan fits: degrees do not divide every number."""
+    least = max(least, question.cluster.nodes + 1)
+    for nodes in range(least, least + _MOST_TRIED):
+        more = replace(question, cluster=described_cluster(question.cluster, nodes))
+        try:
+            plans = _plans(more)
+        except UsageError:
+            continue  # no degrees divide so many devices and the batch
+        if _held(more, plans).fits(question.device.memory_bytes).any():
+            return f"{nodes} nodes"
+    return f"more than {least + _MOST_TRIED - 1} nodes"
+
+
+_COMPONENTS = (
+    *("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"),
+    *("gathered_bytes", "buffers_bytes"),
+)
+
+
+def score(found: Searched) -> Floats:
+    """Return what the objective makes small."""
+    question, step_s = found.question, found.step_s
+    if question.objective == "cost":
+        return step_s * question.cluster.devices
+    if question.objective == "goodput":
+        hours, restarts_s = question.troubles.ranges()
+        usual = question.troubles.goodput(question, 86400.0, hours[1], restarts_s[1])
+        return step_s / usual.share
+    return step_s
+
+
+def planned(found: Searched, row: int) -> Planned:
+    """Return one plan with its interval and figures."""
+    question, plans, priced = found.question, found.plans, found.priced
+    step_s = float(found.step_s[row])
+    factor = interval_factor(
+        is_moe=question.model.moe is not None,
+        assumed=question.assumed,
+        is_calibrated=question.calibration is not None,
+    )
+
+    def part_s(name: str) -> float:
+        return float(getattr(priced, name)[row])
+
+    devices = question.cluster.devices
+    tokens = question.global_batch * question.sequence
+    layers = -(-question.model.layers // int(plans.pp[row]))
+    is_partly = plans.recomputed[row] < 1 and RECOMPUTE[plans.recompute[row]] == "full"
+    flops = 3 * question.model.flops(question.sequence) * tokens
+    peak = question.device.peak_flops_per_s(question.precision) * devices
+    return Planned(
+        **{name: int(getattr(plans, name)[row]) for name in DEGREES},
+        recompute=RECOMPUTE[plans.recompute[row]],
+        recompute_layers=layers // 2 if is_partly else None,
+        schedule=SCHEDULES[plans.schedule[row]],
+        devices=devices,
+        step_s=step_s,
+        interval=Range(low_s=step_s / factor, high_s=step_s * factor),
+        tokens_per_s_per_device=tokens / step_s / devices,
+        model_flops_utilization=flops / step_s / peak,
+        memory=_memory(found.memory, row),
+        compute_s=part_s("compute_s"),
+        bubble_s=part_s("bubble_s"),
+        exposed=Exposed(**{field.name: part_s(field.name) for field in fields(Exposed)}),
+        slowdown_s=part_s("slowdown_s"),
+        optimizer_s=part_s("optimizer_s"),
+        host_s=part_s("host_s"),
+        device_hours=step_s * devices / 3600 / tokens * 1e6,
+        fits=True,
+        equal=bool(step_s <= (1 + ALIKE) * float(found.step_s[found.order[0]])),
+    )
+
+
+def _memory(held: Held, row: int) -> Memory:
+    names = ("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+    return Memory(
+        **{name: int(getattr(held, name)[row]) for name in names},
+        buffers_bytes=int(held.gathered_bytes[row] + held.buffers_bytes[row]),
+        peak_allocated_bytes=int(held.peak_allocated_bytes[row]),
+        peak_reserved_bytes=int(held.peak_reserved_bytes[row]),
+    )
+
+
+DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
+
+
+def calibrated(question: Question, path: Path) -> Question:
+    """Return the question with what measured steps of this model and cluster tell."""
+    rows = measured_steps(path)
+    logs, shares = [], []
+    for number, (fixed, measured_s) in enumerate(rows, start=2):
+        try:
+            found = _plans(question, fixed)
+        except UsageError as error:
+            raise DamagedInput(path, str(error), line=number) from None
+        priced = price(job_of(question, found))
+        middle = np.argsort(priced.step_s)[len(found) // 2]
+        logs.append(math.log(measured_s / priced.step_s[middle]))
+        shares.append(priced.shares[middle])
+    return replace(question, calibration=Calibration(np.array(logs), np.array(shares)))
