@@ -33,7 +33,6 @@ from fullwire.collectives.playing import (
 from fullwire.collectives.registry import open_to, usual_algorithm, with_formula
 from fullwire.collectives.tuning import AUTO, around_a_switch, over_links, tuned
 from fullwire.errors import UsageError
-from fullwire.importers.netx import read_reduce_cost
 from fullwire.simulation.on_links import believed_cost
 from fullwire.units import size_bytes
 
@@ -82,7 +81,11 @@ def collective(
         fw.collective("allreduce", bytes="64MiB", workers=8, bandwidth="100Gbps").time_s
     """
     op, size = op.lower().replace("-", "").replace("_", ""), size_bytes(bytes, "bytes")
-    adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
+    adds = AddTimes()
+    if reduce_cost is not None:
+        from fullwire.importers.netx import read_reduce_cost  # here: it loads what runs are
+
+        adds = read_reduce_cost(Path(reduce_cost))
     servers = count(servers, "servers")
     if servers > 1 and algorithm not in (AUTO, _SERVED):
         raise UsageError(f"servers: expected algorithm {_SERVED}, got {algorithm or 'none'}")
