@@ -97,7 +97,6 @@ def test_where_no_command_is_asked_for_all_are_listed_and_none_is_built(line: li
     assert not any(len(each.params) > 1 for each in listed.commands.values())  # type: ignore[attr-defined]
 
 
-
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_help_alone_answers_a_strangers_question(cli: Cli, question: str) -> None:
     command, answers = QUESTIONS[question]

@@ -125,6 +125,7 @@ def test_a_fix_that_does_not_fit_leaves_the_job_as_it_is() -> None:
     assert "fix input:2: not applied: the data set draws random numbers" in said
 
 
+@pytest.mark.alone
 def test_a_job_that_waits_for_its_data_is_cured_and_nobody_edits_it(tmp_path: Path) -> None:
     job = [*JOB, "slow"]
     folder = tmp_path / "tuned"

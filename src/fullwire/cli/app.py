@@ -114,8 +114,9 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
         for command in alone.registered_commands:
             command.callback = _without_options
         for group in alone.registered_groups:
-            group.typer_instance = copy(group.typer_instance)
-            group.typer_instance.registered_commands = []
+            if group.typer_instance:
+                group.typer_instance = copy(group.typer_instance)
+                group.typer_instance.registered_commands = []
     return alone
 
 
