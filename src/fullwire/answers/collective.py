@@ -106,21 +106,15 @@ def collective(
     if has_library and not states_startup:
         where = with_large(where, usual(where))
     algorithm = algorithm or usual_algorithm(op, where)
+    how: dict[str, Any] = {"chunk_order": chunk_order, "level": level or "event", "adds": adds}
+    how |= {"workers": among, "order": order, "servers": servers, "told": progress}
     question = _Asked(
         op=op,
         size_bytes=size,
         where=where,
         is_described=cluster is not None,
         cuts=_CHUNKS if by_library and cluster is not None else (),
-        how={
-            "workers": among,
-            "order": order,
-            "servers": servers,
-            "told": progress,
-            "chunk_order": chunk_order,
-            "level": level or "event",
-            "adds": adds,
-        },
+        how=how,
         chunks=chunks,
     )
     return question.timed(algorithm) if algorithm != AUTO else question.quickest()
