@@ -64,12 +64,12 @@ def _at_speed(subject: Subject, speed: float) -> Subject:
     step, others = subject.step, subject.step.others
     hidden_ns = round((others.total_ns - others.exposed_ns) / speed)
     alone = ("step_ns", "forward_ns", "backward_ns", "waiting_ns", "packing_ns", "processor_ns")
-    alone = (*alone, "crowded_ns")
     return replace(
         subject,
         step=replace(
             step,
             **{name: round(getattr(step, name) / speed) for name in alone},
+            crowded_ns=round(step.crowded_ns / speed),
             ready_ns=(step.ready_ns / speed).astype(step.ready_ns.dtype),
             spread=step.spread / speed,
             others=replace(
