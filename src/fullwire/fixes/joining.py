@@ -8,7 +8,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fullwire.errors import UsageError
@@ -47,6 +47,7 @@ _JOINED = {
 
 _MOST_BYTES = 2**30
 _AT_ONCE_BYTES = 2**24  # waiting: more are sent
+_WAITING_S = 3e-5  # of a processor, for each all-reduce that waits: measured, without other work
 # Calls of torch.distributed before which everything that waits is sent.
 _CALLS = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all"),
@@ -94,6 +95,15 @@ class Joining(FixKind):
             if len(places) >= MANY:
                 # Predict without the residue, because the many small collectives are its cause.
                 found = job.as_modelled().ask(step=step.with_joined(places))
+                if op == "allreduce":  # what waits costs the host a little, each
+                    waiting_s = len(places) * _WAITING_S
+                    step_s = found.step_s + waiting_s
+                    found = replace(
+                        found,
+                        step_s=step_s,
+                        scaling_factor=found.scaling_factor * found.step_s / step_s,
+                        high_s=found.high_s + 2 * waiting_s,
+                    )
                 yield Joined(
                     count=len(places),
                     ops=named,
@@ -215,7 +225,8 @@ class _Joining:
             self._settle()
             return self._all_reduce(tensor, op, group, async_op)
         self._process.did("applied: all-reduces wait for their neighbours")
-        tensor = tensor.detach()  # the script may give its own one other memory
+        with torch._C._DisableTorchDispatch():
+            tensor = tensor.detach()  # the script may give its own one other memory
         storage = self._storage(tensor)._cdata
         if self._waiting:
             first = next(iter(self._waiting.values())).tensor
