@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fullwire.fixes import fix_kinds
 from fullwire.fixes._in_job import Applying
 
-SENT = []
+SENT: list[int] = []
 
 
 def doubled(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> None:
