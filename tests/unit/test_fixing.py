@@ -290,7 +290,11 @@ def test_loading_ahead_is_predicted_by_what_its_processes_load() -> None:
     run = a_trained_job(a_transport(), gradients_mib=(1, 2), steps=30)
     middle_ns = int(np.median(run.spans.start_ns))
     free = Hosts(
-        host=["a"], device=["cpu0"], time_ns=[middle_ns], utilization=[0.3], memory_bytes=[0]
+        host=np.array(["a"], object),
+        device=np.array(["cpu0"], object),
+        time_ns=np.array([middle_ns]),
+        utilization=np.array([0.3]),
+        memory_bytes=np.array([0]),
     )
     of_idle_host = dataclasses.replace(run, hosts=free)
     account: Any = SimpleNamespace(
