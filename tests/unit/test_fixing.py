@@ -138,13 +138,58 @@ def test_a_recipe_reads_back_equal(
         ('format = 1\n[[fixes]]\nfix = "buckets"', "setting"),
         ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "the nearest is buckets"),
         ('format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
+        ("format = 1\na = " + "[" * 100_000, "expected a recipe in TOML"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_a_recipe_with_a_mistake_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(text)
     with pytest.raises((UsageError, DamagedInput), match=sentence):
         fw.run_recipe(path, NOTHING)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "LD_PRELOAD=./evil.so",
+        "PATH=.",
+        "BASH_ENV=evil",
+        "NCCL_NET_PLUGIN=evil",
+        "NCCL_TUNER_PLUGIN=evil",
+        "NCCL_COMM_ID=192.0.2.1:80",
+        "NCCL_DEBUG_FILE=notes",
+        "NCCL_ALGO=/tmp/evil",
+        "OMP_TOOL_LIBRARIES=evil",
+        "UCX_GDB_COMMAND=evil",
+        "FULLWIRE_ENCRYPT=0",
+        "FULLWIRE_KEY_FILE=key",
+    ],
+)
+def test_a_recipe_of_a_stranger_runs_no_code_and_reaches_nobody(
+    tmp_path: Path, setting: str
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(as_toml(Recipe(fixes=(parse_fix(f"environment:{setting}"),))))
+    with pytest.raises(UsageError, match="a recipe sets no others"):
+        fw.run_recipe(path, NOTHING)
+
+
+def test_an_exported_command_of_a_stranger_hides_nothing_from_its_reader(
+    tmp_path: Path, cli: Cli
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(as_toml(Recipe(command="torchrun a.py\nevil\x1b[2J")))
+    printed = cli("run", "-r", path, "--export", "torchrun").stdout
+    assert printed.rstrip("\n").isprintable()
+
+
+def test_fixes_of_a_launcher_that_nobody_wrote_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FULLWIRE_FIXES", "[")
+    with pytest.raises(UsageError, match="FULLWIRE_FIXES: expected what `fullwire apply`"):
+        fw.apply_fixes(["threads:1"], NOTHING)
 
 
 def test_a_recipe_of_another_job_is_told_or_refused(tmp_path: Path, cli: Cli) -> None:

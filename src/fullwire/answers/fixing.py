@@ -32,7 +32,7 @@ from fullwire.fixes.fix import fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
-from fullwire.units import seconds
+from fullwire.units import seconds, shown, visible
 
 EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
@@ -77,7 +77,13 @@ def apply_fixes(
     if twice := [key for key, times in Counter(keys).items() if times > 1]:
         raise UsageError(f"fix {twice[0]}: expected one setting, got two")
     environment = dict(os.environ)
-    outer = json.loads(environment.get(FIXES_VARIABLE, "[]"))  # a launcher's, around this one
+    try:
+        outer = list(json.loads(environment.get(FIXES_VARIABLE, "[]")))  # a launcher's, around this
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError(
+            f"{FIXES_VARIABLE}: expected what `fullwire apply` puts there, got "
+            f"{shown(environment[FIXES_VARIABLE])}"
+        ) from None
     environment[FIXES_VARIABLE] = json.dumps(
         [*outer, *([each.fix, each.setting] for each in chosen)]
     )
@@ -150,7 +156,7 @@ def exported(recipe: str | Path, way: str) -> str:
     comments = [f"# in the script: {line}" for line in lines]
     if way == "env":
         return "\n".join([*(f"export {pair}" for pair in pairs), *comments])
-    return "\n".join([*comments, " ".join([*pairs, found.command])])
+    return "\n".join([*comments, " ".join([*pairs, visible(found.command)])])
 
 
 def hash_of(command: Sequence[str]) -> str:

@@ -147,6 +147,10 @@ class FixKind:
         """Return a setting as recipes hold it, or refuse it."""
         return setting
 
+    def checked_in_recipe(self, setting: str) -> str:
+        """Return a setting of a recipe, which may be a stranger's, or refuse it."""
+        return self.checked(setting)
+
     def risk_of(self, setting: str) -> Risk:
         """Return the risk of a setting, where settings differ in it."""
         return self.risk
