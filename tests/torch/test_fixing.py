@@ -63,6 +63,30 @@ def test_a_joined_sum_that_one_rank_alone_reads_comes_at_the_end_too() -> None:
     assert fixed == {"total": [3.0, 3.0, 3.0]}
 
 
+def test_a_sum_that_no_mode_sees_does_not_wait() -> None:
+    """An all-reduce that doubles stands for the two ranks."""
+    done = subprocess.run(
+        [sys.executable, str(JOBS / "joined.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert set(told.values()) == {True}, told
+
+
+def test_a_strict_recipe_knows_the_ranks_of_a_job_without_a_launcher(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(as_toml(Recipe(workers=2)))
+    job = (
+        "import torch.distributed as dist\n"
+        f"store = dist.FileStore({str(tmp_path / 'store')!r}, 1)\n"
+        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+    )
+    whole = [*FULLWIRE, "run", "--strict", "-r", str(path), "--", sys.executable, "-c", job]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "workers: the recipe is for 2, the job has 1" in done.stderr
+
+
 def test_a_last_checkpoint_that_is_not_whole_is_the_jobs_status() -> None:
     job = "import torch; torch.save(torch.zeros(1000), '/dev/full')"
     whole = [*FULLWIRE, "apply", "checkpoint:background", "--", sys.executable, "-c", job]
@@ -96,6 +120,7 @@ def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     assert (plain["finds_unused"], fixed["finds_unused"]) == (True, False)
     assert fixed["saved"]
     assert said.count(": applied: ") >= 4
+    assert "fix accumulation:4: undone: a step came after 2 passes, not 4" in said
 
 
 def test_parameters_that_stay_gathered_keep_every_bit() -> None:

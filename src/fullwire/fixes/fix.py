@@ -137,6 +137,7 @@ class FixKind:
     risk: ClassVar[Risk] = "exact"
     label: ClassVar[str]
     addresses: ClassVar[tuple[str, ...]]  # The kinds of verdict that it answers.
+    of_each_rank: ClassVar[bool] = True  # One rank with the fix alone does not have it.
     begins_sooner: ClassVar[bool] = False  # It makes transfers begin beside computation.
     example: ClassVar[str] = ""  # A setting; "" if the fix cannot be applied.
     setting: ClassVar[str] = ""  # The setting in words.
