@@ -8,6 +8,10 @@ TORCH ?= torch==2.13.0
 # Versions of all else, for the Python that made them; without any: LOCK= make environment.
 LOCK ?= requirements.lock
 
+# Tests with real jobs wait half of their time, for other processes. A few measure, and run alone.
+SLOW = tests/lab tests/torch tests/transport tests/ray
+WORKERS = $(shell expr $$(nproc) + 1)
+
 # Where Python may not write what it compiled, each worker of the tests would compile all of them.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,7 +25,8 @@ test: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/python -m pytest -n auto --dist worksteal tests/unit tests/cli
-	.venv/bin/python -m pytest tests/lab tests/torch tests/transport tests/ray
+	.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not alone" $(SLOW)
+	.venv/bin/python -m pytest -m alone $(SLOW)
 
 # What needs no lab, no torch and no Ray: the tests to run after each change. Tests of generated
 # cases make a fifth of those that `make test` makes.

@@ -613,7 +613,12 @@ def in_a_wire_format(rank: int, size: int, store: Any, timeout: timedelta) -> di
     torch.manual_seed(rank)
     whole, exact = torch.randn(50_000), torch.full((50_000,), 1 / 3, dtype=torch.float64)
     small, own = torch.full((100,), 1 / 3), torch.randn(20_000)
+    pairs = torch.full((50_000,), complex(1 / 3, 1 / 7))
+    whole_numbers = torch.full((50_000,), 2**20 + 1, dtype=torch.int32)
     mean = whole.double()
+    for _ in range(2):
+        dist.all_reduce(whole_numbers)
+    dist.all_reduce(pairs)
     dist.all_reduce(mean)
     dist.all_reduce(whole)
     dist.all_reduce(exact)
@@ -639,6 +644,8 @@ def in_a_wire_format(rank: int, size: int, store: Any, timeout: timedelta) -> di
         "error": float((whole - mean).norm() / mean.norm()),
         "is rounded": bool((whole == whole.bfloat16()).all()),
         "exact": float((exact - size / 3).abs().max()),
+        "complex": float((pairs - size * complex(1 / 3, 1 / 7)).abs().max()),
+        "integers": bool((whole_numbers == size**2 * (2**20 + 1)).all()),
         "small": float((small - size / 3).abs().max()),
         "part": float((part - gathered.view(size, -1)[rank]).abs().max()),
         "fallen back": bool(torch.allclose(after, expected, atol=1e-5)),

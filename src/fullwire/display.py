@@ -6,7 +6,6 @@ in HTML every text is escaped.
 
 from __future__ import annotations
 
-import html
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +54,8 @@ class Result(ABC):
         )
 
     def _repr_html_(self) -> str:
+        import html  # here and below: only notebooks need it
+
         first, *others = (html.escape(shortened(line)) for line in self._in_short())
         lines = "".join(f"<br>{line}" for line in others)
         return f'<div class="fullwire"><p><b>{first}</b>{lines}</p>{self._picture()}</div>'
@@ -95,6 +96,8 @@ class Result(ABC):
 
 def html_table(columns: Mapping[str, Any]) -> str:
     """Return the first rows of a table as HTML."""
+    import html
+
     head = "".join(f"<th>{html.escape(shortened(name))}</th>" for name in columns)
     count = max(map(len, columns.values()), default=0)
     body = "".join(
@@ -113,6 +116,8 @@ def html_account(bars: Sequence[Bar]) -> str:
 
     Text has the notebook's own colour, so that it can be read on light and on dark.
     """
+    import html
+
     total_s = sum(bar.time_s for bar in bars)
     high = _ROW_HIGH * len(bars) + 6
     words = "; ".join(f"{bar.label} {show_time(bar.time_s)}" for bar in bars)

@@ -4,7 +4,7 @@
 - python fixable.py slow: data take longer to read than to learn.
 - python fixable.py stubborn: with a hook of its own, random data, and an iterable data set.
 - python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then.
-- python fixable.py accumulating: sums in each of four passes, a checkpoint in each step.
+- python fixable.py accumulating: sums in each of four passes, clipping, a checkpoint in each step.
 - python fixable.py sharded: with FSDP2.
 - python fixable.py ending: the last sum is read by rank 0 alone, and no rank says goodbye.
 - python fixable.py hanging: after two steps it hangs.
@@ -113,6 +113,7 @@ def accumulating() -> dict[str, Any]:
     for number in range(10):  # the last two passes are a step by themselves
         (model(samples()).square().mean() / 4).backward()
         if number % 4 == 3 or number == 9:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             optimizer.step()
             optimizer.zero_grad()
             torch.save(model.module.state_dict(), path)

@@ -13,7 +13,7 @@ from tests.lab.test_lab import needs_namespaces
 from tests.torch.test_record import UNCOMPILED, needs_torch
 from validation.causes import CAUSES, explained, is_right
 
-pytestmark = [needs_namespaces, needs_torch]
+pytestmark = [needs_namespaces, needs_torch, pytest.mark.alone]
 
 
 @pytest.mark.parametrize(

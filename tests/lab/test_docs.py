@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -12,16 +14,24 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+@pytest.fixture(scope="module")
+def printed_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Run a command in the folder of all pages; what several of them show is measured once."""
+    folder = tmp_path_factory.mktemp("pages")
+    blocks.workplace(folder)
+    return cache(partial(blocks.printed_by, folder=folder))
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if blocks.session(page).measures],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_a_session_that_measures_goes_as_the_page_shows(
-    page: Path, tmp_path: Path, namespaces: None
+    page: Path, printed_by: Callable[[str], str], namespaces: None
 ) -> None:
     pytest.importorskip("torch")
-    blocks.workplace(tmp_path)
     for shown in blocks.session(page).commands:
-        printed = blocks.printed_by(shown.command, tmp_path)
+        printed = printed_by(shown.command)
         assert blocks.differences(shown, printed) == [], f"{shown.command}\n{printed}"

@@ -17,7 +17,7 @@ import pytest
 from fullwire.compression.codec import CODECS, parse_choice
 from fullwire.compression.method import Bucket
 from tests.ports import held_port
-from tests.torch.test_record import JOBS, needs_torch
+from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
@@ -34,7 +34,7 @@ def trained(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """Train with every codec on one backend, and return what came of it."""
     with held_port() as port:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-        command = [sys.executable, str(JOBS / "compressed.py"), request.param]
+        command = [sys.executable, UNCOMPILED, str(JOBS / "compressed.py"), request.param]
         ranks = [
             subprocess.Popen(
                 command,

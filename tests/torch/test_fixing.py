@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from fullwire.fixes._recipe import Recipe, as_toml, parse_fix, read_recipe
-from tests.torch.test_record import JOBS, needs_torch
+from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch, together
 
 pytestmark = needs_torch
+AS_TORCHRUN_DOES = ["env", "OMP_NUM_THREADS=1", "LOCAL_WORLD_SIZE=2"]
+JOB = [*AS_TORCHRUN_DOES, *together(2, "fixable.py")]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-JOB = [*TORCHRUN, str(JOBS / "fixable.py")]
+BY_TORCHRUN = [*TORCHRUN, UNCOMPILED, str(JOBS / "fixable.py")]
 FULLWIRE = [sys.executable, "-m", "fullwire"]
 EXACT = {
     "transport": "fullwire",
@@ -37,8 +39,8 @@ def test_exact_fixes_of_a_recipe_change_the_job_and_no_bit_of_its_weights(tmp_pa
     path = tmp_path / "recipe.toml"
     fixes = tuple(parse_fix(f"{key}:{setting}") for key, setting in EXACT.items())
     path.write_text(as_toml(Recipe(fixes=fixes)))
-    plain, _ = told_by(*JOB)
-    fixed, said = told_by(*FULLWIRE, "run", "--recipe", str(path), "--", *JOB)
+    plain, _ = told_by(*BY_TORCHRUN)
+    fixed, said = told_by(*FULLWIRE, "run", "--recipe", str(path), "--", *BY_TORCHRUN)
     for same in ("digest", "random"):
         assert fixed[same] == plain[same]
     assert (plain["backend"], plain["loaders"], plain["static_graph"]) == ("gloo", [0, 0], False)
@@ -59,6 +61,30 @@ def test_joined_all_reduces_keep_every_bit_where_ranks_read_at_different_places(
 def test_a_joined_sum_that_one_rank_alone_reads_comes_at_the_end_too() -> None:
     fixed, _ = told_by(*FULLWIRE, "apply", "joining:1MiB", "--", *JOB, "ending")
     assert fixed == {"total": [3.0, 3.0, 3.0]}
+
+
+def test_a_sum_that_no_mode_sees_does_not_wait() -> None:
+    """An all-reduce that doubles stands for the two ranks."""
+    done = subprocess.run(
+        [sys.executable, str(JOBS / "joined.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert set(told.values()) == {True}, told
+
+
+def test_a_strict_recipe_knows_the_ranks_of_a_job_without_a_launcher(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(as_toml(Recipe(workers=2)))
+    job = (
+        "import torch.distributed as dist\n"
+        f"store = dist.FileStore({str(tmp_path / 'store')!r}, 1)\n"
+        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+    )
+    whole = [*FULLWIRE, "run", "--strict", "-r", str(path), "--", sys.executable, "-c", job]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "workers: the recipe is for 2, the job has 1" in done.stderr
 
 
 def test_a_last_checkpoint_that_is_not_whole_is_the_jobs_status() -> None:
@@ -94,12 +120,14 @@ def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     assert (plain["finds_unused"], fixed["finds_unused"]) == (True, False)
     assert fixed["saved"]
     assert said.count(": applied: ") >= 4
+    assert "fix accumulation:4: undone: a step came after 2 passes, not 4" in said
 
 
 def test_parameters_that_stay_gathered_keep_every_bit() -> None:
     fixes = "fsdp:reshard_after_forward=False"
-    plain, _ = told_by(*JOB, "sharded")
-    fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *JOB, "sharded")
+    job = together(2, "fixable.py", "sharded", compiler=True)
+    plain, _ = told_by(*job)
+    fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *job)
     assert fixed == plain
     assert "fix fsdp:reshard_after_forward=False: applied: " in said
 
@@ -122,6 +150,7 @@ def test_a_fix_that_does_not_fit_leaves_the_job_as_it_is() -> None:
     assert "fix input:2: not applied: the data set draws random numbers" in said
 
 
+@pytest.mark.alone
 def test_a_job_that_waits_for_its_data_is_cured_and_nobody_edits_it(tmp_path: Path) -> None:
     job = [*JOB, "slow"]
     folder = tmp_path / "tuned"

@@ -157,7 +157,7 @@ def test_on_a_terminal_one_line_says_how_the_job_goes_and_leaves_no_trace(tmp_pa
 @needs_torch
 def test_ddp_trains_to_the_same_bits_and_every_row_makes_sense(ddp: tuple[Path, str]) -> None:
     run, printed = read_run(ddp[0]), ddp[1]
-    assert weights(printed) == digests(together(2, "ddp.py", compiler=True))
+    assert weights(printed) == digests(together(2, "ddp.py"))
     assert run.complete
     assert run.provenance.origin == "measured"
     assert run.facts.workers == 2

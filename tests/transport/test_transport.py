@@ -904,8 +904,9 @@ def test_torch_finds_the_backend_by_itself_and_loads_nothing_for_it() -> None:
 
 
 def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -> None:
-    job = Path(__file__).parents[1] / "jobs" / "on_fullwire.py"
-    workers = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(job)]
+    jobs = Path(__file__).parents[1] / "jobs"
+    job = [str(jobs / "uncompiled.py"), str(jobs / "on_fullwire.py")]
+    workers = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *job]
     command = ["-m", "fullwire", "record", "-o", str(tmp_path / "job.run"), "--"]
     subprocess.run(
         [sys.executable, *command, sys.executable, *workers],

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -350,6 +351,36 @@ def test_a_choice_is_about_large_float32_tensors() -> None:
     assert of_one_size.packing("float32", large, 4 * large, "SUM") is None
 
 
+def test_what_travels_unchanged_is_named_once_on_one_rank(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    links = Links(rate_bps=1e9, latency_s=5e-5)
+    for tells in (True, False):
+        wire = Wire(4, links, "bf16", tells=tells)
+        for kind in ("int64", "int32", "complex64", "float64", "bfloat16") * 2:
+            assert wire.packing(kind, 2**20, 2**22, "SUM") is None
+    *lines, last = capsys.readouterr().err.splitlines()
+    named = [line.split()[1] for line in (*lines, last)]
+    assert named == ["int64", "int32", "complex64", "float64", "bfloat16"]
+    assert last == ("fullwire: bfloat16 travels unchanged; sums and gathers of float32 go as bf16")
+
+
+def test_a_world_of_one_and_empty_tensors_travel_as_they_are() -> None:
+    links = Links(rate_bps=1e9, latency_s=5e-5)
+    for name in (*PACKED, "auto"):
+        assert Wire(1, links, name, automatic_from=0).packing("float32", 9, 2**22, "SUM") is None
+        assert Wire(4, links, name, 0, automatic_from=0).packing("float32", 0, 0, "SUM") is None
+
+
+def test_ranks_whose_version_knows_another_format_get_no_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FULLWIRE_WIRE", "bf16")
+    trials = SimpleNamespace(most=lambda *own: (9.0, -1.0, 0.0, 0.0))
+    with pytest.raises(TransportError, match=r"got bf16 and a format that rank's version alone"):
+        agreed(trials, 2, Links(rate_bps=1e9, latency_s=5e-5))
+
+
 def test_an_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLWIRE_WIRE", "fp8")
     with pytest.raises(
@@ -367,6 +398,8 @@ def test_a_job_in_bf16_rounds_once_and_keeps_its_ranks_equal() -> None:
         assert told["error"] <= MOST_ERROR["bf16"]
         assert told["is rounded"]
         assert told["exact"] < 1e-12, "float64 travels unchanged"
+        assert told["complex"] < 1e-5, "complex numbers travel unchanged"
+        assert told["integers"]
         assert told["small"] < 1e-6, "a small tensor travels unchanged"
         assert told["part"] < 0.02
         assert told["fallen back"]

@@ -423,3 +423,10 @@ def test_columns_that_cannot_be_are_refused_before_they_are_followed() -> None:
     none, one = np.empty(0, np.int32), np.ones(1, np.int32)
     with pytest.raises(ValueError, match="cannot be"):
         _native.fold(1, one - 1, one, np.zeros(2, np.int64), none, one, none)
+
+
+def test_a_chain_of_a_million_ranks_is_refused_with_a_bound_before_it_is_stated() -> None:
+    where = one_switch(workers=10**6, rate_bps=1e10, latency_s=0.0)
+    with pytest.raises(UsageError, match="at most 100,000 are played: ask with --level closed"):
+        collective_time("broadcast", "ring", where, 2**20)
+    assert collective_time("broadcast", "ring", where, 2**20, level="closed").time_s > 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import fullwire as fw
@@ -18,7 +21,7 @@ from fullwire.fixes import Fix, fix_kinds
 from fullwire.fixes.fix import who_takes_processors
 from fullwire.run.run import Run
 from fullwire.timeline.account import Part
-from fullwire.words import setting
+from fullwire.words import sentence, setting
 from tests.jobs_by_hand import Rank as RankByHand
 from tests.jobs_by_hand import a_job, a_trained_job
 from tests.trained_jobs import a_trained_job as a_predicted_job
@@ -162,3 +165,31 @@ def test_far_from_the_threshold_no_other_verdict_is_near() -> None:
         found = fw.explain(JOBS[name]).verdict
         assert found.near == ()
         assert "This is close" not in found.sentence
+
+
+# ---- the names of late ranks ---------------------------------------------------------------------
+
+
+def late_on(first: int, then: int) -> Run:
+    """Make a job of ten steps in which one rank is late in seven of them, and then another."""
+    early = RankByHand(150, [("compute", "backward", 0.0, 85.0)], [(8, 85, 150)])
+    late = RankByHand(150, [("compute", "backward", 0.0, 140.0)], [(8, 140, 150)])
+    run = a_job(late, early, early, early, steps=10)
+    names = np.arange(4)
+
+    def renamed(table: Any) -> Any:
+        is_late = table.rank == 0
+        name = np.where(table.step < 7, first, then)
+        others = np.where(table.rank == name, 0, table.rank)
+        return dataclasses.replace(table, rank=names[np.where(is_late, name, others)])
+
+    return dataclasses.replace(run, spans=renamed(run.spans), collectives=renamed(run.collectives))
+
+
+def test_a_verdict_says_where_a_repeat_may_name_other_ranks() -> None:
+    alike, unlike = (fw.explain(late_on(1, then)).verdict for then in (1, 3))
+    assert alike.kind == unlike.kind == "straggler"
+    for verdict, is_doubted in ((alike, False), (unlike, True)):
+        assert verdict.sureness is not None
+        said = sentence(verdict.sureness)
+        assert ("a repeat may name other ranks as late" in said) == is_doubted

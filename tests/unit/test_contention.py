@@ -237,12 +237,44 @@ def test_without_probe_steps_run_delay_tells_a_lower_bound() -> None:
     assert high_s - low_s > probes[1] - probes[0]
 
 
-def test_a_what_if_says_that_it_keeps_contention() -> None:
-    run = a_trained_job()
-    shared = dataclasses.replace(run, facts=run.facts | Facts(run_delay_s=by_rank(0.03)))
-    kept = "Predictions keep that, T1 included"
-    assert any(kept in each for each in fw.whatif(shared, bandwidth="10Gbps").warnings)
-    assert not any(kept in each for each in fw.whatif(run, bandwidth="10Gbps").warnings)
+def test_a_what_if_takes_the_one_t1_that_the_account_tells() -> None:
+    run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
+    table = fw.whatif(run, workers=[1, 3])
+    expected_s = fw.explain(run).baseline_step_s
+    assert table["baseline_step_s"] == pytest.approx(expected_s)
+    assert table["step_s"][0] == pytest.approx(expected_s)
+    assert any("contention takes 20 ms" in each for each in table.warnings)
+
+
+def contention_s(**conditions: Any) -> Any:
+    """Return the contention in predictions of the job with 20 ms of it as recorded."""
+    plain, crowded = a_trained_job(), probed(a_trained_job(), 0.8 * COMPUTES_MS)
+    without, carried = (fw.whatif(run, **conditions)["step_s"] for run in (plain, crowded))
+    return carried - without + 0.020
+
+
+def test_contention_follows_the_bytes_that_are_sent_beside_computing() -> None:
+    """A ring of 64 sends 63/32 of the gradients, and one of two sends them once."""
+    on_two, on_many = contention_s(workers=[2, 64], bandwidth="100Gbps")
+    assert on_many / on_two == pytest.approx(63 / 32, rel=1e-3)
+    [slow, fast] = contention_s(bandwidth=["100Mbps", "10Gbps"])
+    assert slow < 0.010 < fast  # beside the same computing a slow link carries few of them
+
+
+def test_contention_of_as_many_bytes_is_as_recorded() -> None:
+    assert contention_s(bandwidth="1Gbps")[0] == pytest.approx(0.020)
+    one, four = contention_s(bandwidth="1Gbps", accumulate=[1, 4])
+    assert four == pytest.approx(one / 4)
+
+
+def test_a_what_if_keeps_contention_that_no_bytes_beside_computing_cause() -> None:
+    run = a_trained_job(buckets=1)  # it leaves when computing is over
+    before, found = (
+        fw.whatif(each, bandwidth=["1Gbps", "10Gbps"]) for each in (run, probed(run, 80.0))
+    )
+    assert found["step_s"] == pytest.approx(before["step_s"])
+    assert found["baseline_step_s"] == pytest.approx(before["baseline_step_s"] - 0.020)
+    assert any("Predictions keep that as recorded" in each for each in found.warnings)
 
 
 def test_devices_compute_on_no_processor_that_sums_take() -> None:

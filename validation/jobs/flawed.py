@@ -23,6 +23,7 @@ FLAWS = (
     "threads",  # more than processors
     "checkpoint",  # in the step
     "item",  # metrics are summed and read in each step
+    "gloo",  # on a fast link
     "float32",  # on a slow link
     "accumulation",  # without no_sync
 )
@@ -51,7 +52,7 @@ def main() -> None:
     asked = taken.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(8 if asked.flaw == "threads" and not asked.cured else 1)
-    on_ours = asked.cured and asked.flaw in ("tiny-buckets", "float32", "accumulation")
+    on_ours = asked.cured and asked.flaw in ("tiny-buckets", "gloo", "float32", "accumulation")
     if on_ours:
         import fullwire.transport
 
@@ -64,7 +65,9 @@ def main() -> None:
 
 def train(flaw: str, is_cured: bool) -> None:
     """Train a stack of layers until somebody ends it."""
-    depth, width = {"small-sums": (60, 64), "unused": (120, 64)}.get(flaw, (6, 512))
+    depth, width = {"small-sums": (60, 64), "unused": (120, 64), "gloo": (6, 1024)}.get(
+        flaw, (6, 512)
+    )
     layers = [each for _ in range(depth) for each in (nn.Linear(width, width), nn.ReLU())]
     network = nn.Sequential(*layers)
     model: Any = network

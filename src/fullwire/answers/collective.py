@@ -33,7 +33,6 @@ from fullwire.collectives.playing import (
 from fullwire.collectives.registry import open_to, usual_algorithm, with_formula
 from fullwire.collectives.tuning import AUTO, around_a_switch, over_links, tuned
 from fullwire.errors import UsageError
-from fullwire.importers.netx import read_reduce_cost
 from fullwire.simulation.on_links import believed_cost
 from fullwire.units import size_bytes
 
@@ -82,7 +81,11 @@ def collective(
         fw.collective("allreduce", bytes="64MiB", workers=8, bandwidth="100Gbps").time_s
     """
     op, size = op.lower().replace("-", "").replace("_", ""), size_bytes(bytes, "bytes")
-    adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
+    adds = AddTimes()
+    if reduce_cost is not None:
+        from fullwire.importers.netx import read_reduce_cost  # here: it loads what runs are
+
+        adds = read_reduce_cost(Path(reduce_cost))
     servers = count(servers, "servers")
     if servers > 1 and algorithm not in (AUTO, _SERVED):
         raise UsageError(f"servers: expected algorithm {_SERVED}, got {algorithm or 'none'}")
@@ -103,21 +106,15 @@ def collective(
     if has_library and not states_startup:
         where = with_large(where, usual(where))
     algorithm = algorithm or usual_algorithm(op, where)
+    how: dict[str, Any] = {"chunk_order": chunk_order, "level": level or "event", "adds": adds}
+    how |= {"workers": among, "order": order, "servers": servers, "told": progress}
     question = _Asked(
         op=op,
         size_bytes=size,
         where=where,
         is_described=cluster is not None,
         cuts=_CHUNKS if by_library and cluster is not None else (),
-        how={
-            "workers": among,
-            "order": order,
-            "servers": servers,
-            "told": progress,
-            "chunk_order": chunk_order,
-            "level": level or "event",
-            "adds": adds,
-        },
+        how=how,
         chunks=chunks,
     )
     return question.timed(algorithm) if algorithm != AUTO else question.quickest()

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fullwire.clusters.cluster import Cluster
-from fullwire.compression.codec import CODECS, Cost, parse_choice
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.errors import UsageError
@@ -19,6 +18,8 @@ from fullwire.units import bits_per_second, ratio, seconds, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from fullwire.compression.codec import Cost
 
 Value = TypeVar("Value")
 Record = TypeVar("Record", bound="DataclassInstance")
@@ -143,6 +144,7 @@ def compressors(
     Without any of them, the gradients are sent uncompressed. `models` has the bytes of each run's
     gradients, `costs` those that were measured for codecs by name.
     """
+    from fullwire.compression.codec import CODECS, parse_choice  # here: collectives have none
 
     def read(value: Any) -> Compressor:
         if not (isinstance(value, str) and value[:1].isalpha()):

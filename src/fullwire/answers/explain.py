@@ -304,7 +304,7 @@ def explain(
     given_bps = None if bandwidth is None else rate(bandwidth)
     others = [with_line_rate(opened(each).run, given_bps) for each in many(calibrate)]
     check_calibrating(others)
-    predictor, why_not = _forecaster(case, rate_bps, others)
+    predictor, why_not = _forecaster(case, rate_bps, others, found)
     if (helpful := _helpful(case, predictor)) is not None:
         link = helpful.next_link
         gain = 0.0 if link is None else 1 - link.step_s / helpful.from_s
@@ -387,13 +387,18 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
 
 
 def _forecaster(
-    case: Case, rate_bps: Mapping[int, float], calibrate: Sequence[Run]
+    case: Case, rate_bps: Mapping[int, float], calibrate: Sequence[Run], of_usual: Account
 ) -> tuple[Forecaster | None, tuple[Finding, ...]]:
     """Return the job ready for predictions, or the reason why there are none."""
     if world(case.run) > 1 and computes(case) and not communicates(case):
         return None, (NothingToPredictFrom(),)
     try:
-        found = forecaster(case.run, min(rate_bps.values(), default=None), calibrate)
+        found = forecaster(
+            case.run,
+            min(rate_bps.values(), default=None),
+            calibrate,
+            alone_s=of_usual.alone_s if of_usual.crowding.is_told else None,
+        )
         if found is not None:
             # An impossible step stops predictions only: its account may still be true.
             now, source = found.ask(), case.run.provenance.source

@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,11 +18,13 @@ from fullwire.answers.conditions import count
 from fullwire.errors import UsageError
 from fullwire.files import path_of
 from fullwire.fixes._in_job import (
+    APPLIED,
     FIXES_VARIABLE,
     NOT_APPLIED,
     NOTES,
     NOTES_VARIABLE,
     STEPS_VARIABLE,
+    UNDONE,
     WORKERS_VARIABLE,
 )
 from fullwire.fixes._recipe import Applied, Recipe, parse_fix, read_recipe
@@ -30,7 +32,7 @@ from fullwire.fixes.fix import fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
-from fullwire.units import seconds
+from fullwire.units import seconds, shown, visible
 
 EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
@@ -75,7 +77,13 @@ def apply_fixes(
     if twice := [key for key, times in Counter(keys).items() if times > 1]:
         raise UsageError(f"fix {twice[0]}: expected one setting, got two")
     environment = dict(os.environ)
-    outer = json.loads(environment.get(FIXES_VARIABLE, "[]"))  # a launcher's, around this one
+    try:
+        outer = list(json.loads(environment.get(FIXES_VARIABLE, "[]")))  # a launcher's, around this
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError(
+            f"{FIXES_VARIABLE}: expected what `fullwire apply` puts there, got "
+            f"{shown(environment[FIXES_VARIABLE])}"
+        ) from None
     environment[FIXES_VARIABLE] = json.dumps(
         [*outer, *([each.fix, each.setting] for each in chosen)]
     )
@@ -148,7 +156,7 @@ def exported(recipe: str | Path, way: str) -> str:
     comments = [f"# in the script: {line}" for line in lines]
     if way == "env":
         return "\n".join([*(f"export {pair}" for pair in pairs), *comments])
-    return "\n".join([*comments, " ".join([*pairs, found.command])])
+    return "\n".join([*comments, " ".join([*pairs, visible(found.command)])])
 
 
 def hash_of(command: Sequence[str]) -> str:
@@ -181,21 +189,46 @@ def _differences(recipe: Recipe, command: Sequence[str]) -> list[str]:
 
 def outcomes(chosen: Sequence[Applied], folder: Path) -> list[str]:
     """Sum up the notes of the processes: a sentence for each fix and outcome."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    found = []
+    for each in chosen:
+        notes = _notes_of(each, folder)
+        for did, processes in Counter(did for of_one in notes for did in of_one).items():
+            in_so_many = f"{processes} process" + ("" if processes == 1 else "es")
+            found.append(f"fix {each}: {did}, in {in_so_many}")
+        if not notes:
+            found.append(f"fix {each}: {NOT_APPLIED}: no process called what it changes")
+    return found
+
+
+def problem_of(fix: Applied, ranks: int, folder: Path) -> str:
+    """Say why a job does not have a fix, by the notes of its ranks; "" if each rank has it."""
+    notes = _notes_of(fix, folder)
+    all_told = [did for of_one in notes for did in of_one]
+    for did in all_told:
+        if did.startswith(UNDONE):
+            return did
+    having = sum(any(did.startswith(APPLIED) for did in of_one) for of_one in notes)
+    if not having:
+        return (all_told or [f"{NOT_APPLIED}: no process called what it changes"])[-1]
+    if having < ranks and fix_kinds()[fix.fix].of_each_rank:
+        return f"applied in {having} of {ranks} ranks"
+    return ""
+
+
+def _notes_of(fix: Applied, folder: Path) -> list[list[str]]:
+    """Return what each process that noted something noted of a fix."""
+    found = []
     for path in sorted(folder.glob(f"*{NOTES}")):
+        told = []
         for line in path.read_text(errors="replace").splitlines():
             try:
                 note = json.loads(line)
-                counts[note["fix"]][note["did"]] += 1
+                if note["fix"] == fix.fix:
+                    told.append(str(note["did"]))
             except (ValueError, KeyError, TypeError):  # a process was killed as it wrote
                 continue
-    found = []
-    for each in chosen:
-        for did, processes in counts[each.fix].items():
-            if each.fix == "environment" and not did.endswith(each.setting):
-                continue
-            in_so_many = f"{processes} process" + ("" if processes == 1 else "es")
-            found.append(f"fix {each}: {did}, in {in_so_many}")
-        if not counts[each.fix]:
-            found.append(f"fix {each}: {NOT_APPLIED}: no process called what it changes")
+        if fix.fix == "environment":
+            told = [did for did in told if did.endswith(fix.setting)]
+        if told:
+            found.append(told)
     return found

@@ -36,8 +36,9 @@ from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.grid import MOST_APART, Grid, Subject, lane_order
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
-from fullwire.simulation.sweep import with_residue
+from fullwire.simulation.sweep import with_contention, with_residue
 from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
+from fullwire.timeline.account import alone_without_contention_s
 from fullwire.timeline.timeline import check_collectives
 from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
@@ -250,7 +251,10 @@ def _shows_no_transport(run: Run) -> str | None:
 
 def subject_of(name: str, run: Run, found: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
-    subject = plain_subject(name, run)
+    subject, alone_s = plain_subject(name, run), alone_without_contention_s(run)
+    if alone_s is not None:
+        known = FullTransport() if found.calibration is None else found.calibration.transport
+        subject = with_contention(subject, alone_s, known)
     if found.calibration is None:
         return subject
     return with_residue(subject, found.calibration.transport)

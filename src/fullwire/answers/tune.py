@@ -40,7 +40,7 @@ from fullwire.answers.compare import (
 )
 from fullwire.answers.conditions import count
 from fullwire.answers.explain import explain
-from fullwire.answers.fixing import NONE, hash_of, outcomes, versions_here
+from fullwire.answers.fixing import NONE, hash_of, problem_of, versions_here
 from fullwire.answers.laboratory import record_in_lab
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result
@@ -213,7 +213,7 @@ class _Recorded:
 
     run: Run
     seen: Seen
-    outcomes: list[str]  # a sentence for each fix
+    problem: str  # why the job does not have the last of its fixes, or ""
 
 
 @dataclass(kw_only=True)
@@ -264,7 +264,8 @@ class _Job:
                 done = record_in_lab(self.lab, whole, path, probe=False)
         finally:
             del os.environ[NOTES_VARIABLE], os.environ[LOOK_VARIABLE]
-            seen, became = _seen(notes), outcomes(fixes, notes)
+            looked = _seen(notes)
+            problem = problem_of(fixes[-1], len(looked), notes) if fixes else ""
             shutil.rmtree(notes)
         took_s = time.monotonic() - began_s
         if self.is_interrupted or done.exit_status == 128 + signal.SIGINT:
@@ -284,7 +285,8 @@ class _Job:
             raise UsageError(f"the job ended with status {done.exit_status}: {why[:200]} ({log})")
         if is_first:
             self.limit_s = max(_LEAST_LIMIT_S, _SLOWER * took_s)
-        return _Recorded(run=run, seen=seen, outcomes=became)
+        seen = looked[min(looked)] if looked else Seen()
+        return _Recorded(run=run, seen=seen, problem=problem)
 
     def _from_anywhere(self) -> list[str]:
         """Return the command with whole paths, where it runs in another folder."""
@@ -296,17 +298,17 @@ class _Job:
         ]
 
 
-def _seen(notes: Path) -> Seen:
-    """Return what the first rank saw of the job's calls."""
-    found: dict[int, dict[str, Any]] = {}
+def _seen(notes: Path) -> dict[int, Seen]:
+    """Return what each rank of this host saw of the job's calls."""
+    found: dict[int, Seen] = {}
     for path in notes.glob(f"*{NOTES}"):
         for line in path.read_text(errors="replace").splitlines():
             try:
                 told = json.loads(line)
-                found[told["rank"]] = told["saw"]
+                found[told["rank"]] = msgspec.convert(told["saw"], Seen)
             except (ValueError, KeyError, TypeError):  # another note, or a killed process
                 continue
-    return msgspec.convert(found[min(found)], Seen) if found else Seen()
+    return found
 
 
 class _Search:
@@ -440,10 +442,8 @@ class _Search:
         fixes, differs = [*self._kept, applied], None
         try:
             look = self._job.recorded(fixes)
-            name = f"fix {applied}: "
-            of_this = [each for each in look.outcomes if each.startswith(name)]
-            if not any(": applied: " in each for each in of_this):
-                return None, False, of_this[-1].removeprefix(name), None
+            if look.problem:
+                return None, False, look.problem, None
             differs = self._loss_difference(look)
             if problem := self._problem_of_losses(applied.risk, differs):
                 return None, False, problem, differs

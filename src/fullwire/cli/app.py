@@ -98,10 +98,27 @@ def _options(
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
-    """Return the command that is asked for, alone, or else all: to build them takes a while."""
-    asked = [command for command in app.registered_commands if command.name in arguments[:1]]
-    if not asked:
+    """Return what is asked for, alone: to make the options of a command takes a while.
+
+    Where nothing is (--help, --version, a mistake), each command has its name and its help only.
+    """
+    first = arguments[:1]
+    if first == ["--"]:  # a command may follow
         return app
     alone = copy(app)
-    alone.registered_commands, alone.registered_groups = asked, []
+    alone.registered_commands = [each for each in app.registered_commands if each.name in first]
+    alone.registered_groups = [each for each in app.registered_groups if each.name in first]
+    if not alone.registered_commands and not alone.registered_groups:
+        alone.registered_commands = [copy(each) for each in app.registered_commands]
+        alone.registered_groups = [copy(each) for each in app.registered_groups]
+        for command in alone.registered_commands:
+            command.callback = _without_options
+        for group in alone.registered_groups:
+            if group.typer_instance:
+                group.typer_instance = copy(group.typer_instance)
+                group.typer_instance.registered_commands = []
     return alone
+
+
+def _without_options() -> None:
+    """Stand for a command that is listed and not called."""

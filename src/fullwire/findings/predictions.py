@@ -78,10 +78,22 @@ class ContentionIsKept(Finding):
 
     template = (
         "{run}: its ranks and its communication share processors, so computing takes longer. "
-        "Predictions keep that, T1 included; explain estimates T1 without it."
+        "Predictions keep that as recorded; T1 is without it."
     )
 
     run: str
+
+
+class ContentionIsCarried(Finding):
+    """Predictions carry contention for processors to other networks."""
+
+    template = (
+        "{run}: contention takes {crowded_s:time} of the recorded step. T1 is without it, and a "
+        "prediction has as much of it as bytes are sent beside computing."
+    )
+
+    run: str
+    crowded_s: float
 
 
 class SummedInGroups(Finding):
@@ -397,7 +409,11 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
     delays = [seconds for _, seconds in run.facts.run_delay_s or ()]
     is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
-    if is_shared and float(np.median(delays)) > KEPT * (replayed_ns or 0) * 1e-9 > 0:
+    delay_s = float(np.median(delays)) if is_shared else 0.0
+    crowded_s, notable_s = subject.step.crowded_ns * 1e-9, KEPT * (replayed_ns or 0) * 1e-9
+    if subject.crowded_s_per_bit and crowded_s > notable_s > 0:
+        yield ContentionIsCarried(run=name, crowded_s=crowded_s)
+    elif max(crowded_s, delay_s) > notable_s > 0:
         yield ContentionIsKept(run=name)
     if is_measured:
         yield from (OfRun(run=name, what=each) for each in about_others(run))

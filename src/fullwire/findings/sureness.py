@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding
 from fullwire.findings.others import OtherWork, about_others
-from fullwire.timeline.account import Part
+from fullwire.timeline.account import Part, late_ranks, names_others_later
 
+_SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.
 _FEW_STEPS = 10  # Of a measured job: with fewer, it may still be warming up.
 
 
@@ -61,6 +62,12 @@ class RepeatMayDiffer(Finding):
     kinds: tuple[str, ...]
 
 
+class RepeatMayNameOthers(Finding):
+    """Another recording may name other late ranks: half of this one does, or others were busy."""
+
+    template = "a repeat may name other ranks as late"
+
+
 def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     """Return how sure a verdict is; None for the verdict "unknown".
 
@@ -78,13 +85,18 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     doubts: list[Finding] = [PartIsMissing()] if case.run.gaps else []
     if case.run.provenance.origin == "measured" and steps < _FEW_STEPS:
         doubts.append(OnlySoMany(steps=steps))
-    doubts += [
+    beside = [
         OthersWereBusy(share=work.share)
         for work in about_others(case.run)
         if isinstance(work, OtherWork)
     ]
+    doubts += beside
     if near:
         doubts.append(RepeatMayDiffer(kinds=tuple(kind.replace("_", " ") for kind in near)))
+    late = late_ranks(account) if kind == "straggler" else None
+    is_close = late is not None and bool(beside) and late.share < _SURELY_LATE
+    if late is not None and (is_close or names_others_later(account)):
+        doubts.append(RepeatMayNameOthers())
     share = case.share(next_s)
     return Sureness(
         doubts=tuple(doubts),

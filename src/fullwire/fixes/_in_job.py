@@ -25,7 +25,7 @@ STEPS_VARIABLE = "FULLWIRE_STEPS"  # after so many of them the process ends
 LOOK_VARIABLE = "FULLWIRE_LOOK"  # 1: note the calls that fixes change, as for a trial
 WORKERS_VARIABLE = "FULLWIRE_FIXES_WORKERS"  # the ranks of a recipe; with ! others are refused
 NOTES = ".fixes"  # the end of such a file's name
-NOT_APPLIED = "not applied"
+APPLIED, NOT_APPLIED, UNDONE = "applied", "not applied", "undone"
 FIRST_LOSSES = 20
 _WARM_STEPS = 3
 _MOST_PATHS = 5
@@ -57,7 +57,7 @@ class Applying:
             except Exception as error:
                 if not may_repeat:
                     raise
-                self.did(f"not applied: {type(error).__name__}: {error}")
+                self.did(f"{UNDONE}: {type(error).__name__}: {error}")
             return function(*args, **kwargs)
 
         setattr(owner, name, changed)
@@ -67,7 +67,8 @@ class Applying:
         if sentence in self._said:
             return
         self._said.add(sentence)
-        if not note({"fix": self._key, "did": sentence}) and sentence.startswith(NOT_APPLIED):
+        is_told = note({"fix": self._key, "did": sentence})
+        if not is_told and sentence.startswith((NOT_APPLIED, UNDONE)):
             sys.stderr.write(f"fullwire: fix {self._key}: {sentence}\n")
 
 
@@ -225,15 +226,38 @@ def count_steps(end_after: int | None, looking: Looking | None) -> None:
 
 
 def check_workers() -> None:
-    """Say that the job has other ranks than its recipe, or refuse it."""
-    expected, here = os.environ.get(WORKERS_VARIABLE, ""), os.environ.get("WORLD_SIZE")
-    if here is None or not expected or here == expected.rstrip("!"):
+    """Say that the job has other ranks than its recipe, or refuse it.
+
+    Launchers tell the number at the start. A script that knows it by itself tells its group.
+    """
+    expected = os.environ.get(WORKERS_VARIABLE, "")
+
+    def check(workers: str) -> None:
+        if workers == expected.rstrip("!"):
+            return
+        if os.environ.get("RANK", "0") == "0":
+            sentence = f"workers: the recipe is for {expected.rstrip('!')}, the job has {workers}"
+            sys.stderr.write(f"fullwire: {sentence}\n")
+        if expected.endswith("!"):
+            raise SystemExit(2)
+
+    if not expected:
         return
-    if os.environ.get("RANK", "0") == "0":
-        sentence = f"workers: the recipe is for {expected.rstrip('!')}, the job has {here}"
-        sys.stderr.write(f"fullwire: {sentence}\n")
-    if expected.endswith("!"):
-        raise SystemExit(2)
+    if (told := os.environ.get("WORLD_SIZE")) is not None:
+        check(told)
+        return
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    make_group = dist.init_process_group
+
+    @functools.wraps(make_group)
+    def made_and_checked(*args: Any, **kwargs: Any) -> None:
+        make_group(*args, **kwargs)
+        check(str(dist.get_world_size()))
+
+    dist.init_process_group = made_and_checked
 
 
 def apply_all() -> None:

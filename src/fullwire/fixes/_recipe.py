@@ -95,11 +95,15 @@ def read_recipe(path: Path) -> Recipe:
         if (number := table.get("format")) != FORMAT:
             raise UsageError(f"{path}: format: expected {FORMAT}, got {shown(str(number))}")
         recipe = msgspec.convert(table, Recipe)
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise DamagedInput(path, f"expected a recipe in TOML: {error}") from None
     for each in recipe.fixes:
         kind = appliable(each.fix)
-        if (setting := kind.checked(each.setting)) != each.setting:
+        try:
+            setting = kind.checked_in_recipe(each.setting)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+        if setting != each.setting:
             raise UsageError(f"{path}: fix {each.fix}: expected {setting}, got {each.setting}")
     return recipe
 

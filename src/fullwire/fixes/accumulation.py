@@ -22,6 +22,7 @@ from fullwire.timeline.account import Account
 from fullwire.units import shown
 
 _MOST = 4096
+_AS_IT_IS = -1  # DDP sends as the script says
 
 
 @register
@@ -59,12 +60,13 @@ class Accumulation(FixKind):
         return f"with model.no_sync():  # in all but the last of {setting} passes"
 
     def apply(self, setting: str, process: Process) -> None:
-        """Let DDP send gradients in every so manieth pass, and before each step of the optimizer.
+        """Let DDP send gradients in every so manieth pass.
 
-        A step that comes sooner, as at an epoch's end, sends its gradients before it begins.
+        A step that comes sooner, as at an epoch's end, has its gradients sent before it begins, and
+        before torch clips or unscales them. From then on DDP sends them in each pass again, for a
+        script with such steps may read gradients by code of its own.
         """
         import torch
-        import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
         from torch.optim import optimizer as optimizers
 
@@ -76,22 +78,48 @@ class Accumulation(FixKind):
                 return {}
             if model not in unsent and not model.require_backward_grad_sync:
                 process.did("not applied: the script uses no_sync itself")
-                unsent[model] = -1
-            if unsent.get(model, 0) >= 0:
-                count = unsent.get(model, 0) + 1
-                model.require_backward_grad_sync = count % passes == 0
-                unsent[model] = count % passes
+                unsent[model] = _AS_IT_IS
+            if (before := unsent.get(model, 0)) != _AS_IT_IS:
+                is_sent = before + 1 == passes
+                model.require_backward_grad_sync = is_sent
+                unsent[model] = 0 if is_sent else before + 1
                 process.did(f"applied: sums in every {passes}th pass")
             return {}
 
-        def send_the_rest(optimizer: Any, args: Any, kwargs: Any) -> None:
+        def send_the_rest(*of_a_hook: Any) -> None:
             for model, count in list(unsent.items()):
                 if count > 0:
-                    for parameter in model.parameters():
-                        if parameter.grad is not None:
-                            dist.all_reduce(parameter.grad, group=model.process_group)
-                            parameter.grad /= dist.get_world_size(model.process_group)
-                    unsent[model] = 0
+                    _send_now(model)
+                    unsent[model] = _AS_IT_IS
+                    model.require_backward_grad_sync = True
+                    process.did(f"undone: a step came after {count} passes, not {passes}")
+
+        def before_it(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            send_the_rest()
+            return {}
 
         process.around(DistributedDataParallel, "forward", sent_in_the_last, may_repeat=False)
+        readers = [(torch.nn.utils, "clip_grad_norm_"), (torch.nn.utils, "clip_grad_value_")]
+        readers += [(torch.nn.utils, "get_total_norm"), (torch.amp.GradScaler, "unscale_")]
+        for owner, name in readers:
+            process.around(owner, name, before_it, may_repeat=False)
         optimizers.register_optimizer_step_pre_hook(send_the_rest)
+
+
+def _send_now(model: Any) -> None:
+    """Make the gradients means over the ranks, as DDP would have in the last pass."""
+    import torch
+    import torch.distributed as dist
+
+    group = model.process_group
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    # A rank may lack a gradient that another one has.
+    have = torch.tensor([each.grad is not None for each in parameters], dtype=torch.uint8)
+    have = have.to(parameters[0].device)
+    dist.all_reduce(have, dist.ReduceOp.MAX, group=group)
+    for parameter, somebody_has in zip(parameters, have.tolist(), strict=True):
+        if somebody_has:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= dist.get_world_size(group)

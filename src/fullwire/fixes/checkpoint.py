@@ -28,6 +28,7 @@ class Checkpoint(FixKind):
     """Write checkpoints in a thread. Their bytes are those of the moment of the call."""
 
     key = "checkpoint"
+    of_each_rank = False  # rank 0 may save alone
     label = "checkpoints in the background"
     addresses = ("host",)
     example = _WAY

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fullwire.fixes.fix import (
     FixKind,
     Process,
+    Risk,
     Seen,
     Worthwhile,
     as_arguments,
@@ -20,6 +22,7 @@ from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
 
 _ALL_USED = "find_unused_parameters=False"
+_UNFINISHED = "Expected to have finished reduction"  # in DDP's error
 _OPTIONS = ("static_graph", "gradient_as_bucket_view", _ALL_USED)
 _COPIES_PER_S = 3e9  # bytes that a processor copies in a second, beside other work
 
@@ -31,7 +34,7 @@ class Ddp(FixKind):
     key = "ddp"
     label = "options of DDP"
     addresses = ("host", "compute", "latency")
-    example = "static_graph"
+    example = "gradient_as_bucket_view"
     setting = f"one or more of {', '.join(_OPTIONS)}"
 
     def to_try(
@@ -55,6 +58,11 @@ class Ddp(FixKind):
         """Return the constructor's call."""
         return f"model = DistributedDataParallel(model, {as_arguments(setting)})"
 
+    def risk_of(self, setting: str) -> Risk:
+        """Return semantic for what ends a job whose later steps differ from those of a trial."""
+        ends_it = {_ALL_USED, "static_graph"} & set(setting.split(","))
+        return "semantic" if ends_it else "exact"
+
     def checked(self, setting: str) -> str:
         """Take options, each once, in the order of this file."""
         return options_among(_OPTIONS, setting, self.key)
@@ -62,7 +70,8 @@ class Ddp(FixKind):
     def apply(self, setting: str, process: Process) -> None:
         """Make each DistributedDataParallel with these options.
 
-        Where a parameter is unused after all, DDP itself ends the job in its next pass.
+        Where a parameter is unused after all, DDP itself ends the job in its next pass. The
+        gradients of that pass were not summed, so the job cannot go on as it would have.
         """
         from torch.nn.parallel import DistributedDataParallel
 
@@ -74,4 +83,17 @@ class Ddp(FixKind):
             process.did(f"applied: {setting}")
             return chosen
 
+        forward = DistributedDataParallel.forward
+
+        @functools.wraps(forward)
+        def ran(model: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return forward(model, *args, **kwargs)
+            except RuntimeError as error:
+                if _UNFINISHED in str(error):
+                    process.did(f"undone: a pass left a parameter out; run without ddp:{setting}")
+                raise
+
         process.around(DistributedDataParallel, "__init__", with_options)
+        if _ALL_USED in setting:
+            DistributedDataParallel.forward = ran

@@ -26,7 +26,12 @@ from fullwire.units import shown
 _PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*")
 # Launchers write these for each rank, and Python reads some before any fix.
 _OF_LAUNCHERS = re.compile(r"(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PYTHON.*)=")
-
+# A recipe may be a stranger's. So it sets only what tunes libraries, and nothing that makes them
+# load code, open or write files, run a program, listen, or look for the group elsewhere.
+_TUNES = re.compile(
+    r"(GLOO|NCCL|RCCL|TORCH_NCCL|OMP|MKL|KMP)_\w+|FULLWIRE_(WIRE|STREAMS|INTERFACE)"
+)
+_REACHES_OUT = re.compile(r"PLUGIN|FILE|PATH|DIR|LIB|CONF|TOOL|ADDR|COMM_ID|RAS_")
 
 _INTERFACES = Path("/sys/class/net")
 _OF_BACKENDS = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -67,6 +72,16 @@ class Environment(FixKind):
         if taken := _OF_LAUNCHERS.match(setting):
             raise UsageError(
                 f"fix environment: expected a variable that no launcher sets, got {taken[1]}"
+            )
+        return setting
+
+    def checked_in_recipe(self, setting: str) -> str:
+        """Take a variable that tunes a library; refuse one that could run a stranger's code."""
+        name, _, value = self.checked(setting).partition("=")
+        if not _TUNES.fullmatch(name) or _REACHES_OUT.search(name) or "/" in value:
+            raise UsageError(
+                "fix environment: expected a variable that tunes NCCL, Gloo or threads, got "
+                f"{shown(setting)}: a recipe sets no others, give them in the command"
             )
         return setting
 

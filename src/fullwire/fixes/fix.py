@@ -137,6 +137,7 @@ class FixKind:
     risk: ClassVar[Risk] = "exact"
     label: ClassVar[str]
     addresses: ClassVar[tuple[str, ...]]  # The kinds of verdict that it answers.
+    of_each_rank: ClassVar[bool] = True  # One rank with the fix alone does not have it.
     begins_sooner: ClassVar[bool] = False  # It makes transfers begin beside computation.
     example: ClassVar[str] = ""  # A setting; "" if the fix cannot be applied.
     setting: ClassVar[str] = ""  # The setting in words.
@@ -145,6 +146,10 @@ class FixKind:
     def checked(self, setting: str) -> str:
         """Return a setting as recipes hold it, or refuse it."""
         return setting
+
+    def checked_in_recipe(self, setting: str) -> str:
+        """Return a setting of a recipe, which may be a stranger's, or refuse it."""
+        return self.checked(setting)
 
     def risk_of(self, setting: str) -> Risk:
         """Return the risk of a setting, where settings differ in it."""

@@ -23,6 +23,7 @@ from fullwire.fixes.fix import (
 )
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
+from fullwire.simulation.processors import used_share
 from fullwire.timeline.account import Account, Part
 from fullwire.units import shown
 
@@ -40,6 +41,7 @@ _LOADER = {
 
 _MOST_LOADERS = 256
 _FEW_LOADERS = 2
+_MOST_USED = 0.6  # of the processors: beyond it, loading processes delay others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,11 @@ class Input(FixKind):
             parts_s = account.parts_s
             waiting_s = parts_s[Part.INPUT.key] + parts_s[Part.STRAGGLER.key] / 2
             words, count = "batches loaded ahead", str(_FEW_LOADERS)
-            yield from worthwhile(self, count, words, account, 0.3 * waiting_s, waiting_s)
+            least = 0.3
+            if seen.loading_processes == 0:  # what a step waits is what one process loads
+                waiting_s = min(waiting_s, account.step_s - waiting_s / _FEW_LOADERS)
+                least = 0.9 if (used_share(run) or 1.0) < _MOST_USED else least
+            yield from worthwhile(self, count, words, account, least * waiting_s, waiting_s)
 
     def by_hand(self, setting: str) -> str:
         """Return the constructor's call."""

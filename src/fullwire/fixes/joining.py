@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fullwire.errors import UsageError
@@ -45,6 +47,7 @@ _JOINED = {
 
 _MOST_BYTES = 2**30
 _AT_ONCE_BYTES = 2**24  # waiting: more are sent
+_WAITING_S = 3e-5  # of a processor, for each all-reduce that waits: measured, without other work
 # Calls of torch.distributed before which everything that waits is sent.
 _CALLS = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all"),
@@ -54,7 +57,9 @@ _CALLS = (
 )
 _SCALINGS = ("div_", "mul_")
 _VIEWS = ("detach", "view", "alias", "_reshape_alias", "t", "transpose", "unsqueeze", "squeeze")
-_READS = ("data_ptr", "numpy", "tolist", "untyped_storage", "__dlpack__")  # beside operations
+_READS = ("tolist",)  # beside operations
+_SHARES = ("data_ptr", "numpy", "untyped_storage", "__dlpack__")  # the memory is read later, unseen
+_COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor", "symm_mem")  # namespaces of operations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +95,15 @@ class Joining(FixKind):
             if len(places) >= MANY:
                 # Predict without the residue, because the many small collectives are its cause.
                 found = job.as_modelled().ask(step=step.with_joined(places))
+                if op == "allreduce":  # what waits costs the host a little, each
+                    waiting_s = len(places) * _WAITING_S
+                    step_s = found.step_s + waiting_s
+                    found = replace(
+                        found,
+                        step_s=step_s,
+                        scaling_factor=found.scaling_factor * found.step_s / step_s,
+                        high_s=found.high_s + 2 * waiting_s,
+                    )
                 yield Joined(
                     count=len(places),
                     ops=named,
@@ -137,9 +151,13 @@ class _Joining:
     """Makes `dist.all_reduce` wait for its neighbours, until an operation needs a sum.
 
     A mode of torch sees each operation. A view leaves a sum unread, and a scaling in place is made
-    later; any other operation on the memory of a waiting tensor sends all that wait. Ranks may read
-    at different places, as where rank 0 alone prints. So before each sending, ranks agree on the
-    least number that waits on any of them. The order of the sums is the script's on each rank.
+    later; any other operation on the memory of a waiting tensor sends all that wait. So do a
+    backward pass and each other collective. Ranks may read at different places, as where rank 0
+    alone prints. So before each sending, ranks agree on the least number that waits on any of them.
+    The order of the sums is the script's on each rank.
+
+    A sum whose readers no mode sees does not wait: memory that numpy or another process has too,
+    threads beside the first, compiled code, and all-reduces within another mode.
     """
 
     def __init__(self, most_bytes: int, process: Process) -> None:
@@ -150,16 +168,22 @@ class _Joining:
         self._most_bytes, self._process = most_bytes, process
         self._waiting: dict[int, _Waiting] = {}  # by the memory of their tensors, in order
         self._waiting_bytes = 0
+        self._shared: set[int] = set()  # memory of which somebody has the address
+        self._is_over = False
+        self._thread = threading.get_ident()
         self._all_reduce, self._storage = dist.all_reduce, torch.Tensor.untyped_storage
-        self._current_mode = _python_dispatch._get_current_dispatch_mode
+        self._modes = _python_dispatch._get_current_dispatch_mode_stack
         joining = self
 
         class Watching(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                if joining._waiting and joining._is_put_off(func, args, kwargs or {}):
-                    return args[0]
+                if joining._waiting:
+                    if func.namespace in _COLLECTIVES:
+                        joining._send()
+                    elif joining._is_put_off(func, args, kwargs or {}):
+                        return args[0]
                 return func(*args, **(kwargs or {}))
 
         self._mode: Any = Watching()
@@ -173,8 +197,15 @@ class _Joining:
         dist.all_reduce = self._put_off
         for name in _CALLS:
             setattr(dist, name, self._after_sending(getattr(dist, name)))
-        for name in (*_READS, "backward"):
-            setattr(torch.Tensor, name, self._after_sending(getattr(torch.Tensor, name)))
+        for owner, names in (
+            (torch.Tensor, (*_READS, "backward")),
+            (torch.autograd, ("backward", "grad", "_engine_run_backward")),
+        ):
+            for name in names:
+                setattr(owner, name, self._after_sending(getattr(owner, name)))
+        for name in _SHARES:
+            setattr(torch.Tensor, name, self._after_sharing(getattr(torch.Tensor, name)))
+        self._process.around(torch, "compile", self._end_for_compiled_code)
         atexit.register(self._at_end)
         optimizers.register_optimizer_step_pre_hook(self._settle)
         torch.nn.modules.module.register_module_forward_pre_hook(self._settle)
@@ -187,12 +218,15 @@ class _Joining:
 
         op = dist.ReduceOp.SUM if op is None else op
         size_bytes = tensor.numel() * tensor.element_size()
-        is_plain = not (async_op or tensor.requires_grad) and tensor.layout == torch.strided
+        is_usual = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        is_plain = is_usual and tensor.layout == torch.strided and not tensor.requires_grad
         is_of_all = op == dist.ReduceOp.SUM and group in (None, dist.group.WORLD)
-        if not (is_plain and is_of_all and 0 < size_bytes <= self._most_bytes):
+        if async_op or not (is_plain and is_of_all and 0 < size_bytes <= self._most_bytes):
             self._settle()
             return self._all_reduce(tensor, op, group, async_op)
         self._process.did("applied: all-reduces wait for their neighbours")
+        with torch._C._DisableTorchDispatch():
+            tensor = tensor.detach()  # the script may give its own one other memory
         storage = self._storage(tensor)._cdata
         if self._waiting:
             first = next(iter(self._waiting.values())).tensor
@@ -200,11 +234,30 @@ class _Joining:
             is_much = self._waiting_bytes > _AT_ONCE_BYTES
             if not is_alike or is_much or storage in self._waiting:
                 self._send()
-        if self._current_mode() is not self._mode:
-            self._mode.__enter__()
         self._waiting[storage] = _Waiting(tensor)
         self._waiting_bytes += size_bytes
+        if not self._sees_all_of(tensor):
+            self._send()  # here alone: on another rank it may wait
+        elif not self._modes():
+            self._mode.__enter__()
         return None
+
+    def _sees_all_of(self, tensor: Any) -> bool:
+        """Say whether each reader of this memory goes through our mode."""
+        storage = self._storage(tensor)
+        return (
+            not self._is_over
+            and threading.get_ident() == self._thread
+            and all(mode is self._mode for mode in self._modes())
+            and storage._cdata not in self._shared
+            # Memory of numpy, of a file or of another library does not grow.
+            and (tensor.device.type != "cpu" or (storage.resizable() and not storage.is_shared()))
+        )
+
+    def _end_for_compiled_code(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._is_over = True
+        self._process.did("undone: the script compiles, and compiled code reads unseen")
+        return {}
 
     def _is_put_off(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Say whether an operation scales a waiting sum; send the sums that another one uses."""
@@ -221,7 +274,8 @@ class _Joining:
             if (storage := self._storage(each)._cdata) in self._waiting
         ]
         name = func.overloadpacket.__name__
-        if len(touched) == 1 and name in _SCALINGS and isinstance(args[1], int | float):
+        is_scaling = name in _SCALINGS and not kwargs and isinstance(args[1], int | float)
+        if len(touched) == 1 and is_scaling and touched[0].tensor.is_floating_point():
             tensor = touched[0].tensor
             if (args[0].shape, args[0].stride()) == (tensor.shape, tensor.stride()):
                 touched[0].scalings.append((func, args[1]))
@@ -258,7 +312,8 @@ class _Joining:
                 self._waiting = later
 
     def _settle(self, *of_a_hook: Any) -> None:
-        if self._current_mode() is self._mode:  # first, for our own operations need no watching
+        # First, for our own operations need no watching.
+        if (modes := self._modes()) and modes[-1] is self._mode:
             self._mode.__exit__(None, None, None)
         self._send()
 
@@ -273,5 +328,17 @@ class _Joining:
             if self._waiting:
                 self._send()
             return function(*args, **kwargs)
+
+        return called
+
+    def _after_sharing(self, function: Any) -> Any:
+        """Let no sum in this memory wait from now on: its address leaves torch."""
+        sent = self._after_sending(function)
+
+        @functools.wraps(function)
+        def called(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # it has no memory
+                self._shared.add(self._storage(tensor)._cdata)
+            return sent(tensor, *args, **kwargs)
 
         return called

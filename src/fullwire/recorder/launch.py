@@ -26,7 +26,7 @@ ELSEWHERE = "elsewhere"  # in a recording: where the job within it was recorded
 PYTHON_PATH = Path(__file__).parent / "path"  # its sitecustomize enters each Python of a job
 _SAMPLER = Path(__file__).parent / "sampler.py"
 TOO_LONG = 124  # the status of a command that was ended at its limit
-# A terminal sends Ctrl-C to the job itself. Slurm warns with SIGUSR1 before a job's time is up.
+# Slurm warns with SIGUSR1 before a job's time is up.
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _POLITE_S = 5.0  # between asking a job to end and ending it
 _LOOK_S, _LOOKS = 0.005, 400  # looks are counted: on a stalled machine, a time would run out
@@ -124,7 +124,8 @@ def run_to_its_end(
     `timeout`.
 
     This process outlives the job. A terminal sends Ctrl-C to the job itself; this process passes
-    other signals on. A handler of the caller's for Ctrl-C hears of it meanwhile.
+    other signals on, and an interrupt that no terminal sent. A handler of the caller's for Ctrl-C
+    hears of it meanwhile.
     """
     try:
         output = None if began is None else subprocess.PIPE
@@ -139,8 +140,14 @@ def run_to_its_end(
         process.send_signal(number)
 
     of_caller = signal.getsignal(signal.SIGINT)
-    nobodys = (signal.default_int_handler, signal.SIG_DFL, None)
-    on_interrupt: Any = signal.SIG_IGN if of_caller in nobodys else of_caller
+
+    def interrupted(number: int, frame: Any) -> None:
+        if callable(of_caller) and of_caller is not signal.default_int_handler:
+            of_caller(number, frame)
+        if not _is_before_a_terminal():
+            pass_on(number, frame)
+
+    on_interrupt: Any = of_caller if of_caller == signal.SIG_IGN else interrupted
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
         **{number: signal.signal(number, pass_on) for number in _PASSED_ON},
@@ -163,6 +170,15 @@ def run_to_its_end(
         for number, handler in before.items():
             signal.signal(number, handler)
     return status if status >= 0 else 128 - status
+
+
+def _is_before_a_terminal() -> bool:
+    """Say whether this process and its job get what is typed into a terminal."""
+    try:
+        with open("/dev/tty") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # there is no terminal
+        return False
 
 
 def _descendants(ancestor: int) -> list[int]:

@@ -69,6 +69,7 @@ def _at_speed(subject: Subject, speed: float) -> Subject:
         step=replace(
             step,
             **{name: round(getattr(step, name) / speed) for name in alone},
+            crowded_ns=round(step.crowded_ns / speed),
             ready_ns=(step.ready_ns / speed).astype(step.ready_ns.dtype),
             spread=step.spread / speed,
             others=replace(

@@ -24,7 +24,7 @@ from fullwire.simulation.calibrate import (
 from fullwire.simulation.grid import Grid, Residue, Subject
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.subject import as_recorded, plain_subject
-from fullwire.simulation.sweep import sweep, with_residue
+from fullwire.simulation.sweep import sweep, with_contention, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
 from fullwire.simulation.typical import Step
 
@@ -57,7 +57,7 @@ class Forecaster:
     @property
     def alone_s(self) -> float:
         """Return the time of the same step with one worker."""
-        return self.subject.step.step_ns * 1e-9
+        return self.subject.step.alone_ns * 1e-9
 
     @property
     def workers(self) -> int:
@@ -128,11 +128,16 @@ class Forecaster:
 
 
 def forecaster(
-    run: Run, line_rate_bps: float | None = None, calibrate: Sequence[Run] = ()
+    run: Run,
+    line_rate_bps: float | None = None,
+    calibrate: Sequence[Run] = (),
+    *,
+    alone_s: float | None = None,
 ) -> Forecaster | None:
     """Make a job ready to be asked; None where it had one worker or its line rate is unknown.
 
-    Other runs of the same cluster, in `calibrate`, tell more about its transport.
+    Other runs of the same cluster, in `calibrate`, tell more about its transport. `alone_s` is T1
+    by the run's account, where that tells contention.
     """
     if line_rate_bps is not None and run.facts.line_rate_bps is None:
         run = dataclasses.replace(run, facts=run.facts | Facts(line_rate_bps=line_rate_bps))
@@ -149,6 +154,8 @@ def forecaster(
     except UsageError:  # it shows no transport: a simulated run, or one rank's trace
         calibration = None
     transport = FullTransport(share) if calibration is None else calibration.transport
+    if alone_s is not None:
+        subject = with_contention(subject, alone_s, transport)
     return Forecaster(
         subject=with_residue(subject, transport),
         grid=dataclasses.replace(grid, transports=(transport,)),

@@ -145,6 +145,7 @@ class Subject:
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
+    crowded_s_per_bit: float = 0.0  # contention for each bit that is sent beside computing
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
 
 

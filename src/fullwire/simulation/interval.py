@@ -43,6 +43,7 @@ _WIDTH = 2.0  # standard deviations
 _FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
 _ENOUGH_STEPS = 3
 _EXCHANGE_LONGER = 1.12  # times: a standard deviation of the cases behind an exchange's factor
+_T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
 _CODEC_SLOWER = 1.5  # times: a standard deviation of speeds that were not measured in this job
 
 
@@ -63,7 +64,8 @@ def interval_s(
         return nothing, nothing
     step_s = predictions.measures["step_s"]
     variance = np.square(_FROM_RUN_TO_RUN * step_s) + _of_the_codec(subjects, grid, step_s, crew)
-    own_s = [subject.step.step_ns * 1e-9 for subject in subjects]  # of a worker, at the least
+    variance = variance + _of_contention(subjects, grid, step_s, crew)
+    own_s = [subject.step.alone_ns * 1e-9 for subject in subjects]  # of a worker, at the least
     if calibration is None:
         below, above = _shares_of_median(subjects)
         sooner_s, later_s = step_s * below, step_s * above
@@ -73,7 +75,7 @@ def interval_s(
             for subject in subjects
         ]
         for place, (subject, other) in enumerate(zip(subjects, busier, strict=True)):
-            work_s, longer_s = subject.step.processor_ns * 1e-9, other.step.step_ns * 1e-9
+            work_s, longer_s = subject.step.processor_ns * 1e-9, other.step.alone_ns * 1e-9
             less_s = own_s[place] - _WIDTH * (longer_s - own_s[place])
             own_s[place] = max(less_s, min(own_s[place], work_s))
         # For each direction of the transport take the worse sign. Then take another run: one with a
@@ -212,6 +214,27 @@ def _with_residues(subject: Subject, calibration: Calibration) -> Subject:
         measured_ns[-2:] = step.measured_between_ns
     fitted = residues(subject, transports, measured_ns)
     return replace(subject, residues=fitted + subject.residues)
+
+
+def _of_contention(
+    subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew
+) -> Floats | float:
+    """Return the variance from T1, which tells how much of the recorded step is contention.
+
+    As recorded the step is known, whatever its parts. Elsewhere, more contention for each bit adds
+    as much as there are more bits.
+    """
+    if not any(subject.crowded_s_per_bit for subject in subjects):
+        return 0.0
+    more, as_recorded_s = [], []
+    for subject in subjects:
+        crowded_ns = max(subject.step.crowded_ns, 1)
+        off = _T1_OFF * subject.step.alone_ns / crowded_ns if subject.crowded_s_per_bit else 0.0
+        more.append(replace(subject, crowded_s_per_bit=subject.crowded_s_per_bit * (1 + off)))
+        as_recorded_s.append(off * subject.step.crowded_ns * 1e-9)
+    longer_s = sweep(more, grid, crew=crew).measures["step_s"] - step_s
+    away_s = longer_s - np.array(as_recorded_s).reshape(shaped(run=len(subjects)))
+    return np.square(np.where(longer_s == 0, 0.0, away_s))
 
 
 def _on_each(

@@ -70,12 +70,13 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """The exposed time of a step's communication, its time on the lane, and its processor work."""
+    """The exposed time of a step's communication, and its use of lane, processors and computing."""
 
     by_buckets_s: Floats
     by_others_s: Floats
     busy_s: Floats
     work_s: Floats
+    beside_bits: Floats  # that are sent while a worker computes, where they cause contention
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -137,7 +138,12 @@ class Messages:
             by_buckets_s = np.zeros_like(by_buckets_s)
         by_others_s = self._exposed_others_s(chosen, rate_bps, transport)
         work_s = running_sum(self._work_s(chosen, transport, ratio))
-        return Exposed(by_buckets_s, by_others_s, busy_s, work_s)
+        beside_bits: Floats = np.zeros(())
+        if self.subject.crowded_s_per_bit:
+            hidden = 1 - by_buckets_s / np.maximum(busy_s, np.finfo(float).tiny)
+            bits = self.sent_bits(chosen, rate_bps, transport, ratio)
+            beside_bits = bits * np.clip(hidden, 0.0, 1.0)
+        return Exposed(by_buckets_s, by_others_s, busy_s, work_s, beside_bits)
 
     def overhead_s(
         self,
@@ -176,12 +182,25 @@ class Messages:
             ranks = transport.ranks_per_processor(workers, per_host)[:, None, None]
             all_s = own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
             overhead_s = np.maximum(overhead_s + longer_s[:, None, None], all_s - alone_s)
+        overhead_s = overhead_s + self._crowded_s(exposed, accumulate, local_steps)
         if not isinstance(transport, FullTransport):
             overhead_s = overhead_s + residue.beside(overhead_s)
         late_s = jitter.late_s(self.subject.step, workers, apart)
         overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
         overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages
         return overhead_s
+
+    def _crowded_s(self, exposed: Exposed, accumulate: int, local_steps: int) -> Floats:
+        """Return the contention of a step: for each bit beside computing, or else as recorded.
+
+        Averages of parameters are sent when no worker computes, unless they go in fragments.
+        """
+        subject = self.subject
+        if not subject.crowded_s_per_bit:
+            return np.array(subject.step.crowded_ns * 1e-9)
+        passes = accumulate * local_steps
+        is_beside = local_steps == 1 or subject.fragments > 1
+        return exposed.beside_bits * (subject.crowded_s_per_bit * is_beside / passes)
 
     def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
         """Go through the processor work of messages, each in the way with the least."""
@@ -377,7 +396,7 @@ def _others(
 
 def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
     """Return T1 / Tn."""
-    baseline_s = step.step_ns * 1e-9
+    baseline_s = step.alone_ns * 1e-9
     return baseline_s / (baseline_s + overhead_s)
 
 

@@ -43,6 +43,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level cache
 PIECE_POINTS = 2**18  # some 10 MB of measures, computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
+_LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
 
 
@@ -95,9 +96,31 @@ def sweep(
             progress(done, total)
     # Two more depend only on the run.
     by_run, steps = shaped(run=len(subjects)), [subject.step for subject in subjects]
-    measures["baseline_step_s"] = np.array([step.step_ns * 1e-9 for step in steps]).reshape(by_run)
+    measures["baseline_step_s"] = np.array([step.alone_ns * 1e-9 for step in steps]).reshape(by_run)
     measures["backward_s"] = np.array([step.backward_ns * 1e-9 for step in steps]).reshape(by_run)
     return Predictions(axes=axes, measures=measures)
+
+
+def with_contention(subject: Subject, alone_s: float, transport: Transport) -> Subject:
+    """Return the subject with the T1 of its account; the rest of its step is contention.
+
+    Bytes that are sent while a worker computes cause it: the more of them, the more of it. Where
+    next to none were, other ranks cause it, and every prediction keeps it as recorded.
+    """
+    crowded_ns = max(subject.step.step_ns - round(alone_s * 1e9), 0)
+    crowded = replace(subject, step=replace(subject.step, crowded_ns=crowded_ns))
+    if subject.recorded is None or not crowded_ns:
+        return crowded
+    point = replace(subject.recorded, transports=(transport,))
+    [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
+    messages = messages_of(
+        replace(crowded, crowded_s_per_bit=1.0), policy, algorithm, latency_s, point
+    )
+    asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
+    beside_bits = float(messages.exposed(*asked).beside_bits.sum())
+    if beside_bits < _LEAST_BESIDE * float(messages.sent_bits(*asked).sum()):
+        return crowded
+    return replace(crowded, crowded_s_per_bit=crowded_ns * 1e-9 / max(beside_bits, 1.0))
 
 
 def with_residue(subject: Subject, transport: Transport) -> Subject:
@@ -175,7 +198,7 @@ def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[s
     measures = {name: np.empty(shape) for name in MEASURES}
     rate_bps = np.array(grid.bandwidth_bps)[None, :, None]
     ratio = np.array([codec.ratio for codec in grid.compressors])[None, None, :]
-    baseline_s = messages.subject.step.step_ns * 1e-9
+    baseline_s = messages.subject.step.alone_ns * 1e-9
     residues = messages.subject.residues
     blocks = list(_blocks(len(messages.workers), len(grid.bandwidth_bps), ratio.size))
     groups = _alike(grid, math.prod(shape[4:]))
@@ -250,7 +273,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     )
     is_alone = workers == 1
     step = subject.step
-    length_ns = step.step_ns + _whole_ns(float(overhead_s[0, 0, 0]))
+    length_ns = step.alone_ns + _whole_ns(float(overhead_s[0, 0, 0]))
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
     where = point.cluster
     if where is not None:  # as asked for: the loads of its links follow from it

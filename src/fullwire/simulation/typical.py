@@ -100,6 +100,7 @@ class Step:
     packing_ns: int = 0  # of a hook, in a step of several workers
     shards: int = 1  # of the model; one in so many workers sum the same gradients
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
+    crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     measured_ns: int | None = None  # in the run, with the workers that it had
     measured_between_ns: tuple[int, int] | None = None  # bounds of it
@@ -108,6 +109,11 @@ class Step:
     spread: Floats = field(
         default_factory=lambda: np.zeros(0)
     )  # the time of each rank in each step, alone
+
+    @property
+    def alone_ns(self) -> int:
+        """Return T1: the step of one worker, without contention."""
+        return self.step_ns - self.crowded_ns
 
     def with_joined(self, places: Sequence[int]) -> Step:
         """Return the step with some of its collectives joined, which saves the calls for each."""

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.run.usual import kept_steps, usual_steps
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
@@ -228,6 +229,16 @@ def account(
     )
 
 
+def alone_without_contention_s(run: Run) -> float | None:
+    """Return T1 by the run's account; None where the run does not tell its contention."""
+    facts = run.facts
+    is_shared = (facts.workers or 1) > 1 and sums_on_processors(run)
+    if not is_shared or (facts.run_delay_s is None and not len(probe_steps(run))):
+        return None
+    found = account(run, {})
+    return found.alone_s if found.crowding.is_told else None
+
+
 def nothing() -> Account:
     """Return the account of a run without times: one empty step."""
     return Account(
@@ -284,6 +295,21 @@ def late_ranks(account: Account) -> Late | None:
         if not (is_among[:, most_ns > 0].mean(axis=1) >= _OFTEN).all():
             return None
     return Late(tuple(account.ranks[row] for row in rows.tolist()), share)
+
+
+def names_others_later(account: Account) -> bool:
+    """Return whether the first and the second half of the usual steps name other late ranks.
+
+    Then another recording of the same job may name others, too.
+    """
+    usual = np.flatnonzero(account.is_typical)
+    places = np.arange(len(account.is_typical))
+    found = [
+        late_ranks(replace(account, is_typical=np.isin(places, half)))
+        for half in np.array_split(usual, 2)
+    ]
+    first, second = (late and late.ranks for late in found)
+    return len(usual) > 1 and first != second
 
 
 def with_steps(run: Run) -> tuple[Run, bool]:

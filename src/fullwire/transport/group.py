@@ -498,7 +498,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def _packing(self, tensor: Any, size_bytes: int, reduction: str) -> Packing | None:
         """Return the wire format of a tensor, and say once that the group has fallen back."""
-        found = self.wire.packing(typed(tensor), tensor.numel(), size_bytes, reduction)
+        whole = tensor._base  # torch hands complex numbers over as a view of pairs of real ones
+        kind = typed(tensor if whole is None or not whole.is_complex() else whole)
+        found = self.wire.packing(kind, tensor.numel(), size_bytes, reduction)
         if found and not self._has_told_fall_back and (after := self.fallen_back_after):
             self._has_told_fall_back = True
             if self._rank == 0:

@@ -13,15 +13,14 @@ from fullwire.collectives.stages import Layout, Stated
 
 
 def _a_ring_each_nic(op: str, layout: Layout) -> Stated:
-    sizes = [layout.per_node] * layout.nodes + [layout.others] * (layout.others > 0)
-    count = max(layout.nics_per_node * min(sizes) // layout.per_node, 1)
-    nodes = np.split(np.arange(layout.workers), np.cumsum(sizes)[:-1])
+    full = layout.nodes * layout.per_node
+    least = layout.others or layout.per_node
+    count = max(layout.nics_per_node * least // layout.per_node, 1)
+    rank = np.arange(layout.workers)
+    size = np.where(rank < full, layout.per_node, layout.others)
+    first = np.where(rank < full, rank - rank % layout.per_node, full)
     return rings(
-        op,
-        [
-            np.concatenate([np.roll(node, -(ring * len(node) // count)) for node in nodes])
-            for ring in range(count)
-        ],
+        op, [first + (rank - first + ring * size // count) % size for ring in range(count)]
     )
 
 

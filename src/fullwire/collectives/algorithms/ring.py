@@ -8,9 +8,17 @@ from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.collectives.registry import Algorithm, Costs, Exactly, Statement, Wires
 from fullwire.collectives.rings import one_ring
 from fullwire.collectives.stages import Layout, Stated, stage
+from fullwire.errors import UsageError
+
+_MOST_HOPS = 100_000  # each is a stage of its own; to state so many takes some four seconds
 
 
 def _chain(_op: str, layout: Layout) -> Stated:
+    if layout.workers - 1 > _MOST_HOPS:
+        raise UsageError(
+            f"a broadcast by ring makes {layout.workers - 1:,} hops one after another: at most "
+            f"{_MOST_HOPS:,} are played: ask with --level closed, or for --algorithm tree"
+        )
     ranks = np.arange(layout.workers)
     hops = (
         stage(ranks[hop : hop + 1], ranks[hop + 1 : hop + 2], reduces=False)

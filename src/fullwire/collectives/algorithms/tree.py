@@ -22,11 +22,10 @@ from fullwire.errors import UsageError
 
 def _two_trees(_op: str, layout: Layout) -> Stated:
     workers = layout.workers
-    parents = [-1]  # of each node: odd nodes are leaves, node 0 is the root
-    for node in range(1, workers):
-        low = node & -node
-        above = (node ^ low) | (low << 1)
-        parents.append(above if above < workers else node ^ low)
+    node = np.arange(1, workers)  # odd nodes are leaves, node 0 is the root
+    low = node & -node
+    above = (node ^ low) | (low << 1)
+    parents = np.where(above < workers, above, node ^ low)
     ranks = np.arange(workers)
     # The second tree is the first one mirrored. Where a mirror would put a rank in the middle of
     # both, it is shifted by one instead. So leaves of one tree are inner nodes of the other.
@@ -34,16 +33,21 @@ def _two_trees(_op: str, layout: Layout) -> Stated:
     return Stated(2, (_up_and_down(parents, ranks, 0), _up_and_down(parents, second, 1)))
 
 
-def _up_and_down(parents: list[int], rank_of: NDArray[np.int64], block: int) -> Part:
-    """Add up from the leaves to the root, then hand the sum down again."""
-    heights, depths = np.zeros(len(parents), np.int32), np.zeros(len(parents), np.int32)
-    for node in sorted(range(1, len(parents)), key=lambda node: node & -node):
-        heights[parents[node]] = max(heights[parents[node]], heights[node] + 1)
-    for node in sorted(range(1, len(parents)), key=lambda node: -(node & -node)):
-        depths[node] = depths[parents[node]] + 1
-    children = np.arange(1, len(parents))
-    child_rank = rank_of[children]
-    parent_rank = rank_of[np.array(parents)[children]]
+def _up_and_down(parents: NDArray[np.int64], ranks: NDArray[np.int64], block: int) -> Part:
+    """Add up from the leaves to the root, then hand the sum down again.
+
+    `parents` are those of the nodes from 1 on. A parent's lowest bit is above that of its child.
+    """
+    children = np.arange(1, len(ranks))
+    heights, depths = np.zeros(len(ranks), np.int32), np.zeros(len(ranks), np.int32)
+    low = children & -children
+    levels = [low == 1 << bit for bit in range(len(ranks).bit_length())]
+    for level in levels:
+        np.maximum.at(heights, parents[level], heights[children[level]] + 1)
+    for level in reversed(levels):
+        depths[children[level]] = depths[parents[level]] + 1
+    child_rank = ranks[children]
+    parent_rank = ranks[parents]
     up = _by_round(heights[children], child_rank, parent_rank, block, reduces=True)
     down = _by_round(depths[children], parent_rank, child_rank, block, reduces=False)
     return (*up, *down)

@@ -1,0 +1,92 @@
+"""Read sums that may wait, in ways that no mode of torch sees; tell, as JSON, whether each came.
+
+An all-reduce that doubles stands for another rank.
+"""
+
+import json
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from fullwire.fixes import fix_kinds
+from fullwire.fixes._in_job import Applying
+
+SENT: list[int] = []
+
+
+def doubled(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> None:
+    if op != dist.ReduceOp.MIN:
+        SENT.append(tensor.numel())
+        tensor.mul_(2)
+
+
+def main() -> None:
+    store = dist.FileStore(tempfile.mktemp(), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.all_reduce = doubled
+    fix_kinds()["joining"].apply("1MiB", Applying("joining"))
+    told = {}
+
+    # First of all: new memory may get the address of memory that others had, and then never waits.
+    SENT.clear()
+    several = [torch.ones(3) for _ in range(4)]
+    for each in several:
+        dist.all_reduce(each)
+    told["others wait"] = SENT == [] and several[0].sum().item() == 6 and SENT == [12]
+
+    of_numpy = np.ones(3)
+    dist.all_reduce(torch.from_numpy(of_numpy))
+    told["memory of numpy"] = of_numpy.sum() == 6
+
+    tensor = torch.ones(3)
+    array = tensor.numpy()
+    dist.all_reduce(tensor)
+    told["memory that numpy has too"] = array.sum() == 6
+
+    tensor = torch.ones(3).share_memory_()
+    SENT.clear()
+    dist.all_reduce(tensor)
+    told["memory of several processes"] = SENT == [3]
+
+    weight = torch.ones(3, requires_grad=True)
+    weight.sum().backward()
+    dist.all_reduce(weight.grad)
+    SENT.clear()
+    torch.autograd.backward(weight.sum())
+    told["a backward pass"] = SENT == [3] and weight.grad.tolist() == [3, 3, 3]
+
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    SENT.clear()
+    functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+    told["a functional collective"] = SENT == [3]
+
+    tensor = torch.ones(3)
+    view = tensor.view(-1)
+    dist.all_reduce(tensor)
+    tensor.data = torch.zeros(3)
+    told["a tensor with other memory"] = view.sum().item() == 6 and tensor.sum().item() == 0
+
+    tensor = torch.full((3,), 3.0)
+    dist.all_reduce(tensor)
+    tensor.div_(4, rounding_mode="floor")
+    told["a rounded quotient"] = tensor.tolist() == [1, 1, 1]
+
+    with FlopCounterMode(display=False):
+        tensor = torch.ones(3)
+        SENT.clear()
+        dist.all_reduce(tensor)
+    told["another mode"] = SENT == [3]
+
+    dist.destroy_process_group()
+    sys.stdout.write(json.dumps({name: bool(value) for name, value in told.items()}))
+
+
+if __name__ == "__main__":
+    main()
