@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from fullwire.errors import UsageError
 from fullwire.run.run import Run
-from fullwire.simulation.calibrate import share_of_others
+from fullwire.simulation.calibrate import MUCH_BESIDE, share_of_others
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.processors import used_share
 from fullwire.timeline.account import Account, Part
@@ -22,7 +22,6 @@ from fullwire.units import shown
 MUCH = 0.05  # Of the step: a smaller loss is no fix by the account alone.
 MANY, MUCH_BYTES = 20, 2**20  # Joining pays for so many collectives of a step, up to that size.
 FILLS_THE_LINE = "fullwire"  # The backend for which predictions take a full line.
-MUCH_BESIDE = 0.15  # Of the processors, in other work: samples and clocks agree to a tenth.
 _WORTH_A_TRIAL = 0.02  # Of the step: the largest gain that the account allows.
 _REPEATS = 0.02  # A job that is started again repeats within this.
 _ALL_TAKEN = 0.9  # Of all processors' time.
