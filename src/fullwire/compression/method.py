@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 Tensor: TypeAlias = Any  # torch.Tensor, which may be absent here
 Shape: TypeAlias = tuple[int, ...]
 FLOAT_BYTES = 4
+SMALL = 1024  # Numbers: a gradient with fewer travels as float32, as a vector does.
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -31,6 +32,12 @@ class Bucket:
     error: Tensor | None  # Not sent so far, as long as `values`; None without error feedback.
     is_measured: bool = False
     direct: Any = None  # The group for exchanges and gathers, if it is not that for sums.
+
+    def error_of(self, gradient: Tensor) -> Tensor:
+        """Return the part of the error that belongs to one gradient."""
+        first = gradient.storage_offset() - self.values.storage_offset()
+        assert self.error is not None
+        return self.error[first : first + gradient.numel()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class Method(ABC):
     """Packs gradients, and leaves the mean of all ranks' gradients in a bucket."""
 
     keeps_error: ClassVar[bool] = False  # Adds to a gradient what earlier steps did not send.
+    sends_vectors: ClassVar[bool] = False  # Sends small gradients as they are, by itself.
     widened = 0  # Messages that were sent in a wider format, because values exceeded the range.
 
     @abstractmethod
