@@ -19,7 +19,7 @@ from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.placement import processors_of_machine, ranks_per_processor
 from fullwire.run.run import Hosts, Spans
 from fullwire.simulation.calibrate import share_of_others
-from fullwire.timeline.account import Part, account
+from fullwire.timeline.account import Part, account, alone_without_contention_s
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
 RATES = {0: 1e9, 1: 1e9, 2: 1e9}
@@ -248,6 +248,15 @@ def test_a_what_if_takes_the_one_t1_that_the_account_tells() -> None:
     assert table["baseline_step_s"] == pytest.approx(expected_s)
     assert table["step_s"][0] == pytest.approx(expected_s)
     assert any("contention takes 20 ms" in each for each in table.warnings)
+
+
+def test_an_account_that_was_drawn_up_is_not_drawn_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
+    found = account(run, RATES)
+    monkeypatch.delattr("fullwire.timeline.account.transfers_of")
+    assert alone_without_contention_s(run) == found.alone_s
 
 
 def contention_s(**conditions: Any) -> Any:
