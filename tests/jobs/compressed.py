@@ -204,14 +204,13 @@ def doubles(rank: int) -> bool:
 
 def refused() -> list[str]:
     said = []
-    more: dict[str, Any]
-    for model, codec, more in (
-        (nn.Linear(2, 2), "bf16", {}),
-        (parallel(Linear()), "powersdg", {}),
-        (parallel(Linear()), "bf16", {"max_error": 0}),
+    for model, codec, limit in (
+        (nn.Linear(2, 2), "bf16", None),
+        (parallel(Linear()), "powersdg", None),
+        (parallel(Linear()), "bf16", 0),
     ):
         try:
-            fullwire.compress(model, codec, **more)
+            fullwire.compress(model, codec, max_error=limit)
         except UsageError as error:
             said.append(str(error))
     data = parallel(Linear())
