@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 Tensor: TypeAlias = Any  # torch.Tensor, which may be absent here
 Shape: TypeAlias = tuple[int, ...]
 FLOAT_BYTES = 4
+SMALL = 1024  # Numbers: a gradient with fewer travels as float32, as a vector does.
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -30,6 +31,13 @@ class Bucket:
     names: tuple[str, ...]
     error: Tensor | None  # Not sent so far, as long as `values`; None without error feedback.
     is_measured: bool = False
+    direct: Any = None  # The group for exchanges and gathers, if it is not that for sums.
+
+    def error_of(self, gradient: Tensor) -> Tensor:
+        """Return the part of the error that belongs to one gradient."""
+        first = gradient.storage_offset() - self.values.storage_offset()
+        assert self.error is not None
+        return self.error[first : first + gradient.numel()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class Method(ABC):
     """Packs gradients, and leaves the mean of all ranks' gradients in a bucket."""
 
     keeps_error: ClassVar[bool] = False  # Adds to a gradient what earlier steps did not send.
+    sends_vectors: ClassVar[bool] = False  # Sends small gradients as they are, by itself.
     widened = 0  # Messages that were sent in a wider format, because values exceeded the range.
 
     @abstractmethod
@@ -140,14 +149,14 @@ class Format(Method):
             if sent.start < sent.stop:
                 self.pack_rows(rows[sent], packed[sent])
         received = packed.new_empty(packed.shape)
-        dist.all_to_all_single(received, packed, group=group)
+        dist.all_to_all_single(received, packed, group=bucket.direct or group)
         total = rows[rank].clone()
         for other in range(ranks):
             if other != rank:
                 total += self.unpack_rows(received[other : other + 1], count)[0]
         rounded = packed.new_empty((1, packed.shape[1]))
         self.pack_rows((total / ranks)[None], rounded)
-        received = gathered(rounded[0], ranks, group)
+        received = gathered(rounded[0], ranks, bucket.direct or group)
         loss = None
         if bucket.error is not None or bucket.is_measured:
             arrived = self.unpack_rows(packed, count).float()
