@@ -11,6 +11,7 @@
 """
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -141,7 +142,7 @@ def sharded() -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     checkpoints: Any = None
     if sys.argv[2:]:
-        import torch.distributed.checkpoint as checkpoints
+        checkpoints = importlib.import_module("torch.distributed.checkpoint")
     for step in range(5):
         model(samples()).square().mean().backward()
         optimizer.step()
