@@ -37,8 +37,8 @@ def watch(
     """Say what limits a job that is already running. Nothing enters the job.
 
     It needs the job's user, or root. Without a process or a name, it lists the jobs of this host.
-    Ctrl-C ends it and prints the answer so far. A job that sends nothing any more is stuck: the answer
-    names the rank that the others wait for.
+    Ctrl-C ends it and prints the answer so far. A job that sends nothing any more is stuck: the
+    answer names the rank that the others wait for.
 
     fullwire watch
     fullwire watch 48213 --line-rate 10Gbps
@@ -100,4 +100,3 @@ def _list_jobs(*, json: bool) -> None:
         )
     if not rows:
         typer.echo("No training job of yours runs here: no process has loaded torch.")
-    return
