@@ -184,4 +184,5 @@ def _pass(stage: _Rank, place: int, pp: int, tp: int, *, forward: bool, speeds: 
         if tp > 1:
             for _ in range(2):
                 values = [1, SEQUENCE, HIDDEN]
-                stage.sum(values, tp, speeds, "_c10d_functional::wait_tensor")
+                name = "AR" if speeds.is_plain else "_c10d_functional::wait_tensor"
+                stage.sum(values, tp, speeds, name)

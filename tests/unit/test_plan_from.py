@@ -113,3 +113,9 @@ def test_plain_attention_and_groups_without_names_are_recognised(tmp_path: Path)
         assert (found.tp, found.pp, found.dp, found.microbatch) == (tp, pp, dp, 1)
         assert (found.layers, found.heads, found.ffn, found.vocab) == (LAYERS, HEADS, FFN, VOCAB)
         assert found.global_batch == BATCH
+
+
+def test_an_operation_that_waits_for_a_sum_is_not_taken_for_computing(tmp_path: Path) -> None:
+    step_s = [traced(tmp_path / str(tp), tp=tp, dp=4 // tp, is_plain=True) for tp in (2, 1)]
+    found = fw.plan(recorded=tmp_path / "2", to={"tp": 1, "dp": 4})
+    assert found.best.step_s == pytest.approx(step_s[1], rel=0.1)

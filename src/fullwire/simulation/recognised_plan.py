@@ -378,8 +378,10 @@ class _Recognising:
                 shown_ns[kind] = length - beside
                 if kind == "dp":
                     sums_ns, beside_ns = length, beside
-            waited = "tp" if tp > 1 else "dp"
-            shown_ns[waited] += by.pop("waiting")
+                if kind == "tp" and not by["waiting"]:  # an operation waits for it, unmarked
+                    shown_ns[kind] = max(0, length - by["dispatch"])  # which hands it over
+                    total_ns -= max(0, beside - by["dispatch"])
+            shown_ns["tp" if tp > 1 else "dp"] += by.pop("waiting")
             by["rest"] = max(0, total_ns - named)
             steps_ns = round(self._step_s() * 1e9 * len(self.steps))
             if pipeline:
