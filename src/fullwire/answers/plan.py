@@ -108,7 +108,7 @@ def plan(
     if hours is not None or objective == "goodput":
         lasting = _lasting(best, ratio(hours if hours is not None else 24.0, "hours"), price)
     elif price is not None or question.troubles != Troubles():
-        raise UsageError("hours: expected the hours of training that failures or a price are for")
+        raise UsageError("hours: expected the hours of training with failures or a price")
     return PlanAnswer(
         model=question.model.name,
         cluster=question.cluster.name,
