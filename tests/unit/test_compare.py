@@ -458,3 +458,15 @@ def test_a_compressed_run_is_held_against_the_prediction_of_its_codec() -> None:
         assert found.predicted_s == pytest.approx(float(table["step_s"][0]), rel=0.02)
         assert found.predicted_s < found.measured_s
         assert found.predicted_s > least * found.measured_s
+
+
+def test_a_run_that_packs_on_the_wire_is_held_against_a_prediction() -> None:
+    before = a_trained_job()
+    for wire, times in (("bf16", 1.94), ("fp16", 1.98), ("int8", 3.9)):
+        found = verify(before, dataclasses.replace(before, facts=before.facts | Facts(wire=wire)))
+        assert found is not None
+        assert [sentence(change) for change in found.made] == [f"{wire} on the wire"]
+        table = fw.whatif(before, transport="measured", compression=times)
+        assert found.predicted_s == pytest.approx(float(table["step_s"][0]), rel=0.02)
+    packed = dataclasses.replace(before, facts=before.facts | Facts(wire="bf16"))
+    assert verify(packed, packed) is None

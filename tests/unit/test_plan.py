@@ -156,7 +156,7 @@ def test_racks_use_a_power_of_two_of_their_devices() -> None:
         ({"fix": "zp=8"}, "fix: expected one of tp, pp, vpp"),
         (
             {"nodes": 1},
-            "memory: no plan fits in 79 GiB: the leanest .* optimizer; expected",
+            "memory: no plan fits .* the leanest .* optimizer; expected [0-9]+ nodes instead of 1",
         ),
         ({"objective": "joy"}, "objective: expected one of step, cost, goodput, got 'joy'"),
         ({"precision": "int8"}, "precision: expected one of fp32"),

@@ -45,6 +45,12 @@ from fullwire.workloads.layout import RECOMPUTE, SCHEDULES, Precision
 from fullwire.workloads.stage_memory import BESIDE_BYTES, GIB, MOST_RESERVED, Columns, Held, peaks
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
+DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
+_COMPONENTS = (
+    *("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"),
+    *("gathered_bytes", "buffers_bytes"),
+)
+_MOST_TRIED = 12  # numbers of nodes, in search of one on which a plan fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +221,6 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
     )
 
 
-_MOST_TRIED = 12
-
-
 def _enough_nodes(question: Question, least: int) -> str:
     """Search on more and more nodes until a plan fits: degrees do not divide every number."""
     least = max(least, question.cluster.nodes + 1)
@@ -230,12 +233,6 @@ def _enough_nodes(question: Question, least: int) -> str:
         if _held(more, plans).fits(question.device.memory_bytes).any():
             return f"{nodes} nodes"
     return f"more than {least + _MOST_TRIED - 1} nodes"
-
-
-_COMPONENTS = (
-    *("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"),
-    *("gathered_bytes", "buffers_bytes"),
-)
 
 
 def score(found: Searched) -> Floats:
@@ -300,9 +297,6 @@ def _memory(held: Held, row: int) -> Memory:
         peak_allocated_bytes=int(held.peak_allocated_bytes[row]),
         peak_reserved_bytes=int(held.peak_reserved_bytes[row]),
     )
-
-
-DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
 
 
 def calibrated(question: Question, path: Path) -> Question:

@@ -30,6 +30,7 @@ class Bucket:
     names: tuple[str, ...]
     error: Tensor | None  # Not sent so far, as long as `values`; None without error feedback.
     is_measured: bool = False
+    direct: Any = None  # The group for exchanges and gathers, if it is not that for sums.
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +141,14 @@ class Format(Method):
             if sent.start < sent.stop:
                 self.pack_rows(rows[sent], packed[sent])
         received = packed.new_empty(packed.shape)
-        dist.all_to_all_single(received, packed, group=group)
+        dist.all_to_all_single(received, packed, group=bucket.direct or group)
         total = rows[rank].clone()
         for other in range(ranks):
             if other != rank:
                 total += self.unpack_rows(received[other : other + 1], count)[0]
         rounded = packed.new_empty((1, packed.shape[1]))
         self.pack_rows((total / ranks)[None], rounded)
-        received = gathered(rounded[0], ranks, group)
+        received = gathered(rounded[0], ranks, bucket.direct or group)
         loss = None
         if bucket.error is not None or bucket.is_measured:
             arrived = self.unpack_rows(packed, count).float()

@@ -322,7 +322,7 @@ class ChangedBuckets(Finding):
 
 
 class ChangedHook(Finding):
-    """The second run has another communication hook."""
+    """The second run sends gradients in another form, by a hook or packed on the wire."""
 
     template = "{hook}"
 

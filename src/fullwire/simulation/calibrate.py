@@ -32,6 +32,7 @@ from fullwire.collectives.closed_form import recorded_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
+from fullwire.run.placement import processors_of_machine
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
 from fullwire.simulation.processors import others_share
@@ -369,7 +370,7 @@ def _frame(runs: Sequence[Run]) -> MeasuredTransport:
         processor_s_per_byte=0.0,
         processor_s_per_hop=0.0,
         apart=0.0,
-        processors=facts.processors or 1,
+        processors=processors_of_machine(runs[0]) or 1,
         machines=facts.machines or workers,
         workers=workers,
     )
