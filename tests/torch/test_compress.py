@@ -72,6 +72,13 @@ def test_formats_round_little_and_feedback_loses_nothing(trained: Mapping[str, A
         assert 0 < trained[codec]["unsent_norm"] < 2, codec
 
 
+def test_norm_layers_biases_and_small_gradients_travel_as_float32_whatever_their_bucket(
+    trained: Mapping[str, Any],
+) -> None:
+    assert all(error < 1e-6 for error in trained["small"].values()), trained["small"]
+    assert trained["small packed"] > 1e-4
+
+
 def test_a_checkpoint_continues_with_the_same_bits(trained: Mapping[str, Any]) -> None:
     assert all(trained[codec]["same"] for codec in (*SENT, *WITH_FEEDBACK))
 

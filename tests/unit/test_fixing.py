@@ -353,6 +353,17 @@ def test_loading_ahead_is_predicted_by_what_its_processes_load() -> None:
     assert found.low_s < 0.0182 < found.high_s
 
 
+def test_threads_beyond_the_processors_lose_what_they_wait() -> None:
+    """Eight threads a rank on two processors: a step of 54.2 ms became one of 40.5 ms."""
+    parts_s = {"compute": 0.0118, "contention": 0.0191, "straggler": 0.0151}
+    account: Any = SimpleNamespace(step_s=0.0542, alone_s=0.0202, parts_s=parts_s)
+    seen, run = Seen(threads=8, processors=2, local_ranks=2), a_trained_job(a_transport(), steps=2)
+    [found] = CAN["threads"].to_try(run, account, seen, None)
+    assert found.setting == "1"
+    assert found.step_s == pytest.approx(0.0405, rel=0.1)
+    assert found.low_s < 0.0405 < found.high_s
+
+
 def test_fixes_that_name_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="fixes: expected some such as buckets:50, or none"):
         split_fixes("")

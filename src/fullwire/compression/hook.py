@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fullwire.compression.codec import Choice, hook_of, parse_choice
-from fullwire.compression.method import Bucket, Loss, Tensor
+from fullwire.compression.method import SMALL, Bucket, Loss, Tensor
 from fullwire.errors import UsageError
 from fullwire.units import shown
 
@@ -58,9 +58,14 @@ class Compression:
     """The codec of one model's gradients: its state, and what its guard has measured."""
 
     def __init__(
-        self, model: DistributedDataParallel, choice: Choice, max_error: float | None = None
+        self,
+        model: DistributedDataParallel,
+        choice: Choice,
+        max_error: float | None = None,
+        packs_small: bool = False,
     ) -> None:
         self.choice = choice
+        self.packs_small = packs_small
         self.max_error = choice.codec.most_error if max_error is None else max_error
         self.is_off = False  # The guard has found more loss than its limit.
         self.measured: deque[Measured] = deque(maxlen=_KEPT)
@@ -152,7 +157,10 @@ class Compression:
         ranks = dist.get_world_size(self._group)
         if ranks == 1:
             return
-        if self.is_off or flat.dtype != torch.float32:
+        is_plain = self.is_off or flat.dtype != torch.float32
+        keeps_small = not (self.packs_small or self._method.sends_vectors)
+        small = [each for each in gradients if keeps_small and _is_small(each)]
+        if is_plain or len(small) == len(gradients):
             self._tell_type(flat.dtype)
             dist.all_reduce(flat, group=self._group)
             flat /= ranks
@@ -168,7 +176,17 @@ class Compression:
             is_measured=is_measured,
             direct=self._direct,
         )
+        # The few bytes of small gradients travel twice: packed in their places, and as they are.
+        exact = torch.cat([flat[:0], *(each.reshape(-1) for each in small)])
+        under_way = dist.all_reduce(exact, group=self._group, async_op=True) if small else None
         loss = self._method.average(bucket, self._group)
+        if under_way is not None:
+            under_way.wait()
+            means = (exact / ranks).split([each.numel() for each in small])
+            for gradient, mean in zip(small, means, strict=True):
+                gradient.copy_(mean.view_as(gradient))
+                if error is not None:
+                    bucket.error_of(gradient).zero_()
         if error is not None and not bool(error.sum().isfinite()):
             error.zero_()  # The gradient had inf or NaN, which would stay for ever.
         if loss is not None:
@@ -217,7 +235,11 @@ class Compression:
 
 
 def compress(
-    model: DistributedDataParallel, codec: str, *, max_error: float | None = None
+    model: DistributedDataParallel,
+    codec: str,
+    *,
+    max_error: float | None = None,
+    packs_small: bool = False,
 ) -> Compression:
     """Send a model's gradients with a codec, and return its state.
 
@@ -225,6 +247,8 @@ def compress(
     - `codec`: a name with settings, such as `"bf16"` or `"powersgd:rank=2"`.
     - `max_error`: the relative squared error beyond which gradients go back to float32. Without
       it, formats have a usual limit. Codecs with error feedback have none.
+    - `packs_small`: pack the gradients of norm layers and biases too, and all with fewer than 1024
+      numbers. Without it they travel as float32, whatever bucket DDP puts them in.
 
     Every rank calls this before the first backward pass.
 
@@ -246,11 +270,16 @@ def compress(
             f"compress: expected a model without a communication hook, got one with {there}: "
             "torch allows one hook"
         )
-    compression = Compression(model, choice, max_error)
+    compression = Compression(model, choice, max_error, packs_small)
     hook = lambda state, bucket: state.send(bucket)  # noqa: E731  # torch reads annotations
     hook.__name__ = hook.__qualname__ = hook_of(choice)
     model.register_comm_hook(compression, hook)
     return compression
+
+
+def _is_small(gradient: Tensor) -> bool:
+    """Say whether a gradient is of a norm layer, a bias, or as small as one."""
+    return bool(gradient.dim() < 2 or gradient.numel() < SMALL)
 
 
 class ReceivesFirst(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check

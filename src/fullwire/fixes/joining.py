@@ -26,7 +26,7 @@ from fullwire.fixes.fix import (
 )
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
+from fullwire.timeline.account import Account, Part
 from fullwire.units import shown, size_bytes
 
 _JOINED = {
@@ -96,8 +96,11 @@ class Joining(FixKind):
             if len(places) >= MANY:
                 # Predict without the residue, because the many small collectives are its cause.
                 found = job.as_modelled().ask(step=step.with_joined(places))
-                if op == "allreduce":  # what waits costs the host a little, each
-                    waiting_s = len(places) * _WAITING_S
+                if op == "allreduce":
+                    # What waits costs the host a little, each. Before all are sent, ranks agree on
+                    # their number, in one small sum more.
+                    agreeing_s = account.parts_s[Part.LATENCY.key] / len(places)
+                    waiting_s = len(places) * _WAITING_S + agreeing_s
                     step_s = found.step_s + waiting_s
                     found = replace(
                         found,

@@ -163,6 +163,7 @@ class _BackendFacts:
     """The communication library and its settings: measured, reported by NCCL, or emulated."""
 
     backend: str | None = fact("what torch.distributed sends with")
+    groups: str | None = fact("the job's process groups by description, with their ranks: dp 2")
     transport_congestion: str | None = fact(
         "congestion control of the connections of Fullwire's transport, and why"
     )
