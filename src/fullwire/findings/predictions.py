@@ -134,7 +134,8 @@ class BeyondTheLine(Finding):
     """Above some line rate, the processors limit a measured transport, not the line."""
 
     template = (
-        "From {rate_bps:rate} on, the processors limit this transport ({workers:,} workers). "
+        "From {rate_bps:rate} on, the processors limit this transport "
+        "({workers:,} {workers:worker|workers}). "
         "Faster processors or another transport help there, faster links hardly."
     )
 
