@@ -25,6 +25,7 @@ class Speeds:
     flops_per_s: float = 5e10
     bytes_per_s: float = 1e9
     message_s: float = 2e-4
+    is_plain: bool = False
     light_s: float = 4e-4  # of one layer's norms and activations in one pass
 
 
@@ -79,9 +80,12 @@ class _Rank:
             self.now_us += long_us
 
 
-def traced(place: Path, *, tp: int = 1, pp: int = 1, dp: int = 1) -> float:
-    """Write a trace for each rank; return the time of a step. The mesh is pp, dp, tp."""
-    speeds = Speeds()
+def traced(place: Path, *, tp: int = 1, pp: int = 1, dp: int = 1, is_plain: bool = False) -> float:
+    """Write a trace for each rank; return the time of a step. The mesh is pp, dp, tp.
+
+    - `is_plain`: attention is made of products, positions are embedded, and groups bear no names.
+    """
+    speeds = Speeds(is_plain=is_plain)
     place.mkdir()
     micro = BATCH // dp
     stages = [_Rank() for _ in range(pp)]
@@ -110,7 +114,12 @@ def traced(place: Path, *, tp: int = 1, pp: int = 1, dp: int = 1) -> float:
     world = pp * dp * tp
     groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": world}]
     groups += [
-        {"pg_name": name, "pg_desc": f"mesh_{name}", "pg_size": size, "ranks": []}
+        {
+            "pg_name": name,
+            "pg_desc": "undefined" if is_plain else f"mesh_{name}",
+            "pg_size": size,
+            "ranks": [],
+        }
         for name, size in sizes.items()
         if size < world  # torch gives a mesh over all ranks the default group
     ]
@@ -152,6 +161,8 @@ def _pass(stage: _Rank, place: int, pp: int, tp: int, *, forward: bool, speeds: 
     times = 1 if forward else 2
     if place == 0 and forward:
         stage.add("aten::embedding", 5.0, [[VOCAB, HIDDEN], [1, SEQUENCE]])
+        if speeds.is_plain:
+            stage.add("aten::embedding", 5.0, [[2 * SEQUENCE, HIDDEN], [1, SEQUENCE]])
     if place == pp - 1 and not forward:
         stage.products(tp, True, 1, speeds)
         stage.add("aten::nll_loss_forward", 5.0, [[SEQUENCE, VOCAB], [SEQUENCE]])
@@ -160,7 +171,12 @@ def _pass(stage: _Rank, place: int, pp: int, tp: int, *, forward: bool, speeds: 
     flops = 2.0 * SEQUENCE**2 * HIDDEN / tp
     for _ in range(LAYERS // pp):
         stage.products(tp, False, times, speeds)
-        if forward:
+        if speeds.is_plain:
+            wide = HIDDEN // HEADS
+            both = [[heads[1], SEQUENCE, wide], [heads[1], wide, SEQUENCE]]
+            for _ in range(2 * times):
+                stage.work("aten::bmm", both, flops / 2, speeds)
+        elif forward:
             stage.work(_ATTENTION, [heads] * 3, flops, speeds)
         else:
             stage.work(_BACKWARD_ATTENTION, [heads] * 5, 2 * flops, speeds)
@@ -168,4 +184,5 @@ def _pass(stage: _Rank, place: int, pp: int, tp: int, *, forward: bool, speeds: 
         if tp > 1:
             for _ in range(2):
                 values = [1, SEQUENCE, HIDDEN]
-                stage.sum(values, tp, speeds, "_c10d_functional::wait_tensor")
+                name = "AR" if speeds.is_plain else "_c10d_functional::wait_tensor"
+                stage.sum(values, tp, speeds, name)

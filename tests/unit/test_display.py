@@ -41,7 +41,7 @@ TABLE, PICTURE = {"table", "thead", "tbody", "tr", "th", "td"}, {"svg", "title",
 ALLOWED = {"div", "p", "b", "br", *TABLE, *PICTURE}
 STARTS_JOBS = {  # their examples are only read
     *("apply_fixes", "compress", "doctor", "join", "log"),
-    *("record", "run_recipe", "study", "tune", "wire"),
+    *("record", "run_recipe", "study", "tune", "watch", "wire"),
 }
 NEEDS_TORCH = ("codecs", "compress", "wire")  # tests/torch/test_codecs_here.py runs theirs
 FUNCTIONS = sorted(

@@ -8,6 +8,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.importers.kineto import scan
 from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
 
 PLANS = [
@@ -24,7 +25,8 @@ def steps(
     found = {}
     for degrees in PLANS:
         name = " ".join(f"{kind} {ways}" for kind, ways in degrees.items())
-        step_s = traced(place / name, **degrees)
+        tp, pp, dp = degrees.values()
+        step_s = traced(place / name, tp=tp, pp=pp, dp=dp)
         found[name] = (place / name, degrees, step_s)
     return found
 
@@ -100,3 +102,31 @@ def test_the_terminal_shows_what_was_recognised(
     assert "4 layers of 512, 8 heads" in said
     assert "matrix products" in said
     assert plan_data(found)["recorded"]["ratios"][0]["work"] == "matrix products"
+
+
+def test_plain_attention_and_groups_without_names_are_recognised(tmp_path: Path) -> None:
+    for degrees in ((2, 1, 2), (1, 2, 2), (2, 2, 1)):
+        tp, pp, dp = degrees
+        path = tmp_path / f"{tp}{pp}{dp}"
+        traced(path, tp=tp, pp=pp, dp=dp, is_plain=True)
+        found = fw.plan(recorded=path, to={"tp": tp, "pp": pp, "dp": dp}).recorded
+        assert found is not None
+        assert (found.tp, found.pp, found.dp, found.microbatch) == (tp, pp, dp, 1)
+        assert (found.layers, found.heads, found.ffn, found.vocab) == (LAYERS, HEADS, FFN, VOCAB)
+        assert found.global_batch == BATCH
+
+
+def test_an_operation_that_waits_for_a_sum_is_not_taken_for_computing(tmp_path: Path) -> None:
+    step_s = [traced(tmp_path / str(tp), tp=tp, dp=4 // tp, is_plain=True) for tp in (2, 1)]
+    found = fw.plan(recorded=tmp_path / "2", to={"tp": 1, "dp": 4})
+    assert found.best.step_s == pytest.approx(step_s[1], rel=0.1)
+
+
+def test_operations_that_are_cut_between_chunks_are_whole(
+    steps: dict[str, tuple[Path, dict[str, int], float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = steps["tp 2 pp 2 dp 1"][0] / "rank0.json"
+    whole = scan.scanned(path).shaped
+    monkeypatch.setattr(scan, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(scan, "_PACKED_BYTES", 701)  # what is read of a plain file at once
+    assert scan.scanned(path).shaped == whole

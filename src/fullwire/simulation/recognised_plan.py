@@ -25,6 +25,7 @@ from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, Precision, Recompute
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
+_BATCHED = ("aten::bmm", "aten::baddbmm")
 _ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_attention_|flash_attn")
 _PRECISIONS: Mapping[str, Precision] = {
     "float": "fp32", "c10::half": "fp16", "c10::bfloat16": "bf16", "c10::float8_e4m3fn": "fp8",
@@ -87,7 +88,7 @@ class _Recognising:
             raise UsageError("from: expected a model without experts: theirs are not recognised")
         batch, sequence, local_heads, local_kv, head_dim = self._attention()
         tokens = batch * sequence
-        hidden, vocab = self._width(tokens)
+        [vocab, hidden], _ = self._embedding(tokens)
         tp, pp, dp, cp = self._degrees(hidden, local_heads * head_dim)
         micro = self._microbatches()
         layers = self._layers(micro, pp)
@@ -151,21 +152,44 @@ class _Recognising:
                 heads, tokens = (second, third) if is_heads_first else (third, second)
                 kv_heads = sizes[1][1] if is_heads_first else sizes[1][2]
                 return batch, tokens, heads, kv_heads, width
+        return self._plain_attention()
+
+    def _plain_attention(self) -> tuple[int, int, int, int, int]:
+        """Return the same of attention by products of its own: scores, then values."""
+        *batch, tokens = self._embedding(1)[1]
+        sequences = math.prod(batch)
+        for rank in self.ranks:
+            for sizes, _ in self._shapes(rank, *_BATCHED):
+                for count, *sides in sizes:
+                    if len(sides) == 2 and tokens in sides and count % sequences == 0:
+                        sides.remove(tokens)
+                        if sides[0] != tokens:
+                            return (
+                                sequences,
+                                tokens,
+                                count // sequences,
+                                count // sequences,
+                                sides[0],
+                            )
         raise UsageError(
-            "from: expected attention as one operation (scaled_dot_product_attention or flash), "
-            "got none with shapes of four sizes"
+            "from: expected attention, as one operation or as products of scores and values, got "
+            "neither with the sequence's length"
         )
 
-    def _width(self, tokens: int) -> tuple[int, int]:
-        """Return the hidden vector's size and the rows of the embedding."""
-        for rank in self.ranks:
-            for sizes, _ in self._shapes(rank, "aten::embedding"):
-                if len(sizes) > 1 and len(sizes[0]) == 2 and math.prod(sizes[1]) >= tokens:
-                    return sizes[0][1], sizes[0][0]
-        raise UsageError(
-            "from: expected an embedding of the microbatch's tokens, got none: give the trace of a "
-            "rank of the first stage too"
-        )
+    def _embedding(self, tokens: int) -> list[list[int]]:
+        """Return the sizes of the embedding and of its input; one of positions has fewer rows."""
+        found = [
+            sizes[:2]
+            for rank in self.ranks
+            for sizes, _ in self._shapes(rank, "aten::embedding")
+            if len(sizes) > 1 and len(sizes[0]) == 2 and math.prod(sizes[1]) >= tokens
+        ]
+        if not found:
+            raise UsageError(
+                "from: expected an embedding of the microbatch's tokens, got none: give the trace "
+                "of a rank of the first stage too"
+            )
+        return max(found, key=lambda sizes: (math.prod(sizes[1]), sizes[0][0]))
 
     def _degrees(self, hidden: int, own_width: int) -> tuple[int, int, int, int]:
         """Return TP, PP, DP and CP: by descriptions of groups, else by shapes and transfers."""
@@ -196,18 +220,26 @@ class _Recognising:
 
     def _microbatches(self) -> int:
         """Return how often a step passes the embedding."""
+        wanted = self._embedding(1)
         most = max(
-            sum(calls for _, calls in self._shapes(rank, "aten::embedding")) for rank in self.ranks
+            sum(
+                calls
+                for sizes, calls in self._shapes(rank, "aten::embedding")
+                if sizes[:2] == wanted
+            )
+            for rank in self.ranks
         )
         return max(1, round(most / len(self.steps)))
 
     def _passes(self, rank: int, *, backward: bool) -> float:
-        """Return the calls of attention in a step; wrappers around it are no calls."""
-        return sum(
+        """Return the calls of attention in a step; of single products, two forward, four back."""
+        fused = sum(
             calls
             for (name, _), calls in self.calls[rank].items()
             if _ATTENTION.search(name) and ("backward" in name) == backward
-        ) / len(self.steps)
+        )
+        plain = sum(calls for _, calls in self._shapes(rank, *_BATCHED))
+        return (fused or plain / 6) / len(self.steps)
 
     def _layers(self, micro: int, pp: int) -> int:
         own = [self._passes(rank, backward=True) / micro for rank in self.ranks]
@@ -315,7 +347,9 @@ class _Recognising:
             by = {
                 "matmul": sum(ns for (name, _), ns in spent_ns.items() if name in _PRODUCTS),
                 "attention": sum(
-                    ns for (name, _), ns in spent_ns.items() if _ATTENTION.search(name)
+                    ns
+                    for (name, _), ns in spent_ns.items()
+                    if _ATTENTION.search(name) or name in _BATCHED
                 ),
                 "dispatch": spent_ns["dispatch", ""],
                 "waiting": sum(ns for (name, _), ns in spent_ns.items() if "wait_tensor" in name),
@@ -344,8 +378,10 @@ class _Recognising:
                 shown_ns[kind] = length - beside
                 if kind == "dp":
                     sums_ns, beside_ns = length, beside
-            waited = "tp" if tp > 1 else "dp"
-            shown_ns[waited] += by.pop("waiting")
+                if kind == "tp" and not by["waiting"]:  # an operation waits for it, unmarked
+                    shown_ns[kind] = max(0, length - by["dispatch"])  # which hands it over
+                    total_ns -= max(0, beside - by["dispatch"])
+            shown_ns["tp" if tp > 1 else "dp"] += by.pop("waiting")
             by["rest"] = max(0, total_ns - named)
             steps_ns = round(self._step_s() * 1e9 * len(self.steps))
             if pipeline:
