@@ -65,7 +65,7 @@ def appliable(key: str) -> FixKind:
     except KeyError:
         can = [name for name, each in fix_kinds().items() if each.example]
         near = get_close_matches(key, can, n=1)
-        hint = f"; the nearest is {near[0]}" if near else ""
+        hint = f". The nearest is {near[0]}" if near else ""
         raise UsageError(f"fix: expected one of {', '.join(can)}, got {shown(key)}{hint}") from None
     if not kind.example:
         raise UsageError(f"fix {key}: it cannot be applied: {kind.needs}")
