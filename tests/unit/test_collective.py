@@ -241,7 +241,7 @@ def test_ctrl_c_ends_a_long_play() -> None:
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        ({"nodes": 2}, "nodes: expected a described cluster, whose nodes they are"),
+        ({"nodes": 2}, "nodes: expected a described cluster with them"),
         ({"latency": ""}, "latency: "),
     ],
 )

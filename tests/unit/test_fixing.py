@@ -70,7 +70,7 @@ def test_commas_join_fixes_and_stay_in_settings() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("bucket:50", "the nearest is buckets"),
+        ("bucket:50", "The nearest is buckets"),
         ("buckets", "expected a setting, the MiB of a bucket, as in buckets:50"),
         ("buckets:-1", "expected MiB of a bucket, above 0"),
         ("buckets:nan", "expected MiB of a bucket, above 0"),
@@ -139,7 +139,7 @@ def test_a_recipe_reads_back_equal(
         ("format = 1\nfixes = 3", "expected a recipe in TOML"),
         ("format = [", "expected a recipe in TOML"),
         ('format = 1\n[[fixes]]\nfix = "buckets"', "setting"),
-        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "the nearest is buckets"),
+        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "The nearest is buckets"),
         ('format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
         ("format = 1\na = " + "[" * 100_000, "expected a recipe in TOML"),
     ],

@@ -65,7 +65,7 @@ def appliable(key: str) -> FixKind:
     can = [name for name, each in kinds.items() if each.example]
     if kind is None:
         near = get_close_matches(key, can, n=1)
-        hint = f"; the nearest is {near[0]}" if near else ""
+        hint = f". The nearest is {near[0]}" if near else ""
         raise UsageError(f"fix: expected one of {', '.join(can)}, got {shown(key)}{hint}")
     if not kind.example:
         raise UsageError(f"fix {key}: it cannot be applied: {kind.needs}")
