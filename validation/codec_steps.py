@@ -109,8 +109,9 @@ def main() -> None:
                 [step.error for step in steps], [step.holds for step in steps]
             )
             alone = [step.error for step in steps if step.is_alone]
-            told = results.said_of(alone)["summary"] if alone else "none"
-            judged[title]["summary"] += f"; {len(alone)} alone on the machine: {told}"
+            if alone and len(alone) < len(steps):
+                told = results.said_of(alone)["summary"]
+                judged[title]["summary"] += f"; {len(alone)} alone on the machine: {told}"
             print(f"\n{judged[title]}")
     if len(judged) == len(tables):
         chosen, fresh = judged.values()

@@ -48,6 +48,18 @@ def test_each_fix_has_a_setting_that_it_takes_or_says_what_it_needs() -> None:
             assert parse_fix(f"{key}:{kind.example}").setting == kind.example
 
 
+def test_a_process_of_a_job_loads_the_fixes_that_it_applies_without_predictions() -> None:
+    lines = (
+        "import sys",
+        "from fullwire.fixes.fix import fix_kind",
+        f"kinds = [fix_kind(key).key for key in {sorted(CAN.keys() - {'compression'})}]",
+        "loaded = [name for name in sys.modules if name.startswith('fullwire.')]",
+        "loaded = [name for name in loaded if '.timeline' in name or '.forecast' in name]",
+        "assert kinds and not loaded, loaded",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
 def test_fixes_are_listed_with_their_settings(cli: Cli) -> None:
     listed = json.loads(cli("fixes", "--json").stdout)["fixes"]
     assert {each["fix"]: each["example"] for each in listed} == {
