@@ -142,7 +142,7 @@ def test_a_job_that_hangs_ends_its_tuning_with_all_its_processes(tmp_path: Path)
     command = [*FULLWIRE, "tune", *options, "--", *JOB, "hanging"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
-    assert "the job hangs, or is very slow: it was ended after 12 s" in done.stderr
+    assert "the job hangs, or is very slow: tune ended it after 12 s" in done.stderr
     assert str(tmp_path) not in subprocess.run(["ps", "axe"], capture_output=True, text=True).stdout
 
 

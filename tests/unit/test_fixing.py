@@ -48,6 +48,18 @@ def test_each_fix_has_a_setting_that_it_takes_or_says_what_it_needs() -> None:
             assert parse_fix(f"{key}:{kind.example}").setting == kind.example
 
 
+def test_a_process_of_a_job_loads_the_fixes_that_it_applies_without_predictions() -> None:
+    lines = (
+        "import sys",
+        "from fullwire.fixes.fix import fix_kind",
+        f"kinds = [fix_kind(key).key for key in {sorted(CAN.keys() - {'compression'})}]",
+        "loaded = [name for name in sys.modules if name.startswith('fullwire.')]",
+        "loaded = [name for name in loaded if '.timeline' in name or '.forecast' in name]",
+        "assert kinds and not loaded, loaded",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
 def test_fixes_are_listed_with_their_settings(cli: Cli) -> None:
     listed = json.loads(cli("fixes", "--json").stdout)["fixes"]
     assert {each["fix"]: each["example"] for each in listed} == {
@@ -70,7 +82,7 @@ def test_commas_join_fixes_and_stay_in_settings() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("bucket:50", "the nearest is buckets"),
+        ("bucket:50", "The nearest is buckets"),
         ("buckets", "expected a setting, the MiB of a bucket, as in buckets:50"),
         ("buckets:-1", "expected MiB of a bucket, above 0"),
         ("buckets:nan", "expected MiB of a bucket, above 0"),
@@ -139,7 +151,7 @@ def test_a_recipe_reads_back_equal(
         ("format = 1\nfixes = 3", "expected a recipe in TOML"),
         ("format = [", "expected a recipe in TOML"),
         ('format = 1\n[[fixes]]\nfix = "buckets"', "setting"),
-        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "the nearest is buckets"),
+        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "The nearest is buckets"),
         ('format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
         ("format = 1\na = " + "[" * 100_000, "expected a recipe in TOML"),
     ],

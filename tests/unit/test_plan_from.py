@@ -8,6 +8,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.importers.kineto import scan
 from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
 
 PLANS = [
@@ -119,3 +120,13 @@ def test_an_operation_that_waits_for_a_sum_is_not_taken_for_computing(tmp_path: 
     step_s = [traced(tmp_path / str(tp), tp=tp, dp=4 // tp, is_plain=True) for tp in (2, 1)]
     found = fw.plan(recorded=tmp_path / "2", to={"tp": 1, "dp": 4})
     assert found.best.step_s == pytest.approx(step_s[1], rel=0.1)
+
+
+def test_operations_that_are_cut_between_chunks_are_whole(
+    steps: dict[str, tuple[Path, dict[str, int], float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = steps["tp 2 pp 2 dp 1"][0] / "rank0.json"
+    whole = scan.scanned(path).shaped
+    monkeypatch.setattr(scan, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(scan, "_PACKED_BYTES", 701)  # what is read of a plain file at once
+    assert scan.scanned(path).shaped == whole

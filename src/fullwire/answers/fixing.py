@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fullwire.answers.conditions import count
 from fullwire.errors import UsageError
 from fullwire.files import path_of
 from fullwire.fixes._in_job import (
@@ -29,7 +28,7 @@ from fullwire.fixes._in_job import (
     WORKERS_VARIABLE,
 )
 from fullwire.fixes._recipe import Applied, Recipe, parse_fix, read_recipe
-from fullwire.fixes.fix import fix_kinds
+from fullwire.fixes.fix import fix_kind, fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
@@ -96,8 +95,10 @@ def apply_fixes(
     if str(PYTHON_PATH) not in (before or "").split(os.pathsep):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHON_PATH), before]))
     for each in chosen:
-        environment |= fix_kinds()[each.fix].environment(each.setting)
+        environment |= fix_kind(each.fix).environment(each.setting)
     if steps is not None:
+        from fullwire.answers.conditions import count  # beside predictions, which take long to load
+
         environment[STEPS_VARIABLE] = str(count(steps, "steps"))
     limit_s = None if within is None else seconds(within, "within")
     if NOTES_VARIABLE in environment:

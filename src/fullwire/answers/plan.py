@@ -146,7 +146,7 @@ def _answer(
     if hours is not None or question.objective == "goodput":
         lasting = _lasting(best, ratio(hours if hours is not None else 24.0, "hours"), price)
     elif price is not None or question.troubles != Troubles():
-        raise UsageError("hours: expected the hours of training that failures or a price are for")
+        raise UsageError("hours: expected the hours of training with failures or a price")
     row = best.order[0]
     degrees = {name: int(getattr(best.plans, name)[row]) for name in DEGREES}
     unseen = () if recorded is None else recorded.unseen(degrees)

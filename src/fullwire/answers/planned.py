@@ -225,7 +225,7 @@ def device_of(cluster: Cluster, given: str | None) -> Accelerator:
         return accelerator(_DEVICE_OF.get(cluster.name, cluster.name))
     except UsageError:
         raise UsageError(
-            f"device: the cluster {cluster.name} does not name its devices; say --device h100"
+            f"device: expected one with the cluster {cluster.name}, like --device h100"
         ) from None
 
 

@@ -160,12 +160,12 @@ def tune(
     most = None if trials is None else count(trials, "trials")
     folder = Path(output)
     if folder.exists():
-        raise UsageError(f"{folder} is there already: expected a new folder")
+        raise UsageError(f"{folder} exists: expected a new folder")
     if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]}: cannot be run: no such command")
+        raise UsageError(f"{command[0]}: expected a command that exists and may be executed")
     place = Path.cwd() if scratch is None else Path(scratch)
     if not place.is_dir():
-        raise UsageError(f"scratch: {place} is no folder")
+        raise UsageError(f"scratch: expected a folder, got {place}")
     budget_s = seconds(budget, "budget")
     if not budget_s:
         raise UsageError(f"budget: expected a time above 0, got {shown(budget)}")
@@ -273,7 +273,7 @@ class _Job:
         is_first, self.took_s = self.limit_s is None, max(self.took_s, took_s)
         run = done.run
         if done.exit_status == TOO_LONG and not (is_first and len(paces_s(run)) >= FEWEST_STEPS):
-            raise UsageError(f"the job hangs, or is very slow: it was ended after {limit_s:.0f} s")
+            raise UsageError(f"the job hangs, or is very slow: tune ended it after {limit_s:.0f} s")
         if done.exit_status not in (0, TOO_LONG):
             lines = log.read_text(errors="replace").split("\n") if log.exists() else []
             # A launcher's summary follows the error itself.

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from fullwire.fixes.fix import Change, fix_kinds
+from fullwire.fixes.fix import Change, fix_kind
 from fullwire.recorder.inside import after_import
 
 FIXES_VARIABLE = "FULLWIRE_FIXES"  # JSON: pairs of a key and a setting
@@ -278,7 +278,7 @@ def apply_all() -> None:
     for key, setting in json.loads(os.environ.get(FIXES_VARIABLE, "[]")):
         fix = Applying(key)
         try:
-            fix_kinds()[key].apply(setting, fix)
+            fix_kind(key).apply(setting, fix)
         except Exception as error:  # the job goes on without this fix
             fix.did(f"not applied: {error!r}")
 

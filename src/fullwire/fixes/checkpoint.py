@@ -12,15 +12,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import FixKind, Process, Seen, Worthwhile, register, worthwhile
 from fullwire.recorder.inside import after_import
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _WAY = "background"
 _OF_SHARDS = "torch.distributed.checkpoint"

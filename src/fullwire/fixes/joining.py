@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
@@ -24,10 +24,12 @@ from fullwire.fixes.fix import (
     sending_s,
     worthwhile,
 )
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account, Part
 from fullwire.units import shown, size_bytes
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _JOINED = {
     "allreduce": (
@@ -88,6 +90,8 @@ class Joining(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the small collectives of each kind as one, where a script has many."""
+        from fullwire.timeline.account import Part
+
         step = job.subject.step
         if step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any()):
             return  # shards: a library sums them, not the script

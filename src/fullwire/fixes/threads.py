@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import FixKind, Process, Seen, Worthwhile, register, worthwhile
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account, Part
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _MOST = 1024
 
@@ -29,6 +32,8 @@ class Threads(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield the processors of each rank, where its threads are more or fewer."""
+        from fullwire.timeline.account import Part
+
         fair = max(1, seen.processors // max(1, seen.local_ranks))
         if not seen.threads or seen.threads == fair:
             return

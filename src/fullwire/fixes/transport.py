@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
@@ -22,11 +22,12 @@ from fullwire.fixes.fix import (
     sending_s,
     worthwhile,
 )
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.simulation.transport import FullTransport
-from fullwire.timeline.account import Account
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _SETTINGS = {
     "gloo": f'init_process_group("{FILLS_THE_LINE}"): no setting of Gloo\'s does it',
@@ -102,6 +103,8 @@ class Transport(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the step with the present line used fully."""
+        from fullwire.simulation.transport import FullTransport
+
         if isinstance(job.grid.transports[0], FullTransport):
             return
         backend, network = run.facts.backend, run.facts.nccl_network or ""

@@ -137,8 +137,8 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     if not observations:
         names = ", ".join(run.provenance.source for run in runs)
         raise UsageError(
-            f"{names}: nothing is known about the transport: expected collectives among several "
-            "ranks on links of a known line rate; name a run that has them with --calibrate"
+            f"{names}: nothing is known about the transport. Expected collectives among several "
+            "ranks on links of a known line rate. --calibrate RUN takes them from another run"
         )
     telling = [run for run, found in by_run if found]  # the others have no busy periods
     known = list(_known_before(telling))
@@ -444,7 +444,9 @@ class _Fit:
         for _ in range(_ROUNDS):
             misfits, slopes = self._misfits(at), self._slopes(at)
             if not (np.isfinite(misfits).all() and np.isfinite(slopes).all()):
-                raise UsageError("no transport fits these collectives: their times cannot be true")
+                raise UsageError(
+                    "expected times that a transport can have, got collectives that none fits"
+                )
             change = np.linalg.lstsq(slopes, -misfits, rcond=None)[0]
             at = at + np.clip(change, -0.5, 0.5)
             if np.abs(change).max() < 1e-9:

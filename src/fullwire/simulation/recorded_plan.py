@@ -22,8 +22,9 @@ from fullwire.workloads.accelerators import Accelerator, Attention, Products, ac
 
 _NETWORK_BPS, _NETWORK_S = 8e9, 2e-5  # of an unknown network; ratios correct it
 # Standard deviations of the logarithm of predicted over measured steps: of plans whose parts the
-# recording shows, and for each part that it does not show. From 30 pairs of plans of 2 and 4 ranks.
-_WIDTH, _SPREAD, _UNSEEN = 1.645, 0.12, 0.3
+# recording shows (traces that were played), and for each part that it does not (60 pairs of real
+# plans of 2 and 4 ranks on two busy processors).
+_WIDTH, _SPREAD, _UNSEEN = 1.645, 0.12, 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,10 +148,17 @@ class _Shapes:
     operators: list[_Operator] = field(default_factory=list)
     kernels_us: dict[int, float] = field(default_factory=dict)  # by the operator behind them
     _waiting: bytearray = field(default_factory=bytearray)
+    _before: bytes = b""  # the last chunk without shapes: an event may begin in it
     _tells: bool = False
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes; none is the end. The last event waits for the next ones."""
+        if not self._tells:  # most traces lack shapes, and cost only this search
+            self._tells = _TELLS_SHAPES in chunk
+            if not self._tells:
+                self._before = chunk
+                return
+            self._waiting += self._before
         waiting = self._waiting
         waiting += chunk
         if chunk and len(waiting) < _BLOCK_BYTES:
@@ -160,9 +167,6 @@ class _Shapes:
         end = max(0, waiting.rfind(b"{", 0, max(last, 0))) if chunk else len(waiting)
         block = bytes(waiting[:end])
         del waiting[: max(end, len(waiting) - _BLOCK_BYTES)]
-        self._tells = self._tells or _TELLS_SHAPES in block
-        if not self._tells:
-            return
         for match in _OPERATOR.finditer(block):
             start, end = block.rfind(b"{", 0, match.start()), block.find(b"}", match.end())
             end = block.find(b"}", end + 1)
