@@ -53,7 +53,7 @@ PAGES = {
         "soak",
         "torch-tests",
     ),
-    "compression": ("compression",),
+    "compression": ("compression", "compression-slow-links", "codec-steps", "torch-hooks"),
     "models": ("models",),
     "operations": ("operations", "memory"),
     "plans": ("plans",),

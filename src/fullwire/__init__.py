@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.tune import Tuning as Tuning
     from fullwire.answers.tune import tune as tune
+    from fullwire.answers.watch import Watched as Watched
+    from fullwire.answers.watch import watch as watch
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
     from fullwire.answers.whatif import whatif as whatif
@@ -65,6 +67,7 @@ _PLACES = {
     "Study": "fullwire.studies.papers:Study",
     "Tuning": "fullwire.answers.tune:Tuning",
     "UsageError": "fullwire.errors:UsageError",
+    "Watched": "fullwire.answers.watch:Watched",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
     "apply_fixes": "fullwire.answers.fixing:apply_fixes",
     "cluster": "fullwire.clusters:cluster",
@@ -86,6 +89,7 @@ _PLACES = {
     "run_recipe": "fullwire.answers.fixing:run_recipe",
     "study": "fullwire.studies.papers:study",
     "tune": "fullwire.answers.tune:tune",
+    "watch": "fullwire.answers.watch:watch",
     "whatif": "fullwire.answers.whatif:whatif",
     "wire": "fullwire.transport.wire:wire",
     "workloads": "fullwire.workloads:",

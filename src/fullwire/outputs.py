@@ -25,7 +25,7 @@ def refuse_existing(path: Path, replace: bool, what: str = "") -> None:
     if path.is_dir():
         raise UsageError(f"{said}expected a file, and {path} is a directory")
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise UsageError(f"{said}{path} exists and is no plain file, so it is not replaced")
+        raise UsageError(f"{said}{path} exists: expected a plain file to replace")
     if not replace:
         raise UsageError(f"{said}{path} exists: name another, or ask for --force to replace it")
 

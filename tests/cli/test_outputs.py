@@ -58,7 +58,7 @@ def test_what_is_no_plain_file_is_not_replaced(cli: Cli, job: Path) -> None:
     os.mkfifo(job.parent / "pipe.json")
     refused = cli("export", job, "-o", job.parent / "pipe.json", "--force")
     assert refused.returncode == 2
-    assert "is no plain file" in refused.stderr
+    assert "expected a plain file to replace" in refused.stderr
 
 
 def test_what_was_there_stays_where_writing_fails(tmp_path: Path) -> None:

@@ -163,6 +163,20 @@ def specials(rank: int, ranks: Any) -> dict[str, Any]:
     return found
 
 
+def small(rank: int, ranks: int, codec: str, **options: Any) -> float:
+    """Return the error of biases and such, which lie in buckets among matrices."""
+    data = parallel(Linear())
+    compression = fullwire.compress(data, codec, **options)
+    step_with(data, rank, 0)
+    step_with(data, rank, 1)
+    got = torch.cat([data.module.weights[place].grad.reshape(-1) for place in (1, 3, 4, 5)])
+    each = [coefficients(data.module, other, 1) for other in range(ranks)]
+    mean = sum(flat([of[place] for place in (1, 3, 4, 5)]) for of in each) / ranks
+    kept = compression.state_dict()["unsent"]
+    assert not kept or options or not bool(kept["weights.3"].any())
+    return float((got - mean).norm() / mean.norm())
+
+
 def guarded(rank: int) -> list[bool]:
     """The guard stops a codec on all ranks in the same step."""
     data = parallel(Linear())
@@ -190,14 +204,13 @@ def doubles(rank: int) -> bool:
 
 def refused() -> list[str]:
     said = []
-    more: dict[str, Any]
-    for model, codec, more in (
-        (nn.Linear(2, 2), "bf16", {}),
-        (parallel(Linear()), "powersdg", {}),
-        (parallel(Linear()), "bf16", {"max_error": 0}),
+    for model, codec, limit in (
+        (nn.Linear(2, 2), "bf16", None),
+        (parallel(Linear()), "powersdg", None),
+        (parallel(Linear()), "bf16", 0),
     ):
         try:
-            fullwire.compress(model, codec, **more)
+            fullwire.compress(model, codec, max_error=limit)
         except UsageError as error:
             said.append(str(error))
     data = parallel(Linear())
@@ -219,6 +232,8 @@ def main() -> None:
     for codec in CODECS:
         found[codec], kept[codec] = one_codec(codec, rank, ranks)
     found["specials"] = specials(rank, ranks)
+    found["small"] = {codec: small(rank, ranks, codec) for codec in CODECS}
+    found["small packed"] = small(rank, ranks, "bf16", packs_small=True)
     found["guarded"], found["unused"] = guarded(rank), unused(rank)
     found["doubles"], found["refused"] = doubles(rank), refused()
     if rank < ranks - 1:

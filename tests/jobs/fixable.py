@@ -5,12 +5,13 @@
 - python fixable.py stubborn: with a hook of its own, random data, and an iterable data set.
 - python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then.
 - python fixable.py accumulating: sums in each of four passes, clipping, a checkpoint in each step.
-- python fixable.py sharded: with FSDP2.
+- python fixable.py sharded [FOLDER]: with FSDP2, and with a checkpoint in each step.
 - python fixable.py ending: the last sum is read by rank 0 alone, and no rank says goodbye.
 - python fixable.py hanging: after two steps it hangs.
 """
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -139,11 +140,25 @@ def sharded() -> dict[str, Any]:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    for _ in range(5):
+    checkpoints: Any = None
+    if sys.argv[2:]:
+        checkpoints = importlib.import_module("torch.distributed.checkpoint")
+    for step in range(5):
         model(samples()).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return {"digest": digest_of(each.full_tensor() for each in model.parameters())}
+        if checkpoints is not None:
+            folder = f"{sys.argv[2]}/{step}"
+            checkpoints.save({"model": model.state_dict()}, checkpoint_id=folder)
+            with torch.no_grad():  # the checkpoint keeps what was there
+                for each in model.parameters():
+                    each.mul_(0.5)
+    told = {"digest": digest_of(each.full_tensor() for each in model.parameters())}
+    if checkpoints is not None:
+        state = {"model": model.state_dict()}
+        checkpoints.load(state, checkpoint_id=f"{sys.argv[2]}/4")
+        told["saved"] = digest_of(each.full_tensor() for each in state["model"].values())
+    return told
 
 
 def train(is_stubborn: bool) -> dict[str, Any]:

@@ -139,12 +139,12 @@ def test_gradients_stay_numbers_in_their_place_however_long_it_goes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "expected a command after --"),
+        ([], "expected --workload, or a command after --"),
         (["--workload", "vgg16@v100", "--", "true"], "--workload or a command, got both: true"),
-        (["--steps", "3", "--", "true"], "--steps belongs to --workload"),
-        (["--dilate", "3", "--", "true"], "--dilate belongs to --workload"),
-        (["--buckets", "ddp", "--", "true"], "--buckets belongs to --workload"),
-        (["--backend", "gloo", "--", "true"], "--backend belongs to --workload"),
+        (["--steps", "3", "--", "true"], "--steps: expected --workload with it"),
+        (["--dilate", "3", "--", "true"], "--dilate: expected --workload with it"),
+        (["--buckets", "ddp", "--", "true"], "--buckets: expected --workload with it"),
+        (["--backend", "gloo", "--", "true"], "--backend: expected --workload with it"),
         (["--workload", "vgg16@v100", "--backend", "nccl"], "expected gloo or fullwire, got 'nccl"),
         (["--workload", "vgg16@nothing"], "vgg16@nothing"),
         (["--workload", "vgg16@v100", "--dilate", "0.5"], "dilate: expected 1 or more"),
@@ -191,7 +191,7 @@ def test_the_file_of_one_who_was_killed_is_removed_and_no_other(
 
 def test_gradients_that_float32_cannot_fill_are_refused(tmp_path: Path) -> None:
     place = write(a_run(gradients=[(1.0, 10)]), tmp_path / "odd.run")
-    with pytest.raises(UsageError, match="multiples of 4 bytes; one of this run's has 10"):
+    with pytest.raises(UsageError, match="multiples of 4 bytes, got one of 10"):
         emulated_job(str(place))
 
 

@@ -221,7 +221,7 @@ def test_a_command_that_does_not_exist_is_refused_before_anything_is_made() -> N
     done = finished(lab_run("--workers", "2", "--rate", "1Gbps", command=["no-such-program"]))
     assert done.returncode == 2
     assert done.stderr == (
-        b"fullwire: no-such-program: no such command, or not one that may be run\n"
+        b"fullwire: no-such-program: expected a command that exists and may be executed\n"
     )
 
 

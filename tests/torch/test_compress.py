@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.ports import held_port
 from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
 
 pytestmark = needs_torch
 RANKS = 3
@@ -68,6 +70,13 @@ def test_formats_round_little_and_feedback_loses_nothing(trained: Mapping[str, A
     for codec in WITH_FEEDBACK:  # What was sent and what is kept is what was given.
         assert trained[codec]["error"] < 1e-6, codec
         assert 0 < trained[codec]["unsent_norm"] < 2, codec
+
+
+def test_norm_layers_biases_and_small_gradients_travel_as_float32_whatever_their_bucket(
+    trained: Mapping[str, Any],
+) -> None:
+    assert all(error < 1e-6 for error in trained["small"].values()), trained["small"]
+    assert trained["small packed"] > 1e-4
 
 
 def test_a_checkpoint_continues_with_the_same_bits(trained: Mapping[str, Any]) -> None:
@@ -164,6 +173,43 @@ def test_the_error_of_the_mean_does_not_grow_with_workers(
         results = list(pool.map(average, range(workers)))
     assert all(bool((result == results[0]).all()) for result in results)
     assert float((results[0] - mean).norm() / mean.norm()) < MOST_ERROR[codec]
+
+
+def test_on_gloo_a_rank_is_ready_to_receive_before_it_sends() -> None:
+    """Gloo sends the word that a rank is ready behind the data that the rank sends first."""
+    posted: list[tuple[str, int]] = []
+
+    class Gloo:
+        def __getattr__(self, name: str) -> Any:
+            def post(tensors: Any, other: int, tag: int) -> Any:
+                posted.append((name, other))
+                if name == "recv":
+                    tensors[0].fill_(other)
+                return SimpleNamespace(wait=lambda: posted.append(("wait", other)))
+
+            return post
+
+    class Group:
+        group_name = "0"
+        rank, size = staticmethod(lambda: 1), staticmethod(lambda: 4)
+
+        def _get_backend(self, _: Any) -> Any:
+            return Gloo()
+
+    from fullwire.compression.hook import ReceivesFirst
+
+    given = torch.full((4, 5), 1, dtype=torch.uint8)
+    received = torch.zeros(20, dtype=torch.uint8)
+    group = ReceivesFirst(Group())
+    for collective in (group.all_to_all_single, group.alltoall_base):
+        posted.clear()
+        collective(received, given).wait()
+        kinds = [kind for kind, _ in posted]
+        assert kinds == ["recv"] * 3 + ["send"] * 3 + ["wait"] * 6
+        assert {other for _, other in posted[:3]} == {0, 2, 3}
+        assert received.view(4, 5)[:, 0].tolist() == [0, 1, 2, 3]
+    group.all_gather_single(received.zero_(), given[0]).wait()
+    assert received.view(4, 5)[:, 4].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("codec", [*CODECS, "powersgd:rank=4", "topk:density=1%"])

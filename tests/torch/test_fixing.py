@@ -114,6 +114,7 @@ def test_a_barrier_waits_for_a_checkpoint_in_the_background(tmp_path: Path) -> N
 
 def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     fixes = "accumulation:4,ddp:find_unused_parameters=False,checkpoint:background,processors:own"
+    fixes += ",threads:2"  # sums within an operation may have another order
     plain, _ = told_by(*JOB, "accumulating")
     fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *JOB, "accumulating")
     assert fixed["weights"] == pytest.approx(plain["weights"], rel=1e-6)
@@ -123,13 +124,17 @@ def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     assert "fix accumulation:4: undone: a step came after 2 passes, not 4" in said
 
 
-def test_parameters_that_stay_gathered_keep_every_bit() -> None:
-    fixes = "fsdp:reshard_after_forward=False"
-    job = together(2, "fixable.py", "sharded", compiler=True)
+def test_gathered_parameters_and_checkpoints_behind_the_steps_keep_every_bit(
+    tmp_path: Path,
+) -> None:
+    fixes = "fsdp:reshard_after_forward=False,checkpoint:background"
+    job = together(2, "fixable.py", "sharded", str(tmp_path), compiler=True)
     plain, _ = told_by(*job)
     fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *job)
     assert fixed == plain
+    assert len(list(tmp_path.glob("*/.metadata"))) == 5
     assert "fix fsdp:reshard_after_forward=False: applied: " in said
+    assert "applied: torch.distributed.checkpoint.save writes in a thread, in 2 pro" in said
 
 
 def test_a_job_that_hangs_ends_its_tuning_with_all_its_processes(tmp_path: Path) -> None:
@@ -137,7 +142,7 @@ def test_a_job_that_hangs_ends_its_tuning_with_all_its_processes(tmp_path: Path)
     command = [*FULLWIRE, "tune", *options, "--", *JOB, "hanging"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
-    assert "the job hangs, or is very slow: it was ended after 12 s" in done.stderr
+    assert "the job hangs, or is very slow: tune ended it after 12 s" in done.stderr
     assert str(tmp_path) not in subprocess.run(["ps", "axe"], capture_output=True, text=True).stdout
 
 

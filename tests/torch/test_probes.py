@@ -94,6 +94,12 @@ def test_a_codec_sends_from_its_own_thread_and_its_loss_is_in_the_run(tmp_path: 
     assert step.sent_share == pytest.approx(1 / 3.938, rel=0.1)  # Parts are whole blocks.
     assert not step.others.op  # Both collectives of a bucket belong to it.
     assert step.packing_ns > 0
+    # The transfers of which an exchange is made on Gloo are neither noted nor missed.
+    noted = run.collectives
+    assert set(noted.op.tolist()) == {"alltoall", "allgather", "broadcast", "allreduce", "barrier"}
+    exchanged, gathered = (noted.bytes[noted.op == op].tolist() for op in ("alltoall", "allgather"))
+    assert exchanged == gathered
+    assert not [gap for gap in run.missing if "not seen" in gap]
 
 
 @needs_torch

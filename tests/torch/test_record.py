@@ -744,7 +744,7 @@ def test_a_sitecustomize_that_was_there_still_runs(
 def test_an_unknown_command_is_a_mistake_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
     done = cli("record", "-o", tmp_path / "x.run", "--", "no-such-command")
     assert done.returncode == 2
-    assert "no-such-command: cannot be run" in done.stderr
+    assert "no-such-command: expected a command that exists" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -79,7 +79,7 @@ def test_a_name_is_known_as_others_spell_it(spelt: str, name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="the nearest is llama3-70b"):
+    with pytest.raises(UsageError, match="The nearest is llama3-70b"):
         architecture("llama3-71b")
 
 

@@ -88,6 +88,6 @@ def test_an_explorer_around_a_step_that_cannot_be_is_refused() -> None:
 def test_collectives_that_fit_no_transport_are_refused_in_a_sentence() -> None:
     run = read_run(OLD / "lab-gloo.run")
     empty = replace(run, facts=run.facts | Facts(communication_processor_s=()))
-    with pytest.raises(UsageError, match="no transport fits these collectives"):
+    with pytest.raises(UsageError, match="got collectives that none fits"):
         whatif(empty, transport="measured", bandwidth="10Gbps")
     assert explain(empty).verdict.kind == explain(run).verdict.kind

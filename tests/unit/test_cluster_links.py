@@ -277,7 +277,7 @@ def test_on_rails_nothing_goes_from_rail_to_rail(fabric: Cluster) -> None:
     [
         ({"nodes": 0}, "nodes: expected at least 1, got 0"),
         ({"nodes": 10**7}, "devices: expected at most 1,000,000, got 40,000,000"),
-        ({"inside": None}, "inside: expected what joins the 4 devices of a node"),
+        ({"inside": None}, "inside: expected the links between the 4 devices of a node"),
         (
             {"nics": Nics(rate_bps=1e11, per_node=3)},
             "nics.per_node: 4 devices cannot be shared out evenly among 3 NICs: "

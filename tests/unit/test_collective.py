@@ -25,6 +25,7 @@ from fullwire.collectives.playing import collective_time
 from fullwire.collectives.registry import OPS, with_formula
 from fullwire.errors import UsageError
 from tests.around_a_switch import Wish, play_wishes
+from tests.conftest import Cli
 from tests.reference_network import Move, ReferenceNetwork
 from tests.strategies import cases
 
@@ -241,10 +242,16 @@ def test_ctrl_c_ends_a_long_play() -> None:
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        ({"nodes": 2}, "nodes: expected a described cluster, whose nodes they are"),
+        ({"nodes": 2}, "nodes: expected a described cluster with them"),
         ({"latency": ""}, "latency: "),
     ],
 )
 def test_what_one_switch_cannot_have_is_refused(asked: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=line):
         fw.collective("allreduce", bytes="1MiB", workers=8, bandwidth="10Gbps", **asked)
+
+
+def test_one_worker_is_one_worker_in_words(cli: Cli) -> None:
+    asked = ("collective", "allreduce", "--bytes", "1MiB", "--bandwidth", "10Gbps", "--workers")
+    assert "over 1 worker at 10 Gbps" in cli(*asked, "1").stdout
+    assert "over 2 workers at 10 Gbps" in cli(*asked, "2").stdout

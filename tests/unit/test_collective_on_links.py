@@ -397,7 +397,7 @@ def test_progress_is_told_and_ends_below_what_there_is() -> None:
         ({"algorithm": "in-network", "order": range(64)}, "order: switches add what is cabled"),
         ({"level": "closed", "algorithm": "tree"}, "no closed form is exact for allreduce by"),
         ({"chunks": 0}, "chunks: expected a whole number"),
-        ({"chunks": 10**9}, "too many to play one by one"),
+        ({"chunks": 10**9}, "different transfers"),
     ],
 )
 def test_what_cannot_be_played_is_refused(wish: dict[str, Any], said: str) -> None:

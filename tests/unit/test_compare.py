@@ -159,7 +159,7 @@ def test_a_job_is_not_compared_with_another_models_profile() -> None:
 
 
 def test_steps_of_no_time_are_not_compared() -> None:
-    with pytest.raises(UsageError, match="its steps take no time"):
+    with pytest.raises(UsageError, match="expected steps that take time"):
         fw.compare(steps_run([0, 0, 0]), steps_run([100]))
 
 
@@ -286,7 +286,7 @@ def test_the_first_screen_holds_the_answer_and_what_changed(cli: Cli, tmp_path: 
     places = [fw.write(run, tmp_path / f"{n}.run") for n, run in enumerate(runs)]
     shown = cli("compare", *places).stdout.splitlines()
     assert re.match(r"[12]\.\d*x faster, more than noise \(95 %: [\d.]+x to [\d.]+x\): ", shown[0])
-    assert "Changed: hook (no value) -> h." in shown
+    assert "Changed: hook none -> h." in shown
     assert any(line.startswith("-v shows each recording") for line in shown)
     assert len(shown) < 24
     assert max(map(len, shown)) <= 80
@@ -458,3 +458,15 @@ def test_a_compressed_run_is_held_against_the_prediction_of_its_codec() -> None:
         assert found.predicted_s == pytest.approx(float(table["step_s"][0]), rel=0.02)
         assert found.predicted_s < found.measured_s
         assert found.predicted_s > least * found.measured_s
+
+
+def test_a_run_that_packs_on_the_wire_is_held_against_a_prediction() -> None:
+    before = a_trained_job()
+    for wire, times in (("bf16", 1.94), ("fp16", 1.98), ("int8", 3.9)):
+        found = verify(before, dataclasses.replace(before, facts=before.facts | Facts(wire=wire)))
+        assert found is not None
+        assert [sentence(change) for change in found.made] == [f"{wire} on the wire"]
+        table = fw.whatif(before, transport="measured", compression=times)
+        assert found.predicted_s == pytest.approx(float(table["step_s"][0]), rel=0.02)
+    packed = dataclasses.replace(before, facts=before.facts | Facts(wire="bf16"))
+    assert verify(packed, packed) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,11 +11,15 @@ import pytest
 import fullwire as fw
 from fullwire.answers.explain import Verdict, judged
 from fullwire.findings.case import Case
+from fullwire.recorder.assemble import _Rank
+from fullwire.recorder.journals import Journal
+from fullwire.recorder.steps import Steps
 from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import Facts, FactValue, named
+from fullwire.run.placement import processors_of_machine, ranks_per_processor
 from fullwire.run.run import Hosts, Spans
 from fullwire.simulation.calibrate import share_of_others
-from fullwire.timeline.account import Part, account
+from fullwire.timeline.account import Part, account, alone_without_contention_s
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
 RATES = {0: 1e9, 1: 1e9, 2: 1e9}
@@ -246,6 +250,15 @@ def test_a_what_if_takes_the_one_t1_that_the_account_tells() -> None:
     assert any("contention takes 20 ms" in each for each in table.warnings)
 
 
+def test_an_account_that_was_drawn_up_is_not_drawn_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
+    found = account(run, RATES)
+    monkeypatch.delattr("fullwire.timeline.account.transfers_of")
+    assert alone_without_contention_s(run) == found.alone_s
+
+
 def contention_s(**conditions: Any) -> Any:
     """Return the contention in predictions of the job with 20 ms of it as recorded."""
     plain, crowded = a_trained_job(), probed(a_trained_job(), 0.8 * COMPUTES_MS)
@@ -303,3 +316,47 @@ def test_json_has_the_interval_and_the_source_of_t1() -> None:
     assert interval["low_s"] < told["baseline_step_s"] < interval["high_s"]
     by_one = fw.explain(a_trained_job(), baseline=a_trained_job(ranks=1))
     assert explanation_object(by_one)["baseline_source"] == "measured"
+
+
+# ---- the processors that ranks share ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound_to", "sampled", "expected"),
+    [(1, 2, 2), (2, 2, 2), (1, 1, 1), (2, 0, 2), (1, 64, 4)],
+    ids=["each on its own", "all on both", "all on one", "no samples", "other processors too"],
+)
+def test_ranks_that_are_bound_to_different_processors_do_not_share_them(
+    bound_to: int, sampled: int, expected: int
+) -> None:
+    hosts = Hosts(
+        host=np.full(sampled, "vm", object),
+        device=np.array([f"cpu{number}" for number in range(sampled)], object),
+        time_ns=np.zeros(sampled, np.int64),
+        utilization=np.ones(sampled),
+        memory_bytes=np.zeros(sampled, np.int64),
+    )
+    facts = Facts(workers=4, machines=1, processors=bound_to)
+    run = dataclasses.replace(a_trained_job(), facts=facts, hosts=hosts)
+    assert processors_of_machine(run) == expected
+    assert ranks_per_processor(run) == 4 / expected
+
+
+def test_the_wait_in_the_sums_of_a_probe_step_is_no_wait_of_computing() -> None:
+    """Sums wait for processors too: their wait made T1 of four ranks on two 38 % short."""
+    ms, ends = 1_000_000, np.arange(1, 7) * 100
+    steps = Steps(start_ns=(ends - 100) * ms, end_ns=ends * ms)
+    delays = np.array([[20 * ms, end * ms + 1, 50 * ms] for end in ends.tolist()])
+    rank = _Rank(
+        journal=cast(Journal, None),
+        processors=delays[:0],
+        before_forward=delays[:0],
+        delays=delays,
+        noise=(),
+        steps=steps,
+        is_probe=np.array([False, False, True, False, True, False]),
+        in_sums_ns=np.array([0, 0, 12, 0, 14, 0]) * ms,
+        shift_ns=0,
+    )
+    assert rank.delays_s(of_probes=True) == pytest.approx((0.007, 0.050))
+    assert rank.delays_s(of_probes=False) == pytest.approx((0.020, 0.050))

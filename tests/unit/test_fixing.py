@@ -20,16 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
-from fullwire.answers.fixing import problem_of, split_fixes
+from fullwire.answers.explain import explain
+from fullwire.answers.fixing import notes_in, problem_of, split_fixes
 from fullwire.answers.tune import Trial, _Recorded, _Search, difference_of
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.fixes import Seen, fix_kinds
 from fullwire.fixes._recipe import Applied, Recipe, as_toml, parse_fix, read_recipe
 from fullwire.fixes.environment import speeds_mbps
+from fullwire.fixes.joining import Joined
 from fullwire.fixes.placement import by_host, crossings
 from fullwire.fixes.processors import share_of_rank
 from fullwire.recorder.launch import TOO_LONG, run_to_its_end
 from fullwire.run.run import Hosts
+from fullwire.simulation.forecast import Forecast
 from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
 
@@ -43,6 +46,18 @@ def test_each_fix_has_a_setting_that_it_takes_or_says_what_it_needs() -> None:
         assert bool(kind.example) == bool(kind.setting), key
         if kind.example:
             assert parse_fix(f"{key}:{kind.example}").setting == kind.example
+
+
+def test_a_process_of_a_job_loads_the_fixes_that_it_applies_without_predictions() -> None:
+    lines = (
+        "import sys",
+        "from fullwire.fixes.fix import fix_kind",
+        f"kinds = [fix_kind(key).key for key in {sorted(CAN.keys() - {'compression'})}]",
+        "loaded = [name for name in sys.modules if name.startswith('fullwire.')]",
+        "loaded = [name for name in loaded if '.timeline' in name or '.forecast' in name]",
+        "assert kinds and not loaded, loaded",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
 def test_fixes_are_listed_with_their_settings(cli: Cli) -> None:
@@ -67,7 +82,7 @@ def test_commas_join_fixes_and_stay_in_settings() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("bucket:50", "the nearest is buckets"),
+        ("bucket:50", "The nearest is buckets"),
         ("buckets", "expected a setting, the MiB of a bucket, as in buckets:50"),
         ("buckets:-1", "expected MiB of a bucket, above 0"),
         ("buckets:nan", "expected MiB of a bucket, above 0"),
@@ -136,7 +151,7 @@ def test_a_recipe_reads_back_equal(
         ("format = 1\nfixes = 3", "expected a recipe in TOML"),
         ("format = [", "expected a recipe in TOML"),
         ('format = 1\n[[fixes]]\nfix = "buckets"', "setting"),
-        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "the nearest is buckets"),
+        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "The nearest is buckets"),
         ('format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
         ("format = 1\na = " + "[" * 100_000, "expected a recipe in TOML"),
     ],
@@ -321,7 +336,7 @@ def test_a_fix_that_was_undone_or_is_not_on_each_rank_is_told(
     for number, told in enumerate(ranks):
         lines = [json.dumps({"fix": "buckets", "did": did}) for did in told]
         (tmp_path / f"{number}.fixes").write_text("\n".join(lines))
-    assert problem_of(parse_fix("buckets:50"), 2, tmp_path) == problem
+    assert problem_of(parse_fix("buckets:50"), 2, notes_in(tmp_path)) == problem
 
 
 @pytest.mark.parametrize("setting", ["static_graph", "find_unused_parameters=False"])
@@ -348,6 +363,17 @@ def test_loading_ahead_is_predicted_by_what_its_processes_load() -> None:
     [found] = CAN["input"].to_try(of_idle_host, account, Seen(loading_processes=0), None)
     assert found.step_s == pytest.approx(0.0182, rel=0.06)
     assert found.low_s < 0.0182 < found.high_s
+
+
+def test_threads_beyond_the_processors_lose_what_they_wait() -> None:
+    """Eight threads a rank on two processors: a step of 54.2 ms became one of 40.5 ms."""
+    parts_s = {"compute": 0.0118, "contention": 0.0191, "straggler": 0.0151}
+    account: Any = SimpleNamespace(step_s=0.0542, alone_s=0.0202, parts_s=parts_s)
+    seen, run = Seen(threads=8, processors=2, local_ranks=2), a_trained_job(a_transport(), steps=2)
+    [found] = CAN["threads"].to_try(run, account, seen, None)
+    assert found.setting == "1"
+    assert found.step_s == pytest.approx(0.0405, rel=0.1)
+    assert found.low_s < 0.0405 < found.high_s
 
 
 def test_fixes_that_name_nothing_are_refused() -> None:
@@ -387,6 +413,31 @@ def test_ctrl_c_before_the_first_trial_leaves_the_job_as_it_is(tmp_path: Path) -
     assert found.trials == ()
     assert found.after_s == found.before_s > 0
     assert read_recipe(found.recipe).fixes == ()
+
+
+def test_a_step_that_is_recorded_slower_is_predicted_by_its_ratio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many small sums of 210 ms become 22 ms; in steps of 192 ms, that is no time below 0."""
+    job: Any = Recordings(tmp_path, 99, UsageError("none"))
+    search = _Search(job, ("exact",), lambda sentence: None)
+    search.begin()
+    told = explain(search._best[-1].run)
+    now_s = search._judged(search._best, search._best).before_s
+    joined = Joined(
+        count=120,
+        ops="all-reduces",
+        how="",
+        setting="1MiB",
+        forecast=Forecast(
+            step_s=0.22 * now_s, scaling_factor=0.5, low_s=0.2 * now_s, high_s=0.3 * now_s
+        ),
+    )
+    slower = dataclasses.replace(told, fixes=(joined,), fixes_from_s=2 * now_s)
+    monkeypatch.setattr("fullwire.answers.tune.explain", lambda run: slower)
+    [applied] = [each for each, _ in search._candidates() if each.fix == "joining"]
+    predicted = applied.low_s, applied.predicted_s, applied.high_s
+    assert predicted == pytest.approx((0.1 * now_s, 0.11 * now_s, 0.15 * now_s))
 
 
 def test_a_confirmation_that_fails_loses_no_trial(tmp_path: Path) -> None:

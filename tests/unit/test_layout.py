@@ -24,12 +24,12 @@ def test_experts_use_the_ranks_of_tensor_context_and_data_parallelism() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"dp": 12}, "global batch: expected a multiple of dp 12 x microbatch 1, got 512; the"),
-        ({"dp": 12, "global_batch": 500}, "the nearest is 504"),
+        ({"dp": 12}, "global batch: expected a multiple of dp 12 x microbatch 1, got 512. The"),
+        ({"dp": 12, "global_batch": 500}, "The nearest is 504"),
         ({"dp": 8, "ep": 3}, "ep: expected a divisor of tp x cp x dp = 8 over etp 1, got 3"),
-        ({"dp": 8, "shard": 3}, "shard: expected a divisor of dp x cp = 8, got 3; the nearest"),
+        ({"dp": 8, "shard": 3}, "shard: expected a divisor of dp x cp = 8, got 3. The nearest"),
         ({"vpp": 2}, "vpp: expected 1 without pipeline stages, got 2"),
-        ({"cp": 3}, "cp: expected twice cp 3 to divide the sequence 4096; the nearest is 2"),
+        ({"cp": 3}, "cp: expected twice cp 3 to divide the sequence 4096. The nearest is 2"),
         ({"tp": 0}, "tp: expected 1 or more, got 0"),
         ({"zero": 4}, "zero: expected 0, 1, 2 or 3, got 4"),
         ({"recompute": "some"}, "recompute: expected one of none, selective, full, got 'some'"),
@@ -43,11 +43,11 @@ def test_an_impossible_plan_is_refused_in_one_line(given: dict[str, int], line: 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"tp": 3}, "tp: expected a divisor of 64 heads, got 3; the nearest is 2"),
-        ({"pp": 3}, "pp: expected a divisor of 80 layers, got 3; the nearest is 2"),
-        ({"pp": 4, "vpp": 3}, "vpp: expected a divisor of 20 layers a stage, got 3; the nearest"),
+        ({"tp": 3}, "tp: expected a divisor of 64 heads, got 3. The nearest is 2"),
+        ({"pp": 3}, "pp: expected a divisor of 80 layers, got 3. The nearest is 2"),
+        ({"pp": 4, "vpp": 3}, "vpp: expected a divisor of 20 layers a stage, got 3. The nearest"),
         ({"pp": 96}, "pp: expected at most 80 stages for 80 layers, got pp 96 x vpp 1"),
-        ({"dp": 2, "ep": 2}, "ep: expected a divisor of 0 experts, got 2; the nearest is 1"),
+        ({"dp": 2, "ep": 2}, "ep: expected a divisor of 0 experts, got 2. The nearest is 1"),
     ],
 )
 def test_a_plan_that_cannot_divide_the_model_names_the_nearest(

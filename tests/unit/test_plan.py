@@ -150,24 +150,24 @@ def test_racks_use_a_power_of_two_of_their_devices() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"fix": "tp=3"}, "tp: expected a divisor of 64 heads, got 3; the nearest is 2"),
-        ({"fix": "pp=7"}, "pp: expected a divisor of 80 layers, got 7; the nearest is 8"),
+        ({"fix": "tp=3"}, "tp: expected a divisor of 64 heads, got 3. The nearest is 2"),
+        ({"fix": "pp=7"}, "pp: expected a divisor of 80 layers, got 7. The nearest is 8"),
         ({"fix": "tp"}, "fix: expected NAME=VALUE such as tp=8, got 'tp'"),
         ({"fix": "zp=8"}, "fix: expected one of tp, pp, vpp"),
         (
             {"nodes": 1},
-            "memory: no plan fits in 79 GiB: the leanest .* optimizer; expected",
+            "memory: no plan fits .* the leanest .* optimizer; expected [0-9]+ nodes instead of 1",
         ),
         ({"objective": "joy"}, "objective: expected one of step, cost, goodput, got 'joy'"),
         ({"precision": "int8"}, "precision: expected one of fp32"),
         ({"fix": "tp=8,tp=4"}, "fix: expected one tp, got 8 and 4"),
         ({"fix": "zero=x"}, "zero: expected a whole number from 1"),
-        ({"failures": 100}, "hours: expected the hours of training that failures or a price are"),
-        ({"price": -1}, "hours: expected the hours of training that failures or a price are for"),
+        ({"failures": 100}, "hours: expected the hours of training with failures or a price"),
+        ({"price": -1}, "hours: expected the hours of training with failures or a price"),
         ({"synchronous_checkpoints": True}, "hours: expected the hours of training"),
-        ({"cluster": "cloud-100g-tcp"}, "device: the cluster cloud-100g-tcp does not name its"),
+        ({"cluster": "cloud-100g-tcp"}, "device: expected one with the cluster cloud-100g-tcp"),
         ({"global_batch": 0}, "global batch: expected a whole number from 1"),
-        ({"nodes": 3, "global_batch": 64}, "got 64 on 24 devices; the nearest is 63"),
+        ({"nodes": 3, "global_batch": 64}, "got 64 on 24 devices. The nearest is 63"),
     ],
 )
 def test_a_mistake_is_one_line(given: dict[str, Any], line: str) -> None:
@@ -294,7 +294,7 @@ def test_a_schedule_that_is_not_played_is_refused() -> None:
 )
 def test_a_degree_that_no_plan_has_names_the_nearest(fixed: str, nearest: str) -> None:
     name, value = fixed.split(",")[-1].split("=")
-    with pytest.raises(UsageError, match=f"^{name}: .*got {value}; the nearest is {nearest}$"):
+    with pytest.raises(UsageError, match=f"^{name}: .*got {value}. The nearest is {nearest}$"):
         fw.plan("llama3-70b", **ASKED, fix=fixed)
 
 

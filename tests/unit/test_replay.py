@@ -75,5 +75,5 @@ def test_a_replay_needs_one_value_of_each_condition() -> None:
         fw.replay(a_run(), workers="8,64", bandwidth="10Gbps")
     with pytest.raises(UsageError, match="expected conditions among"):
         fw.replay(a_run(), workers=8, bandwidth="10Gbps", target=0.9)
-    with pytest.raises(UsageError, match="expected no accumulate"):
+    with pytest.raises(UsageError, match="expected accumulate 1"):
         fw.replay(a_run(), workers=8, bandwidth="10Gbps", accumulate=4)

@@ -406,14 +406,14 @@ def test_what_is_no_run_is_never_replaced(place: Path, kind: str) -> None:
         "link to nothing": lambda: taken.symlink_to("nowhere"),
     }
     make[kind]()
-    with pytest.raises(UsageError, match="exists and is not a run, so it is not replaced"):
+    with pytest.raises(UsageError, match="exists: expected a run to replace"):
         write(RUN, taken, replace=True)
     assert os.path.lexists(taken)
 
 
 def test_a_directory_that_holds_anything_else_is_never_replaced(place: Path) -> None:
     (place / "thesis.tex").write_text("three years of work")
-    with pytest.raises(UsageError, match=r"holds thesis\.tex, which is no part of a run"):
+    with pytest.raises(UsageError, match=r"holds thesis\.tex: expected only files of a run"):
         write(RUN, place, replace=True)
     assert (place / "thesis.tex").read_text() == "three years of work"
 

@@ -128,14 +128,18 @@ def _many(batch: Callable[[torch.Generator], Any], count: int = 16) -> list[Any]
     return [batch(other) for _ in range(count)]
 
 
-def send_with(data: DistributedDataParallel, codec: str) -> Any:
+def send_with(data: DistributedDataParallel, codec: str, *, packs_small: bool = False) -> Any:
     """Give a model the hook of a codec, ours or torch's; return ours."""
     if codec == "torch-fp16":
         return data.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if codec == "torch-bf16":
+        return data.register_comm_hook(None, default_hooks.bf16_compress_hook)
     if codec == "torch-powersgd":
         state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
         return data.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return None if codec == "float32" else fullwire.compress(data, codec)
+    if codec == "float32":
+        return None
+    return fullwire.compress(data, codec, packs_small=packs_small)
 
 
 def trained(cell: str) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def trained(cell: str) -> dict[str, Any]:
     model, codec, seed = cell.split("/")
     task = {"pictures": pictures, "text": text, "ratings": ratings}[model](int(seed))
     data = DistributedDataParallel(task.model)
-    compression = send_with(data, codec)
+    compression = send_with(data, codec, packs_small=True)  # These models have small matrices.
     optimizer = torch.optim.SGD(data.parameters(), task.speed, momentum=0.5)
     own = torch.Generator().manual_seed(1000 * int(seed) + dist.get_rank())
     reached, took_s = None, 0.0

@@ -200,7 +200,7 @@ def _where(
         if workers is None or bandwidth is None:
             raise UsageError("collective: expected workers and bandwidth, or a described cluster")
         if nodes is not None:
-            raise UsageError("nodes: expected a described cluster, whose nodes they are")
+            raise UsageError("nodes: expected a described cluster with them")
         latency_s = read_latency(0.0 if latency is None else latency)
         return one_switch(workers=workers, rate_bps=rate(bandwidth), latency_s=latency_s)
     where = described_cluster(named, None if nodes is None else count(nodes, "nodes"))

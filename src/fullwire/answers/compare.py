@@ -401,7 +401,7 @@ def held_against(
     """Hold recordings of a job against others, by the time of a pass."""
     sides = [[paces_s(run) for run in side] for side in (before, after)]
     if not all(len(each) for side in sides for each in side):
-        raise UsageError("the job made no steps")
+        raise UsageError("expected a job that makes steps, got one without any")
     before_s, after_s = (geometric_mean(map(length_of, side)) for side in sides)
     noise = noise_of(sides, length_of)
     off = math.inf if noise is None else noise.off([1 / len(side) for side in sides])
@@ -448,7 +448,7 @@ def step_lengths_s(run: Run) -> Floats:
     length_ns = step_lengths_ns(run)
     lengths_s = length_ns[kept_steps(length_ns)] * 1e-9
     if not middle_half(lengths_s).any():
-        raise UsageError(f"{run.provenance.source}: its steps take no time, so none is to compare")
+        raise UsageError(f"{run.provenance.source}: expected steps that take time, got 0 s")
     check_steps(run.provenance.source, step=lengths_s)
     return np.asarray(lengths_s, np.float64)
 

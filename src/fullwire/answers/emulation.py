@@ -42,8 +42,8 @@ def emulated_job(
     odd = [size for size in step.bytes.tolist() if size % BYTES_A_VALUE]
     if odd:
         raise UsageError(
-            f"{workload}: emulated gradients are float32, so their sizes are multiples of "
-            f"{BYTES_A_VALUE} bytes; one of this run's has {odd[0]:,}"
+            f"{workload}: expected gradients of float32, in multiples of {BYTES_A_VALUE} bytes, "
+            f"got one of {odd[0]:,} bytes"
         )
     dilation = 1.0 if dilate is None else ratio(dilate, "dilate")
     if dilation < 1:

@@ -426,7 +426,7 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     if known is not None:
         if given is not None and given != known:
             raise UsageError(
-                f"bandwidth: this run knows its line rate, {show_rate(known)}; "
+                f"bandwidth: expected {show_rate(known)}, the line rate in this run, "
                 f"got {show_rate(given)}"
             )
         given = known
@@ -478,7 +478,7 @@ def _baseline(
         raise UsageError(f"baseline: expected a run of one worker, got one of {world(alone.run)}")
     by_one = account(alone.run, {}, alone.parts())
     if by_one.is_whole_trace or not by_one.step_s:
-        raise UsageError("baseline: it has no marked steps, so it does not say how long one takes")
+        raise UsageError("baseline: expected marked steps, got a run without any")
     lengths_s = by_one.parts_ns[:, by_one.is_kept].sum(axis=2).mean(axis=0) * 1e-9
     by_chance = 2 * float(np.std(lengths_s)) / by_one.step_s / len(lengths_s) ** 0.5
     off = math.hypot(_REPEATS, by_chance)

@@ -10,11 +10,11 @@ import re
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from fullwire.answers.conditions import count
 from fullwire.errors import UsageError
 from fullwire.files import path_of
 from fullwire.fixes._in_job import (
@@ -28,7 +28,7 @@ from fullwire.fixes._in_job import (
     WORKERS_VARIABLE,
 )
 from fullwire.fixes._recipe import Applied, Recipe, parse_fix, read_recipe
-from fullwire.fixes.fix import fix_kinds
+from fullwire.fixes.fix import fix_kind, fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
@@ -37,6 +37,7 @@ from fullwire.units import seconds, shown, visible
 EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
 Say = Callable[[str], None]
+Notes: TypeAlias = Sequence[Sequence[Mapping[str, Any]]]  # by process
 
 
 def split_fixes(text: str) -> list[str]:
@@ -94,8 +95,10 @@ def apply_fixes(
     if str(PYTHON_PATH) not in (before or "").split(os.pathsep):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHON_PATH), before]))
     for each in chosen:
-        environment |= fix_kinds()[each.fix].environment(each.setting)
+        environment |= fix_kind(each.fix).environment(each.setting)
     if steps is not None:
+        from fullwire.answers.conditions import count  # beside predictions, which take long to load
+
         environment[STEPS_VARIABLE] = str(count(steps, "steps"))
     limit_s = None if within is None else seconds(within, "within")
     if NOTES_VARIABLE in environment:
@@ -103,7 +106,7 @@ def apply_fixes(
     with tempfile.TemporaryDirectory(prefix="fullwire-fixes-") as folder:
         environment[NOTES_VARIABLE] = folder
         status = run_to_its_end(command, environment, limit_s=limit_s)
-        for sentence in outcomes(chosen, Path(folder)):
+        for sentence in outcomes(chosen, notes_in(Path(folder))):
             say(sentence)
     return status
 
@@ -187,11 +190,26 @@ def _differences(recipe: Recipe, command: Sequence[str]) -> list[str]:
     return found
 
 
-def outcomes(chosen: Sequence[Applied], folder: Path) -> list[str]:
+def notes_in(folder: Path) -> Notes:
+    """Read the notes of the processes of a job, a list for each process."""
+    found: list[list[dict[str, Any]]] = []
+    for path in sorted(folder.glob(f"*{NOTES}")):
+        found.append([])
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                note = json.loads(line)
+            except (ValueError, RecursionError):  # a process was killed as it wrote
+                continue
+            if isinstance(note, dict):
+                found[-1].append(note)
+    return found
+
+
+def outcomes(chosen: Sequence[Applied], told: Notes) -> list[str]:
     """Sum up the notes of the processes: a sentence for each fix and outcome."""
     found = []
     for each in chosen:
-        notes = _notes_of(each, folder)
+        notes = _notes_of(each, told)
         for did, processes in Counter(did for of_one in notes for did in of_one).items():
             in_so_many = f"{processes} process" + ("" if processes == 1 else "es")
             found.append(f"fix {each}: {did}, in {in_so_many}")
@@ -200,9 +218,9 @@ def outcomes(chosen: Sequence[Applied], folder: Path) -> list[str]:
     return found
 
 
-def problem_of(fix: Applied, ranks: int, folder: Path) -> str:
+def problem_of(fix: Applied, ranks: int, told: Notes) -> str:
     """Say why a job does not have a fix, by the notes of its ranks; "" if each rank has it."""
-    notes = _notes_of(fix, folder)
+    notes = _notes_of(fix, told)
     all_told = [did for of_one in notes for did in of_one]
     for did in all_told:
         if did.startswith(UNDONE):
@@ -215,20 +233,13 @@ def problem_of(fix: Applied, ranks: int, folder: Path) -> str:
     return ""
 
 
-def _notes_of(fix: Applied, folder: Path) -> list[list[str]]:
+def _notes_of(fix: Applied, told: Notes) -> list[list[str]]:
     """Return what each process that noted something noted of a fix."""
     found = []
-    for path in sorted(folder.glob(f"*{NOTES}")):
-        told = []
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                note = json.loads(line)
-                if note["fix"] == fix.fix:
-                    told.append(str(note["did"]))
-            except (ValueError, KeyError, TypeError):  # a process was killed as it wrote
-                continue
+    for notes in told:
+        of_fix = [str(note.get("did", "")) for note in notes if note.get("fix") == fix.fix]
         if fix.fix == "environment":
-            told = [did for did in told if did.endswith(fix.setting)]
-        if told:
-            found.append(told)
+            of_fix = [did for did in of_fix if did.endswith(fix.setting)]
+        if of_fix:
+            found.append(of_fix)
     return found

@@ -99,10 +99,11 @@ def completed(given: RunLike, line_rate: str | float | None) -> Opened:
     if run.provenance.origin == "modelled":
         raise UsageError(f"line rate: expected a recorded run, got the built-in workload {name}")
     if shares_one_host(run):
-        raise UsageError(f"line rate: {name} has no line between its ranks, which share one host")
+        raise UsageError(f"line rate: expected ranks on several hosts, all of {name} share one")
     if known_bps not in (None, rate_bps):
         raise UsageError(
-            f"line rate: {name} knows its own, {show_rate(known_bps)}; got {show_rate(rate_bps)}"
+            f"line rate: expected {show_rate(known_bps)}, as {name} has it, "
+            f"got {show_rate(rate_bps)}"
         )
     return replace(found, run=with_line_rate(run, rate_bps))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fullwire.answers.conditions import OneOrMany, count, rate, several
+from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.plan_search import (
     DEGREES,
     Question,
@@ -24,6 +26,7 @@ from fullwire.answers.plan_search import (
 )
 from fullwire.answers.planned import (
     OBJECTIVES,
+    FromRun,
     Lasting,
     OnNetwork,
     PlanAnswer,
@@ -35,15 +38,17 @@ from fullwire.answers.planned import (
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, LeafSpine
+from fullwire.clusters.description import described
 from fullwire.errors import UsageError
 from fullwire.simulation.goodput import (
     CHECKPOINT_BYTES,
     PUBLISHED_DEVICE_HOURS,
 )
-from fullwire.simulation.habits import (
-    MEASURED_FAMILIES,
-)
+from fullwire.simulation.recognised_plan import recognised
+from fullwire.simulation.recorded_plan import Recorded
+from fullwire.simulation.recorded_plan import calibrated as by_recording
 from fullwire.units import ratio, seconds
+from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE
 
@@ -51,11 +56,11 @@ CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
 
 
 def plan(
-    model: ArchitectureLike,
+    model: ArchitectureLike | None = None,
     *,
-    cluster: ClusterLike | Sequence[ClusterLike],
+    cluster: ClusterLike | Sequence[ClusterLike] | None = None,
     nodes: str | int | None = None,
-    global_batch: str | int,
+    global_batch: str | int | None = None,
     seq: str | int | None = None,
     precision: str = "bf16",
     device: str | None = None,
@@ -72,6 +77,8 @@ def plan(
     synchronous_checkpoints: bool = False,
     price: str | float | None = None,
     calibrate: str | Path | None = None,
+    recorded: RunLike | None = None,
+    to: OneOrMany | Mapping[str, int | str] = None,
 ) -> PlanAnswer:
     """Search the parallel plans of a large model: those that fit, best first.
 
@@ -92,40 +99,76 @@ def plan(
     - `synchronous_checkpoints`: training waits while a checkpoint is written.
     - `price`: of a device in an hour.
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
+    - `recorded`: a traced run of the job. Its plan is recognised, its work corrects the prices, and
+      it gives model, batch and sequence that are not given.
+    - `to`: the plan that is asked about, `"tp=4,pp=8"`; other choices stay as recorded.
 
         fw.plan("llama3-70b", cluster="dgx-h100", nodes=64, global_batch=512, seq=8192).best
+        fw.plan(recorded="traces", to="tp=1,pp=2").best.step_s
     """
+    known = None if recorded is None else _known(recorded, cluster, nodes)
+    other = fixed_degrees(to)
+    if known is not None:
+        layout = known.recognised.layout
+        model = known.recognised.model if model is None else model
+        global_batch = layout.global_batch if global_batch is None else global_batch
+        seq = layout.sequence if seq is None else seq
+        precision = layout.precision if precision == "bf16" else precision
+        cluster, nodes = _target(known, cluster, nodes, other)
+    elif to is not None:
+        raise UsageError("to: expected a recorded run that the plan is worked out from (--from)")
     question = _asked(
-        model, cluster, nodes, global_batch, seq, precision, device, objective, fix, calibrate
+        model, cluster, nodes, global_batch, seq, precision, device, objective, fix, known
     )
-    question = replace(
-        question, troubles=_troubles(failures, storage, restart, synchronous_checkpoints)
-    )
-    found = search_each(question)
-    best = min(found, key=lambda one: score(one)[one.order[0]])
+    if known is not None and other:
+        fixed = known.fixed({**question.fixed, **other}, question.cluster.devices)
+        question = replace(question, fixed=fixed)
+    question = question if calibrate is None else calibrated(question, Path(calibrate))
+    troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
+    found = search_each(replace(question, troubles=troubles))
     networks = _networks(question, cluster, nodes, bandwidth, oversubscription)
+    return _answer(found, count(top, "top"), hours, price, why=why, networks=networks)
+
+
+def _answer(
+    found: Sequence[Searched],
+    top: int,
+    hours: str | float | None,
+    price: str | float | None,
+    *,
+    why: bool,
+    networks: tuple[OnNetwork, ...],
+) -> PlanAnswer:
+    """Return the best of what was searched, with its course under failures where asked."""
+    best = min(found, key=lambda one: score(one)[one.order[0]])
+    question, recorded = found[0].question, found[0].question.recorded
     lasting = None
-    if hours is not None or objective == "goodput":
+    if hours is not None or question.objective == "goodput":
         lasting = _lasting(best, ratio(hours if hours is not None else 24.0, "hours"), price)
     elif price is not None or question.troubles != Troubles():
-        raise UsageError("hours: expected the hours of training that failures or a price are for")
+        raise UsageError("hours: expected the hours of training with failures or a price")
+    row = best.order[0]
+    degrees = {name: int(getattr(best.plans, name)[row]) for name in DEGREES}
+    unseen = () if recorded is None else recorded.unseen(degrees)
+    is_usual = question.troubles.device_hours is None and lasting is not None
     return PlanAnswer(
         model=question.model.name,
         cluster=question.cluster.name,
         device=question.device.title,
         objective=question.objective,
-        plans=tuple(planned(best, row) for row in best.order[: count(top, "top")]),
+        plans=tuple(planned(best, row) for row in best.order[:top]),
         considered=sum(len(one.plans) for one in found),
         left_out=_left_out(found, min(top, len(best.order))),
         device_bytes=question.device.memory_bytes,
         global_batch=question.global_batch,
         sequence=question.sequence,
         precision=question.precision,
-        assumed=_assumptions(question, failures is None and lasting is not None),
+        assumed=_assumptions(question, is_usual) + unseen,
         why=_worths(best) if why else (),
         networks=networks,
         half_bandwidth=_half(best.question),
         lasting=lasting,
+        recorded=None if recorded is None else _from_run(recorded),
         landscape=_landscape(best),
         architecture=question.model,
         fabric=best.question.cluster,
@@ -133,17 +176,20 @@ def plan(
 
 
 def _asked(
-    model: ArchitectureLike,
-    cluster: ClusterLike | Sequence[ClusterLike],
+    model: ArchitectureLike | None,
+    cluster: ClusterLike | Sequence[ClusterLike] | None,
     nodes: str | int | None,
-    global_batch: str | int,
+    global_batch: str | int | None,
     seq: str | int | None,
     precision: str,
     device: str | None,
     objective: str,
     fix: OneOrMany | Mapping[str, int | str],
-    calibrate: str | Path | None,
+    recorded: Recorded | None,
 ) -> Question:
+    if model is None or cluster is None or global_batch is None:
+        missing = "model" if model is None else "cluster" if cluster is None else "global batch"
+        raise UsageError(f"{missing}: expected one, as no recorded run (--from) tells it")
     known = architecture(model)
     fabric = described_cluster(
         _clusters(cluster)[0], None if nodes is None else count(nodes, "nodes")
@@ -152,17 +198,72 @@ def _asked(
         raise UsageError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
     if objective not in OBJECTIVES:
         raise UsageError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
-    question = Question(
+    return Question(
         model=known,
         cluster=usable(fabric),
-        device=device_of(fabric, device),
+        device=_device(fabric, device, recorded),
         global_batch=count(global_batch, "global batch"),
         sequence=known.sequence if seq is None else count(seq, "seq"),
         precision=precision,
         fixed=fixed_degrees(fix),
         objective=objective,
+        recorded=recorded,
     )
-    return question if calibrate is None else calibrated(question, Path(calibrate))
+
+
+def _known(
+    recorded: RunLike, cluster: ClusterLike | Sequence[ClusterLike] | None, nodes: str | int | None
+) -> Recorded:
+    """Recognise the plan of a run; a network that it does not tell is the one that is given."""
+    run = opened(recorded).run
+    found = recognised(run)
+    here = None
+    if run.facts.cluster is not None:
+        here = described(run.facts.cluster, "the run's cluster")
+    elif cluster is not None:
+        given = described_cluster(_clusters(cluster)[0], None)
+        here = described_cluster(given, max(1, -(-found.layout.devices // given.devices_per_node)))
+    return by_recording(found, None if here is None else usable(here))
+
+
+def _target(
+    known: Recorded,
+    cluster: ClusterLike | Sequence[ClusterLike] | None,
+    nodes: str | int | None,
+    to: Mapping[str, int | str],
+) -> tuple[ClusterLike | Sequence[ClusterLike], str | int | None]:
+    """Return the cluster of other plans: the given one, else that of the recording."""
+    if cluster is not None:
+        return cluster, nodes
+    layout, here = known.recognised.layout, known.cluster
+    together = math.prod(int(to.get(name, 1)) for name in ("tp", "pp", "cp"))
+    dp = int(to.get("dp", max(1, layout.devices // together)))
+    if here.nodes > 1:
+        return here, -(-together * dp // here.devices_per_node)
+    devices = together * dp if to else layout.devices
+    nics = replace(here.nics, per_node=devices)
+    return replace(here, devices_per_node=devices, nics=nics), None
+
+
+def _device(fabric: Cluster, given: str | None, recorded: Recorded | None) -> Accelerator:
+    """Return the device that is given, that was recorded, or that the cluster's name tells."""
+    if recorded is None or given is not None:
+        return device_of(fabric, given)
+    return recorded.device
+
+
+def _from_run(known: Recorded) -> FromRun:
+    found, model, layout = known.recognised, known.recognised.model, known.recognised.layout
+    kept = ("tp", "pp", "dp", "cp", "zero", "microbatch", "recompute", "global_batch", "sequence")
+    sizes = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+    return FromRun(
+        **{name: getattr(layout, name) for name in (*kept, "precision")},
+        **{name: getattr(model, name) for name in sizes},
+        source=found.source,
+        step_s=found.step_s,
+        ratios=known.ratios,
+        not_recognised=found.open,
+    )
 
 
 def _troubles(
@@ -176,7 +277,9 @@ def _troubles(
     )
 
 
-def _clusters(given: ClusterLike | Sequence[ClusterLike]) -> list[ClusterLike]:
+def _clusters(given: ClusterLike | Sequence[ClusterLike] | None) -> list[ClusterLike]:
+    if given is None:
+        return []
     if isinstance(given, str):
         return [name.strip() for name in given.split(",") if name.strip()] or [given]
     return [given] if isinstance(given, Path | Cluster) else list(given)
@@ -192,7 +295,7 @@ def _left_out(found: Sequence[Searched], shown_plans: int) -> dict[str, int]:
 
 def _assumptions(question: Question, has_usual_failures: bool) -> tuple[str, ...]:
     notes = []
-    if question.device.family not in MEASURED_FAMILIES:
+    if question.assumed:
         notes.append(
             f"no measured run of {question.device.title}: its nearest family stands for it"
         )
@@ -239,7 +342,7 @@ def _named(name: str, value: int) -> str:
 
 def _networks(
     question: Question,
-    clusters: ClusterLike | Sequence[ClusterLike],
+    clusters: ClusterLike | Sequence[ClusterLike] | None,
     nodes: str | int | None,
     bandwidth: OneOrMany,
     oversubscription: OneOrMany,

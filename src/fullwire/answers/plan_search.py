@@ -38,6 +38,7 @@ from fullwire.simulation.habits import (
     interval_factor,
 )
 from fullwire.simulation.plan_space import Space, every_plan
+from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.step_price import Job, Plans, Priced, price
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture
@@ -45,6 +46,12 @@ from fullwire.workloads.layout import RECOMPUTE, SCHEDULES, Precision
 from fullwire.workloads.stage_memory import BESIDE_BYTES, GIB, MOST_RESERVED, Columns, Held, peaks
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
+DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
+_COMPONENTS = (
+    *("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"),
+    *("gathered_bytes", "buffers_bytes"),
+)
+_MOST_TRIED = 12  # numbers of nodes, in search of one on which a plan fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +100,13 @@ class Question:
     calibration: Calibration | None = None
     objective: Objective = "step"
     troubles: Troubles = Troubles()
+    recorded: Recorded | None = None  # whose plan and work are known
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """Return what widens intervals."""
-        return () if self.device.family in MEASURED_FAMILIES else ("device",)
+        is_known = self.recorded is not None or self.device.family in MEASURED_FAMILIES
+        return () if is_known else ("device",)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -144,7 +153,8 @@ def search_each(question: Question) -> list[Searched]:
 def search(question: Question) -> Searched:
     """Price all plans on all nodes; refuse a model that no plan fits in the devices' memory."""
     plans = _plans(question)
-    priced = price(job_of(question, plans))
+    job, recorded = job_of(question, plans), question.recorded
+    priced = price(job) if recorded is None else recorded.priced(job)
     if question.calibration is not None:
         priced = priced.calibrated(question.calibration)
     memory = _held(question, plans)
@@ -170,7 +180,8 @@ def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> 
         sequence=question.sequence,
         precision=question.precision,
     )
-    return every_plan(space, question.fixed if fixed is None else fixed)
+    plans = every_plan(space, question.fixed if fixed is None else fixed)
+    return plans if question.recorded is None else question.recorded.as_recorded(plans)
 
 
 def _held(question: Question, plans: Plans) -> Held:
@@ -215,9 +226,6 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
     )
 
 
-_MOST_TRIED = 12
-
-
 def _enough_nodes(question: Question, least: int) -> str:
     """Search on more and more nodes until a plan fits: degrees do not divide every number."""
     least = max(least, question.cluster.nodes + 1)
@@ -230,12 +238,6 @@ def _enough_nodes(question: Question, least: int) -> str:
         if _held(more, plans).fits(question.device.memory_bytes).any():
             return f"{nodes} nodes"
     return f"more than {least + _MOST_TRIED - 1} nodes"
-
-
-_COMPONENTS = (
-    *("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"),
-    *("gathered_bytes", "buffers_bytes"),
-)
 
 
 def score(found: Searched) -> Floats:
@@ -254,11 +256,14 @@ def planned(found: Searched, row: int) -> Planned:
     """Return one plan with its interval and figures."""
     question, plans, priced = found.question, found.plans, found.priced
     step_s = float(found.step_s[row])
+    degrees = {name: int(getattr(plans, name)[row]) for name in DEGREES}
     factor = interval_factor(
         is_moe=question.model.moe is not None,
         assumed=question.assumed,
         is_calibrated=question.calibration is not None,
     )
+    if question.recorded is not None:
+        factor = question.recorded.interval_factor(degrees)
 
     def part_s(name: str) -> float:
         return float(getattr(priced, name)[row])
@@ -270,7 +275,7 @@ def planned(found: Searched, row: int) -> Planned:
     flops = 3 * question.model.flops(question.sequence) * tokens
     peak = question.device.peak_flops_per_s(question.precision) * devices
     return Planned(
-        **{name: int(getattr(plans, name)[row]) for name in DEGREES},
+        **degrees,
         recompute=RECOMPUTE[plans.recompute[row]],
         recompute_layers=layers // 2 if is_partly else None,
         schedule=SCHEDULES[plans.schedule[row]],
@@ -300,9 +305,6 @@ def _memory(held: Held, row: int) -> Memory:
         peak_allocated_bytes=int(held.peak_allocated_bytes[row]),
         peak_reserved_bytes=int(held.peak_reserved_bytes[row]),
     )
-
-
-DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
 
 
 def calibrated(question: Question, path: Path) -> Question:

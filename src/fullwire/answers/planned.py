@@ -23,6 +23,7 @@ from fullwire.files import opened
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Provenance, Run, Spans
 from fullwire.simulation.plan_space import FIXABLE
+from fullwire.simulation.recorded_plan import Ratio
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
@@ -127,6 +128,32 @@ class Lasting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromRun:
+    """The plan of a recorded run, and what its work tells of the model's prices."""
+
+    source: str
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    zero: int
+    microbatch: int
+    recompute: str
+    global_batch: int
+    sequence: int
+    precision: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    step_s: float
+    ratios: tuple[Ratio, ...]
+    not_recognised: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OnNetwork:
     """The best plan on one network."""
 
@@ -156,6 +183,7 @@ class PlanAnswer(Result):
     networks: tuple[OnNetwork, ...] = ()
     half_bandwidth: OnNetwork | None = None  # None on one node
     lasting: Lasting | None = None
+    recorded: FromRun | None = None
     landscape: Mapping[str, Any] | None = None  # for pictures: every plan's degrees and figures
     architecture: Architecture | None = None
     fabric: Cluster | None = None  # the cluster of the plans, with its nodes
@@ -197,7 +225,7 @@ def device_of(cluster: Cluster, given: str | None) -> Accelerator:
         return accelerator(_DEVICE_OF.get(cluster.name, cluster.name))
     except UsageError:
         raise UsageError(
-            f"device: the cluster {cluster.name} does not name its devices; say --device h100"
+            f"device: expected one with the cluster {cluster.name}, like --device h100"
         ) from None
 
 

@@ -58,7 +58,7 @@ def named(
     """
     asked = many(runs)
     if not asked:
-        raise UsageError("what-if: expected at least one run")
+        raise UsageError("whatif: expected at least one run, got none")
     found = []
     for each in asked:  # A run in memory has its source as its name.
         run = completed(each, line_rate).run
@@ -80,7 +80,7 @@ def with_batches(
     for each in given:
         if not isinstance(each, str) or "@" not in each or ":" in each or Path(each).exists():
             raise UsageError(
-                "batch: expected built-in workloads such as vgg16@v100, whose steps it can change, "
+                "batch: expected built-in workloads such as vgg16@v100, "
                 f"got {shown(name_of(each) if isinstance(each, str | Path) else 'a run')}"
             )
     return [f"{each}:{size}" for each in given for size in sizes]

@@ -303,8 +303,8 @@ def to_goal(
     opened = named(runs)
     if len(opened) != 1:
         raise UsageError(
-            f"target: expected one run to predict, got {len(opened)}; runs that show the metric at "
-            "other batches go with --curve"
+            f"target: expected one run to predict, got {len(opened)}. --curve takes runs that show "
+            "the metric at other batches"
         )
     [(name, run)] = opened
     price = read_price(asked.price)

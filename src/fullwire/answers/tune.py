@@ -13,7 +13,6 @@ the job has many of them.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -40,15 +39,15 @@ from fullwire.answers.compare import (
 )
 from fullwire.answers.conditions import count
 from fullwire.answers.explain import explain
-from fullwire.answers.fixing import NONE, hash_of, problem_of, versions_here
+from fullwire.answers.fixing import NONE, Notes, hash_of, notes_in, problem_of, versions_here
 from fullwire.answers.laboratory import record_in_lab
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result
 from fullwire.errors import FullwireError, UsageError
 from fullwire.fixes import Fix, Risk, Seen, fix_kinds
-from fullwire.fixes._in_job import LOOK_VARIABLE, NOTES, NOTES_VARIABLE
+from fullwire.fixes._in_job import LOOK_VARIABLE, NOTES_VARIABLE
 from fullwire.fixes._recipe import Applied, Recipe, as_toml
-from fullwire.fixes.fix import HostWork
+from fullwire.fixes.fix import HostWork, Worthwhile
 from fullwire.lab.description import LabDescription
 from fullwire.outputs import written
 from fullwire.recorder.command_line import without_secrets
@@ -161,12 +160,12 @@ def tune(
     most = None if trials is None else count(trials, "trials")
     folder = Path(output)
     if folder.exists():
-        raise UsageError(f"{folder} is there already: expected a new folder")
+        raise UsageError(f"{folder} exists: expected a new folder")
     if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]}: cannot be run: no such command")
+        raise UsageError(f"{command[0]}: expected a command that exists and may be executed")
     place = Path.cwd() if scratch is None else Path(scratch)
     if not place.is_dir():
-        raise UsageError(f"scratch: {place} is no folder")
+        raise UsageError(f"scratch: expected a folder, got {place}")
     budget_s = seconds(budget, "budget")
     if not budget_s:
         raise UsageError(f"budget: expected a time above 0, got {shown(budget)}")
@@ -264,8 +263,9 @@ class _Job:
                 done = record_in_lab(self.lab, whole, path, probe=False)
         finally:
             del os.environ[NOTES_VARIABLE], os.environ[LOOK_VARIABLE]
-            looked = _seen(notes)
-            problem = problem_of(fixes[-1], len(looked), notes) if fixes else ""
+            told = notes_in(notes)
+            looked = _seen(told)
+            problem = problem_of(fixes[-1], len(looked), told) if fixes else ""
             shutil.rmtree(notes)
         took_s = time.monotonic() - began_s
         if self.is_interrupted or done.exit_status == 128 + signal.SIGINT:
@@ -273,7 +273,7 @@ class _Job:
         is_first, self.took_s = self.limit_s is None, max(self.took_s, took_s)
         run = done.run
         if done.exit_status == TOO_LONG and not (is_first and len(paces_s(run)) >= FEWEST_STEPS):
-            raise UsageError(f"the job hangs, or is very slow: it was ended after {limit_s:.0f} s")
+            raise UsageError(f"the job hangs, or is very slow: tune ended it after {limit_s:.0f} s")
         if done.exit_status not in (0, TOO_LONG):
             lines = log.read_text(errors="replace").split("\n") if log.exists() else []
             # A launcher's summary follows the error itself.
@@ -298,17 +298,14 @@ class _Job:
         ]
 
 
-def _seen(notes: Path) -> dict[int, Seen]:
+def _seen(told: Notes) -> dict[int, Seen]:
     """Return what each rank of this host saw of the job's calls."""
-    found: dict[int, Seen] = {}
-    for path in notes.glob(f"*{NOTES}"):
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                told = json.loads(line)
-                found[told["rank"]] = msgspec.convert(told["saw"], Seen)
-            except (ValueError, KeyError, TypeError):  # another note, or a killed process
-                continue
-    return found
+    return {
+        note["rank"]: msgspec.convert(note["saw"], Seen)
+        for notes in told
+        for note in notes
+        if "saw" in note
+    }
 
 
 class _Search:
@@ -417,11 +414,11 @@ class _Search:
         found = []
         for fix in predicted.values():
             # Predictions are of a usual step with all its passes; trials, of a pass of any step.
-            from_s = told.fixes_from_s or told.step_s
-            beyond_s = now_s - from_s / passes
+            from_s = told.step_s if isinstance(fix, Worthwhile) else told.fixes_from_s
+            times = now_s / ((from_s or told.step_s) / passes)
             setting = fix_kinds()[fix.kind].checked(filled(fix.applied, fix))
-            ends_s = [each / passes + beyond_s for each in (fix.low_s, fix.step_s, fix.high_s)]
-            low_s, step_s, high_s = (None if each != each else max(each, 0.0) for each in ends_s)
+            ends_s = [each / passes * times for each in (fix.low_s, fix.step_s, fix.high_s)]
+            low_s, step_s, high_s = (None if each != each else each for each in ends_s)
             if step_s is not None:
                 found.append(
                     Applied(

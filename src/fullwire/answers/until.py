@@ -111,13 +111,13 @@ def _reached(name: str, run: Run, goal: Goal) -> Reached:
     if found.is_forecast:
         raise UsageError(
             f"{name}: expected a run that reached {goal}, and this one ends at "
-            f"{curve.values[-1]:.4g}; `whatif --target` extends its curve"
+            f"{curve.values[-1]:.4g}. `whatif --target` extends its curve"
         )
     began_ns = marks_of_steps(run).start_ns.min(initial=int(curve.times_ns[0]))
     time_s = (float(np.interp(found.steps, curve.steps, curve.times_ns)) - float(began_ns)) * 1e-9
     if time_s <= 0:
         raise UsageError(
-            f"{name}: expected times of {goal.metric} after the first step: they are by another "
+            f"{name}: expected times of {goal.metric} after the first step, got times of another "
             "clock"
         )
     hours = time_s * (run.facts.workers or 1) / 3600

@@ -12,6 +12,7 @@ import numpy as np
 from fullwire.answers.conditions import rate, worker_count
 from fullwire.compression.codec import named_in, parse_choice
 from fullwire.compression.codecs.fp16 import TORCH_HOOK
+from fullwire.compression.compressor import Compressor
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.errors import FullwireError
 from fullwire.findings.comparisons import (
@@ -24,7 +25,7 @@ from fullwire.findings.comparisons import (
     Verified,
 )
 from fullwire.findings.finding import Finding
-from fullwire.fixes.fix import FILLS_THE_LINE
+from fullwire.fixes.fix import FILLS_THE_LINE, TIMES_ON_THE_WIRE
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
@@ -152,6 +153,9 @@ def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]
         sizes = [size // FLOAT_BYTES for size in typical_step(before).bytes.tolist()]
         codec = parse_choice(name).compressor(on_gpu=after.facts.backend == "nccl", sizes=sizes)
         yield ChangedHook(hook=str(after.facts.hook)), ("compressors", (codec,))
+    if differs("wire") and before.facts.wire is None and after.facts.wire in TIMES_ON_THE_WIRE:
+        packed = Compressor(ratio=TIMES_ON_THE_WIRE[after.facts.wire])
+        yield ChangedHook(hook=f"{after.facts.wire} on the wire"), ("compressors", (packed,))
     if differs("hook") and after.facts.hook in _CASTING_HOOKS:
         cast = TORCH_HOOK.compressor(on_gpu=after.facts.backend == "nccl")
         yield ChangedHook(hook=str(after.facts.hook)), ("compressors", (cast,))

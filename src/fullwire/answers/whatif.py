@@ -103,8 +103,12 @@ class WhatIf(Result):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return the notes on the predictions, a sentence each."""
-        notes = self.notes if self.to_target is None else (*self.notes, *self.to_target.notes)
-        return sentences(notes)
+        return sentences(self.all_notes)
+
+    @property
+    def all_notes(self) -> tuple[Finding, ...]:
+        """Return the notes on the predictions, and those on the metric's target."""
+        return self.notes if self.to_target is None else (*self.notes, *self.to_target.notes)
 
     @property
     def answer(self) -> Finding:
@@ -397,8 +401,8 @@ def replay(
         raise UsageError("a replay needs one value of each condition: name workers and bandwidth")
     if (grid.accumulate, grid.local_steps) != ((1,), (1,)):
         raise UsageError(
-            "a replay plays one pass, and sends all of its messages: expected no accumulate and no "
-            "local steps"
+            "a replay plays one pass with all of its messages: expected accumulate 1 and local "
+            "steps 1"
         )
     [subject] = changed([subject_of(name, only, found)], changes)
     return replay_subject(only, subject, grid)

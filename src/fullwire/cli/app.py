@@ -32,6 +32,7 @@ from fullwire.cli import (
     show,
     study,
     tune,
+    watch,
     whatif,
     workloads,
 )
@@ -49,6 +50,7 @@ app = typer.Typer(
 app.command("record", context_settings={"allow_interspersed_args": False})(record.record)
 app.command("join")(record.join)
 app.command("explain")(explain.explain)
+app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("whatif")(whatif.whatif)
 app.command("plan")(plan.plan)

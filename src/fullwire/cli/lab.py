@@ -211,9 +211,11 @@ def _emulated(
     if workload is None:
         for name, value in conditions.items():
             if value is not None:
-                raise UsageError(f"--{name} belongs to --workload: a command has its own")
+                raise UsageError(
+                    f"--{name}: expected --workload with it, got a command, which has its own"
+                )
         if not command:
-            raise UsageError("expected a command after --, like: -- python train.py; or --workload")
+            raise UsageError("expected --workload, or a command after --, like: -- python train.py")
         return None
     if command:
         raise UsageError(f"expected --workload or a command, got both: {command[0]}")
@@ -229,7 +231,7 @@ def _what_to_run(
     if job is None:
         assert command
         if which(command[0]) is None:
-            raise UsageError(f"{command[0]}: no such command, or not one that may be run")
+            raise UsageError(f"{command[0]}: expected a command that exists and may be executed")
         yield command
         return
     from fullwire.lab.emulated import check_possible, trainer_command

@@ -15,12 +15,26 @@ class Question:
     """The options of a search, in the order in which help shows them."""
 
     cluster: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FILE|NAME", help="A described cluster, or several: dgx-a100,dgx-h100"
         ),
-    ]
-    global_batch: Annotated[str, typer.Option(help="Sequences of a step, of the whole job: 512")]
+    ] = None
+    global_batch: Annotated[
+        str | None, typer.Option(help="Sequences of a step, of the whole job: 512")
+    ] = None
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN|TRACES",
+            help="A traced job: its plan is recognised, its work corrects the prices",
+        ),
+    ] = None
+    to: Annotated[
+        str | None,
+        typer.Option(help="With --from, another plan; the rest stays as recorded: tp=4,pp=8"),
+    ] = None
     nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 64")] = None
     seq: Annotated[str | None, typer.Option(help="Tokens of a sequence: 8192")] = None
     precision: Annotated[
@@ -68,9 +82,9 @@ class Question:
 @with_options(Question)
 def plan(
     model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="llama3-70b, a Hugging Face folder, config.json ..."),
-    ],
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="llama3-70b, a Hugging Face folder, config.json .."),
+    ] = None,
     *,
     plot: Annotated[
         Path | None,
@@ -93,6 +107,7 @@ def plan(
     fullwire plan llama3-8b --cluster dgx-h100 --nodes 4 --global-batch 256
     fullwire plan llama3-70b --cluster dgx-h100 --nodes 64 --global-batch 512
     fullwire plan config.json --cluster ours.toml --device h100 --global-batch 8
+    fullwire plan --from job.run --to tp=4,pp=8 --cluster ours.toml
 
     -o writes the best plan's step as a run: `explain`, `report` and `compare` read it.
     """

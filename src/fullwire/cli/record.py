@@ -72,7 +72,7 @@ def record(
             raise UsageError("--force replaces a run: a part writes none, fullwire join does")
         if metric:
             raise UsageError(
-                "--metric reads the output of the whole job: expected none with --part; "
+                "--metric reads the output of the whole job: expected none with --part. "
                 "fullwire.log works in every task"
             )
         status = record_part(

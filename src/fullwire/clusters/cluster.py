@@ -178,7 +178,7 @@ class Cluster(Result):
             raise UsageError(f"devices: expected at most {MOST_DEVICES:,}, got {self.devices:,}")
         if self.devices_per_node > 1 and self.inside is None:
             raise UsageError(
-                f"inside: expected what joins the {self.devices_per_node} devices of a node"
+                f"inside: expected the links between the {self.devices_per_node} devices of a node"
             )
         self._check_nics()
         network = self.network

@@ -155,7 +155,7 @@ def cluster_of_matrix(text: str, place: str) -> Cluster:
     }
     if not speeds:
         raise UsageError(
-            f"{place}: expected the rates of its adapters too, from ibstat: "
+            f"{place}: expected the rates of its adapters too. Record them so: "
             "(nvidia-smi topo -m; ibstat) > host.txt"
         )
     links = []
@@ -164,8 +164,8 @@ def cluster_of_matrix(text: str, place: str) -> Cluster:
         links.append(sum(pairs) if sum(pairs) <= _MOST_LINKS else max(pairs))
     if len(gpus) > 1 and not min(links):
         raise UsageError(
-            f"{place}: a GPU without NVLink, and the speed of PCIe is not in it: "
-            "NCCL_TOPO_DUMP_FILE=FILE dumps a topology that has it"
+            f"{place}: expected the speed of PCIe, since a GPU has no NVLink. "
+            "NCCL_TOPO_DUMP_FILE=FILE dumps a topology with that speed"
         )
     used: Counter[str] = Counter()
     chosen: list[str] = []

@@ -343,9 +343,9 @@ def _play(
     at_once = kept * (1 if serial else chunks)
     if played * chunks > MOST_PLAYED or at_once > MOST_AT_ONCE:
         raise UsageError(
-            f"{plan.op}: {played * chunks:,} transfers that are not alike are too many to play one "
-            f"by one (at most {MOST_PLAYED:,}, and {MOST_AT_ONCE:,} places of chunks at once, here "
-            f"{at_once:,}): ask with fewer chunks, another algorithm, or --level closed"
+            f"{plan.op}: expected at most {MOST_PLAYED:,} different transfers and {MOST_AT_ONCE:,} "
+            f"places of chunks, got {played * chunks:,} and {at_once:,}. Ask with fewer chunks, "
+            "another algorithm, or --level closed"
         )
     whole = chunks * plan.transfer_count()
     block_bytes = size_bytes / chunks / plan.message_blocks

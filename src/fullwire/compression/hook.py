@@ -25,16 +25,19 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fullwire.compression.codec import Choice, hook_of, parse_choice
-from fullwire.compression.method import Bucket, Loss, Tensor
+from fullwire.compression.method import SMALL, Bucket, Loss, Tensor
 from fullwire.errors import UsageError
 from fullwire.units import shown
 
 MEASURED_EVERY = 25  # Steps: measuring costs about as much as unpacking.
 _KEPT = 1000  # Measurements.
+_CPU = torch.device("cpu")
+_TAG = 0x66770000  # Of the messages of packed bytes: jobs use small tags.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +58,14 @@ class Compression:
     """The codec of one model's gradients: its state, and what its guard has measured."""
 
     def __init__(
-        self, model: DistributedDataParallel, choice: Choice, max_error: float | None = None
+        self,
+        model: DistributedDataParallel,
+        choice: Choice,
+        max_error: float | None = None,
+        packs_small: bool = False,
     ) -> None:
         self.choice = choice
+        self.packs_small = packs_small
         self.max_error = choice.codec.most_error if max_error is None else max_error
         self.is_off = False  # The guard has found more loss than its limit.
         self.measured: deque[Measured] = deque(maxlen=_KEPT)
@@ -68,6 +76,7 @@ class Compression:
         self._steps = 0
         self._losses: list[Loss] = []
         self._group: Any = None
+        self._direct: ReceivesFirst | None = None
         self._broken: Any = None  # The group in which a message has failed.
         self._told: set[Any] = set()  # Types of gradients that travel unchanged.
 
@@ -138,6 +147,8 @@ class Compression:
             raise RuntimeError("fullwire: an earlier message of gradients failed in this group")
         if self._group is not group:
             self._group, self._broken = group, None
+            is_gloo = isinstance(group._get_backend(_CPU), getattr(dist, "ProcessGroupGloo", ()))
+            self._direct = ReceivesFirst(group) if is_gloo else None
             self._method.forget_group()
 
     def _average(
@@ -146,7 +157,10 @@ class Compression:
         ranks = dist.get_world_size(self._group)
         if ranks == 1:
             return
-        if self.is_off or flat.dtype != torch.float32:
+        is_plain = self.is_off or flat.dtype != torch.float32
+        keeps_small = not (self.packs_small or self._method.sends_vectors)
+        small = [each for each in gradients if keeps_small and _is_small(each)]
+        if is_plain or len(small) == len(gradients):
             self._tell_type(flat.dtype)
             dist.all_reduce(flat, group=self._group)
             flat /= ranks
@@ -155,9 +169,24 @@ class Compression:
         if error is not None:
             flat += error
         bucket = Bucket(
-            values=flat, gradients=gradients, names=names, error=error, is_measured=is_measured
+            values=flat,
+            gradients=gradients,
+            names=names,
+            error=error,
+            is_measured=is_measured,
+            direct=self._direct,
         )
+        # The few bytes of small gradients travel twice: packed in their places, and as they are.
+        exact = torch.cat([flat[:0], *(each.reshape(-1) for each in small)])
+        under_way = dist.all_reduce(exact, group=self._group, async_op=True) if small else None
         loss = self._method.average(bucket, self._group)
+        if under_way is not None:
+            under_way.wait()
+            means = (exact / ranks).split([each.numel() for each in small])
+            for gradient, mean in zip(small, means, strict=True):
+                gradient.copy_(mean.view_as(gradient))
+                if error is not None:
+                    bucket.error_of(gradient).zero_()
         if error is not None and not bool(error.sum().isfinite()):
             error.zero_()  # The gradient had inf or NaN, which would stay for ever.
         if loss is not None:
@@ -206,7 +235,11 @@ class Compression:
 
 
 def compress(
-    model: DistributedDataParallel, codec: str, *, max_error: float | None = None
+    model: DistributedDataParallel,
+    codec: str,
+    *,
+    max_error: float | None = None,
+    packs_small: bool = False,
 ) -> Compression:
     """Send a model's gradients with a codec, and return its state.
 
@@ -214,6 +247,8 @@ def compress(
     - `codec`: a name with settings, such as `"bf16"` or `"powersgd:rank=2"`.
     - `max_error`: the relative squared error beyond which gradients go back to float32. Without
       it, formats have a usual limit. Codecs with error feedback have none.
+    - `packs_small`: pack the gradients of norm layers and biases too, and all with fewer than 1024
+      numbers. Without it they travel as float32, whatever bucket DDP puts them in.
 
     Every rank calls this before the first backward pass.
 
@@ -235,11 +270,62 @@ def compress(
             f"compress: expected a model without a communication hook, got one with {there}: "
             "torch allows one hook"
         )
-    compression = Compression(model, choice, max_error)
+    compression = Compression(model, choice, max_error, packs_small)
     hook = lambda state, bucket: state.send(bucket)  # noqa: E731  # torch reads annotations
     hook.__name__ = hook.__qualname__ = hook_of(choice)
     model.register_comm_hook(compression, hook)
     return compression
+
+
+def _is_small(gradient: Tensor) -> bool:
+    """Say whether a gradient is of a norm layer, a bias, or as small as one."""
+    return bool(gradient.dim() < 2 or gradient.numel() < SMALL)
+
+
+class ReceivesFirst(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
+    """A group on Gloo whose exchanges and gathers use both directions of a link at once.
+
+    Gloo's own all-to-all and all-gather post a send before the receive. If the other rank is ready,
+    the data leaves at once, and the word that this rank is ready waits behind it. Then only one
+    direction is in use: between two ranks an all-to-all takes twice as long, an all-gather 1.5
+    times (docs/validation/compression.md). Here all receives come first.
+    """
+
+    tells_times = True  # The recorder notes its collectives, and not the messages they are made of.
+
+    def __init__(self, group: Any) -> None:
+        super().__init__(group.rank(), group.size())
+        self._name = group.group_name
+        self.counts_as = 2 * (group.size() - 1)  # Gloo's own count has each message.
+        self._gloo = group._get_backend(_CPU)
+
+    @property
+    def group_name(self) -> str:
+        """Return the group's name: torch's own lookup asks a back end, and there is none here."""
+        return str(self._name)
+
+    def all_to_all_single(self, received: Tensor, given: Tensor, *_: Any) -> Any:
+        """Send each rank its row, and receive one from each."""
+        return self._moved(received, given.view(self.size(), -1))
+
+    def all_gather_single(self, received: Tensor, given: Tensor, *_: Any) -> Any:
+        """Send all ranks the same row, and receive one from each."""
+        return self._moved(received, given.expand(self.size(), -1))
+
+    alltoall_base, _allgather_base = all_to_all_single, all_gather_single  # Before torch 2.13.
+
+    def _moved(self, received: Tensor, given: Tensor) -> Any:
+        ranks, rank = self.size(), self.rank()
+        rows = received.view(ranks, -1)
+        nearest_first = [(rank + away) % ranks for away in range(1, ranks)]
+        under_way = [self._gloo.recv([rows[other]], other, _TAG) for other in nearest_first[::-1]]
+        under_way += [self._gloo.send([given[other]], other, _TAG) for other in nearest_first]
+        rows[rank].copy_(given[rank])
+        for message in under_way:
+            message.wait()
+        done: Any = torch.futures.Future()
+        done.set_result(received)
+        return c10d._create_work_from_future(done)  # type: ignore[attr-defined]  # No stub has it.
 
 
 class _Errors:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 Tensor: TypeAlias = Any  # torch.Tensor, which may be absent here
 Shape: TypeAlias = tuple[int, ...]
 FLOAT_BYTES = 4
+SMALL = 1024  # Numbers: a gradient with fewer travels as float32, as a vector does.
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -30,6 +31,13 @@ class Bucket:
     names: tuple[str, ...]
     error: Tensor | None  # Not sent so far, as long as `values`; None without error feedback.
     is_measured: bool = False
+    direct: Any = None  # The group for exchanges and gathers, if it is not that for sums.
+
+    def error_of(self, gradient: Tensor) -> Tensor:
+        """Return the part of the error that belongs to one gradient."""
+        first = gradient.storage_offset() - self.values.storage_offset()
+        assert self.error is not None
+        return self.error[first : first + gradient.numel()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class Method(ABC):
     """Packs gradients, and leaves the mean of all ranks' gradients in a bucket."""
 
     keeps_error: ClassVar[bool] = False  # Adds to a gradient what earlier steps did not send.
+    sends_vectors: ClassVar[bool] = False  # Sends small gradients as they are, by itself.
     widened = 0  # Messages that were sent in a wider format, because values exceeded the range.
 
     @abstractmethod
@@ -92,6 +101,9 @@ class Format(Method):
     """Stores each value in fewer bits, in blocks of equal size; values travel by exchange."""
 
     block: ClassVar[int] = 1
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
 
     @abstractmethod
     def row_bytes(self, count: int) -> int:
@@ -135,19 +147,21 @@ class Format(Method):
         values, size = bucket.values, bucket.values.numel()
         count = self._whole_blocks(-(-size // ranks))
         rows = _in_rows(values, ranks, count)
-        packed = _bytes_like(rows, ranks, self.row_bytes(count))
+        row_bytes = self.row_bytes(count)
+        packed = self._space("packed", values, ranks, row_bytes)
         for sent in (slice(0, rank), slice(rank + 1, ranks)):  # The own part stays float32.
             if sent.start < sent.stop:
                 self.pack_rows(rows[sent], packed[sent])
-        received = packed.new_empty(packed.shape)
-        dist.all_to_all_single(received, packed, group=group)
+        received = self._space("received", values, ranks, row_bytes)
+        dist.all_to_all_single(received, packed, group=bucket.direct or group)
         total = rows[rank].clone()
         for other in range(ranks):
             if other != rank:
                 total += self.unpack_rows(received[other : other + 1], count)[0]
-        rounded = packed.new_empty((1, packed.shape[1]))
-        self.pack_rows((total / ranks)[None], rounded)
-        received = gathered(rounded[0], ranks, group)
+        total /= ranks
+        rounded = self._space("rounded", values, 1, row_bytes)
+        self.pack_rows(total[None], rounded)
+        received = gathered(rounded[0], ranks, bucket.direct or group, received)
         loss = None
         if bucket.error is not None or bucket.is_measured:
             arrived = self.unpack_rows(packed, count).float()
@@ -157,20 +171,27 @@ class Format(Method):
             if bucket.error is not None:
                 lost = rows - arrived
                 # An owner keeps the error of the mean, which counts once for each rank.
-                lost[rank] = total - ranks * self.unpack_rows(rounded, count)[0]
+                lost[rank] = ranks * (total - self.unpack_rows(rounded, count)[0])
                 bucket.error.copy_(lost.view(-1)[:size])
         values.copy_(self.unpack_rows(received, count).reshape(-1)[:size])
         return loss
+
+    def _space(self, use: str, like: Tensor, rows: int, row_bytes: int) -> Tensor:
+        """Return rows of bytes, in memory that is kept: new memory costs more than packing."""
+        if use not in self._kept or self._kept[use].numel() < rows * row_bytes:
+            self._kept[use] = _bytes_like(like, 1, rows * row_bytes)[0]
+        return self._kept[use][: rows * row_bytes].view(rows, row_bytes)
 
     def _whole_blocks(self, count: int) -> int:
         return -(-count // self.block) * self.block
 
 
-def gathered(packed: Tensor, ranks: int, group: Any) -> Tensor:
-    """Return the packed bytes of all ranks, a row each."""
+def gathered(packed: Tensor, ranks: int, group: Any, rows: Tensor | None = None) -> Tensor:
+    """Return the packed bytes of all ranks, a row each, in these rows if they are given."""
     import torch.distributed as dist
 
-    rows = packed.new_empty((ranks, packed.numel()))
+    if rows is None:
+        rows = packed.new_empty((ranks, packed.numel()))
     # Torch 2.13 has a new name, and warns of the old one.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(rows.view(-1), packed, group=group)

@@ -171,7 +171,7 @@ def fit_batches(points: Sequence[Point], known: Critical | None = None) -> Batch
     if known is None and len(set(batches.tolist())) < 2:
         raise UsageError(
             "critical batch: expected runs at two batches or more, gradient noise, or "
-            f"--critical-batch; got runs at batch {batches[0]:g} only"
+            f"--critical-batch, got runs at batch {batches[0]:g} only"
         )
     if known is None:
         centre = float(np.log(batches).mean()) + _USUAL_PLACE

@@ -160,7 +160,7 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
     scatter = float(np.std(np.diff(means[third:]))) if len(means) > third + 2 else 0.0
     span = float(means[0] - means[-1])
     if not span > 2 * scatter or span <= 0:
-        raise UsageError(f"{where} is not reached, and the metric does not move towards it")
+        raise UsageError(f"{where} is not reached: the metric stays, or moves away from it")
     power, below = (each.reshape(-1) for each in np.meshgrid(_POWERS, _LEVELS))
     level = means.min() - span * below
     shapes = (times[None, :] / times[-1]) ** -power[:, None]
@@ -175,8 +175,8 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
     if float(weight[~gets_there].sum()) > MOST_NOT_REACHING:
         flat = level[np.argmax(weight)]
         raise UsageError(
-            f"{where} is not reached by step {steps[-1]:.0f}, and the curve cannot tell whether "
-            f"it will be: it may flatten at {abs(flat):.3g}"
+            f"{where} is not reached by step {steps[-1]:.0f}. The curve may flatten at "
+            f"{abs(flat):.3g}, before it gets there"
         )
     needed = times[-1] * (scale[gets_there] / (wanted - level[gets_there])) ** (
         1 / power[gets_there]
@@ -187,8 +187,8 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
     middle, low, high = np.maximum(np.exp(ends), steps[-1]).tolist()
     if high > WIDEST * low:
         raise UsageError(
-            f"{where} is not reached by step {steps[-1]:.0f}, and the curve cannot tell when: "
-            f"between steps {low:.0f} and {high:.3g}"
+            f"{where} is not reached by step {steps[-1]:.0f}. The forecast is too wide to use: "
+            f"steps {low:.0f} to {high:.3g}"
         )
     return Reach(steps=middle, low=low, high=high, recorded=int(steps[-1]), is_forecast=True)
 

@@ -280,8 +280,8 @@ def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
             raise UsageError(f"on: {name} has {has}: expected {__version__} on every node")
         if unseen:
             raise UsageError(
-                f"on: {name} does not see {unseen[0]}: what is imported, and the run, have to be "
-                "in folders that all nodes share"
+                f"on: {name} does not see {unseen[0]}: expected imported modules and the run in "
+                "folders that all nodes share"
             )
     nodes = _nodes(ray)  # the nodes that are still alive
     return OnRay(ray, int(sum(node["Resources"]["CPU"] for node in nodes)) or 1)

@@ -77,8 +77,8 @@ class CollectiveAsked(Finding):
     """The collective that was timed, its workers and its links."""
 
     template = (
-        "{op} of {bytes:bytes} by {algorithm} over {workers} workers{cluster:? of {cluster}} at "
-        "{rate_bps:rate}{latency_s:?, {latency_s:time} latency}"
+        "{op} of {bytes:bytes} by {algorithm} over {workers} {workers:worker|workers}"
+        "{cluster:? of {cluster}} at {rate_bps:rate}{latency_s:?, {latency_s:time} latency}"
         "{is_chunked:?, {chunks} chunks, {chunk_order}}"
     )
 
@@ -186,8 +186,8 @@ class TunerTakes(Finding):
     """The algorithms that "auto" takes on one cluster."""
 
     template = (
-        "auto, {workers} workers at {rate_bps:rate}{latency_s:?, {latency_s:time} latency}: "
-        "{choices}."
+        "auto, {workers} {workers:worker|workers} at {rate_bps:rate}"
+        "{latency_s:?, {latency_s:time} latency}: {choices}."
     )
 
     workers: int

@@ -16,7 +16,7 @@ _MEANS_DIFFER = 0.05  # A larger difference from usual steps: others changed.
 _NOT_SHOWN = 0.0005  # Of the step: a smaller change would print as 0.
 _LARGE = 1.1  # Times: a larger change is told in times, a smaller one as a share.
 _MOST_FACTS = 4  # In a sentence.
-_NO_VALUE = {"-": "(no value)"}
+_NO_VALUE = {"-": "none"}
 _MUCH = 0.05  # A sentence needs a change of bytes, or of length, above this.
 
 
@@ -322,7 +322,7 @@ class ChangedBuckets(Finding):
 
 
 class ChangedHook(Finding):
-    """The second run has another communication hook."""
+    """The second run sends gradients in another form, by a hook or packed on the wire."""
 
     template = "{hook}"
 

@@ -33,6 +33,7 @@ class Finding:
 
     key: ClassVar[str]  # The class's name in small letters, unless the class gives another.
     template: ClassVar[str]
+    is_assumption: ClassVar[bool] = False  # It changes the meaning of an answer; always shown.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

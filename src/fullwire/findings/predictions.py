@@ -33,6 +33,7 @@ WORTH_BLAMING = 0.01  # Of the step.
 class Modelled(Finding):
     """Some runs have times from a model of a device."""
 
+    is_assumption = True
     template = (
         "{names:list} {names:is|are} modelled, not measured: operations on one {device} with "
         "{efficiency}."
@@ -120,6 +121,7 @@ class NamedRunIsPartial(Finding):
 class OthersMayBeLater(Finding):
     """Ranks that were not recorded may be later than the recorded ones."""
 
+    is_assumption = True
     template = (
         "{run}: some ranks were not recorded. If they are later than the others, every step is "
         "longer than predicted."
@@ -132,7 +134,8 @@ class BeyondTheLine(Finding):
     """Above some line rate, the processors limit a measured transport, not the line."""
 
     template = (
-        "From {rate_bps:rate} on, the processors limit this transport ({workers:,} workers). "
+        "From {rate_bps:rate} on, the processors limit this transport "
+        "({workers:,} {workers:worker|workers}). "
         "Faster processors or another transport help there, faster links hardly."
     )
 
@@ -143,6 +146,7 @@ class BeyondTheLine(Finding):
 class MoreHostsAlike(Finding):
     """The hosts on which a larger job's ranks are supposed to run."""
 
+    is_assumption = True
     template = (
         "More workers are more hosts like the recorded {hosts:one|ones}, each with {ranks:g} "
         "{ranks:rank|ranks} on {processors} {processors:processor|processors}. --ranks-per-host "
@@ -157,6 +161,7 @@ class MoreHostsAlike(Finding):
 class RanksDriftApart(Finding):
     """Closed forms are inexact here, and the cluster is too large to be played."""
 
+    is_assumption = True
     template = (
         "{algorithms:list}: ranks of {cluster} drift apart. {workers:,} workers are too many to "
         "play, so these predictions may be off by a third. fullwire collective --cluster plays "
@@ -171,6 +176,7 @@ class RanksDriftApart(Finding):
 class UsualStartup(Finding):
     """The description of a cluster states no start-up of its collectives."""
 
+    is_assumption = True
     template = (
         "{cluster} states no start-up: each collective takes {startup_s:time} more, the median of "
         "public tables of GPU nodes. Its file may state another (startup), or fullwire cluster fit."

@@ -288,7 +288,9 @@ class WithCompression(Finding):
 class AlikeForAllRuns(Finding):
     """All runs need the same."""
 
-    template = "{workers} workers at {rate_bps:rate}: {needed} for any of these runs."
+    template = (
+        "{workers} {workers:worker|workers} at {rate_bps:rate}: {needed} for any of these runs."
+    )
 
     workers: int
     rate_bps: float
@@ -299,7 +301,8 @@ class FromLeastToMost(Finding):
     """The runs that need the least and the most."""
 
     template = (
-        "{workers} workers at {rate_bps:rate}: from {least} ({least_run}) to {most} ({most_run})."
+        "{workers} {workers:worker|workers} at {rate_bps:rate}: from {least} ({least_run}) to "
+        "{most} ({most_run})."
     )
 
     workers: int

@@ -95,6 +95,7 @@ class GoalIsForecast(Finding):
 class FarBatches(Finding):
     """Some batches are far beyond the recorded ones."""
 
+    is_assumption = True
     template = (
         "{count:,} {count:setting|settings} {count:has a batch|have batches} more than four times "
         "the largest recorded one, {largest:,.0f}: their steps are extrapolated."
@@ -107,6 +108,7 @@ class FarBatches(Finding):
 class SamplesCostAlike(Finding):
     """The time of computing follows the samples of a worker."""
 
+    is_assumption = True
     template = (
         "{run}: computing is assumed to grow with a worker's samples, from the {samples:,} "
         "recorded. Small batches use a device less well."
@@ -119,6 +121,7 @@ class SamplesCostAlike(Finding):
 class CodecStepsUnknown(Finding):
     """Some compressors change gradients in a way whose steps were not measured."""
 
+    is_assumption = True
     template = (
         "{codecs:list}: the extra steps for {codecs:its|their} errors count as 0. They were never "
         "measured."
@@ -144,6 +147,7 @@ class CodecStepsMeasured(Finding):
 class LocalStepsCost(Finding):
     """Workers that average seldom end at a higher loss."""
 
+    is_assumption = True
     template = (
         "Workers that average every few steps end at a higher loss. How much higher is taken from "
         "DiLoCo's papers, which use an outer optimizer"

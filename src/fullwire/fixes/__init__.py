@@ -14,19 +14,19 @@ A new kind is a new file in this folder with a class that `register` marks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fullwire.fixes.fix import Fix, FixKind, Risk, Seen, fix_kinds
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecast, Forecaster
-from fullwire.timeline.account import Account, Part
-from fullwire.timeline.steadiness import few_steps
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account, Part
 
 __all__ = ["Fix", "FixKind", "Fixes", "Risk", "Seen", "fix_kinds", "fixes", "fixes_by_account"]
 
 LEAST_GAIN = 0.01  # Of the step.
 _AS_GOOD = 0.02  # Of the step: gains that differ by less count as equal.
-# Losses that some steps may have and others lack.
-_IN_FEW_STEPS = (Part.STRAGGLER, Part.INPUT, Part.HOST, Part.LATENCY)
 _REPEATS = 0.02  # A job that is started again repeats within this, if nothing delays it.
 _SENT_BY_FEW = "send those collectives less often, or join them into one (torch.cat)"
 
@@ -81,9 +81,15 @@ class NoLongSteps(Fix):
 
 def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     """Predict all fixes that could help this job, the best first."""
+    from fullwire.simulation.forecast import Forecast
+    from fullwire.timeline.account import Part
+    from fullwire.timeline.steadiness import few_steps
+
+    # Losses that some steps may have and others lack.
+    in_few_steps = (Part.STRAGGLER, Part.INPUT, Part.HOST, Part.LATENCY)
     lost_s = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
     part = max(lost_s, key=lost_s.__getitem__)
-    rare = few_steps(account, part) if part in _IN_FEW_STEPS else None
+    rare = few_steps(account, part) if part in in_few_steps else None
     beyond_s = 0.0 if rare is None else max(account.step_s - job.measured_s, 0.0)
     from_s = job.measured_s + beyond_s
     considered = [
@@ -127,6 +133,8 @@ def fixes_by_account(run: Run, account: Account) -> Fixes:
 
 def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
     """Return a fix of the usual step as one of the mean of all, which a part makes longer."""
+    from fullwire.timeline.account import Part
+
     step_s = fix.step_s + beyond_s
     may_help = part == Part.LATENCY and fix.kind == "transport"
     surely_s = 0.0 if may_help else beyond_s

@@ -17,7 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from fullwire.fixes.fix import Change, fix_kinds
+from fullwire.fixes.fix import Change, fix_kind
+from fullwire.recorder.inside import after_import
 
 FIXES_VARIABLE = "FULLWIRE_FIXES"  # JSON: pairs of a key and a setting
 NOTES_VARIABLE = "FULLWIRE_FIXES_INTO"  # a folder for notes
@@ -126,6 +127,11 @@ class Looking:
         self._before(torch.Tensor, "backward", loss)
         self._timed(torch, "save", "torch.save")
         self._timed(torch.Tensor, "item", ".item()")
+        checkpoints = "torch.distributed.checkpoint"
+        after_import(
+            checkpoints,
+            lambda: self._timed(sys.modules[checkpoints], "save", f"{checkpoints}.save"),
+        )
         inside = tuple(
             os.path.realpath(path) + os.sep
             for path in (os.getcwd(), os.environ.get(NOTES_VARIABLE, "."), "/tmp", "/dev", "/proc")
@@ -272,7 +278,7 @@ def apply_all() -> None:
     for key, setting in json.loads(os.environ.get(FIXES_VARIABLE, "[]")):
         fix = Applying(key)
         try:
-            fix_kinds()[key].apply(setting, fix)
+            fix_kind(key).apply(setting, fix)
         except Exception as error:  # the job goes on without this fix
             fix.did(f"not applied: {error!r}")
 

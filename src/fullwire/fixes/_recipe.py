@@ -13,7 +13,7 @@ import msgspec
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import opened
-from fullwire.fixes.fix import FixKind, Risk, fix_kinds
+from fullwire.fixes.fix import FixKind, Risk, fix_kind, fix_kinds
 from fullwire.units import shown
 
 if sys.version_info >= (3, 11):
@@ -60,13 +60,13 @@ class Recipe:
 
 def appliable(key: str) -> FixKind:
     """Return the kind of fix with this key, or refuse one that cannot be applied."""
-    kinds = fix_kinds()
-    kind = kinds.get(key)
-    can = [name for name, each in kinds.items() if each.example]
-    if kind is None:
+    try:
+        kind = fix_kind(key)
+    except KeyError:
+        can = [name for name, each in fix_kinds().items() if each.example]
         near = get_close_matches(key, can, n=1)
-        hint = f"; the nearest is {near[0]}" if near else ""
-        raise UsageError(f"fix: expected one of {', '.join(can)}, got {shown(key)}{hint}")
+        hint = f". The nearest is {near[0]}" if near else ""
+        raise UsageError(f"fix: expected one of {', '.join(can)}, got {shown(key)}{hint}") from None
     if not kind.example:
         raise UsageError(f"fix {key}: it cannot be applied: {kind.needs}")
     return kind

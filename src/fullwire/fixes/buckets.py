@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
@@ -19,11 +19,12 @@ from fullwire.fixes.fix import (
     sending_s,
     worthwhile,
 )
-from fullwire.run.run import Run
-from fullwire.simulation.buckets import DdpBuckets
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _MIB = 2**20
 _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
@@ -83,6 +84,8 @@ class Buckets(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict several bucket sizes, and yield the best."""
+        from fullwire.simulation.buckets import DdpBuckets
+
         if run.facts.buckets is None:
             return
         tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import io
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import FixKind, Process, Seen, Worthwhile, register, worthwhile
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
+from fullwire.recorder.inside import after_import
 from fullwire.units import shown
 
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
+
 _WAY = "background"
-_SAVES = "torch.save"
+_OF_SHARDS = "torch.distributed.checkpoint"
+_SAVES = ("torch.save", f"{_OF_SHARDS}.save")
 
 
 @register
@@ -32,13 +38,13 @@ class Checkpoint(FixKind):
     label = "checkpoints in the background"
     addresses = ("host",)
     example = _WAY
-    setting = f"{_WAY}: torch.save returns once the bytes are in memory"
+    setting = f"{_WAY}: saving returns once the bytes are in memory"
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
-        """Yield the background, where torch.save takes time in the loop."""
-        saving_s = sum(each.step_s for each in seen.host if each.call == _SAVES)
+        """Yield the background, where saving takes time in the loop."""
+        saving_s = sum(each.step_s for each in seen.host if each.call in _SAVES)
         words = "checkpoints written in the background"
         yield from worthwhile(self, _WAY, words, account, 0.2 * saving_s, saving_s)
 
@@ -53,70 +59,124 @@ class Checkpoint(FixKind):
         return "torch.distributed.checkpoint.async_save(state, ...)"
 
     def apply(self, setting: str, process: Process) -> None:
-        """Write the bytes of `torch.save` to its file in a thread.
+        """Write the bytes of `torch.save` and of `torch.distributed.checkpoint` behind the steps.
 
-        The file is opened at once. Loading, renaming and copying files wait for the thread. So do
-        the next checkpoint and the end of the process. A barrier waits too: behind it, other ranks
-        may load the file. An error in writing is raised there; at the end it is the exit status.
+        A file of `torch.save` is opened at once. Loading, renaming and copying files wait for the
+        checkpoints that this thread began. So do the next checkpoint and the end of the process. A
+        barrier waits too: behind it, other ranks may load the file. An error in writing is raised
+        there; at the end it is the exit status.
         """
         import torch
         import torch.distributed as dist
 
+        writing = _Writing()
         save = torch.save
-        writing: list[threading.Thread] = []
-        failed: list[OSError] = []
-
-        def wait() -> None:
-            while writing:
-                writing.pop().join()
-            if failed:
-                raise failed.pop()
-
-        def write(content: memoryview, file: io.FileIO) -> None:
-            try:
-                with file:
-                    while content:
-                        content = content[file.write(content) :]
-            except OSError as error:
-                failed.append(error)
 
         @functools.wraps(save)
         def save_behind(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            wait()
             if not isinstance(f, str | os.PathLike):
                 save(obj, f, *args, **kwargs)
                 return
+            writing.wait()
             memory = io.BytesIO()
             save(obj, memory, *args, **kwargs)
-            file = io.FileIO(f, "w")
-            thread = threading.Thread(target=write, args=(memory.getbuffer(), file))
-            thread.start()
-            writing.append(thread)
+            content, file = memory.getbuffer(), io.FileIO(f, "w")
+            thread = ThreadPoolExecutor(1)
+            writing.began(thread.submit(_write, content, file))
+            thread.shutdown(wait=False)
             process.did("applied: torch.save writes in a thread")
-
-        def after_writing(owner: Any, name: str) -> None:
-            function = getattr(owner, name)
-
-            @functools.wraps(function)
-            def called(*args: Any, **kwargs: Any) -> Any:
-                wait()
-                return function(*args, **kwargs)
-
-            setattr(owner, name, called)
 
         torch.save = save_behind
         reads = [(torch, "load"), (os, "rename"), (os, "replace"), (shutil, "copyfile")]
         if dist.is_available():
             reads += [(dist, "barrier"), (dist, "monitored_barrier")]
         for owner, name in reads:
-            after_writing(owner, name)
+            writing.precedes(owner, name)
 
-        def end() -> None:
-            try:
-                wait()
-            except OSError as error:  # Python would end with status 0
-                sys.stderr.write(f"fullwire: the last checkpoint is not whole: {error}\n")
-                sys.stderr.flush()
-                os._exit(1)
+        def distributed() -> None:
+            import torch.distributed.checkpoint as checkpoints
 
-        atexit.register(end)
+            _save_shards_behind(checkpoints, writing, process)
+            writing.precedes(checkpoints, "load")
+
+        after_import(_OF_SHARDS, distributed)
+        atexit.register(writing.end)
+
+
+class _Writing:
+    """The checkpoints that are being written, by the thread that began them."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, list[Future[Any]]] = {}
+        os.register_at_fork(after_in_child=self._begun.clear)  # its parent writes them
+
+    def began(self, written: Future[Any]) -> None:
+        """Take a checkpoint that is written from now on."""
+        self._begun.setdefault(threading.get_ident(), []).append(written)
+
+    def wait(self) -> None:
+        """Wait for the checkpoints of this thread, and raise their first error.
+
+        A thread that writes also renames its files, and waits for none.
+        """
+        begun = self._begun.pop(threading.get_ident(), [])
+        for each in begun:
+            each.exception()
+        for each in begun:
+            each.result()
+
+    def precedes(self, owner: Any, name: str) -> None:
+        """Let a function wait before it begins."""
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.wait()
+            return function(*args, **kwargs)
+
+        setattr(owner, name, called)
+
+    def end(self) -> None:
+        """Wait for the checkpoints of all threads; a failure is the exit status."""
+        while self._begun:
+            _, begun = self._begun.popitem()
+            for each in begun:
+                if (error := each.exception()) is not None:  # Python would end with status 0
+                    sys.stderr.write(f"fullwire: the last checkpoint is not whole: {error}\n")
+                    sys.stderr.flush()
+                    os._exit(1)
+
+
+def _write(content: memoryview, file: io.FileIO) -> None:
+    with file:
+        while content:
+            content = content[file.write(content) :]
+
+
+def _save_shards_behind(checkpoints: Any, writing: _Writing, process: Process) -> None:
+    """Let `torch.distributed.checkpoint.save` copy the state and return.
+
+    Its threads agree in a group of their own: in the job's group they would meet its sums.
+    """
+    import torch.distributed as dist
+
+    save, save_async = checkpoints.save, checkpoints.async_save
+    signature = inspect.signature(save)
+    groups: dict[tuple[int, ...], Any] = {}
+
+    @functools.wraps(save)
+    def save_behind(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        writing.wait()
+        if not given.get("no_dist") and dist.is_available() and dist.is_initialized():
+            ranks = tuple(dist.get_process_group_ranks(given.get("process_group")))
+            if ranks not in groups:
+                groups[ranks] = dist.new_group(
+                    ranks, backend="gloo", use_local_synchronization=True
+                )
+            given["process_group"] = groups[ranks]
+        writing.began(save_async(**given))
+        process.did(f"applied: {_OF_SHARDS}.save writes in a thread")
+        return None
+
+    checkpoints.save = save_behind

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fullwire.compression.codec import CODECS, parse_choice
 from fullwire.compression.codecs.fp16 import TORCH_HOOK
 from fullwire.fixes.fix import PLAIN, Fix, FixKind, Process, Risk, register
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
-from fullwire.timeline.transfers import codes_of
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _FORMATS = ("bf16", "fp16", "int8")  # They round, and need no more steps to a target.
 _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of types
@@ -126,6 +127,8 @@ class Compression(FixKind):
 
         A format is proposed if its whole interval lies below today's step.
         """
+        from fullwire.timeline.transfers import codes_of
+
         if run.facts.buckets is None or run.facts.hook is not None:
             return
         # Most of the bytes may already have 16 bits a number, or fewer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullwire.fixes.fix import (
     FixKind,
@@ -17,9 +17,11 @@ from fullwire.fixes.fix import (
     register,
     worthwhile,
 )
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account, Part
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _ALL_USED = "find_unused_parameters=False"
 _UNFINISHED = "Expected to have finished reduction"  # in DDP's error
@@ -41,6 +43,8 @@ class Ddp(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield the search for unused parameters switched off, and gradients without copies."""
+        from fullwire.timeline.account import Part
+
         options, parts_s = seen.ddp or {}, account.parts_s
         if options.get("find_unused_parameters") and not options.get("static_graph"):
             # The search walks the graph, and sums one bitmap after the last bucket.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from fullwire.fixes.fix import (
     without_loss,
     worthwhile,
 )
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecast, Forecaster
-from fullwire.simulation.processors import used_share
-from fullwire.timeline.account import Account, Part
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecast, Forecaster
+    from fullwire.timeline.account import Account
 
 _LOADER = {
     None: "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)",
@@ -97,6 +98,8 @@ class Input(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict a step that begins sooner, by its wait for data."""
+        from fullwire.timeline.account import Part
+
         input_ns = float(
             np.median(account.parts_ns[:, account.is_typical, Part.INPUT].mean(axis=0))
         )
@@ -106,6 +109,8 @@ class Input(FixKind):
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the wait for data from the step."""
+        from fullwire.timeline.account import Part
+
         found = without_loss(account, account.parts_s[Part.INPUT.key], of_one=True)
         if found is not None:
             yield self._of(run, found)
@@ -123,6 +128,9 @@ class Input(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield two loading processes, where the loader has fewer and a step waits for it."""
+        from fullwire.simulation.processors import used_share
+        from fullwire.timeline.account import Part
+
         if seen.loading_processes is not None and seen.loading_processes < _FEW_LOADERS:
             parts_s = account.parts_s
             waiting_s = parts_s[Part.INPUT.key] + parts_s[Part.STRAGGLER.key] / 2

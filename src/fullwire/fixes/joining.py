@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
@@ -24,10 +24,12 @@ from fullwire.fixes.fix import (
     sending_s,
     worthwhile,
 )
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
 from fullwire.units import shown, size_bytes
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _JOINED = {
     "allreduce": (
@@ -47,6 +49,7 @@ _JOINED = {
 
 _MOST_BYTES = 2**30
 _AT_ONCE_BYTES = 2**24  # waiting: more are sent
+_FEW_SHARED = 64  # weak references to shared memory: more are looked through
 _WAITING_S = 3e-5  # of a processor, for each all-reduce that waits: measured, without other work
 # Calls of torch.distributed before which everything that waits is sent.
 _CALLS = (
@@ -87,6 +90,8 @@ class Joining(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the small collectives of each kind as one, where a script has many."""
+        from fullwire.timeline.account import Part
+
         step = job.subject.step
         if step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any()):
             return  # shards: a library sums them, not the script
@@ -95,8 +100,11 @@ class Joining(FixKind):
             if len(places) >= MANY:
                 # Predict without the residue, because the many small collectives are its cause.
                 found = job.as_modelled().ask(step=step.with_joined(places))
-                if op == "allreduce":  # what waits costs the host a little, each
-                    waiting_s = len(places) * _WAITING_S
+                if op == "allreduce":
+                    # What waits costs the host a little, each. Before all are sent, ranks agree on
+                    # their number, in one small sum more.
+                    agreeing_s = account.parts_s[Part.LATENCY.key] / len(places)
+                    waiting_s = len(places) * _WAITING_S + agreeing_s
                     step_s = found.step_s + waiting_s
                     found = replace(
                         found,
@@ -163,12 +171,16 @@ class _Joining:
     def __init__(self, most_bytes: int, process: Process) -> None:
         import torch
         import torch.distributed as dist
+        from torch.multiprocessing.reductions import StorageWeakRef
         from torch.utils import _python_dispatch
 
         self._most_bytes, self._process = most_bytes, process
         self._waiting: dict[int, _Waiting] = {}  # by the memory of their tensors, in order
         self._waiting_bytes = 0
-        self._shared: set[int] = set()  # memory of which somebody has the address
+        # Memory of which somebody has the address. While torch's weak reference lives, no other
+        # memory is known by that number.
+        self._shared: dict[int, Any] = {}
+        self._weak_reference, self._most_shared = StorageWeakRef, _FEW_SHARED
         self._is_over = False
         self._thread = threading.get_ident()
         self._all_reduce, self._storage = dist.all_reduce, torch.Tensor.untyped_storage
@@ -331,6 +343,13 @@ class _Joining:
 
         return called
 
+    def _forget_what_was_freed(self) -> None:
+        if len(self._shared) > self._most_shared:
+            for address, memory in list(self._shared.items()):
+                if memory.expired():
+                    del self._shared[address]
+            self._most_shared = max(_FEW_SHARED, 2 * len(self._shared))
+
     def _after_sharing(self, function: Any) -> Any:
         """Let no sum in this memory wait from now on: its address leaves torch."""
         sent = self._after_sending(function)
@@ -338,7 +357,10 @@ class _Joining:
         @functools.wraps(function)
         def called(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(RuntimeError, NotImplementedError):  # it has no memory
-                self._shared.add(self._storage(tensor)._cdata)
+                storage = self._storage(tensor)
+                if storage._cdata not in self._shared:
+                    self._shared[storage._cdata] = self._weak_reference(storage)
+                    self._forget_what_was_freed()
             return sent(tensor, *args, **kwargs)
 
         return called

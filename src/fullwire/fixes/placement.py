@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
@@ -15,10 +16,12 @@ from fullwire.fixes.fix import (
     sending_s,
     worthwhile,
 )
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _MOST = 100_000
 

@@ -6,14 +6,16 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import FixKind, Process, Seen, Worthwhile, register, worthwhile
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account, Part
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _OWN = "own"
 _APART = "own+communication"
@@ -34,6 +36,8 @@ class Processors(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield shares where ranks of a host disturb each other."""
+        from fullwire.timeline.account import Part
+
         if seen.local_ranks > 1 and seen.processors >= seen.local_ranks:
             parts_s = account.parts_s
             most_s = parts_s[Part.CONTENTION.key] + parts_s[Part.STRAGGLER.key] / 2

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import FixKind, Process, Seen, Worthwhile, register, worthwhile
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account, Part
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _MOST = 1024
 
@@ -23,22 +26,25 @@ class Threads(FixKind):
     label = "other threads"
     addresses = ("contention", "compute")
     example = "1"
-    setting = "the computing threads of each rank"
+    setting = "the computing threads of each rank; sums may have another order"
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield the processors of each rank, where its threads are more or fewer."""
+        from fullwire.timeline.account import Part
+
         fair = max(1, seen.processors // max(1, seen.local_ranks))
         if not seen.threads or seen.threads == fair:
             return
         parts_s = account.parts_s
-        crowded_s = parts_s[Part.CONTENTION.key] + parts_s[Part.STRAGGLER.key]
-        computing_s = parts_s[Part.COMPUTE.key]
-        # Threads beyond the processors wait for each other; fewer leave processors idle.
-        most_s = computing_s * abs(1 - min(seen.threads, fair) / max(seen.threads, fair))
+        if seen.threads > fair:
+            # Threads beyond the processors wait for a processor. Their work stays the same.
+            most_s = parts_s[Part.CONTENTION.key] + parts_s[Part.STRAGGLER.key]
+        else:
+            most_s = parts_s[Part.COMPUTE.key] * (1 - seen.threads / fair)
         words = f"{fair} in place of {seen.threads} computing threads a rank"
-        yield from worthwhile(self, str(fair), words, account, 0.0, most_s + crowded_s)
+        yield from worthwhile(self, str(fair), words, account, 0.0, most_s)
 
     def by_hand(self, setting: str) -> str:
         """Return the call."""

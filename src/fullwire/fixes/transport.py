@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
     FILLS_THE_LINE,
     PLAIN,
+    TIMES_ON_THE_WIRE,
     Fix,
     FixKind,
     Process,
@@ -21,11 +22,12 @@ from fullwire.fixes.fix import (
     sending_s,
     worthwhile,
 )
-from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
-from fullwire.simulation.transport import FullTransport
-from fullwire.timeline.account import Account
 from fullwire.units import shown
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+    from fullwire.simulation.forecast import Forecaster
+    from fullwire.timeline.account import Account
 
 _SETTINGS = {
     "gloo": f'init_process_group("{FILLS_THE_LINE}"): no setting of Gloo\'s does it',
@@ -34,8 +36,6 @@ _SETTINGS = {
     ),
 }
 _WIRES = ("bf16", "fp16", "int8")
-# How many times as fast as float32 on a full line, as measured: 25 MiB, four workers, 1 Gbps.
-_TIMES = {"bf16": 1.94, "int8": 3.9}
 _OTHER_BACKEND = "another backend, or more connections and threads where it has a setting for them"
 _NCCL_BY_RDMA = (
     "NCCL_IB_QPS_PER_CONNECTION=4 NCCL_MIN_NCHANNELS=8; NCCL_DEBUG=INFO says what it uses"
@@ -103,6 +103,8 @@ class Transport(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict the step with the present line used fully."""
+        from fullwire.simulation.transport import FullTransport
+
         if isinstance(job.grid.transports[0], FullTransport):
             return
         backend, network = run.facts.backend, run.facts.nccl_network or ""
@@ -126,7 +128,9 @@ class Transport(FixKind):
             yield from worthwhile(self, FILLS_THE_LINE, words, account, 0.0, sent_s)
         if run.facts.hook or not {"gloo", FILLS_THE_LINE} & set(backends):
             return
-        for wire, times in _TIMES.items():
+        for wire, times in TIMES_ON_THE_WIRE.items():
+            if wire == "fp16":  # as fast as bf16, with less range
+                continue
             setting, words = f"{FILLS_THE_LINE}+{wire}", f"sums on the fullwire transport as {wire}"
             if job is None:
                 yield from worthwhile(self, setting, words, account, 0.0, sent_s * (1 - 1 / times))

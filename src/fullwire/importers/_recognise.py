@@ -113,7 +113,7 @@ def kinds_of(formats: Mapping[str, Format], path: Path) -> list[str]:
     if "@" in str(path):
         return [WORKLOAD]
     _refuse_unfinished(path, path.with_name(f"{path.name}.recording"))
-    raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
+    raise UsageError(f"{path}: there is no such file or built-in workload")
 
 
 def _others_in(formats: Mapping[str, Format], place: Path, kind: str) -> list[str]:

@@ -204,13 +204,12 @@ def _as_made(cluster: Cluster) -> Cluster:
     """Return a described cluster; refuse one that a lab cannot make, with the reason."""
     if isinstance(cluster.network, Torus):
         raise UsageError(
-            f"{cluster.name}: a lab cannot make a torus, where hosts pass on what is for others: "
-            "expected a switch or a fat tree"
+            f"{cluster.name}: expected a switch or a fat tree, got a torus, which a lab cannot make"
         )
     if cluster.pods:
         raise UsageError(
-            f"{cluster.name}: a lab has leaves below one spine and cannot make the core above "
-            "pods: expected no leaves_per_pod, or fewer nodes"
+            f"{cluster.name}: expected leaves below one spine, got pods, whose core a lab cannot "
+            "make. Leave out leaves_per_pod, or ask for fewer nodes"
         )
     return cluster
 
@@ -282,6 +281,6 @@ def check_rate(rate_bps: float, dilation: float) -> None:
     if not LEAST_RATE_BPS <= made_bps <= MOST_RATE_BPS:
         dilated = f", {show_rate(made_bps)} when dilated" if dilation > 1 else ""
         raise UsageError(
-            f"rate: expected {show_rate(LEAST_RATE_BPS)} to {show_rate(MOST_RATE_BPS)}, which is "
-            f"what the kernel's token bucket takes, got {show_rate(rate_bps)}{dilated}"
+            f"rate: expected {show_rate(LEAST_RATE_BPS)} to {show_rate(MOST_RATE_BPS)}, the range "
+            f"of the kernel's token bucket, got {show_rate(rate_bps)}{dilated}"
         )

@@ -95,6 +95,7 @@ class _Rank:
     noise: tuple[Whole, ...]  # Notes of squared gradients: its own, the mean's, its shard's.
     steps: Steps
     is_probe: NDArray[np.bool_]  # for each step: the times of probe steps are unusual
+    in_sums_ns: Whole  # for each step: the wait for a processor in a probe step's collectives
     shift_ns: int
 
     @property
@@ -110,7 +111,8 @@ class _Rank:
         """Return how long a computing thread waited for a processor in a step, and how long it ran.
 
         For the few probe steps it is the median, for the others the mean. Readings before the end
-        of the first step are left out, because the first step is unusual.
+        of the first step are left out, because the first step is unusual. In a probe step it waited
+        while it computed: its wait in the collectives is left out.
         """
         steps = np.searchsorted(self.steps.end_ns, self.delays[:, 1], side="right")
         probes = np.append([0], np.cumsum(self.is_probe))[steps]
@@ -120,6 +122,9 @@ class _Rank:
             return None
         by_step_ns = self.delays[1:, [0, 2]][is_told] / passed[is_told, None]
         if of_probes:
+            in_sums_ns = np.append([0], np.cumsum(self.in_sums_ns))[steps]
+            by_step_ns[:, 0] -= np.diff(in_sums_ns)[is_told] / passed[is_told]
+            by_step_ns = np.maximum(by_step_ns, 0)
             delay_ns, run_ns = np.median(by_step_ns, axis=0).tolist()
         else:
             delay_ns, run_ns = np.average(by_step_ns, axis=0, weights=passed[is_told]).tolist()
@@ -342,6 +347,9 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
 def _rank(journal: Journal, shift_ns: int) -> _Rank:
     sparse = journal.only(SPARSE)
     steps = found_steps(journal, sparse)
+    probes = sparse[Note.PROBE]
+    probes = probes[steps.of(probes[:, 1]) != OUTSIDE]
+    probed = steps.of(probes[:, 1])
     return _Rank(  # all other notes, which may be of hours of steps, are let go
         journal=journal,
         processors=sparse[Note.PROCESSOR],
@@ -349,7 +357,8 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
         delays=sparse[Note.DELAY],
         noise=tuple(sparse[kind] for kind in (Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE)),
         steps=steps,
-        is_probe=np.isin(np.arange(len(steps)), steps.of(sparse[Note.PROBE][:, 1])),
+        is_probe=np.bincount(probed, minlength=len(steps)) > 0,
+        in_sums_ns=np.bincount(probed, probes[:, 2], len(steps)).astype(np.int64),
         shift_ns=shift_ns,
     )
 

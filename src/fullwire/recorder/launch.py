@@ -64,9 +64,7 @@ def sampled_command(directory: Path, command: Sequence[str], *, packets: bool = 
     With `packets`, a second process captures the packets that the host sends and receives.
     """
     if shutil.which(command[0]) is None:
-        raise UsageError(
-            f"{command[0]}: cannot be run: no such command, or not one that may be run"
-        )
+        raise UsageError(f"{command[0]}: expected a command that exists and may be executed")
     how = ["--packets"] if packets else []
     return [sys.executable, str(_SAMPLER), str(directory.resolve()), *how, *command]
 

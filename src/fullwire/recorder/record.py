@@ -320,7 +320,7 @@ def _begin(directory: Path, known: Known, private: bool) -> None:
         refuse_live(directory)
         raise UsageError(
             f"{directory} is left of a recording that was interrupted: make a run of it with "
-            f"`fullwire join {directory} -o NAME.run`, or remove it; several tasks of one job "
+            f"`fullwire join {directory} -o NAME.run`, or remove it. Several tasks of one job "
             "record with --part"
         ) from None
     except OSError as error:
@@ -349,8 +349,8 @@ def refuse_one_of_many(output: Path, environment: Mapping[str, str]) -> None:
         of = environment.get(count, "")
         if rank in environment and of.isdecimal() and int(of) > 1:
             raise UsageError(
-                f"this is one of {of} tasks ({launcher}): expected --part, with which each records "
-                f"its own into {output}.recording; `fullwire join` then makes one run of all"
+                f"this is one of {of} tasks ({launcher}): expected --part. Each task then records "
+                f"into {output}.recording, and `fullwire join` makes one run of all"
             )
 
 

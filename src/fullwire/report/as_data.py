@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fullwire.answers.tune import Tuning
     from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
+    from fullwire.answers.watch import Watched
     from fullwire.answers.whatif import WhatIf
     from fullwire.run.run import Run
     from fullwire.workloads import Workload
@@ -101,6 +102,42 @@ def _with_target(
 
 def _plain(value: Any) -> int | float | str:
     return value if isinstance(value, int | float | str) else str(value)
+
+
+def watched_object(result: Watched) -> dict[str, Any]:
+    """Return what was seen of a running job as a JSON object: an explanation, and its doubts."""
+    found, stuck = result.explanation, result.stuck
+    data: dict[str, Any] = (
+        {"verdict": {"kind": "unknown"}, "step_s": None, "account": None}
+        if found is None
+        else explanation_object(found)
+    )
+    data["verdict"] |= {"kind": result.kind, "sentence": result.sentence}
+    if len(result.possible) > 1:
+        data["verdict"]["near"] = list(result.possible)
+    return data | {
+        "source": "outside",
+        "confidence": result.confidence,
+        "ranges": {part: list(between) for part, between in result.ranges.items()},
+        "transfer_s": list(result.transfer_s),
+        "stuck": None
+        if stuck is None
+        else {
+            "rank": stuck.rank,
+            "host": stuck.host,
+            "where": stuck.where,
+            "since_s": stuck.since_s,
+            "waiting": list(stuck.waiting),
+            "sentence": stuck.sentence,
+        },
+        "watched_s": result.seconds,
+        "watching_share": result.looked_share,
+        "has_ended": result.has_ended,
+        "processes": [
+            {"rank": each.rank, "pid": each.pid, "command": each.command}
+            for each in result.job.ranks
+        ],
+    }
 
 
 def explanation_object(result: Explanation) -> dict[str, Any]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
+    from fullwire.answers.watch import Watched
 
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
 _MOST_RANKS = 32
@@ -97,6 +98,42 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
         say(f"-v shows the evidence{''.join(f', {each}' for each in counted)} and the ranks.")
     for number, command in enumerate(next_commands(result, name, is_full=is_full)):
         say_command(f"{'and: ' if number else 'Next:'} {command}")
+
+
+def print_watched(result: Watched, name: str | None = None, *, is_full: bool = False) -> None:
+    """Print what was seen of a running job: the answer, its account with ranges, what is open."""
+    job, found = result.job, result.explanation
+    here = f"{len(job.ranks)} of {job.workers}" if len(job.ranks) < job.workers else job.workers
+    say_flush(result.sentence)
+    say_flush(
+        f"Watched {here} ranks of {job.ranks[0].command} for {show_time(result.seconds)}"
+        f"{', until it ended' if result.has_ended else ''}. "
+        + (
+            ""
+            if found is None
+            else f"Confidence {result.confidence:.0%}: {len(found.detail.steps)} steps repeat."
+        )
+    )
+    if found is None:
+        return
+    say("")
+    _print_account(found, is_whole=is_full)
+    say("")
+    labels = part_labels()
+    rows = [
+        [labels[part], show_between(found.account[part], *result.ranges[part])]
+        for part in found.account
+        if is_full or found.account[part] > _LITTLE * found.step_s
+    ]
+    print_table(["part", "from outside it may be"], rows, texts={"part"})
+    busy = sorted(job.ranks, key=lambda each: each.rank)
+    if is_full:
+        say(f"  processes {', '.join(f'{each.pid} (rank {each.rank})' for each in busy)}")
+        print_notes(found.warnings)
+    if job.is_guessed:
+        say("note: No environment told the ranks: they are numbered by process.")
+    if name is not None:
+        say_command(f"Next: fullwire explain {quote(name)}")
 
 
 def _print_fixes(result: Explanation, *, is_full: bool) -> None:

@@ -11,9 +11,10 @@ from fullwire.report.terminal import print_table, say
 from fullwire.units import show_rate
 
 if TYPE_CHECKING:
-    from fullwire.answers.planned import Lasting, OnNetwork, PlanAnswer, Planned
+    from fullwire.answers.planned import FromRun, Lasting, OnNetwork, PlanAnswer, Planned
 
 GIB = 2**30
+NOT_TOLD_BYTES = 2**50  # stands for the memory of a device that nobody tells
 _MOST_MARKS = 4000
 _LOSSES = {
     "start_s": "start",
@@ -35,12 +36,15 @@ def plan_data(result: PlanAnswer) -> dict[str, Any]:
 def print_plan(result: PlanAnswer) -> None:
     """Print the best plan in two lines, then the table, then what else was asked."""
     best = result.best
+    if result.recorded is not None:
+        _print_recorded(result.recorded)
     say(f"Fits, best of {result.considered:,} plans: {in_words(best)}")
     memory = best.memory.peak_reserved_bytes
+    is_told = result.device_bytes < NOT_TOLD_BYTES
+    limit = f" of {result.device_bytes / GIB:.0f}" if is_told else ""
     say(
         f"step {_time(best)} · {best.tokens_per_s_per_device:,.0f} tokens/s a device · "
-        f"{best.model_flops_utilization:.0%} of peak · {memory / GIB:.0f} of "
-        f"{result.device_bytes / GIB:.0f} GiB"
+        f"{best.model_flops_utilization:.0%} of peak · {memory / GIB:.0f}{limit} GiB"
     )
     say("")
     print_table(*_table(result))
@@ -65,6 +69,28 @@ def print_plan(result: PlanAnswer) -> None:
         _print_lasting(result.lasting)
     for note in result.assumed:
         say(f"Assumed: {note}.")
+
+
+def _print_recorded(one: FromRun) -> None:
+    """Print the recognised plan, and how its work compares with the model's prices."""
+    degrees = [f"TP {one.tp}", f"PP {one.pp}", f"DP {one.dp}"]
+    degrees += [f"CP {one.cp}"] * (one.cp > 1) + [f"ZeRO-{one.zero}"] * (one.zero > 0)
+    say(
+        f"Recognised in {one.source}: {', '.join(degrees)}, microbatch {one.microbatch}, global "
+        f"batch {one.global_batch} of {one.sequence:,} tokens, {one.precision}"
+    )
+    say(
+        f"{one.layers} layers of {one.hidden:,}, {one.heads} heads ({one.kv_heads} of keys), MLP "
+        f"{one.ffn:,}, {one.vocab:,} words; step {one.step_s:.3g} s"
+    )
+    rows = [
+        [each.work, f"{each.measured_s:.3g} s", f"{each.modelled_s:.3g} s", f"{each.ratio:.2f}"]
+        for each in one.ratios
+    ]
+    print_table(["work of the recorded step", "measured", "modelled", "ratio"], rows, {"work"})
+    for part in one.not_recognised:
+        say(f"Not recognised: {part}.")
+    say("")
 
 
 def in_words(one: Planned) -> str:

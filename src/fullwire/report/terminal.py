@@ -107,10 +107,15 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
 
 
 def _print_notes_of(result: WhatIf, *, is_full: bool) -> None:
-    """Print the notes on predictions; on the first screen the first of them."""
-    notes = result.warnings
-    print_notes(notes if is_full else notes[:_FIRST_NOTES])
-    rest = 0 if is_full else len(notes[_FIRST_NOTES:]) + len(result.tuner)
+    """Print the notes on predictions; on the first screen the first ones and all assumptions."""
+    notes = result.all_notes
+    first = [
+        note
+        for place, note in enumerate(notes)
+        if is_full or place < _FIRST_NOTES or note.is_assumption
+    ]
+    print_notes(sentences(first))
+    rest = 0 if is_full else len(notes) - len(first) + len(result.tuner)
     if rest:
         say(f"-v shows {rest} more note{'s' * (rest > 1)}.")
 

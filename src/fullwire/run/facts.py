@@ -116,7 +116,9 @@ class _HostFacts:
     run_delay_s: Pairs | None = fact(
         "how long a computing thread of each rank was ready in a step and had no processor", _TIME
     )
-    probe_run_delay_s: Pairs | None = fact("the same in a probe step", _TIME)
+    probe_run_delay_s: Pairs | None = fact(
+        "the same in a probe step, while the thread computed", _TIME
+    )
     probe_run_s: Pairs | None = fact(
         "processor time of the thread of each rank that computes, in a probe step", _TIME
     )
@@ -161,6 +163,7 @@ class _BackendFacts:
     """The communication library and its settings: measured, reported by NCCL, or emulated."""
 
     backend: str | None = fact("what torch.distributed sends with")
+    groups: str | None = fact("the job's process groups by description, with their ranks: dp 2")
     transport_congestion: str | None = fact(
         "congestion control of the connections of Fullwire's transport, and why"
     )

@@ -36,3 +36,24 @@ def shares_one_host(run: Run) -> bool:
 def sums_on_processors(run: Run) -> bool:
     """Say whether processors carry out the job's collectives, which depends on its backend."""
     return run.facts.backend in _SUMS_ON_PROCESSORS
+
+
+def processors_of_machine(run: Run) -> int | None:
+    """Return how many processors the ranks of a machine share, where the run knows it.
+
+    A rank may be bound to some of a machine's processors, and each rank to others. Then samples
+    tell how many these are together.
+    """
+    facts = run.facts
+    if not facts.processors or facts.machines != 1:
+        return facts.processors
+    sampled = sum(str(name).startswith("cpu") for name in set(run.hosts.device.tolist()))
+    return min(max(sampled, facts.processors), facts.processors * (facts.workers or 1))
+
+
+def ranks_per_processor(run: Run) -> float:
+    """Return how many ranks a machine has for each of its processors, 0 where that is unknown."""
+    facts, processors = run.facts, processors_of_machine(run)
+    if not facts.machines or not processors:
+        return 0.0
+    return (facts.workers or 0) / (facts.machines * processors)

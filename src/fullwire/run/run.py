@@ -221,6 +221,23 @@ class Collectives(Table):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Operations(Table):
+    """What the processor or device spent on operations of one name and shape in one step.
+
+    A shape is `128x512 512x2048`: the tensors that came in. Time that a wrapper around other
+    operations took itself bears the name `dispatch`.
+    """
+
+    rank: Whole
+    step: Whole
+    name: Text
+    shapes: Text
+    dtype: Text
+    calls: Count
+    busy_ns: Duration
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Carried(Table):
     """A transport's own account of a collective, one row per rank as in `collectives`.
 
@@ -415,6 +432,7 @@ class Run(Result):
     spans: Spans = field(default_factory=Spans.empty)
     gradients: Gradients = field(default_factory=Gradients.empty)
     collectives: Collectives = field(default_factory=Collectives.empty)
+    operations: Operations = field(default_factory=Operations.empty)
     carried: Carried = field(default_factory=Carried.empty)
     links: Links = field(default_factory=Links.empty)
     sockets: Sockets = field(default_factory=Sockets.empty)

@@ -32,6 +32,7 @@ from fullwire.collectives.closed_form import recorded_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
+from fullwire.run.placement import processors_of_machine
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
 from fullwire.simulation.processors import others_share
@@ -137,8 +138,8 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     if not observations:
         names = ", ".join(run.provenance.source for run in runs)
         raise UsageError(
-            f"{names}: nothing is known about the transport: expected collectives among several "
-            "ranks on links of a known line rate; name a run that has them with --calibrate"
+            f"{names}: nothing is known about the transport. Expected collectives among several "
+            "ranks on links of a known line rate. --calibrate RUN takes them from another run"
         )
     telling = [run for run, found in by_run if found]  # the others have no busy periods
     known = list(_known_before(telling))
@@ -370,7 +371,7 @@ def _frame(runs: Sequence[Run]) -> MeasuredTransport:
         processor_s_per_byte=0.0,
         processor_s_per_hop=0.0,
         apart=0.0,
-        processors=facts.processors or 1,
+        processors=processors_of_machine(runs[0]) or 1,
         machines=facts.machines or workers,
         workers=workers,
     )
@@ -444,7 +445,9 @@ class _Fit:
         for _ in range(_ROUNDS):
             misfits, slopes = self._misfits(at), self._slopes(at)
             if not (np.isfinite(misfits).all() and np.isfinite(slopes).all()):
-                raise UsageError("no transport fits these collectives: their times cannot be true")
+                raise UsageError(
+                    "expected times that a transport can have, got collectives that none fits"
+                )
             change = np.linalg.lstsq(slopes, -misfits, rcond=None)[0]
             at = at + np.clip(change, -0.5, 0.5)
             if np.abs(change).max() < 1e-9:

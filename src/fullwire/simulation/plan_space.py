@@ -63,12 +63,12 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
                 beside = "".join(f", {other}={value}" for other, value in rest.items())
                 raise UsageError(
                     f"{name}: expected a degree of a plan on {space.devices} devices with a global "
-                    f"batch of {space.global_batch}{beside}, got {asked}; the nearest is {nearest}"
+                    f"batch of {space.global_batch}{beside}, got {asked}. The nearest is {nearest}"
                 )
         given = ", ".join(f"{name}={value}" for name, value in fixed.items()) or "no degree fixed"
         raise UsageError(
             f"plan: expected a plan on {space.devices} devices with {given} and a global batch of "
-            f"{space.global_batch}; none divides layers, heads and batch"
+            f"{space.global_batch}, got none that divides layers, heads and batch"
         )
     columns = np.array(rows, np.int64).T
     tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, schedule = columns
@@ -198,7 +198,7 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
             )
             if not fits:
                 raise UsageError(
-                    f"{name}: expected a divisor of {number} {what}, got {value}; the nearest is "
+                    f"{name}: expected a divisor of {number} {what}, got {value}. The nearest is "
                     f"{nearest_divisor(number, value)}"
                 )
             if space.devices % value and name != "ep":
@@ -218,5 +218,5 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
         )
         raise UsageError(
             f"global batch: expected a multiple of dp, got {space.global_batch} on "
-            f"{space.devices} devices; the nearest is {nearest}"
+            f"{space.devices} devices. The nearest is {nearest}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fullwire.run.facts import Pairs
+from fullwire.run.placement import ranks_per_processor
 from fullwire.run.run import Run
 
 _MOST_SAMPLES = 20_000  # used: later ones add little
@@ -23,14 +24,6 @@ def own_work_s(run: Run) -> float:
             0.0, _usual_s(run.facts.processor_s) - _usual_s(run.facts.communication_processor_s)
         )
     return 0.0
-
-
-def ranks_per_processor(run: Run) -> float:
-    """Return how many ranks a machine has for each of its processors, 0 where that is unknown."""
-    facts = run.facts
-    if not facts.machines or not facts.processors:
-        return 0.0
-    return (facts.workers or 0) / (facts.machines * facts.processors)
 
 
 def others_share(run: Run, kernel_factor: float) -> float:

@@ -96,8 +96,8 @@ class MeasuredJitter:
         taken = np.sort(step.spread)
         if len(taken) < 2:
             raise UsageError(
-                "jitter: measured needs a run of several steps or ranks, to see how they scatter; "
-                f"expected {_EXPECTED}"
+                "jitter: measured needs a run of several steps or ranks. Without one, expected "
+                f"{_EXPECTED}"
             )
         if steps > 1:
             # Each value goes into the two cells around it, so that the mean stays the same.

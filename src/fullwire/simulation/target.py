@@ -66,8 +66,8 @@ def targets(subjects: Sequence[Subject], grid: Grid, wanted: float, crew: Crew =
         raise UsageError(f"target: expected a scaling factor between 0 and 1, got {wanted:g}")
     if grid.lane != "fifo":
         raise UsageError(
-            "target: expected a fifo lane; with priority more bandwidth can make a step slower, "
-            "so there is no least one"
+            "target: expected a fifo lane, got priority, where more bandwidth can make a step "
+            "slower"
         )
     scenes = list(
         itertools.product(range(len(subjects)), grid.buckets, grid.algorithms, grid.latency_s)

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal, NoReturn, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,7 @@ FEWEST_SMALL = 5  # stretches of small collectives, to believe their times of me
 UNDISTURBED = 0.25  # of them: on busy processors the others take up to ten times as long
 
 CULPRIT = 0.5  # of all waiting; ranks that cause more are named, if they are at most half of all
+_ALONE_S: WeakKeyDictionary[Run, float | None] = WeakKeyDictionary()  # T1 by a run's account
 _OFTEN = 0.75  # of the steps; so often each of several ranks has to be among the latest
 
 
@@ -203,7 +205,7 @@ def account(
     parts_ns, excess_ns = _with_stragglers(first)
     floor_ns = sum(float(np.nansum(told.periods.floor_ns)) for told in ranks)
     taken_ns = sum(int((told.periods.end_ns - told.periods.start_ns).sum()) for told in ranks)
-    return Account(
+    found = Account(
         ranks=tuple(told.rank for told in ranks),
         steps=steps,
         is_typical=is_typical,
@@ -227,16 +229,22 @@ def account(
         crowding=crowding,
         crowded_s=float(crowded_ns[:, is_typical].mean()) * 1e-9,
     )
+    _ALONE_S[run] = found.alone_s if crowding.is_told else None
+    return found
 
 
 def alone_without_contention_s(run: Run) -> float | None:
-    """Return T1 by the run's account; None where the run does not tell its contention."""
+    """Return T1 by the run's account; None where the run does not tell its contention.
+
+    An account that was drawn up before is not drawn up again: line rates do not change its T1.
+    """
     facts = run.facts
     is_shared = (facts.workers or 1) > 1 and sums_on_processors(run)
     if not is_shared or (facts.run_delay_s is None and not len(probe_steps(run))):
         return None
-    found = account(run, {})
-    return found.alone_s if found.crowding.is_told else None
+    if run not in _ALONE_S:
+        account(run, {})
+    return _ALONE_S[run]
 
 
 def nothing() -> Account:

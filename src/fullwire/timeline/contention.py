@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fullwire.collectives.cost import Floats
-from fullwire.run.placement import sums_on_processors
+from fullwire.run.placement import ranks_per_processor, sums_on_processors
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.timeline.timeline import Timeline
 
@@ -101,11 +101,6 @@ def _by_rank_ns(pairs: Sequence[tuple[float, float]] | None, ranks: Sequence[int
     return np.array([told.get(rank, 0.0) for rank in ranks])
 
 
-def _ranks_per_processor(run: Run) -> float:
-    facts = run.facts
-    return (facts.workers or 0) / max((facts.machines or 0) * (facts.processors or 0), 1)
-
-
 def _own_share(run: Run) -> float:
     """Return the job's share of the processors' work in steps; 1 where it is unknown."""
     hosts, facts = run.hosts, run.facts
@@ -119,5 +114,5 @@ def _own_share(run: Run) -> float:
         return 1.0
     step_s = float((steps.end_ns - steps.start_ns).mean()) * 1e-9
     work_s = float(np.mean([seconds for _, seconds in facts.processor_s]))
-    own = work_s / max(step_s, 1e-9) * _ranks_per_processor(run)
+    own = work_s / max(step_s, 1e-9) * ranks_per_processor(run)
     return min(own / max(float(used.mean()), 1e-9), 1.0)

@@ -49,8 +49,8 @@ def protection() -> Protection:
     encrypts = is_switched_on(ENCRYPT_VARIABLE)
     if encrypts and not key:
         raise TransportError(
-            f"{ENCRYPT_VARIABLE}=1: expected a key ({KEY_FILE_VARIABLE} or {KEY_VARIABLE}), found "
-            "none; without one, nobody knows to whom it encrypts"
+            f"{ENCRYPT_VARIABLE}=1: expected a key ({KEY_FILE_VARIABLE} or {KEY_VARIABLE}), "
+            "found none"
         )
     if encrypts and (problem := _native.encryption_problem()):
         raise TransportError(f"{ENCRYPT_VARIABLE}=1: {problem}")

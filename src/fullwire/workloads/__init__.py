@@ -128,8 +128,8 @@ def workload(name: str) -> Workload:
     model_name, _, device_name = usual.partition("@")
     if model_name not in MODELS or device_name not in DEVICES:
         raise UsageError(
-            f"expected a workload as MODEL@DEVICE or MODEL@DEVICE:BATCH, got {name!r}: "
-            f"models are {', '.join(MODELS)}; devices are {', '.join(DEVICES)}"
+            f"expected a workload as MODEL@DEVICE or MODEL@DEVICE:BATCH, got {name!r}. "
+            f"Models are {', '.join(MODELS)}. Devices are {', '.join(DEVICES)}"
         )
     model = MODELS[model_name]
     samples, device = model.samples, DEVICES[device_name]

@@ -61,7 +61,7 @@ def architecture(given: ArchitectureLike) -> Architecture:
         is_file = False
     if not is_file:
         near = get_close_matches(_folded(text), _spellings(), n=1)
-        hint = f"; the nearest is {_spellings()[near[0]]}" if near else ""
+        hint = f". The nearest is {_spellings()[near[0]]}" if near else ""
         raise UsageError(
             f"model: expected a built-in name, a config.json, Megatron's arguments or a TOML file "
             f"of torchtitan, got {shown(text)}{hint}"
@@ -387,7 +387,7 @@ def _from_megatron(text: str, place: str) -> Architecture:
     divisor *= config.whole("tensor_model_parallel_size", default=1)
     if not vocab:
         raise UsageError(
-            f"{place}: expected --vocab-size, since a tokenizer's file is not opened; it is missing"
+            f"{place}: expected --vocab-size with it, since a tokenizer's file is not opened"
         )
     norm = config.held.get("normalization", "LayerNorm")
     config.known.add("normalization")

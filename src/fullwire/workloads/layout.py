@@ -83,25 +83,25 @@ class Layout:
         if self.global_batch % together:
             raise UsageError(
                 f"global batch: expected a multiple of dp {self.dp} x microbatch "
-                f"{self.microbatch}, got {self.global_batch}; the nearest is "
+                f"{self.microbatch}, got {self.global_batch}. The nearest is "
                 f"{nearest_multiple(self.global_batch, together)}"
             )
         ranks = self.tp * self.cp * self.dp
         if ranks % (self.ep * self.etp):
             raise UsageError(
                 f"ep: expected a divisor of tp x cp x dp = {ranks} over etp {self.etp}, got "
-                f"{self.ep}; the nearest is {nearest_divisor(ranks // self.etp or 1, self.ep)}"
+                f"{self.ep}. The nearest is {nearest_divisor(ranks // self.etp or 1, self.ep)}"
             )
         if self.shard is not None and (self.shard < 1 or self.dp * self.cp % self.shard):
             raise UsageError(
-                f"shard: expected a divisor of dp x cp = {self.dp * self.cp}, got {self.shard}; "
-                f"the nearest is {nearest_divisor(self.dp * self.cp, self.shard)}"
+                f"shard: expected a divisor of dp x cp = {self.dp * self.cp}, got {self.shard}. "
+                f"The nearest is {nearest_divisor(self.dp * self.cp, self.shard)}"
             )
         if self.vpp > 1 and self.pp == 1:
             raise UsageError(f"vpp: expected 1 without pipeline stages, got {self.vpp}")
         if self.sequence % (2 * self.cp if self.cp > 1 else 1):
             raise UsageError(
-                f"cp: expected twice cp {self.cp} to divide the sequence {self.sequence}; the "
+                f"cp: expected twice cp {self.cp} to divide the sequence {self.sequence}. The "
                 f"nearest is {nearest_divisor(self.sequence // 2 or 1, self.cp)}"
             )
 
@@ -153,32 +153,32 @@ def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) ->
     """Refuse a plan that cannot divide a model with so many layers, heads and experts."""
     if heads % layout.tp:
         raise UsageError(
-            f"tp: expected a divisor of {heads} heads, got {layout.tp}; the nearest is "
+            f"tp: expected a divisor of {heads} heads, got {layout.tp}. The nearest is "
             f"{nearest_divisor(heads, layout.tp)}"
         )
     if layout.context_kind == "ulysses" and heads % (layout.tp * layout.cp):
         raise UsageError(
             f"cp: expected tp {layout.tp} x cp to divide {heads} heads with Ulysses, got "
-            f"{layout.cp}; the nearest is {nearest_divisor(heads // layout.tp, layout.cp)}"
+            f"{layout.cp}. The nearest is {nearest_divisor(heads // layout.tp, layout.cp)}"
         )
     if layers < layout.pp * layout.vpp:
         raise UsageError(
             f"pp: expected at most {layers} stages for {layers} layers, got pp {layout.pp} x vpp "
-            f"{layout.vpp}; the nearest is pp {max(1, layers // layout.vpp)}"
+            f"{layout.vpp}. The nearest is pp {max(1, layers // layout.vpp)}"
         )
     if layers % layout.pp:
         raise UsageError(
-            f"pp: expected a divisor of {layers} layers, got {layout.pp}; the nearest is "
+            f"pp: expected a divisor of {layers} layers, got {layout.pp}. The nearest is "
             f"{nearest_divisor(layers, layout.pp)}"
         )
     if layers // layout.pp % layout.vpp:
         raise UsageError(
-            f"vpp: expected a divisor of {layers // layout.pp} layers a stage, got {layout.vpp}; "
-            f"the nearest is {nearest_divisor(layers // layout.pp, layout.vpp)}"
+            f"vpp: expected a divisor of {layers // layout.pp} layers a stage, got {layout.vpp}. "
+            f"The nearest is {nearest_divisor(layers // layout.pp, layout.vpp)}"
         )
     if layout.ep > 1 and (experts == 0 or experts % layout.ep):
         raise UsageError(
-            f"ep: expected a divisor of {experts} experts, got {layout.ep}; the nearest is "
+            f"ep: expected a divisor of {experts} experts, got {layout.ep}. The nearest is "
             f"{nearest_divisor(max(experts, 1), layout.ep)}"
         )
 

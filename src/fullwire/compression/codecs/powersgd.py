@@ -14,7 +14,7 @@ from typing import Any
 
 from fullwire.compression.codec import Codec, Cost, Option
 from fullwire.compression.compressor import MoreSteps
-from fullwire.compression.method import FLOAT_BYTES, Bucket, Loss, Method, Shape, Tensor
+from fullwire.compression.method import FLOAT_BYTES, SMALL, Bucket, Loss, Method, Shape, Tensor
 
 _MOST_RANK = 1024
 
@@ -23,6 +23,7 @@ class PowerSgd(Method):
     """Sends two thin factors; keeps the second one of each parameter for the next step."""
 
     keeps_error = True
+    sends_vectors = True
 
     def __init__(self, rank: int = 1) -> None:
         self._rank = rank
@@ -85,7 +86,7 @@ class PowerSgd(Method):
             bucket.error.copy_(bucket.values)
         for gradient, mean in zip(whole, summed[len(split) :], strict=True):
             if bucket.error is not None:
-                _same_place(bucket, gradient).zero_()
+                bucket.error_of(gradient).zero_()
             gradient.copy_(mean.view(gradient.shape))
         # All ranks hold the same sums, so all find the same problem.
         is_usable = all(bool(each.isfinite().all()) for each in (*summed[: len(split)], *rights))
@@ -96,7 +97,7 @@ class PowerSgd(Method):
             else:
                 matrix.fill_(torch.nan)
             if bucket.error is not None:
-                _same_place(bucket, matrix).sub_(matrix.reshape(-1))
+                bucket.error_of(matrix).sub_(matrix.reshape(-1))
         return loss
 
     def forget_group(self) -> None:
@@ -114,7 +115,7 @@ class PowerSgd(Method):
 
     def _is_split(self, shape: Shape) -> bool:
         high, wide = _sides(shape)
-        return self._rank * (high + wide) < high * wide
+        return self._rank * (high + wide) < high * wide and high * wide >= SMALL
 
     def _factor(self, name: str, matrix: Tensor) -> Tensor:
         """Return the second factor of the last step, or random numbers that ranks share."""
@@ -168,13 +169,6 @@ def _loss(bucket: Bucket, split: list[tuple[str, Tensor]], rights: list[Tensor])
     of_split = sum(float(matrix.square().sum()) for _, matrix in split)
     kept = sum(float(right.square().sum()) for right in rights)
     return Loss(max(of_split - kept, 0.0), given, 0, bucket.values.numel())
-
-
-def _same_place(bucket: Bucket, gradient: Tensor) -> Tensor:
-    """Return the error of one gradient of a bucket."""
-    first = gradient.storage_offset() - bucket.values.storage_offset()
-    assert bucket.error is not None
-    return bucket.error[first : first + gradient.numel()]
 
 
 def _rank(text: str) -> int:

@@ -53,7 +53,7 @@ class TopK(Method):
 
         ranks, values = dist.get_world_size(group), bucket.values
         packed = self.pack(values)
-        of_all = gathered(packed, ranks, group)
+        of_all = gathered(packed, ranks, bucket.direct or group)
         sent = self.unpack(packed, tuple(values.shape))
         loss = Loss.of(values, sent) if bucket.is_measured else None
         if bucket.error is not None:

@@ -24,11 +24,20 @@ from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
-from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
+from fullwire.run.run import (
+    AnyTable,
+    Collectives,
+    Gradients,
+    Operations,
+    Provenance,
+    Run,
+    Spans,
+)
 from fullwire.units import show_ranks, show_time, shown
 
 _MOST_NAMED = 5  # unknown kernels, in a warning
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
+_MOST_GROUPS = 64  # descriptions; a job has some kinds of groups, and many of each
 _REPORTED_NS = 100_000  # clocks of hosts usually differ by less, which is not reported
 
 
@@ -39,6 +48,7 @@ class Placed:
     spans: Spans
     gradients: Gradients
     collectives: Collectives
+    operations: Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +219,7 @@ class Job:
                 # A gradient in these tables is a whole bucket already.
                 buckets="none" if any(each.has_gradients for _, each in ordered) else None,
                 backend=_listed(each.backend for _, each in ordered),
+                groups=_groups(ordered),
                 device=_listed(each.device for _, each in ordered),
                 hosts=",".join(host.replace(",", ".") for host in hosts) if all_known else None,
                 clock_scatter_s=scatter_s if len(ordered) > 1 else None,
@@ -231,12 +242,13 @@ class Move:
             spans=self._moved(tables.spans, rank),
             gradients=self._moved(tables.gradients, rank),
             collectives=self._moved(collectives, rank),
+            operations=self._moved(tables.operations, rank),
         )
 
     def _moved(self, table: AnyTable, rank: int) -> AnyTable:
         columns = dict(table.columns())
         for name, column in columns.items():
-            if name.endswith("_ns"):
+            if name.endswith("_ns") and name != "busy_ns":
                 columns[name] = column + self.by_ns
             elif name == "step":
                 columns[name] = np.where(column >= 0, column + self.by_steps, column)
@@ -282,7 +294,18 @@ def read_kineto(
         spans=Spans.joined([each.spans for each in ranks]),
         gradients=Gradients.joined([each.gradients for each in ranks]),
         collectives=Collectives.joined([each.collectives for each in ranks]),
+        operations=Operations.joined([each.operations for each in ranks]),
     )
+
+
+def _groups(ranks: Iterable[tuple[int, Outline]]) -> str | None:
+    """Return the groups with the ranks of the largest one of each description."""
+    found: dict[str, int] = {}
+    for _, outline in ranks:
+        for name, size in outline.groups.items():
+            found[name] = max(size, found.get(name, 0))
+    named = sorted(found.items())[:_MOST_GROUPS]
+    return ", ".join(f"{name.replace(',', ' ')} {size}" for name, size in named) or None
 
 
 def _listed(told: Iterable[str]) -> str | None:

@@ -120,7 +120,12 @@ def _place(naming: Naming, task: _Place) -> dict[str, int]:
     tables = _waiting(task.waiting)
     found = task.move.placed(task.rank, tables, naming.of(tables))
     return task.piece.write(
-        {"spans": found.spans, "gradients": found.gradients, "collectives": found.collectives}
+        {
+            "spans": found.spans,
+            "gradients": found.gradients,
+            "collectives": found.collectives,
+            "operations": found.operations,
+        }
     )
 
 

@@ -27,7 +27,7 @@ from fullwire.importers.kineto.collectives import Found
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
 from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
-from fullwire.run.run import SIZE_UNKNOWN, Gradients, Spans, Text, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Gradients, Operations, Spans, Text, Whole
 
 LONG = 0.02  # Share of the span: unknown kernels that together take less change no answer.
 _MOST_STEPS = 20_000  # Steps whose ends are kept, to give one step the same number on every rank.
@@ -57,6 +57,7 @@ class Outline:
     unknown: Mapping[str, float]  # Long kernels of unknown kind: their share of the span.
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
+    groups: Mapping[str, int]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class Tables:
     spans: Spans
     gradients: Gradients
     found: Found
+    operations: Operations
 
 
 def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, Tables]:
@@ -85,7 +87,8 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         extent = _extent(steps, step[mine], operators["start_ns"][mine], operators["end_ns"][mine])
         passes, gradients = _tables(steps, extent, extent, found, found.issue_ns, found.issue_ns)
         spans = Spans.joined([_processor_spans(trace, steps), passes])
-        tables = Tables(spans=spans, gradients=gradients, found=found)
+        operations = _operations(trace, steps)
+        tables = Tables(spans=spans, gradients=gradients, found=found, operations=operations)
     remarks = []
     if _lacks_its_devices(trace):
         remarks.append(
@@ -151,6 +154,7 @@ def _outline(
         unknown={trace.names[name]: float(total_ns[name] / span_ns) for name in long},
         problems=trace.problems,
         remarks=remarks,
+        groups=trace.groups,
     )
 
 
@@ -204,7 +208,31 @@ def _device_tables(
         trace, steps, by_launch, computes, named, by_launch.time_ns[sending[is_named]]
     )
     spans = Spans.joined([spans, marks, passes, _loading(trace, steps, window)])
-    return Tables(spans=spans, gradients=gradients, found=named)
+    operations = _operations(trace, steps)
+    return Tables(spans=spans, gradients=gradients, found=named, operations=operations)
+
+
+def _operations(trace: Trace, steps: Steps) -> Operations:
+    """Return each step's operations, those of one name and shape together."""
+    shaped = trace.shaped
+    starts_ns = np.array([each.start_ns for each in shaped], np.int64)
+    calls: Counter[tuple[int, str, str, str]] = Counter()
+    busy_ns: Counter[tuple[int, str, str, str]] = Counter()
+    step = steps.numbered(steps.of(starts_ns)).tolist()
+    for each, number in zip(shaped, step, strict=True):
+        key = (number, each.name, each.shapes, each.dtype)
+        calls[key] += 1
+        busy_ns[key] += each.busy_ns
+    columns = list(zip(*calls, strict=True)) if calls else [(), (), (), ()]
+    return Operations(
+        rank=np.zeros(len(calls), np.int64),
+        step=np.array(columns[0], np.int64),
+        name=np.array(columns[1], object),
+        shapes=np.array(columns[2], object),
+        dtype=np.array(columns[3], object),
+        calls=np.array(list(calls.values()), np.int64),
+        busy_ns=np.array(list(busy_ns.values()), np.int64),
+    )
 
 
 def _processor_spans(trace: Trace, steps: Steps) -> Spans:

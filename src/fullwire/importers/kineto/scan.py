@@ -6,9 +6,10 @@ bytes of an event. So a file of 87 MB takes 10 MB. A compressed file is unpacked
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,6 +63,17 @@ class Columns:
         return self.by_name[name]
 
 
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """An operation whose shapes a trace tells, and the time that it took itself."""
+
+    name: str
+    shapes: str
+    dtype: str
+    start_ns: int
+    busy_ns: int
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Trace:
     """The content of one file, in its own clock; columns refer to `names` by number."""
@@ -81,6 +93,8 @@ class Trace:
     names: tuple[str, ...]
     problems: tuple[str, ...]
     events: int
+    groups: Mapping[str, int]  # ranks of the largest group with each description
+    shaped: tuple[Shaped, ...]
 
     @property
     def libraries(self) -> frozenset[str]:
@@ -95,6 +109,124 @@ class Trace:
         number = (self.work["device"] << 32) + self.work["stream"]
         lanes = np.array(sorted(set(number.tolist())), np.int64)
         return lanes, np.searchsorted(lanes, number)
+
+
+class _Operator(msgspec.Struct, gc=False):
+    name: str
+    tid: int | str
+    ts: float
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+# Operations by which a transformer's plan is recognised, with those that wait or wrap others.
+_OPERATOR = re.compile(
+    rb'"name"\s*:\s*"(?:aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|embedding'
+    rb"|nll_loss_forward|_scaled_dot_product_\w+|_flash_attention_\w+|_efficient_attention_\w+)"
+    rb"|flash_attn::\w+|(?:_c10d_functional|c10d)::\w+|PythonSubclass|(?:Nested)?Redistribute\w*"
+    rb'|_(?:To|From)TorchTensor\w*|Optimizer\.step#[^"]*)"'
+)
+_KERNEL = re.compile(
+    rb'"cat"\s*:\s*"kernel"(?:(?!"ph").)*?"dur"\s*:\s*([\d.]+)(?:(?!"ph").)*?'
+    rb'"External id"\s*:\s*(\d+)',
+    re.DOTALL,
+)
+_TELLS_SHAPES = b'"Input Dims"'
+_LONG_EVENT = 2**14  # bytes; a longer one is no operation with few tensors
+
+
+_TELLS_SHAPES = b'"Input Dims"'
+_BLOCK_BYTES = 2**20
+WAIT = "_c10d_functional::wait_tensor"
+DISPATCH = "dispatch"  # a wrapper, without the operations within it
+
+
+@dataclass(slots=True)
+class _Shapes:
+    """Collects operations with their shapes from the text of a trace as it passes by."""
+
+    operators: list[_Operator] = field(default_factory=list)
+    kernels_us: dict[int, float] = field(default_factory=dict)  # by the operator behind them
+    _waiting: bytearray = field(default_factory=bytearray)
+    _before: bytes = b""  # the last chunk without shapes: an event may begin in it
+    _tells: bool = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes; none is the end. The last event waits for the next ones."""
+        if not self._tells:  # most traces lack shapes, and cost only this search
+            self._tells = _TELLS_SHAPES in chunk
+            if not self._tells:
+                self._before = chunk
+                return
+            self._waiting += self._before
+        waiting = self._waiting
+        waiting += chunk
+        if chunk and len(waiting) < _BLOCK_BYTES:
+            return
+        last = waiting.rfind(b'"ph"')
+        end = max(0, waiting.rfind(b"{", 0, max(last, 0))) if chunk else len(waiting)
+        block = bytes(waiting[:end])
+        del waiting[: max(end, len(waiting) - _BLOCK_BYTES)]
+        for match in _OPERATOR.finditer(block):
+            start, end = block.rfind(b"{", 0, match.start()), block.find(b"}", match.end())
+            end = block.find(b"}", end + 1)
+            try:
+                self.operators.append(msgspec.json.decode(block[start : end + 1], type=_Operator))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue  # the scanner tells of damage; a name with a bracket is no loss
+        for match in _KERNEL.finditer(block):
+            number = int(match[2])
+            self.kernels_us[number] = self.kernels_us.get(number, 0.0) + float(match[1])
+
+    def shaped(self) -> Iterator[Shaped]:
+        """Yield the operations. A wrapper is `dispatch`; an optimizer's step is one operation."""
+        order = sorted(self.operators, key=lambda each: (str(each.tid), each.ts, -each.dur))
+        inside_us = [0.0] * len(order)
+        is_within = [False] * len(order)  # of an optimizer
+        around: list[int] = []
+        for place, each in enumerate(order):
+            while around and not (
+                order[around[-1]].tid == each.tid
+                and each.ts < order[around[-1]].ts + order[around[-1]].dur
+            ):
+                around.pop()
+            if around:
+                inside_us[around[-1]] += each.dur
+                is_within[place] = is_within[around[-1]] or _is_optimizer(order[around[-1]])
+            around.append(place)
+        for each, within_us, is_inner in zip(order, inside_us, is_within, strict=True):
+            if is_inner:
+                continue
+            is_wrapper = _is_wrapper(each.name) or (within_us > 0 and not _is_optimizer(each))
+            launched_us = self.kernels_us.get(each.args.get("External id", -1), 0.0)
+            own_us = max(each.dur - within_us, 0.0) if is_wrapper else launched_us or each.dur
+            types = each.args.get("Input type", [])
+            yield Shaped(
+                DISPATCH if is_wrapper else each.name.partition("#")[0],
+                "" if is_wrapper else _sizes(each.args.get("Input Dims", [])),
+                "" if is_wrapper or not isinstance(types, list) else _text((types or [""])[0]),
+                round(each.ts * 1000),
+                round(own_us * 1000),
+            )
+
+
+def _is_optimizer(operator: _Operator) -> bool:
+    return operator.name.startswith("Optimizer.step#")
+
+
+def _is_wrapper(name: str) -> bool:
+    """Say whether an operation only hands others on: to a tensor's class, or to a group."""
+    return not name.startswith(("aten::", "flash_attn::", "Optimizer.")) and name != WAIT
+
+
+def _sizes(given: object) -> str:
+    """Return tensors' sizes as text: 128x512 512x2048."""
+    if not isinstance(given, list):
+        return ""
+    tensors = [each for each in given if isinstance(each, list) and each]
+    return " ".join(
+        "x".join(str(size) for size in each) for each in tensors if isinstance(each[0], int)
+    )
 
 
 def last_around(
@@ -121,6 +253,7 @@ def last_around(
 def scanned(path: Path) -> Trace:
     """Read one file."""
     scanner = KinetoScanner(_MOST_VALUE_BYTES)
+    shapes = _Shapes()
     problems: list[str] = []
     with opened(path) as file:
         chunks = _chunks(path, file, problems)
@@ -128,10 +261,12 @@ def scanned(path: Path) -> Trace:
         is_list = first.lstrip()[:1] == b"["
         for chunk in _of_list(path, first, chunks) if is_list else chain([first], chunks):
             scanner.feed(chunk)
+            shapes.feed(chunk)
             if scanner.is_whole or scanner.damage:
                 break
         else:
             scanner.feed(b"")
+    shapes.feed(b"")
     if scanner.damage:
         problems.append(
             f"damaged at byte {scanner.bytes_read:,} ({scanner.damage}); "
@@ -158,7 +293,7 @@ def scanned(path: Path) -> Trace:
             f"{scanner.processes} processes launched what is in it, as where ranks' traces "
             "are merged: give each rank's own trace",
         )
-    return _trace(path, scanner, problems)
+    return _trace(path, scanner, tuple(shapes.shaped()), problems)
 
 
 def _of_list(path: Path, first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -248,7 +383,9 @@ def _refuse_endless(path: Path, packed_bytes: int, unpacked_bytes: int) -> None:
         )
 
 
-def _trace(path: Path, scanner: KinetoScanner, problems: list[str]) -> Trace:
+def _trace(
+    path: Path, scanner: KinetoScanner, shaped: tuple[Shaped, ...], problems: list[str]
+) -> Trace:
     header = {key.decode(errors="replace"): _decoded(value) for key, value in scanner.header()}
     given = header.get("distributedInfo")
     info: Mapping[str, object] = given if isinstance(given, dict) else {}
@@ -270,7 +407,23 @@ def _trace(path: Path, scanner: KinetoScanner, problems: list[str]) -> Trace:
         names=tuple(map(_name, scanner.names())),
         problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
         events=scanner.events,
+        groups=_groups(info.get("pg_config")),
+        shaped=shaped,
     )
+
+
+def _groups(told: object) -> dict[str, int]:
+    """Return the ranks of the largest group with each description."""
+    found: dict[str, int] = {}
+    for each in told if isinstance(told, list) else []:
+        if isinstance(each, dict):
+            ranks = each.get("ranks")
+            size = _whole(each.get("pg_size"), MOST_RANKS) or 0
+            size = size or (len(ranks) if isinstance(ranks, list) else 0)
+            name = _text(each.get("pg_desc")) or _text(each.get("pg_name"))
+            if name and size:
+                found[name] = max(size, found.get(name, 0))
+    return found
 
 
 def _columns(found: Mapping[str, NDArray[Any]]) -> Columns:

@@ -216,7 +216,7 @@ class _Collectives:
         number = next(self._count)
         size, dtype = _payload(op, arguments)
         among = group.group_name
-        self._unseen.seen[among] += 1
+        self._unseen.seen[among] += getattr(group, "counts_as", 1)
         if op in ("send", "recv"):
             # A group of two ranks, sender first. A receive from any sender has no rank.
             here = group.rank()

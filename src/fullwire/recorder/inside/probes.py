@@ -12,15 +12,18 @@ collective first issues those held back, so the order is the same in every step,
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .journal import Journal, Note
+from .processors import ran_and_waited_ns
 
 FIRST = range(5, 22, 4)  # Steps, counted from 0: a job of 24 steps has all these probes.
 THEN_EVERY, UP_TO = 50, 1000  # A long job has more probes, as the machine may change.
@@ -37,6 +40,7 @@ class Probes:
         self._others: set[int] = set()  # optimizers that stepped since the leading one did
         self._steps = 0
         self._apart = 0  # collectives that were kept apart from computing in this step
+        self._waited_ns = 0  # for a processor, in these collectives
         self._may_hold = True
         self._is_releasing = False
         self.is_on = False
@@ -53,8 +57,8 @@ class Probes:
             return
         self._others.clear()
         if self._apart:
-            self._journal.note(Note.PROBE, self._apart, time.monotonic_ns(), 0)
-        self._steps, self._apart = self._steps + 1, 0
+            self._journal.note(Note.PROBE, self._apart, time.monotonic_ns(), self._waited_ns)
+        self._steps, self._apart, self._waited_ns = self._steps + 1, 0, 0
         is_probe = self._steps in FIRST
         is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
         self.is_on = is_probe and self._may_hold and self._journal.is_open
@@ -77,12 +81,13 @@ class Probes:
                 self._apart += 1
                 return held
             self.release()
-            work = collective(group, *args, **kwargs)
-            if op in _WAITED_FOR and work is not None:
-                work.wait()
-                if torch.cuda.is_initialized():
-                    torch.cuda.synchronize()
-                self._apart += 1
+            with self._beside_computing():
+                work = collective(group, *args, **kwargs)
+                if op in _WAITED_FOR and work is not None:
+                    work.wait()
+                    if torch.cuda.is_initialized():
+                        torch.cuda.synchronize()
+                    self._apart += 1
             return work
 
         return apart
@@ -101,12 +106,24 @@ class Probes:
         held, self._held = self._held, []
         self._is_releasing = True
         try:
-            for work in held:
-                work.issue()
-            for work in held:
-                work.finish()
+            with self._beside_computing():
+                for work in held:
+                    work.issue()
+                for work in held:
+                    work.finish()
         finally:
             self._is_releasing = False
+
+    @contextlib.contextmanager
+    def _beside_computing(self) -> Iterator[None]:
+        """Count for how long this thread waits for a processor while it computes nothing."""
+        thread, before_ns = threading.get_native_id(), None
+        with contextlib.suppress(OSError, ValueError):  # no kernel counts this
+            before_ns = ran_and_waited_ns(thread)[1]
+        yield
+        with contextlib.suppress(OSError, ValueError):
+            if before_ns is not None:
+                self._waited_ns += ran_and_waited_ns(thread)[1] - before_ns
 
     def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a wait for a future, which may belong to a held-back all-reduce."""

@@ -36,6 +36,16 @@ _AS_MUCH = 0.5  # Share of the stepping thread's processor time: a thread with m
 _OF_A_THREAD = 6  # With the thread's number before it: a thread's processor clock (posix-timers).
 
 
+def ran_and_waited_ns(thread: int) -> tuple[int, int]:
+    """Return how long a thread has run, and how long it was ready and had no processor."""
+    file = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
+    try:
+        run_ns, delay_ns, _ = map(int, os.read(file, 100).split())
+    finally:
+        os.close(file)
+    return run_ns, delay_ns
+
+
 class Processors:
     """Notes from time to time the processor time of the process since its beginning."""
 
@@ -105,12 +115,7 @@ class Processors:
         self._delay_noted_ns, self._delays_ns = now_ns, {}
         for thread in (here, *self._computing):
             with contextlib.suppress(OSError, ValueError):  # it has ended, or no kernel counts this
-                file = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
-                try:
-                    run_ns, delay_ns, _ = map(int, os.read(file, 100).split())
-                finally:
-                    os.close(file)
-                self._delays_ns[thread] = run_ns, delay_ns
+                self._delays_ns[thread] = ran_and_waited_ns(thread)
         passed = [
             (delay_ns - before[thread][1], run_ns - before[thread][0])
             for thread, (run_ns, delay_ns) in self._delays_ns.items()

@@ -141,7 +141,7 @@ def contents(
     ]
     for (name, _), each in zip(asked, found, strict=True):
         if not each.step_s:
-            raise UsageError(f"{name}: it holds no times, so there is nothing to draw")
+            raise UsageError(f"{name}: expected a run with times to draw, got none")
     recorded = [(name, job.run) for name, job in asked]
     if bandwidth is not None:
         recorded = [(name, with_line_rate(run, rate(bandwidth))) for name, run in recorded]

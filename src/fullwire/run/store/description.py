@@ -263,7 +263,7 @@ def _content(place: Path) -> bytes:
     path = place / DESCRIPTION
     try:
         if not place.is_dir():
-            raise UsageError(f"{place}: expected a run, which is a directory; there is none")
+            raise UsageError(f"{place}: expected a run, which is a directory, and found none")
         if not path.is_file():
             raise DamagedInput(
                 place, "no run.json in it: not a run, or one that was never finished"

@@ -203,10 +203,12 @@ def refuse_taken(place: Path, replace: bool) -> None:
     if not replace:
         raise UsageError(f"{place} exists: name another, or ask for --force to replace it")
     if place.is_symlink() or not is_run(place):
-        raise UsageError(f"{place} exists and is not a run, so it is not replaced")
+        raise UsageError(f"{place} exists: expected a run to replace")
     ours = {DESCRIPTION, CAPTURES, *TABLES, *(f"{name}.parquet" for name in TABLES)}
     for other in sorted({entry.name for entry in place.iterdir()} - ours):
-        raise UsageError(f"{place} holds {other}, which is no part of a run: it is not replaced")
+        raise UsageError(
+            f"{place} holds {other}: expected only files of a run in a place to replace"
+        )
 
 
 def _put_in_place(building: Path, place: Path) -> None:

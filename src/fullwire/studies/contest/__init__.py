@@ -208,7 +208,7 @@ def contest_in_lab(
         if status != 0 or not outcome.exists():
             raise FullwireError(
                 f"bench transport: a rank ended with exit status {status} and no result; "
-                "what it said stands above"
+                "its output stands above"
             )
         return msgspec.json.decode(outcome.read_bytes(), type=Outcome)
 

@@ -1,0 +1,586 @@
+"""A verdict on a job that is already running, from what the kernel counts for its processes.
+
+Steps are found where bytes and computing repeat. The counters of one step then tell when each rank
+computed and when its connections carried bytes, and both become spans of a Run. Every other
+question works on that Run: `explain`, `report`, `compare`.
+
+Some things cannot be seen from outside. A rank that neither computes nor sends may wait for another
+rank, for its data or for a disk. A burst ends somewhere between two looks. So each part has a
+range, and the verdict is "cannot tell" where ranges let several parts be the largest.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.answers.conditions import rate
+from fullwire.answers.explain import Explanation, explain
+from fullwire.answers.opening import write
+from fullwire.display import Result
+from fullwire.errors import UsageError
+from fullwire.outputs import refuse_existing
+from fullwire.recorder.outside import JobHere, Waits, Watcher, job_of, jobs_here, waits_of
+from fullwire.run.facts import Facts
+from fullwire.run.gaps import gaps_of
+from fullwire.run.run import Collectives, Provenance, Run, Spans
+from fullwire.units import show_time
+
+Reals = NDArray[np.float64]
+
+_BIN_S = 0.005  # of the counters, when steps are looked for
+_RUNS = 0.5  # of a bin, for a rank that computes in it
+_LOOK_BINS = 3  # between two looks there are two bins at most
+_FIRST_BYTES = 4096  # in a bin; less is the launcher's own talk
+_FEWEST_STEPS = 8  # that must lie in what was seen
+_ALIKE = 0.35  # correlation of what was seen with itself one step later, to believe a step
+_AS_ALIKE = 0.8  # of the best correlation: the shortest such time is the step
+_SAME_WORK, _OFTEN = 0.25, 0.75  # so many steps carry the usual bytes, up to that share
+_FLOWS = 0.5  # of the usual rate while bytes flow: two looks hold a burst's end between them
+_ENOUGH = 40  # steps that make a sure answer
+_FIRST_ANSWER_S, _LATER = 4.0, 1.5  # the next answer comes after so many times the time so far
+MOST_S = 600.0
+STUCK_AFTER_S = 10.0
+_STUCK_STEPS = 10  # a job is stuck after so many steps without bytes, too
+_STUCK_BYTES = 4096  # a second and rank; less is heartbeats
+_BUSY = 0.2  # of a processor: a rank computes
+_TRANSFER = {"line_rate", "latency", "transport"}
+# What a verdict may blame, and what from outside looks like a rank that does nothing.
+_BLAMED = ("line_rate", "transport", "straggler", "input", "host")
+_IDLE = ("input", "host", "unexplained")
+_NOTABLE = 0.1  # of the step: smaller parts are no verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """A job that sends nothing any more, and the rank that the others wait for."""
+
+    rank: int | None  # None if nothing tells the rank
+    host: str
+    where: str
+    since_s: float
+    waiting: tuple[int, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Say for how long, and for whom the ranks wait."""
+        since = f"Stuck for {show_time(self.since_s)}."
+        if self.rank is None:
+            return f"{since} Nothing tells which rank the others wait for: {self.where}."
+        others = f"{len(self.waiting)} rank{'s' if len(self.waiting) > 1 else ''}"
+        return (
+            f"{since} {others} wait{'' if len(self.waiting) > 1 else 's'} for rank {self.rank} "
+            f"on {self.host}: {self.where}."
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Watched(Result):
+    """What was seen of a running job; `explanation` is None without a step that repeats."""
+
+    job: JobHere
+    seconds: float  # of watching
+    confidence: float  # from 0 to 1: how alike one step is to the next
+    explanation: Explanation | None
+    ranges: Mapping[str, tuple[float, float]]  # seconds a step that a part may be
+    stuck: Stuck | None
+    why_not: str  # a sentence, where there is no step
+    run: Run | None
+    looked_share: float  # of a processor that watching took
+    between_looks_s: float
+    has_ended: bool
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """Return the verdicts that the ranges leave open, the account's own first."""
+        found = self.explanation
+        if found is None:
+            return ()
+        own = found.verdict.kind
+        if own not in self.ranges or own == "compute":  # who slows computing does not show
+            return (own, "contention")
+        low_s = self.ranges[own][0]
+        others = (
+            part
+            for part in _BLAMED
+            if part != own and self.ranges[part][1] >= max(low_s, _NOTABLE * found.step_s)
+        )
+        return (own, *others)
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the verdict, unknown where ranges leave several open."""
+        return self.possible[0] if len(self.possible) == 1 else "unknown"
+
+    @property
+    def sentence(self) -> str:
+        """Say what limits the job, as far as that can be told from outside."""
+        found = self.explanation
+        if self.stuck is not None:
+            return self.stuck.sentence
+        if found is None:
+            return self.why_not
+        if self.kind != "unknown":
+            return found.verdict.sentence
+        low, high = (each / found.step_s for each in self.transfer_s)
+        if "contention" in self.possible:
+            return (
+                f"Transfer that nothing hides is {low:.0%} to {high:.0%} of each step. Cannot tell "
+                "from outside whether the job's own communication slows its computing."
+            )
+        if set(self.possible) <= _TRANSFER:
+            return (
+                f"The network limits this job: {low:.0%} to {high:.0%} of each step is transfer. "
+                "Cannot tell from outside whether the line or the transport does."
+            )
+        parts = " or ".join(part.replace("_", " ") for part in self.possible)
+        return f"Cannot tell from outside what limits this job: {parts}. `fullwire record` can."
+
+    @property
+    def transfer_s(self) -> tuple[float, float]:
+        """Return the least and the most time of a step in which ranks wait for bytes."""
+        found = self.explanation
+        if found is None:
+            return 0.0, 0.0
+        exposed_s = sum(found.account[part] for part in _TRANSFER)
+        blur_s = self.ranges["line_rate"][1] - found.account["line_rate"]
+        return max(exposed_s - blur_s, 0.0), min(exposed_s + blur_s, found.step_s)
+
+    def _in_short(self) -> Iterator[str]:
+        yield self.sentence
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The counters of each rank as rates in bins of equal length."""
+
+    start_ns: int
+    bin_ns: int
+    ranks: tuple[int, ...]
+    computing: Reals  # by rank and bin: share of the bin in which a thread ran, up to 1
+    delayed: Reals  # share in which none ran and one waited for a processor
+    sent: Reals  # bytes
+    received: Reals
+
+    @classmethod
+    def of(cls, looks: Mapping[int, Sequence[tuple[float, ...]]], bin_s: float) -> _Seen:
+        """Put the looks at all ranks on one grid of time."""
+        tables = {rank: np.array(rows, float) for rank, rows in looks.items() if len(rows) > 1}
+        if len(tables) < len(looks):
+            return cls(0, 1, (), *(np.zeros((0, 0)) for _ in range(4)))
+        start_ns = max(rows[0, 0] for rows in tables.values())
+        end_ns = min(rows[-1, 0] for rows in tables.values())
+        grid = np.arange(start_ns, end_ns, bin_s * 1e9)
+
+        def per_bin(column: int) -> Reals:
+            return np.array(
+                [np.diff(np.interp(grid, rows[:, 0], rows[:, column])) for rows in tables.values()]
+            )
+
+        sent, received = per_bin(4), per_bin(5)
+        # Before the first real bytes a job loads its modules and its data.
+        flowed = np.flatnonzero((sent + received).sum(axis=0) > _FIRST_BYTES)
+        first = int(flowed[0]) if len(flowed) else 0
+        computing = np.minimum(per_bin(1)[:, first:] / (bin_s * 1e9), 1)
+        return cls(
+            int(grid[first]) if len(grid) else int(start_ns),
+            round(bin_s * 1e9),
+            tuple(tables),
+            computing,
+            np.minimum(per_bin(2)[:, first:] / (bin_s * 1e9), 1 - computing),
+            sent[:, first:],
+            received[:, first:],
+        )
+
+    @property
+    def bins(self) -> int:
+        return int(self.sent.shape[1])
+
+
+def watch(
+    pid: int,
+    *,
+    seconds: float = 30,
+    bandwidth: str | float | None = None,
+    until_sure: bool = True,
+    out: str | Path | None = None,
+    on_look: Callable[[Watched], None] | None = None,
+) -> Watched:
+    """Watch a running job from outside, and say what limits it.
+
+    - `pid`: a process of the job: a rank, or the launcher above its ranks.
+    - `seconds`: how long to look at most.
+    - `bandwidth`: the line rate of the links, as in `explain`.
+    - `until_sure`: stop as soon as many steps were seen.
+    - `out`: the directory that the run becomes.
+    - `on_look`: called with what is known so far, a few times.
+
+        fw.watch(48213, bandwidth="10Gbps").explanation.verdict.sentence
+    """
+    job = job_of(pid)
+    line_bps = None if bandwidth is None else rate(bandwidth)
+    if not 0 < seconds <= MOST_S:
+        raise UsageError(f"watch: expected seconds above 0, {MOST_S:g} at most, got {seconds:g}")
+    if any(each.uses_gpu for each in job.ranks):
+        raise UsageError(
+            f"watch {pid}: expected ranks that compute on processors, got ranks on a GPU, whose "
+            "work does not show in the processors' counters; use fullwire record"
+        )
+    if out is not None:
+        refuse_existing(Path(out), replace=False)
+    begun_s = time.monotonic()
+    with Watcher(job) as watcher:
+        is_running, until_s = True, min(_FIRST_ANSWER_S, seconds)
+        while True:
+            try:
+                is_running = watcher.watch(begun_s + until_s - time.monotonic())
+            except KeyboardInterrupt:  # what is known so far is the answer
+                seconds = until_s
+            found = _judged(watcher, line_bps, time.monotonic() - begun_s, has_ended=not is_running)
+            if on_look is not None:
+                on_look(found)
+            if not is_running or until_s >= seconds:
+                break
+            if until_sure and (found.stuck or _is_sure(found)):
+                break
+            until_s = min(_LATER * until_s, seconds)
+    if out is not None and found.run is not None:
+        write(found.run, out)
+    return found
+
+
+def job_named(words: str) -> int:
+    """Return a process of the one job whose command has these words."""
+    jobs = jobs_here()
+    named = [each for each in jobs if any(words in one.command for one in each.ranks)]
+    if len(named) == 1:
+        return named[0].ranks[0].pid
+    if named:
+        pids = ", ".join(str(each.ranks[0].pid) for each in named)
+        raise UsageError(f"watch --job {words}: {len(named)} jobs are named so; give one of {pids}")
+    raise UsageError(
+        f"watch --job {words}: expected words of a training job's command, and {len(jobs)} jobs "
+        "run here with other ones; fullwire watch lists them"
+    )
+
+
+def _is_sure(found: Watched) -> bool:
+    return found.explanation is not None and len(found.explanation.detail.steps) >= _ENOUGH
+
+
+def _judged(
+    watcher: Watcher, line_bps: float | None, seconds: float, *, has_ended: bool
+) -> Watched:
+    job = watcher.job
+    looks = len(next(iter(watcher.looks.values())))
+    between_s = seconds / max(looks, 1)
+    seen = _Seen.of(watcher.looks, max(_BIN_S, between_s / 2))
+    edges, confidence, why_not = _steps(seen)
+    run = _as_run(job, seen, edges, line_bps, watcher) if len(edges) else None
+    explanation = None if run is None else explain(run)
+    return Watched(
+        job=job,
+        seconds=seconds,
+        confidence=confidence,
+        explanation=explanation,
+        ranges={} if run is None or explanation is None else _ranges(explanation, run, between_s),
+        stuck=_stuck(watcher, None if explanation is None else explanation.step_s),
+        why_not=why_not,
+        run=run,
+        looked_share=watcher.took_s / seconds,
+        between_looks_s=between_s,
+        has_ended=has_ended,
+    )
+
+
+def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, str]:
+    """Return the bins at which steps begin, how alike steps are, and a reason where none is.
+
+    What comes before the training, or another phase of it, may hide the steps. So the latest half
+    and the latest quarter are tried as well.
+    """
+    none = np.empty(0, np.int64)
+    if not seen.bins or not (seen.sent.any() or seen.computing.any()):
+        return none, 0.0, "The ranks neither computed nor sent."
+    bytes_ = (seen.sent + seen.received).sum(axis=0)
+    if len(seen.ranks) > 1 and bytes_.max() <= _FIRST_BYTES:
+        return none, 0.0, "The ranks have sent each other nothing yet."
+    computing = seen.computing.mean(axis=0)
+    for first in (0, seen.bins // 2, 3 * seen.bins // 4):
+        signals = [part for part in (bytes_[first:], computing[first:]) if part.any()]
+        if not signals:
+            continue
+        edges, confidence = _repeated(signals)
+        if len(edges) > _FEWEST_STEPS:
+            return edges + first, confidence, ""
+    looked = show_time(seen.bins * seen.bin_ns / 1e9)
+    return none, 0.0, f"No step repeated {_FEWEST_STEPS} times within {looked}."
+
+
+def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:
+    """Return where the steps in some signals begin, none where they are not alike."""
+    none = np.empty(0, np.int64)
+    each_alike = [_alike(signal) for signal in signals]
+    alike = np.mean(each_alike, axis=0)
+    peaks = [
+        lag
+        for lag in range(3, len(alike) // _FEWEST_STEPS)
+        if alike[lag - 1] < alike[lag] >= alike[lag + 1]
+        and min(alike[lag], each_alike[0][lag]) >= _ALIKE
+    ]
+    if not peaks:
+        return none, 0.0
+    best = max(alike[lag] for lag in peaks)
+    lag = next(lag for lag in peaks if alike[lag] >= _AS_ALIKE * best)
+    edges = _edges(signals[0], lag)
+    sums = np.add.reduceat(signals[0], edges)[:-1]  # the bytes of each step
+    usual = np.median(sums)
+    if usual <= 0 or (abs(sums / usual - 1) < _SAME_WORK).mean() < _OFTEN:
+        return none, 0.0
+    return edges, float(min(max(alike[lag], 0.0), 1.0))
+
+
+def _alike(signal: Reals) -> Reals:
+    """Correlate a signal with itself, later by each number of bins."""
+    if (signal > 0).any():  # what happens once, such as a checkpoint, must not hide the rest
+        signal = np.minimum(signal, 4 * np.median(signal[signal > 0]))
+    from_mean = signal - signal.mean()
+    spectrum = np.fft.rfft(from_mean, 2 * len(signal))
+    products = np.fft.irfft(np.abs(spectrum) ** 2)[: len(signal)]
+    products /= np.arange(len(signal), 0, -1)
+    return np.asarray(products / (products[0] or 1.0))
+
+
+def _edges(signal: Reals, lag: int) -> NDArray[np.int64]:
+    """Follow the repeating pattern through a signal; return the bin at which each step begins.
+
+    A step begins after the end of the last bytes of the one before. Each place is found near where
+    the last step would put it, by the likeness to the mean of the steps so far.
+    """
+    folded = np.array([signal[at::lag][: len(signal) // lag].sum() for at in range(lag)])
+    first = _quietest(folded)
+    pattern = signal[first : first + lag].astype(float)
+    edges, at, reach = [first], first, max(lag // 3, 1)
+    while at + lag + lag <= len(signal):
+        guesses = range(at + lag - reach, min(at + lag + reach, len(signal) - lag) + 1)
+        scores = [float(np.dot(pattern, signal[guess : guess + lag])) for guess in guesses]
+        at = guesses[int(np.argmax(scores))]
+        edges.append(at)
+        pattern += (signal[at : at + lag] - pattern) / min(len(edges), 20)
+    # The length of a step was not quite known when the signal was folded. It is now.
+    moved = np.array(edges, np.int64) + _quietest(pattern)
+    return moved[moved < len(signal)]
+
+
+def _quietest(pattern: Reals) -> int:
+    """Return where the quietest quarter of a pattern that goes round begins."""
+    window = max(len(pattern) // 4, 1)
+    around = np.concatenate([pattern, pattern[:window]])
+    return int(np.argmin(np.convolve(around, np.ones(window), "valid")[: len(pattern)]))
+
+
+def _as_run(
+    job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float | None, watcher: Watcher
+) -> Run:
+    """Make spans of what each rank did: steps, computing, and the bytes of each burst."""
+    spans = _spans(seen, edges)
+    columns = np.array(_bursts(seen, edges), np.int64).reshape(-1, 7)
+    of_all = job.workers / max(2 * (job.workers - 1), 1)  # a rank sends 2 (N-1)/N of its gradients
+
+    def at_ns(bins: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(seen.start_ns + bins * seen.bin_ns, np.int64)
+
+    steps = max(len(edges) - 1, 1)
+    inside = slice(edges[0], edges[-1])
+    missing = job.workers - len(job.ranks)
+    return Run(
+        provenance=Provenance(origin="measured", source=job.ranks[0].command),
+        facts=Facts(
+            workers=job.workers,
+            hosts=",".join(f"{socket.gethostname()}/{each.network}" for each in job.ranks),
+            line_rate_bps=line_bps,
+            run_delay_s=tuple(
+                (rank, float(seen.delayed[place][inside].sum() * seen.bin_ns / 1e9 / steps))
+                for place, rank in enumerate(seen.ranks)
+            ),
+            remarks="watched from outside: which collectives sent the bytes is not told, and they "
+            "are taken for all-reduces",
+        ),
+        gaps=gaps_of(
+            [f"{missing:,} of {job.workers:,} ranks run on other hosts and were not watched"]
+            if missing
+            else []
+        ),
+        spans=Spans(
+            rank=np.array([row[0] for row in spans], np.int64),
+            step=np.array([row[1] for row in spans], np.int64),
+            lane=np.array([row[2] for row in spans], object),
+            name=np.array([row[3] for row in spans], object),
+            start_ns=at_ns(np.array([row[4] for row in spans], np.int64)),
+            end_ns=at_ns(np.array([row[5] for row in spans], np.int64)),
+        ),
+        collectives=Collectives(
+            rank=columns[:, 0],
+            step=columns[:, 1],
+            sequence=columns[:, 2],
+            group=np.full(len(columns), "", object),
+            op=np.full(len(columns), "allreduce", object),
+            dtype=np.full(len(columns), "float32", object),
+            bytes=np.rint(columns[:, 3] * of_all).astype(np.int64),
+            issue_ns=at_ns(columns[:, 4]),
+            start_ns=at_ns(columns[:, 5]),
+            end_ns=at_ns(columns[:, 6]),
+        ),
+    )
+
+
+def _spans(seen: _Seen, edges: NDArray[np.int64]) -> list[tuple[int, int, str, str, int, int]]:
+    """Return the steps of each rank, and the stretches in which it computed."""
+    spans: list[tuple[int, int, str, str, int, int]] = []
+    for place, rank in enumerate(seen.ranks):
+        for step, (first, last) in enumerate(pairwise(edges)):
+            spans.append((rank, step, "host", "step", int(first), int(last)))
+        for first, last in zip(*_stretches(_is_busy(seen, place)), strict=True):
+            step = int(np.searchsorted(edges, first, "right")) - 1
+            if 0 <= step < len(edges) - 1:
+                spans.append((rank, step, "compute", "threads that compute", int(first), int(last)))
+    return spans
+
+
+def _bursts(
+    seen: _Seen, edges: NDArray[np.int64]
+) -> list[tuple[int, int, int, int, int, int, int]]:
+    """Return each rank's bursts: step, number, bytes, and the bins of issue, start and end."""
+    flowing = _flowing(seen)
+    starts, ends = _stretches(flowing)
+    # Where bytes never stop, a burst ends with its step.
+    inner = [edge for edge in edges if ((starts < edge) & (edge < ends)).any()]
+    starts = np.sort(np.append(starts, inner)).astype(np.int64)
+    ends = np.sort(np.append(ends, inner)).astype(np.int64)
+    # What lies between two bursts belongs to the nearer one, so that no byte is lost.
+    borders = np.concatenate([[0], (ends[:-1] + starts[1:]) // 2, [seen.bins]]).astype(np.int64)
+    rows: list[tuple[int, int, int, int, int, int, int]] = []
+    for place, rank in enumerate(seen.ranks):
+        idle = ~_is_busy(seen, place)
+        sent = np.concatenate([[0], np.cumsum(seen.sent[place])])
+        for number, (first, last) in enumerate(zip(starts, ends, strict=True)):
+            step = int(np.searchsorted(edges, first, "right")) - 1
+            if not 0 <= step < len(edges) - 1:
+                continue
+            issued = first
+            while issued > edges[step] and idle[issued - 1] and not flowing[issued - 1]:
+                issued -= 1
+            if first - issued <= _LOOK_BINS:  # no longer than one cannot tell from nothing
+                issued = first
+            payload = int(sent[borders[number + 1]] - sent[borders[number]])
+            rows.append((rank, step, number, payload, int(issued), int(first), int(last)))
+    return rows
+
+
+def _is_busy(seen: _Seen, place: int) -> NDArray[np.bool_]:
+    return np.asarray(seen.computing[place] + seen.delayed[place] >= _RUNS, bool)
+
+
+def _flowing(seen: _Seen) -> NDArray[np.bool_]:
+    """Say in which bins bytes of the job flowed; a gap of one bin counts as flowing."""
+    bytes_ = (seen.sent + seen.received).sum(axis=0)
+    usual = np.quantile(bytes_[bytes_ > 0], 0.8) if (bytes_ > 0).any() else 0.0
+    flowing = bytes_ > _FLOWS * usual
+    flowing[1:-1] |= flowing[:-2] & flowing[2:]
+    return np.asarray(flowing, bool)
+
+
+def _stretches(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where each stretch of true values begins, and where it has ended."""
+    turns = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return turns[::2], turns[1::2]
+
+
+def _ranges(explanation: Explanation, run: Run, between_s: float) -> dict[str, tuple[float, float]]:
+    """Return the least and the most seconds of a step that each part may be.
+
+    A burst begins and ends between two looks, so each burst of a step moves a part by one look.
+    Ranks that do nothing may wait for their data, a disk, a script's other work or a late rank.
+    """
+    own = run.collectives.rows(run.collectives.rank == run.collectives.rank[:1])
+    bursts = len(own.rank) / max(len(np.unique(own.step)), 1)
+    account, step_s = explanation.account, explanation.step_s
+    blur_s = min(bursts * between_s, step_s)
+    idle_s = sum(account[part] for part in _IDLE)
+    computed_s = account["compute"] + account["contention"]
+    found = {}
+    for part, value_s in account.items():
+        low_s, high_s = value_s - blur_s, value_s + blur_s
+        if part in _IDLE:
+            low_s, high_s = 0.0, idle_s + blur_s
+        elif part == "straggler":
+            high_s += idle_s
+        elif part in ("contention", "codec"):  # the processors do these too
+            low_s, high_s = 0.0, computed_s + blur_s
+        elif part == "latency":  # small messages lie within the bursts
+            low_s, high_s = 0.0, account["transport"] + value_s + blur_s
+        found[part] = max(low_s, 0.0), min(high_s, step_s)
+    return found
+
+
+def _stuck(watcher: Watcher, step_s: float | None) -> Stuck | None:
+    """Return who waits for whom, if the job's connections carry nothing for too long.
+
+    Connections say when they last carried anything, so this holds for a hang that is older than
+    the watch. Ranks that all compute alike evaluate, or load: they are not stuck.
+    """
+    after_s = max(STUCK_AFTER_S, _STUCK_STEPS * (step_s or 0.0))
+    since_s, busy = np.inf, {}
+    for rank, rows in watcher.looks.items():
+        table = np.array(rows, float)
+        if not len(table):
+            return None
+        now_s = table[-1, 0] / 1e9
+        carried = table[:, 4] + table[:, 5]
+        moved = np.flatnonzero(carried[-1] - carried > _STUCK_BYTES)
+        # quiet since the last bytes that were seen, or since the kernel last saw any
+        quiet_s = now_s - table[moved[-1] + 1, 0] / 1e9 if len(moved) else table[-1, 7]
+        since_s = min(since_s, quiet_s)
+        latest = table[table[:, 0] > (now_s - 2) * 1e9]
+        spent_s = (latest[-1, 0] - latest[0, 0]) / 1e9
+        busy[rank] = (latest[-1, 1] - latest[0, 1]) / 1e9 / spent_s if spent_s > 0 else 0.0
+    if not after_s <= since_s < np.inf or len(busy) < 2 or min(busy.values()) > _BUSY:
+        return None
+    waits = {each.rank: waits_of(each.pid) for each in watcher.job.ranks}
+    late = _waited_for(waits, busy)
+    if late is None:
+        states = sorted({str(each) for each in waits.values()})
+        where = f"of each rank, {states[0]}" if len(states) == 1 else "; ".join(states)
+    elif busy[late] > _BUSY:
+        where = f"it computes with {busy[late]:.1f} processors"
+    else:
+        where = str(waits[late])
+    return Stuck(
+        rank=late,
+        host=socket.gethostname(),
+        where=where,
+        since_s=float(since_s),
+        waiting=tuple(rank for rank in busy if rank != late),
+    )
+
+
+def _waited_for(waits: Mapping[int, Waits], busy: Mapping[int, float]) -> int | None:
+    """Return the one rank that is not waiting as the others are, if there is one."""
+    signs: tuple[Callable[[int], bool], ...] = (
+        lambda rank: waits[rank].state in ("T", "Z"),
+        lambda rank: busy[rank] > _BUSY,
+        lambda rank: waits[rank].state == "D",
+        lambda rank: bool(waits[rank].place) and not waits[rank].for_other_threads,
+    )
+    for is_late in signs:
+        late = [rank for rank in waits if is_late(rank)]
+        if len(late) == 1:
+            return late[0]
+    return None

@@ -1,0 +1,431 @@
+"""The parallel plan and the model of a job, recognised from a trace with the shapes of operations.
+
+The trace holds matrix products, attention and the embedding. Their sizes give the model: the width
+that all products share, heads, layers of a stage, and microbatches. Groups of processes give the
+degrees where the job describes them (`mesh_tp 2`). Heads, embeddings and transfers between stages
+give the others. The answer names the parts that remain open.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fullwire.clusters.cluster import Ints
+from fullwire.errors import UsageError
+from fullwire.run.run import Collectives, Run
+from fullwire.units import shown
+from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.layout import Layout, Precision, Recompute
+
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
+_BATCHED = ("aten::bmm", "aten::baddbmm")
+_ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_attention_|flash_attn")
+_PRECISIONS: Mapping[str, Precision] = {
+    "float": "fp32", "c10::half": "fp16", "c10::bfloat16": "bf16", "c10::float8_e4m3fn": "fp8",
+}  # fmt: skip
+# Words in the descriptions of groups, as DeviceMesh, Megatron, torchtitan and DeepSpeed write them.
+_WORDS = {
+    "tp": r"tp|tensor", "pp": r"pp|pipe(?:line)?", "cp": r"cp|context", "ep": r"ep|expert",
+    "dp": r"dp|data|fsdp|ddp|shard|replicate",
+}  # fmt: skip
+_SMALL_BYTES = 1024  # sums of a loss or of norms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recognised:
+    """The plan of a recorded job, and the seconds of its slowest rank by class of work."""
+
+    model: Architecture
+    layout: Layout
+    device: str  # empty where the trace names none
+    steps: int
+    step_s: float
+    busy_s: Mapping[str, float]
+    messages: Mapping[str, tuple[tuple[str, float, float], ...]]  # by kind: op, bytes, seconds
+    open: tuple[str, ...]  # what could not be recognised
+    source: str
+
+
+def recognised(run: Run) -> Recognised:
+    """Recognise the model and the plan of a run that was traced with shapes."""
+    return _Recognising(run).answer()
+
+
+class _Recognising:
+    """The operations of a run by rank; each method recognises one part of the plan."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.open: list[str] = []
+        table = run.operations
+        self.steps = sorted({int(step) for step in table.step[table.step >= 0]})
+        if not len(table) or not self.steps:
+            raise UsageError(
+                "from: expected a trace of whole steps with the shapes of operations "
+                f"(profile(record_shapes=True)), got {shown(run.provenance.source)} without them"
+            )
+        self.calls: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self.spent_ns: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+        columns = (table.rank, table.step, table.name, table.shapes, table.calls, table.busy_ns)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for rank, step, name, shapes, calls, busy_ns in rows:
+            if step >= 0:
+                self.calls[rank][name, shapes] += calls
+                self.spent_ns[rank][name, shapes] += busy_ns
+        self.ranks = sorted(self.calls)
+        self.world = run.facts.workers or len(self.ranks)
+
+    def answer(self) -> Recognised:
+        """Recognise one part after the other."""
+        if any("_grouped_mm" in name for rank in self.ranks for name, _ in self.calls[rank]):
+            raise UsageError("from: expected a model without experts: theirs are not recognised")
+        batch, sequence, local_heads, local_kv, head_dim = self._attention()
+        tokens = batch * sequence
+        [vocab, hidden], _ = self._embedding(tokens)
+        tp, pp, dp, cp = self._degrees(hidden, local_heads * head_dim)
+        micro = self._microbatches()
+        layers = self._layers(micro, pp)
+        model = Architecture(
+            name=self.run.facts.model or "recorded",
+            layers=layers,
+            hidden=hidden,
+            heads=local_heads * tp,
+            kv_heads=self._kv_heads(tokens, hidden, local_heads, local_kv, head_dim) * tp,
+            head_dim=head_dim,
+            vocab=vocab,
+            sequence=sequence * cp,
+            **self._mlp(tokens, hidden, local_heads * head_dim, vocab, tp),
+        )
+        kinds = self._kinds(tokens, hidden, tp)
+        zero = 0
+        if dp > 1 and any(op == "reducescatter" for op, *_ in kinds.get("dp", ())):
+            gathers = sum(op == "allgather" for op, *_ in kinds["dp"]) / len(self.steps)
+            zero = 3 if gathers > micro else 1
+        beside, busy_s = self._busy(kinds, tokens, hidden, tp)
+        types = Counter(self.run.operations.dtype.tolist())
+        types = Counter({kind: n for kind, n in types.items() if kind.lower() in _PRECISIONS})
+        kind = types.most_common(1)[0][0] if types else "c10::BFloat16"
+        return Recognised(
+            model=model,
+            layout=Layout(
+                tp=tp, pp=pp, dp=dp, cp=cp, zero=zero,
+                recompute=self._recompute(), microbatch=batch,
+                global_batch=batch * micro * dp, sequence=sequence * cp,
+                sequence_parallel=tp > 1 and any(op == "allgather" for op, *_ in kinds["tp"]),
+                precision=_PRECISIONS[kind.lower()],
+                tp_overlap=False, dp_overlap=beside > 0.3 or dp == 1,
+            ),
+            device=self.run.facts.device or "",
+            steps=len(self.steps),
+            step_s=self._step_s(),
+            busy_s=busy_s,
+            messages=kinds,
+            open=tuple(self.open),
+            source=self.run.provenance.source,
+        )  # fmt: skip
+
+    def _shapes(self, rank: int, *names: str) -> Iterator[tuple[list[list[int]], int]]:
+        """Yield the sizes of operations with these names, and their calls."""
+        for (name, shapes), calls in self.calls[rank].items():
+            if name in names:
+                yield [[int(size) for size in each.split("x")] for each in shapes.split()], calls
+
+    def _attention(self) -> tuple[int, int, int, int, int]:
+        """Return sequences of a microbatch, their tokens, heads of a rank, and their width."""
+        for rank in self.ranks:
+            for name, shapes in self.calls[rank]:
+                sizes = [[int(size) for size in each.split("x")] for each in shapes.split()]
+                if not _ATTENTION.search(name) or len(sizes) < 3 or len(sizes[0]) != 4:
+                    continue
+                if "backward" in name:  # its first tensor is the gradient, of the same sizes
+                    sizes = sizes[1:]
+                batch, second, third, width = sizes[0]
+                is_heads_first = "_scaled_dot_product_" in name or "_efficient" not in name
+                is_heads_first = is_heads_first and "flash_attn" not in name
+                heads, tokens = (second, third) if is_heads_first else (third, second)
+                kv_heads = sizes[1][1] if is_heads_first else sizes[1][2]
+                return batch, tokens, heads, kv_heads, width
+        return self._plain_attention()
+
+    def _plain_attention(self) -> tuple[int, int, int, int, int]:
+        """Return the same of attention by products of its own: scores, then values."""
+        *batch, tokens = self._embedding(1)[1]
+        sequences = math.prod(batch)
+        for rank in self.ranks:
+            for sizes, _ in self._shapes(rank, *_BATCHED):
+                for count, *sides in sizes:
+                    if len(sides) == 2 and tokens in sides and count % sequences == 0:
+                        sides.remove(tokens)
+                        if sides[0] != tokens:
+                            return (
+                                sequences,
+                                tokens,
+                                count // sequences,
+                                count // sequences,
+                                sides[0],
+                            )
+        raise UsageError(
+            "from: expected attention, as one operation or as products of scores and values, got "
+            "neither with the sequence's length"
+        )
+
+    def _embedding(self, tokens: int) -> list[list[int]]:
+        """Return the sizes of the embedding and of its input; one of positions has fewer rows."""
+        found = [
+            sizes[:2]
+            for rank in self.ranks
+            for sizes, _ in self._shapes(rank, "aten::embedding")
+            if len(sizes) > 1 and len(sizes[0]) == 2 and math.prod(sizes[1]) >= tokens
+        ]
+        if not found:
+            raise UsageError(
+                "from: expected an embedding of the microbatch's tokens, got none: give the trace "
+                "of a rank of the first stage too"
+            )
+        return max(found, key=lambda sizes: (math.prod(sizes[1]), sizes[0][0]))
+
+    def _degrees(self, hidden: int, own_width: int) -> tuple[int, int, int, int]:
+        """Return TP, PP, DP and CP: by descriptions of groups, else by shapes and transfers."""
+        told: dict[str, int] = {}
+        for part in (self.run.facts.groups or "").split(", "):
+            name, _, size = part.rpartition(" ")
+            for kind, words in _WORDS.items():
+                if re.search(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", name.lower()):
+                    told[kind] = max(told.get(kind, 1), int(size))
+        found = {"cp": told.get("cp", 1)}
+        found["tp"] = told.get("tp", hidden // own_width if hidden % own_width == 0 else 1)
+        sends = np.isin(self.run.collectives.op, ("send", "recv", "sendrecv")).any()
+        first = sum(any(self._shapes(rank, "aten::embedding")) for rank in self.ranks)
+        holders = max(1, first * self.world // len(self.ranks))
+        found["pp"] = told.get("pp", self.world // holders if sends else 1)
+        if "tp" in told and "dp" in told and "pp" not in told and sends:
+            found["pp"] = self.world // (found["tp"] * found["cp"] * told["dp"])
+        together = found["tp"] * found["pp"] * found["cp"]
+        if together == 0 or self.world % together:
+            raise UsageError(
+                f"from: expected degrees that divide {self.world} ranks, got tp {found['tp']}, pp "
+                f"{found['pp']}, cp {found['cp']} from groups and shapes"
+            )
+        dp = self.world // together
+        if told.get("dp", dp) not in (dp, dp * found["cp"]):
+            self.open.append(f"a group of {told['dp']} ranks that its name calls data parallel")
+        return found["tp"], found["pp"], dp, found["cp"]
+
+    def _microbatches(self) -> int:
+        """Return how often a step passes the embedding."""
+        wanted = self._embedding(1)
+        most = max(
+            sum(
+                calls
+                for sizes, calls in self._shapes(rank, "aten::embedding")
+                if sizes[:2] == wanted
+            )
+            for rank in self.ranks
+        )
+        return max(1, round(most / len(self.steps)))
+
+    def _passes(self, rank: int, *, backward: bool) -> float:
+        """Return the calls of attention in a step; of single products, two forward, four back."""
+        fused = sum(
+            calls
+            for (name, _), calls in self.calls[rank].items()
+            if _ATTENTION.search(name) and ("backward" in name) == backward
+        )
+        plain = sum(calls for _, calls in self._shapes(rank, *_BATCHED))
+        return (fused or plain / 6) / len(self.steps)
+
+    def _layers(self, micro: int, pp: int) -> int:
+        own = [self._passes(rank, backward=True) / micro for rank in self.ranks]
+        if min(own) <= 0:
+            raise UsageError("from: expected each rank's backward pass of attention, got none")
+        return max(1, round(float(np.mean(own)) * pp))
+
+    def _recompute(self) -> Recompute:
+        ratio = self._passes(self.ranks[0], backward=False) / self._passes(
+            self.ranks[0], backward=True
+        )
+        return "full" if ratio > 1.5 else "none"
+
+    def _others(self, tokens: int, hidden: int) -> Counter[int]:
+        """Count the products of a layer by their side that is neither tokens nor hidden vector.
+
+        Each matrix has three products: forward, and the gradients of its input and its weight.
+        """
+        found: Counter[int] = Counter()
+        rank = self.ranks[0]
+        for sizes, calls in self._shapes(rank, *_PRODUCTS):
+            two = [each for each in sizes if len(each) == 2][-2:]
+            if len(two) < 2:
+                continue
+            sides = [two[0][0], two[0][1], two[1][1]]
+            for known in (tokens, hidden):
+                if known in sides:
+                    sides.remove(known)
+            if len(sides) == 1:
+                found[sides[0]] += calls
+        per_layer = 3 * self._passes(rank, backward=True) * len(self.steps)
+        return Counter({side: round(calls / per_layer) for side, calls in found.items()})
+
+    def _kv_heads(self, tokens: int, hidden: int, heads: int, kv_heads: int, width: int) -> int:
+        """Return the heads of keys; a job may have repeated them before attention."""
+        others = self._others(tokens, hidden)
+        if others[heads * width] == 2:
+            fewer = [side for side, count in others.items() if count == 2 and side < heads * width]
+            if len(fewer) == 1 and fewer[0] % width == 0:
+                return fewer[0] // width
+        return kv_heads
+
+    def _mlp(self, tokens: int, hidden: int, own_width: int, vocab: int, tp: int) -> dict[str, Any]:
+        """Return the inner width of the MLP, and whether it is gated."""
+        others = self._others(tokens, hidden)
+        wide = {
+            side: count
+            for side, count in sorted(others.items())
+            if count and side not in (own_width, vocab)
+        }
+        for side, count in wide.items():
+            if count == 1 and wide.get(2 * side) == 1:  # gate and up in one matrix
+                return {"ffn": side * tp, "is_gated": True}
+            if count == 3 or (count == 2 and side > own_width):  # fewer heads of keys are narrower
+                return {"ffn": side * tp, "is_gated": count == 3}
+        self.open.append("the MLP, which is taken for one of four times the hidden vector")
+        return {"ffn": 4 * hidden, "is_gated": False}
+
+    def _kinds(
+        self, tokens: int, hidden: int, tp: int
+    ) -> dict[str, tuple[tuple[str, float, float], ...]]:
+        """Return the messages of all steps by kind, with the time of the rank that waited least."""
+        table = self.run.collectives
+        least: dict[tuple[str, str, int, int], tuple[str, float, float]] = {}
+        for row in np.flatnonzero((table.step >= 0) & (table.bytes >= _SMALL_BYTES)).tolist():
+            kind = self.kind_of(table, row, tokens, hidden, tp)
+            spent_s = float(table.end_ns[row] - table.issue_ns[row]) * 1e-9
+            key = (kind, str(table.group[row]), int(table.step[row]), int(table.sequence[row]))
+            message = (str(table.op[row]), float(table.bytes[row]), spent_s)
+            if key not in least or spent_s < least[key][2]:
+                least[key] = message
+        found: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
+        for (kind, *_), message in least.items():
+            found[kind].append(message)
+        return {kind: tuple(found.get(kind, ())) for kind in ("tp", "dp", "pp", "cp")}
+
+    def kind_of(self, table: Collectives, row: int, tokens: int, hidden: int, tp: int) -> str:
+        """Return the parallelism that a collective serves."""
+        name = str(table.group[row]).lower()
+        for kind in ("tp", "pp", "cp", "dp"):
+            if re.search(rf"(?:^|[^a-z])(?:{_WORDS[kind]})(?:[^a-z]|$)", name):
+                return kind
+        if table.op[row] in ("send", "recv", "sendrecv"):
+            return "pp"
+        values = tokens * hidden
+        is_activation = any(table.bytes[row] == values * size for size in (1, 2, 4))
+        return "tp" if tp > 1 and is_activation else "dp"
+
+    def _step_s(self) -> float:
+        spans = self.run.spans
+        is_step = (spans.lane == "host") & (spans.name == "step") & np.isin(spans.step, self.steps)
+        lengths = (spans.end_ns - spans.start_ns)[is_step]
+        if not len(lengths):
+            raise UsageError("from: expected marks of steps (profiler.step()), got none")
+        return float(np.mean(lengths)) * 1e-9
+
+    def _busy(
+        self, kinds: Mapping[str, object], tokens: int, hidden: int, tp: int
+    ) -> tuple[float, dict[str, float]]:
+        """Take the slowest rank's step apart; also say how much of sums lies beside computing."""
+        answers = []
+        pipeline = bool(kinds["pp"])
+        for rank in self.ranks:
+            spent_ns = self.spent_ns[rank]
+            by = {
+                "matmul": sum(ns for (name, _), ns in spent_ns.items() if name in _PRODUCTS),
+                "attention": sum(
+                    ns
+                    for (name, _), ns in spent_ns.items()
+                    if _ATTENTION.search(name) or name in _BATCHED
+                ),
+                "dispatch": spent_ns["dispatch", ""],
+                "waiting": sum(ns for (name, _), ns in spent_ns.items() if "wait_tensor" in name),
+                "optimizer": sum(ns for (name, _), ns in spent_ns.items() if "Optimizer" in name),
+            }
+            spans = self.run.spans
+            mine = (spans.rank == rank) & (spans.lane == "compute") & (spans.step >= 0)
+            work = _joined(spans.start_ns[mine], spans.end_ns[mine])
+            total_ns = int((work[1] - work[0]).sum())
+            is_device = any(name != "operators" for name in set(spans.name[mine].tolist()))
+            if is_device:  # marks of the processor say nothing of a device's time
+                by |= {"dispatch": 0, "waiting": 0, "optimizer": 0}
+            named = sum(by.values())
+            table = self.run.collectives
+            shown_ns: dict[str, int] = dict.fromkeys(("tp", "dp", "pp", "cp"), 0)
+            sums_ns = beside_ns = 0
+            for kind in shown_ns:
+                rows = [
+                    row
+                    for row in np.flatnonzero((table.rank == rank) & (table.step >= 0)).tolist()
+                    if self.kind_of(table, row, tokens, hidden, tp) == kind
+                ]
+                sent = _joined(table.issue_ns[rows], table.end_ns[rows])
+                length = int((sent[1] - sent[0]).sum())
+                beside = _common_ns(sent, work)
+                shown_ns[kind] = length - beside
+                if kind == "dp":
+                    sums_ns, beside_ns = length, beside
+                if kind == "tp" and not by["waiting"]:  # an operation waits for it, unmarked
+                    shown_ns[kind] = max(0, length - by["dispatch"])  # which hands it over
+                    total_ns -= max(0, beside - by["dispatch"])
+            shown_ns["tp" if tp > 1 else "dp"] += by.pop("waiting")
+            by["rest"] = max(0, total_ns - named)
+            steps_ns = round(self._step_s() * 1e9 * len(self.steps))
+            if pipeline:
+                shown_ns["pp"] += self._drained_ns(rank)
+            by |= shown_ns
+            by["host"] = max(0, steps_ns - sum(by.values()))
+            seconds = {name: ns * 1e-9 / len(self.steps) for name, ns in by.items()}
+            own_s = seconds["matmul"] + seconds["attention"] + seconds["rest"]
+            answers.append((own_s, beside_ns / max(sums_ns, 1), seconds))
+        _, share, seconds = max(answers, key=lambda each: each[0])
+        return share, seconds
+
+    def _drained_ns(self, rank: int) -> int:
+        """Return how long a rank had nothing to do at the ends of steps: others still had."""
+        spans, idle_ns = self.run.spans, 0
+        for step in self.steps:
+            mine = (spans.rank == rank) & (spans.step == step)
+            is_mark = (spans.lane == "host") & (spans.name == "step")
+            work = spans.end_ns[mine & (spans.lane == "compute")]
+            idle_ns += int(spans.end_ns[mine & is_mark].max(initial=0) - work.max(initial=0))
+        return max(0, idle_ns)
+
+
+def _joined(start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
+    """Return intervals as their union."""
+    order = np.argsort(start_ns, kind="stable")
+    start_ns, reached_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
+    if not len(start_ns):
+        return start_ns, reached_ns
+    first = np.flatnonzero(np.append([True], start_ns[1:] > reached_ns[:-1]))
+    return start_ns[first], reached_ns[np.append(first[1:], len(start_ns)) - 1]
+
+
+def _common_ns(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int:
+    """Return how long two unions overlap."""
+    if not len(one[0]) or not len(other[0]):
+        return 0
+
+    def until(time_ns: Ints) -> Ints:
+        """Return how much of the other union lies before each moment."""
+        lengths = np.append([0], np.cumsum(other[1] - other[0]))
+        place = np.searchsorted(other[0], time_ns, side="right")
+        inside = np.where(place > 0, np.minimum(time_ns, other[1][np.maximum(place - 1, 0)]), 0)
+        started = np.where(place > 0, inside - other[0][np.maximum(place - 1, 0)], 0)
+        return np.asarray(lengths[np.maximum(place - 1, 0)] + started)
+
+    return int((until(one[1]) - until(one[0])).sum())

@@ -1,0 +1,332 @@
+"""What a recorded plan tells of other plans of the same job.
+
+`calibrated` prices the recorded plan as any other plan, and compares each class of work with the
+trace. The ratios become part of the prices of other plans: a rank that multiplies at half of the
+modelled rate does so under each plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from fullwire.clusters.cluster import Cluster, Floats, Inside, Ints, Nics, OneSwitch
+from fullwire.simulation.group_times import GroupTimes
+from fullwire.simulation.habits import Habits, habits_of
+from fullwire.simulation.recognised_plan import Recognised
+from fullwire.simulation.step_price import Job, Plans, Priced, plans_of, price
+from fullwire.workloads.accelerators import Accelerator, Attention, Products, accelerator
+
+_NETWORK_BPS, _NETWORK_S = 8e9, 2e-5  # of an unknown network; ratios correct it
+# Standard deviations of the logarithm of predicted over measured steps: of plans whose parts the
+# recording shows (traces that were played), and for each part that it does not (60 pairs of real
+# plans of 2 and 4 ranks on two busy processors).
+_WIDTH, _SPREAD, _UNSEEN = 1.645, 0.12, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One class of work: its time in the recorded step, and as the model prices it."""
+
+    work: str
+    measured_s: float
+    modelled_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long as modelled it took."""
+        return self.measured_s / self.modelled_s if self.modelled_s > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class _Paced(GroupTimes):
+    """Times of messages as the recorded ones took: longer by a factor and by a fixed time."""
+
+    factor: float = 1.0
+    more_s: float = 0.0
+
+    def collective_s(self, op: str, ranks: int, stride: int, sizes_bytes: Floats) -> Floats:
+        """Time messages of these sizes."""
+        known_s = super().collective_s(op, ranks, stride, sizes_bytes)
+        return known_s if ranks == 1 else self.more_s + self.factor * known_s
+
+    def hop_s(self, stride: Ints, sizes_bytes: Floats) -> Floats:
+        """Time a message to one other rank."""
+        return self.more_s + self.factor * super().hop_s(stride, sizes_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A recorded plan with the ratios that other plans take over."""
+
+    recognised: Recognised
+    device: Accelerator
+    cluster: Cluster  # that it was recorded on
+    ratios: tuple[Ratio, ...]
+    habits: Habits
+    pace: tuple[float, float]  # of messages: times as long as modelled, and seconds more
+    factors: Mapping[str, float]  # of parts of a priced step
+    pass_s: Mapping[str, float]  # the host's time of one layer and microbatch
+    sums_each_microbatch: bool = False
+    rest: float = 1.0  # of the whole step, which no class explains
+
+    def as_recorded(self, plans: Plans) -> Plans:
+        """Return plans with the recorded job's other choices, such as sequence parallelism."""
+        layout, same = self.recognised.layout, np.ones_like(plans.tp)
+        return replace(
+            plans,
+            sequence_parallel=same * layout.sequence_parallel,
+            gradient_bytes=same * layout.gradient_bytes,
+            tp_overlap=0 * same,
+            dp_overlap=same * layout.dp_overlap,
+        )
+
+    def fixed(self, asked: Mapping[str, int | str], devices: int) -> dict[str, int | str]:
+        """Return the degrees of another plan: those that are asked for, the others as recorded."""
+        layout = self.recognised.layout
+        kept: dict[str, int | str] = {
+            "vpp": 1, "cp": layout.cp, "ep": 1, "recompute": layout.recompute,
+            "microbatch": layout.microbatch, "zero": layout.zero, **asked,
+        }  # fmt: skip
+        together = math.prod(int(kept.get(name, 1)) for name in ("tp", "pp", "cp"))
+        if devices == together and "zero" not in asked:
+            kept["zero"] = 0  # nobody shares with this rank
+        if "vpp" not in asked and kept.get("schedule") == "interleaved":
+            del kept["vpp"]
+        return kept
+
+    def unseen(self, degrees: Mapping[str, int]) -> tuple[str, ...]:
+        """Return what a plan needs that the recorded one does not show."""
+        layout = self.recognised.layout
+        kinds = {
+            "tp": "messages of tensor parallelism",
+            "pp": "transfers between stages",
+            "dp": "sums of gradients",
+        }
+        open_ = [
+            f"no {said} in the recorded plan: the modelled network prices them"
+            for name, said in kinds.items()
+            if degrees[name] > 1 and getattr(layout, name) == 1
+        ]
+        devices = math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp"))
+        if self.device.family == _PROCESSOR and devices != layout.devices:
+            open_.append(
+                f"{devices} ranks compute as quickly as the {layout.devices} recorded ones: the "
+                "trace does not tell how many processors they share"
+            )
+        return tuple(open_)
+
+    def interval_factor(self, degrees: Mapping[str, int]) -> float:
+        """Return the factor from a predicted time to the upper end of its 90 % interval."""
+        return math.exp(
+            _WIDTH * math.hypot(_SPREAD, _UNSEEN * math.sqrt(len(self.unseen(degrees))))
+        )
+
+    def priced(self, job: Job) -> Priced:
+        """Price plans as the recorded job would work through them."""
+        plans = job.plans
+        factor, more_s = self.pace
+        groups = _Paced(job.groups.cluster, factor=factor, more_s=more_s)
+        known = price(replace(job, habits=self.habits, groups=groups))
+        parts = {field.name: getattr(known, field.name) for field in fields(known)}
+        passes = plans.microbatches * np.ceil(job.model.layers / plans.pp)
+        host_s = passes * (self.pass_s["host"] + (plans.tp > 1) * self.pass_s["dispatch"])
+        before_s = _through_s(parts)
+        for name, factor in self.factors.items():
+            parts[name] = factor * parts[name]
+        # Sums that nothing hides are the longest ones.
+        late = replace(plans, dp_overlap=np.zeros_like(plans.dp_overlap))
+        whole_s = price(replace(job, plans=late, habits=self.habits, groups=groups)).dp_s
+        times = plans.microbatches if self.sums_each_microbatch else 1
+        parts["dp_s"] = times * np.minimum(parts["dp_s"], whole_s)
+        parts["host_s"] = parts["host_s"] + host_s
+        parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
+        parts.pop("step_s")
+        parts = {name: self.rest * part_s for name, part_s in parts.items()}
+        return Priced(step_s=sum(parts.values(), start=np.zeros(len(plans))), **parts)
+
+
+def _through_s(parts: Mapping[str, Floats]) -> Floats:
+    """Return the time of a stage that its bubble is a share of."""
+    names = ("compute_s", "tp_s", "cp_s", "ep_s", "host_s")
+    return np.asarray(sum(parts[name] for name in names))
+
+
+def calibrated(found: Recognised, cluster: Cluster | None) -> Recorded:
+    """Price the recorded plan, and compare each class of work with the trace.
+
+    - `cluster`: of the recording, if it is known.
+    """
+    job, pace = _recorded_job(found, cluster)
+    device, habits, plans, here = job.device, job.habits, job.plans, job.groups.cluster
+    is_known = device.family != _PROCESSOR
+    plain = price(job)
+    busy_s = found.busy_s
+
+    def more_s(name: str) -> float:
+        """Return what a class of work takes: the step with twice of it is longer by as much."""
+        twice = replace(job, habits=replace(habits, **{name: 2 * getattr(habits, name)}))
+        return float((price(twice).compute_s - plain.compute_s)[0])
+
+    work_s = {name: more_s(name) for name in ("gemm", "attention", "vector")}
+    fixed_s = float(plain.compute_s[0]) - sum(work_s.values())
+    rest_s = busy_s["rest"] - fixed_s
+    if is_known:  # kernels of the optimizer bear no mark
+        rest_s -= float(plain.optimizer_s[0])
+    ratios = [
+        Ratio("matrix products", busy_s["matmul"], work_s["gemm"]),
+        Ratio("attention", busy_s["attention"], work_s["attention"]),
+        Ratio("norms, activations", max(rest_s, 0.05 * work_s["vector"]), work_s["vector"]),
+    ]
+    gemm, attention, vector = (each.ratio for each in ratios)
+    known = replace(
+        habits,
+        gemm=habits.gemm * gemm,
+        attention=habits.attention * attention,
+        vector=habits.vector * vector,
+    )
+    factors = {}
+    sent = {"tp": "tensor parallelism", "cp": "context parallelism"}
+    for kind, name in sent.items():
+        modelled_s = float(getattr(plain, f"{kind}_s")[0])
+        if modelled_s > 0 and busy_s[kind] > 0:
+            ratios.append(Ratio(name, busy_s[kind], modelled_s))
+            factors[f"{kind}_s"] = ratios[-1].ratio
+    if busy_s["optimizer"] > 0:
+        ratios.append(Ratio("optimizer", busy_s["optimizer"], float(plain.optimizer_s[0])))
+        factors["optimizer_s"] = ratios[-1].ratio
+    passes = float(plans.microbatches[0] * math.ceil(found.model.layers / found.layout.pp))
+    host_s, dispatch_s = (busy_s[name] / passes for name in ("host", "dispatch"))
+    if found.layout.tp > 1:  # splitting tensors takes the host's time, too
+        host_s, dispatch_s = 0.0, host_s + dispatch_s
+    sums_bytes = sum(size for _, size, _ in found.messages["dp"]) / max(found.steps, 1)
+    own_values = found.model.parameters / (found.layout.tp * found.layout.pp)
+    recorded = Recorded(
+        sums_each_microbatch=sums_bytes > 1.5 * found.layout.gradient_bytes * own_values,
+        recognised=found,
+        device=device,
+        cluster=here,
+        ratios=tuple(ratios),
+        habits=known,
+        pace=pace,
+        factors=factors,
+        pass_s={
+            "host": 0.0 if is_known else host_s,
+            "dispatch": 0.0 if is_known else dispatch_s,
+        },
+    )
+    job = replace(job, groups=GroupTimes(here))  # the ratios hold the recorded pace
+    alone = recorded.priced(job)
+    between_s = float((alone.bubble_s + alone.pp_s)[0])
+    if found.layout.pp > 1 and busy_s["pp"] > 0:
+        ratios.append(Ratio("bubble and transfers between stages", busy_s["pp"], between_s))
+    if found.layout.dp > 1 and busy_s["dp"] > 0:
+        ratios.append(Ratio("sums of gradients, shown", busy_s["dp"], float(alone.dp_s[0])))
+        factors["dp_s"] = ratios[-1].ratio
+    step_s = float(recorded.priced(job).step_s[0])
+    ratios.append(Ratio("the whole step, after these", found.step_s, step_s))
+    return replace(recorded, ratios=tuple(ratios), rest=found.step_s / step_s)
+
+
+_SURE = 0.2  # a smaller share of large messages' rate comes from noise in the small ones
+_LARGE_BYTES = 2**20  # from here on a message's time is mostly that of its bytes
+
+
+def _recorded_job(found: Recognised, cluster: Cluster | None) -> tuple[Job, tuple[float, float]]:
+    """Return the recorded plan as it is priced, and the pace of its messages."""
+    device = _device(found)
+    here = cluster or _unknown(found.layout.devices)
+    precision = found.layout.precision
+    habits = habits_of(device.family, precision)
+    plans = plans_of([found.layout], found.model.layers)
+    job = Job(plans, found.model, device, GroupTimes(here), habits, precision)
+    pace = _pace(found, job)
+    job = replace(job, groups=_Paced(here, factor=pace[0], more_s=pace[1]))
+    if device.family != _PROCESSOR:
+        return job, pace
+    # A GPU's host has habits of its own. Norms, sums and copies show the rate of memory.
+    habits = replace(habits, launch_s=0.0, routing_s=0.0, microbatch_s=0.0, step_s=0.0)
+    light = replace(job, habits=replace(habits, gemm=0.0, attention=0.0))
+    moved_s, slow_s = found.busy_s["rest"], float(price(light).compute_s[0])
+    rate = device.memory_bytes_per_s * slow_s / max(moved_s, 1e-9)
+    device = replace(device, memory_bytes_per_s=rate)
+    return replace(job, habits=habits, device=device), pace
+
+
+def _pace(found: Recognised, job: Job) -> tuple[float, float]:
+    """Return how many times as long as modelled messages took, and how much longer besides.
+
+    Messages of one size do not tell these apart. Small ones take a time of their own, large ones
+    their bytes' time.
+    """
+    layout = found.layout
+    ways = {"tp": (layout.tp, 1), "dp": (layout.dp * layout.cp, layout.tp)}
+    rows = [
+        (size, float(job.groups.collective_s(op, *ways[kind], np.array([size]))[0]), spent_s)
+        for kind in ways
+        for op, size, spent_s in found.messages.get(kind, ())
+        if ways[kind][0] > 1 and op in ("allreduce", "allgather", "reducescatter")
+    ]
+    if not rows:
+        return 1.0, 0.0
+    # Some messages wait for others, or for a late rank: the quicker ones of a size tell.
+    size, modelled_s, spent_s = np.array(rows).T
+    least, most = size == size.min(), size == size.max()
+    small_s, large_s = (float(np.quantile(spent_s[of], 0.25)) for of in (least, most))
+    small_modelled_s, large_modelled_s = (float(modelled_s[of][0]) for of in (least, most))
+    if size.max() >= 4 * size.min():
+        factor = (large_s - small_s) / (large_modelled_s - small_modelled_s)
+        if factor > _SURE * large_s / large_modelled_s:
+            return factor, max(0.0, small_s - factor * small_modelled_s)
+    if size.max() >= _LARGE_BYTES or small_s < small_modelled_s:
+        return large_s / large_modelled_s, 0.0
+    return 1.0, small_s - small_modelled_s
+
+
+def _unknown(devices: int) -> Cluster:
+    """Return one node of devices, for a network of which nothing is known."""
+    return Cluster(
+        name="as recorded",
+        nodes=1,
+        devices_per_node=devices,
+        inside=Inside(kind="switch", rate_bps=_NETWORK_BPS, latency_s=_NETWORK_S),
+        nics=Nics(per_node=devices, rate_bps=_NETWORK_BPS, latency_s=_NETWORK_S),
+        network=OneSwitch(),
+    )
+
+
+_PROCESSOR = "processor"
+
+
+def _device(found: Recognised) -> Accelerator:
+    """Return the device that the trace names; else one as quick as its own products."""
+    if found.device:
+        return accelerator(found.device.split(", ")[0])
+    model, layout = found.model, found.layout
+    flops = 3 * model.flops(layout.sequence) * layout.tokens / layout.devices
+    rate = flops / max(found.busy_s["matmul"] + found.busy_s["attention"], 1e-9)
+    even = Products(
+        peak_share=1.0, tile_shares=(1.0,) * 4, ramp=0.0, start_us=0.0, memory_share=1.0, tail=0.0
+    )
+    return Accelerator(
+        name=_PROCESSOR,
+        title="the recorded processors",
+        family=_PROCESSOR,
+        memory_bytes=2**50,  # unknown: every plan fits
+        is_memory_stated=False,
+        memory_bytes_per_s=rate / 20,
+        processors=1,
+        power_share=1.0,
+        peaks=tuple((kind, rate) for kind in ("fp32", "fp16", "bf16")),
+        products=(("bf16", even),),
+        attention=Attention(
+            forward=1.0, backward=1.0, wide_forward=1.0, wide_backward=1.0,
+            forward_ns=0.0, backward_ns=0.0,
+        ),
+        memory_share=1.0,
+        spread=0.1,
+        is_measured=True,
+    )  # fmt: skip

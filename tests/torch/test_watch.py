@@ -1,0 +1,64 @@
+"""A real job of two ranks, watched from outside; then one rank is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fullwire.answers import watch as watching
+from fullwire.recorder.outside import jobs_here
+from tests.ports import held_port
+
+JOB = """
+import time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+sums = torch.zeros(4_000_000)
+while True:
+    until_s = time.monotonic() + 0.1
+    while time.monotonic() < until_s:
+        torch.ones(100, 100) @ torch.ones(100, 100)
+    dist.all_reduce(sums)
+    print(flush=True)
+"""
+
+
+def test_a_running_job_has_a_step_and_a_stopped_rank_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with held_port() as port:
+        watch_a_job(port, monkeypatch)
+
+
+def watch_a_job(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOB],
+            env=os.environ | where | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        assert ranks[0].stdout is not None
+        ranks[0].stdout.readline()
+        here = [each for each in jobs_here() if each.ranks[0].pid == ranks[0].pid]
+        assert [rank.pid for rank in here[0].ranks] == [each.pid for each in ranks]
+        found = watching.watch(ranks[1].pid, seconds=6, bandwidth="100Gbps")
+        assert found.explanation is not None, found.why_not
+        assert 0.1 < found.explanation.step_s < 0.4
+        monkeypatch.setattr(watching, "STUCK_AFTER_S", 1.0)
+        ranks[1].send_signal(signal.SIGSTOP)
+        found = watching.watch(ranks[0].pid, seconds=4)
+        assert found.stuck is not None
+        assert (found.stuck.rank, found.stuck.waiting) == (1, (0,))
+        assert "stopped by a signal" in found.sentence
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()

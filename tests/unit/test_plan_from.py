@@ -1,0 +1,132 @@
+"""`plan --from`: the plan of a traced job is recognised, and other plans are worked out from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from fullwire.importers.kineto import scan
+from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
+
+PLANS = [
+    dict(zip(("tp", "pp", "dp"), degrees, strict=True))
+    for degrees in ((2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2))
+]
+
+
+@pytest.fixture(scope="module")
+def steps(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Path, dict[str, int], float]]:
+    place = tmp_path_factory.mktemp("traces")
+    found = {}
+    for degrees in PLANS:
+        name = " ".join(f"{kind} {ways}" for kind, ways in degrees.items())
+        tp, pp, dp = degrees.values()
+        step_s = traced(place / name, tp=tp, pp=pp, dp=dp)
+        found[name] = (place / name, degrees, step_s)
+    return found
+
+
+def test_the_plan_and_the_model_are_recognised(
+    steps: dict[str, tuple[Path, dict[str, int], float]],
+) -> None:
+    for path, degrees, step_s in steps.values():
+        found = fw.plan(recorded=path, to=degrees).recorded
+        assert found is not None
+        assert {name: getattr(found, name) for name in degrees} == degrees
+        sizes = (found.layers, found.hidden, found.heads, found.kv_heads, found.ffn, found.vocab)
+        assert sizes == (LAYERS, HIDDEN, HEADS, HEADS, FFN, VOCAB)
+        assert (found.global_batch, found.sequence, found.microbatch) == (BATCH, SEQUENCE, 1)
+        assert found.precision == "fp32"
+        assert found.step_s == pytest.approx(step_s, rel=0.01)
+        assert found.not_recognised == ()
+
+
+def test_the_recorded_plan_gets_its_own_time(
+    steps: dict[str, tuple[Path, dict[str, int], float]],
+) -> None:
+    for path, degrees, step_s in steps.values():
+        assert fw.plan(recorded=path, to=degrees).best.step_s == pytest.approx(step_s, rel=0.01)
+
+
+def test_another_plan_is_predicted_within_a_tenth(
+    steps: dict[str, tuple[Path, dict[str, int], float]],
+) -> None:
+    errors = []
+    for path, recorded, _ in steps.values():
+        for _, degrees, step_s in steps.values():
+            if degrees != recorded:
+                found = fw.plan(recorded=path, to=degrees)
+                errors.append(abs(found.best.step_s / step_s - 1))
+    assert sorted(errors)[len(errors) // 2] < 0.04
+    assert max(errors) < 0.10
+
+
+def test_a_trace_without_shapes_and_a_plan_without_a_run_are_refused(
+    steps: dict[str, tuple[Path, dict[str, int], float]],
+) -> None:
+    with pytest.raises(UsageError, match=r"record_shapes=True.*got 'tests"):
+        fw.plan(recorded="tests/data/inputs/kineto-cpu", to="tp=2")
+    with pytest.raises(UsageError, match="to: expected a recorded run"):
+        fw.plan("llama3-8b", cluster="dgx-h100", global_batch=64, to="tp=2")
+    with pytest.raises(UsageError, match="cluster: expected one"):
+        fw.plan("llama3-8b", global_batch=64)
+    [path, *_] = next(iter(steps.values()))
+    with pytest.raises(UsageError, match="tp: expected a divisor of 8 heads, got 3"):
+        fw.plan(recorded=path, to="tp=3")
+
+
+def test_a_written_run_tells_the_same_as_its_traces(
+    steps: dict[str, tuple[Path, dict[str, int], float]], tmp_path: Path
+) -> None:
+    path = steps["tp 2 pp 2 dp 1"][0]
+    whole = fw.write(path, tmp_path / "job.run")
+    other = {"tp": 1, "pp": 2, "dp": 2}
+    written, read = (fw.plan(recorded=given, to=other) for given in (whole, path))
+    assert written.best.step_s == read.best.step_s
+
+
+def test_the_terminal_shows_what_was_recognised(
+    steps: dict[str, tuple[Path, dict[str, int], float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fullwire.report.plans import plan_data, print_plan
+
+    found = fw.plan(recorded=steps["tp 2 pp 2 dp 1"][0], to="tp=1,pp=2")
+    print_plan(found)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "TP 2, PP 2, DP 1, microbatch 1, global batch 8 of 128 tokens, fp32" in said
+    assert "4 layers of 512, 8 heads" in said
+    assert "matrix products" in said
+    assert plan_data(found)["recorded"]["ratios"][0]["work"] == "matrix products"
+
+
+def test_plain_attention_and_groups_without_names_are_recognised(tmp_path: Path) -> None:
+    for degrees in ((2, 1, 2), (1, 2, 2), (2, 2, 1)):
+        tp, pp, dp = degrees
+        path = tmp_path / f"{tp}{pp}{dp}"
+        traced(path, tp=tp, pp=pp, dp=dp, is_plain=True)
+        found = fw.plan(recorded=path, to={"tp": tp, "pp": pp, "dp": dp}).recorded
+        assert found is not None
+        assert (found.tp, found.pp, found.dp, found.microbatch) == (tp, pp, dp, 1)
+        assert (found.layers, found.heads, found.ffn, found.vocab) == (LAYERS, HEADS, FFN, VOCAB)
+        assert found.global_batch == BATCH
+
+
+def test_an_operation_that_waits_for_a_sum_is_not_taken_for_computing(tmp_path: Path) -> None:
+    step_s = [traced(tmp_path / str(tp), tp=tp, dp=4 // tp, is_plain=True) for tp in (2, 1)]
+    found = fw.plan(recorded=tmp_path / "2", to={"tp": 1, "dp": 4})
+    assert found.best.step_s == pytest.approx(step_s[1], rel=0.1)
+
+
+def test_operations_that_are_cut_between_chunks_are_whole(
+    steps: dict[str, tuple[Path, dict[str, int], float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = steps["tp 2 pp 2 dp 1"][0] / "rank0.json"
+    whole = scan.scanned(path).shaped
+    monkeypatch.setattr(scan, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(scan, "_PACKED_BYTES", 701)  # what is read of a plain file at once
+    assert scan.scanned(path).shaped == whole
