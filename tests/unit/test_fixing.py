@@ -154,6 +154,12 @@ def test_a_recipe_reads_back_equal(
         ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "The nearest is buckets"),
         ('format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
         ("format = 1\na = " + "[" * 100_000, "expected a recipe in TOML"),
+        ("format = 1\nworkers = -3", "workers: expected 1 or more, got -3"),
+        ("format = 1\nbefore_s = nan", "before_s: expected a time of 0 s or more, got nan"),
+        (
+            'format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5"\nmeasured_s = -1.0',
+            "measured_s: expected a time of 0 s or more, got -1",
+        ),
     ],
     ids=lambda text: text[:60],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -97,6 +98,12 @@ def read_recipe(path: Path) -> Recipe:
         recipe = msgspec.convert(table, Recipe)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise DamagedInput(path, f"expected a recipe in TOML: {error}") from None
+    if recipe.workers is not None and recipe.workers < 1:
+        raise UsageError(f"{path}: workers: expected 1 or more, got {recipe.workers}")
+    for of in (recipe, *recipe.fixes):
+        for name, value in vars(of).items():
+            if name.endswith("_s") and value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"{path}: {name}: expected a time of 0 s or more, got {value:g}")
     for each in recipe.fixes:
         kind = appliable(each.fix)
         try:
