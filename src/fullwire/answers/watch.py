@@ -1,11 +1,11 @@
-"""A verdict on a job that is already running, from what the kernel counts for its processes.
+"""A verdict on a job that is already running, from the kernel's counters of its processes.
 
 Steps are found where bytes and computing repeat. The counters of one step then tell when each rank
 computed and when its connections carried bytes, and both become spans of a Run. Every other
 question works on that Run: `explain`, `report`, `compare`.
 
-Some things cannot be seen from outside. A rank that neither computes nor sends may wait for another
-rank, for its data or for a disk. A burst ends somewhere between two looks. So each part has a
+Some things cannot be seen from outside. An idle rank may wait for another rank, for its data or for
+a disk. A burst ends somewhere between two looks. So each part has a
 range, and the verdict is "cannot tell" where ranges let several parts be the largest.
 """
 
@@ -52,7 +52,7 @@ _STUCK_STEPS = 10  # a job is stuck after so many steps without bytes, too
 _STUCK_BYTES = 4096  # a second and rank; less is heartbeats
 _BUSY = 0.2  # of a processor: a rank computes
 _TRANSFER = {"line_rate", "latency", "transport"}
-# What a verdict may blame, and what from outside looks like a rank that does nothing.
+# The parts that a verdict may blame. The second ones all look idle from outside.
 _BLAMED = ("line_rate", "transport", "straggler", "input", "host")
 _IDLE = ("input", "host", "unexplained")
 _NOTABLE = 0.1  # of the step: smaller parts are no verdict
@@ -62,7 +62,7 @@ _NOTABLE = 0.1  # of the step: smaller parts are no verdict
 class Stuck:
     """A job that sends nothing any more, and the rank that the others wait for."""
 
-    rank: int | None  # None if nothing tells the rank
+    rank: int | None  # None if it is unknown
     host: str
     where: str
     since_s: float
@@ -83,7 +83,7 @@ class Stuck:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Watched(Result):
-    """What was seen of a running job; `explanation` is None without a step that repeats."""
+    """The answer about a running job; `explanation` is None where no step repeats."""
 
     job: JobHere
     seconds: float  # of watching
@@ -104,7 +104,7 @@ class Watched(Result):
         if found is None:
             return ()
         own = found.verdict.kind
-        if own not in self.ranges or own == "compute":  # who slows computing does not show
+        if own not in self.ranges or own == "compute":  # contention does not show
             return (own, "contention")
         low_s = self.ranges[own][0]
         others = (
@@ -220,7 +220,7 @@ def watch(
     - `bandwidth`: the line rate of the links, as in `explain`.
     - `until_sure`: stop as soon as many steps were seen.
     - `out`: the directory that the run becomes.
-    - `on_look`: called with what is known so far, a few times.
+    - `on_look`: called with the answer so far, a few times.
 
         fw.watch(48213, bandwidth="10Gbps").explanation.verdict.sentence
     """
@@ -241,7 +241,7 @@ def watch(
         while True:
             try:
                 is_running = watcher.watch(begun_s + until_s - time.monotonic())
-            except KeyboardInterrupt:  # what is known so far is the answer
+            except KeyboardInterrupt:  # the answer so far is the answer
                 seconds = until_s
             found = _judged(watcher, line_bps, time.monotonic() - begun_s, has_ended=not is_running)
             if on_look is not None:
@@ -303,8 +303,8 @@ def _judged(
 def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, str]:
     """Return the bins at which steps begin, how alike steps are, and a reason where none is.
 
-    What comes before the training, or another phase of it, may hide the steps. So the latest half
-    and the latest quarter are tried as well.
+    The start of the script, or another phase of it, may hide the steps. So the latest half and the
+    latest quarter are tried as well.
     """
     none = np.empty(0, np.int64)
     if not seen.bins or not (seen.sent.any() or seen.computing.any()):
@@ -325,7 +325,7 @@ def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, str]:
 
 
 def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:
-    """Return where the steps in some signals begin, none where they are not alike."""
+    """Return where the steps in some signals begin; the steps must be alike."""
     none = np.empty(0, np.int64)
     each_alike = [_alike(signal) for signal in signals]
     alike = np.mean(each_alike, axis=0)
@@ -349,7 +349,7 @@ def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:
 
 def _alike(signal: Reals) -> Reals:
     """Correlate a signal with itself, later by each number of bins."""
-    if (signal > 0).any():  # what happens once, such as a checkpoint, must not hide the rest
+    if (signal > 0).any():  # a checkpoint, which happens once, must not hide the rest
         signal = np.minimum(signal, 4 * np.median(signal[signal > 0]))
     from_mean = signal - signal.mean()
     spectrum = np.fft.rfft(from_mean, 2 * len(signal))
@@ -389,7 +389,7 @@ def _quietest(pattern: Reals) -> int:
 def _as_run(
     job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float | None, watcher: Watcher
 ) -> Run:
-    """Make spans of what each rank did: steps, computing, and the bytes of each burst."""
+    """Make spans of each rank: its steps, its computing, and the bytes of each burst."""
     spans = _spans(seen, edges)
     columns = np.array(_bursts(seen, edges), np.int64).reshape(-1, 7)
     of_all = job.workers / max(2 * (job.workers - 1), 1)  # a rank sends 2 (N-1)/N of its gradients
@@ -464,7 +464,7 @@ def _bursts(
     inner = [edge for edge in edges if ((starts < edge) & (edge < ends)).any()]
     starts = np.sort(np.append(starts, inner)).astype(np.int64)
     ends = np.sort(np.append(ends, inner)).astype(np.int64)
-    # What lies between two bursts belongs to the nearer one, so that no byte is lost.
+    # Bytes between two bursts belong to the nearer one, so that all are counted.
     borders = np.concatenate([[0], (ends[:-1] + starts[1:]) // 2, [seen.bins]]).astype(np.int64)
     rows: list[tuple[int, int, int, int, int, int, int]] = []
     for place, rank in enumerate(seen.ranks):
@@ -477,7 +477,7 @@ def _bursts(
             issued = first
             while issued > edges[step] and idle[issued - 1] and not flowing[issued - 1]:
                 issued -= 1
-            if first - issued <= _LOOK_BINS:  # no longer than one cannot tell from nothing
+            if first - issued <= _LOOK_BINS:  # too short to be seen
                 issued = first
             payload = int(sent[borders[number + 1]] - sent[borders[number]])
             rows.append((rank, step, number, payload, int(issued), int(first), int(last)))

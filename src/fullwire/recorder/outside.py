@@ -1,4 +1,4 @@
-"""Look at a running job from outside: its ranks, and what the kernel counts for them.
+"""Look at a running job from outside: its ranks, and the kernel's counters of them.
 
 Nothing enters the job. `/proc` tells which processes are ranks, how long each of their threads ran,
 and how long it was ready and had no processor. The kernel tells what each TCP connection of a rank
@@ -159,7 +159,7 @@ def _together(pid: int, ranks: Mapping[int, Mapping[str, str]]) -> dict[int, int
 
 
 def _job(ranks: dict[int, int], workers: int, is_guessed: bool) -> JobHere | None:
-    """Return a job with those of its ranks that still run, None if none does."""
+    """Return a job with its ranks that still run, or None without any."""
     here = []
     for rank, pid in sorted(ranks.items())[:MOST_RANKS]:
         with contextlib.suppress(OSError):
@@ -261,7 +261,7 @@ def _inode(link: str) -> int:
 
 @dataclass(slots=True)
 class Counted:
-    """What the kernel counted for a rank since the first look, in nanoseconds and bytes."""
+    """The kernel's counters of a rank since the first look, in nanoseconds and bytes."""
 
     time_ns: int = 0
     computed_ns: int = 0  # by threads that do not communicate
@@ -278,7 +278,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What the main thread of a process does, as the kernel says."""
+    """The state of a process's main thread, as the kernel tells it."""
 
     state: str  # R runs, S sleeps, D waits for a device, T was stopped, Z ended
     place: str  # the function of the kernel in which it waits; empty if that is closed to us
@@ -360,7 +360,7 @@ class Watcher:
                 self.looks[rank].append(tuple(self._counted[rank]))
             took_s = time.thread_time() - before_s
             self.took_s += took_s
-            if not is_new:  # what new connections cost comes once a second
+            if not is_new:  # the cost of new connections comes once a second
                 self._usual_s += (took_s - self._usual_s) / 8 if self._usual_s else took_s
             between_s = min(max(self._usual_s / SHARE_OF_A_PROCESSOR, LEAST_S), MOST_S)
             time.sleep(max(0.0, min(now_s + between_s, end_s) - time.monotonic()))
