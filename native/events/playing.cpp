@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <functional>
 #include <limits>
+#include <map>
+#include <queue>
 #include <stdexcept>
 #include <utility>
 
@@ -18,6 +22,8 @@ constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 // Events closer than this part of the time that has passed are of one instant, computed in two ways.
 constexpr double kSameInstant = 1e-12;
 
+constexpr std::size_t kManyReady = 64;
+
 // ---------------------------------------------------------------------------------------------
 // The plan, prepared for playing. An edge is a connection in a stage: it transfers once a round.
 // What a seat sends and receives in a part is a list of edges, stage by stage.
@@ -29,6 +35,7 @@ struct Edge {
     std::uint32_t receiver;
     double bytes;
     double delay_s;  // from its last byte sent to its last byte received and added up
+    std::uint32_t delay = 0;  // its place among all different delays
 };
 
 // An edge at one of its ends.
@@ -45,6 +52,7 @@ struct Script {
     std::vector<std::uint32_t> received_begin;
     std::vector<Listed> received;
     std::uint32_t places = 0;
+    std::uint32_t delays = 0;  // different ones
     std::uint64_t transfers = 0;
 };
 
@@ -79,6 +87,12 @@ Script written(const Routing& routing, const std::vector<StagedPart>& parts) {
             }
         }
     }
+    std::map<double, std::uint32_t> delays;
+    for (Edge& edge : script.edges) {
+        const auto next = static_cast<std::uint32_t>(delays.size());
+        edge.delay = delays.try_emplace(edge.delay_s, next).first->second;
+    }
+    script.delays = static_cast<std::uint32_t>(delays.size());
     script.places = static_cast<std::uint32_t>(parts.size()) * routing.seats;
     list_by_place(script.edges, script.places, &Edge::sender, script.sent_begin, script.sent);
     list_by_place(script.edges, script.places, &Edge::receiver, script.received_begin,
@@ -244,8 +258,46 @@ class Departures {
 };
 
 struct Delivery {
+    double time_s;
     std::uint32_t chunk;
     std::uint32_t edge;
+};
+
+// What has left and is yet to arrive. Time only goes on, so of transfers with the same delay the first
+// to leave is the first to arrive: each delay has a row of its own, and only their heads are compared.
+class Deliveries {
+  public:
+    explicit Deliveries(std::size_t delays) : rows_(delays) {}
+
+    double next_time_s() const { return heads_.empty() ? kNever : heads_.top().time_s; }
+
+    void add(std::uint32_t delay, const Delivery& delivery) {
+        if (rows_[delay].empty()) heads_.push({delivery.time_s, delay});
+        rows_[delay].push_back(delivery);
+    }
+
+    // Removes the next and returns it.
+    Delivery take() {
+        std::deque<Delivery>& row = rows_[heads_.top().delay];
+        const Delivery next = row.front();
+        row.pop_front();
+        const std::uint32_t delay = heads_.top().delay;
+        heads_.pop();
+        if (!row.empty()) heads_.push({row.front().time_s, delay});
+        return next;
+    }
+
+  private:
+    struct Head {
+        double time_s;
+        std::uint32_t delay;
+        bool operator>(const Head& other) const {
+            return time_s != other.time_s ? time_s > other.time_s : delay > other.delay;
+        }
+    };
+
+    std::vector<std::deque<Delivery>> rows_;  // by delay
+    std::priority_queue<Head, std::vector<Head>, std::greater<>> heads_;
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -277,7 +329,7 @@ class Player {
         : script_(script), stands_for_(routing.stands_for),
           links_(routing.bytes_per_s, routing.crossings_begin, routing.link, routing.weight),
           departures_(routing.source.size()), lanes_(routing.source.size()),
-          rounds_(script, chunks_at_once) {}
+          rounds_(script, chunks_at_once), deliveries_(script.delays) {}
 
     std::uint64_t transfers() const { return transfers_; }
 
@@ -295,7 +347,8 @@ class Player {
             const double until_s = now_s * (1 + kSameInstant);
             for (const std::uint32_t id : departures_.take(until_s)) finish(id, now_s);
             while (deliveries_.next_time_s() <= until_s) {
-                deliveries_.take([&](const Delivery& next) { receive(next.chunk, next.edge); });
+                const Delivery next = deliveries_.take();
+                receive(next.chunk, next.edge);
             }
             start(now_s);
             if (++instants_ % 1024 == 0) pause(transfers_);
@@ -315,7 +368,7 @@ class Player {
         idle_.push_back(id);
         if (rounds_.leave(sent.chunk, edge.sender)) release(sent.chunk, edge.sender);
         if (edge.delay_s > 0) {
-            deliveries_.add(now_s + edge.delay_s, {sent.chunk, sent.edge});
+            deliveries_.add(edge.delay, {now_s + edge.delay_s, sent.chunk, sent.edge});
         } else {
             receive(sent.chunk, sent.edge);
         }
@@ -347,10 +400,12 @@ class Player {
         for (const std::uint32_t id : links_.settle()) time_again(id, now_s);
     }
 
-    // Where ranks are alike, they become ready in their order, which may begin anywhere.
+    // Where ranks are alike, they become ready in their order, which may begin anywhere. A merge takes
+    // memory of its own, which few of them are not worth.
     void sort_ready() {
         const auto turn = std::is_sorted_until(ready_.begin(), ready_.end());
-        if (std::is_sorted(turn, ready_.end())) {
+        if (turn == ready_.end()) return;
+        if (ready_.size() >= kManyReady && std::is_sorted(turn, ready_.end())) {
             std::inplace_merge(ready_.begin(), turn, ready_.end());
         } else {
             std::sort(ready_.begin(), ready_.end());
@@ -395,7 +450,7 @@ class Player {
     Rounds rounds_;
     std::vector<Parcel> ready_;        // released at this instant
     std::vector<std::uint32_t> idle_;  // connections that ended a transfer now, or have a new one
-    Agenda<Delivery> deliveries_;
+    Deliveries deliveries_;
     std::uint64_t transfers_ = 0;
     std::uint64_t instants_ = 0;
 };

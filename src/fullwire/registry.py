@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pkgutil
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fullwire.errors import UsageError
@@ -121,9 +121,11 @@ class Registry(Mapping[str, EntryT]):
 def keys_in(folder: str) -> tuple[str, ...]:
     """Return the key that each file of a folder stands for; this loads nothing, so help may."""
     found = importlib.util.find_spec(folder)
-    places = (found and found.submodule_search_locations) or ()
-    names = sorted(module.name for module in pkgutil.iter_modules(places))
-    return tuple(name.replace("_", "-") for name in names if not name.startswith("_"))
+    places = [Path(place) for place in (found and found.submodule_search_locations) or ()]
+    files = [file.stem for place in places for file in place.glob("*.py")]
+    folders = [file.parent.name for place in places for file in place.glob("*/__init__.py")]
+    names = sorted(name for name in (*files, *folders) if not name.startswith("_"))
+    return tuple(name.replace("_", "-") for name in names)
 
 
 def _origin(point: EntryPoint) -> str:

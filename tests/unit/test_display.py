@@ -20,6 +20,7 @@ from fullwire.display import LONGEST, Result
 from fullwire.errors import UsageError
 from fullwire.run.run import Provenance, Run
 from tests.old_answers import DATA
+from tests.traced_plans import traced
 
 RUNS = DATA / "format-1"
 GLOO, HALF, PACKETS = (RUNS / f"lab-{name}.run" for name in ("gloo", "half", "packets"))
@@ -219,6 +220,8 @@ def check_docstring(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         shutil.copytree(run, tmp_path / f"{example}.run")
     for rank, capture in enumerate(sorted((PACKETS / "packets").iterdir())):
         shutil.copy(capture, tmp_path / f"rank{rank}.pcap")
+    if name == "plan":
+        traced(tmp_path / "traces", tp=2)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"fw": fw}
     exec(compiled, names)

@@ -70,6 +70,13 @@ def test_rest_of_all_ranks_is_not_called_input_or_host() -> None:
     assert data["stuck"] is None
 
 
+def test_a_job_that_mostly_computes_is_told_its_transfer_alone() -> None:
+    found = _judged(a_watcher(a_job(0.4, 0.02)), 1e9, 17.0, has_ended=False)
+    assert found.kind == "unknown"
+    assert "contention" in found.possible
+    assert found.sentence.startswith("Transfer that nothing hides is ")
+
+
 def test_counters_that_do_not_repeat_give_no_step(capsys: pytest.CaptureFixture[str]) -> None:
     random = np.random.default_rng(0)
     looks: dict[int, list[tuple[float, ...]]] = {

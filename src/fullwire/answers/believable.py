@@ -35,7 +35,7 @@ def check_times(source: Source, **seconds: ArrayLike | None) -> None:
 def check_steps(source: Source, **seconds: ArrayLike | None) -> None:
     """Refuse steps of no time, or of a negative time."""
     for name, value in _known(seconds):
-        if not _lies_within(value, _LEAST, _MOST) or np.isnan(value.min(initial=1.0)):
+        if not _lies_within(value, _LEAST, _MOST, or_unknown=False):
             _refuse(source, name, value, ~(value > 0) | np.isinf(value), "a time above 0 s")
 
 
@@ -61,17 +61,24 @@ def _known(given: dict[str, Any]) -> Iterable[tuple[str, Column]]:
             yield name.replace("_", " "), np.atleast_1d(np.asarray(value, np.float64))
 
 
-def _lies_within(value: Column, least: float, most: float) -> bool:
-    """Say whether all values lie within bounds, without a copy of them; NaN lies everywhere."""
-    ends = np.fmin.reduce(value, initial=least), np.fmax.reduce(value, initial=most)
-    return bool(ends == (least, most))
+def _lies_within(value: Column, least: float, most: float, *, or_unknown: bool = True) -> bool:
+    """Say whether all values lie within bounds, without a copy of them."""
+    low, high = value.min(initial=least), value.max(initial=most)  # NaN if any value is NaN
+    if or_unknown and np.isnan(low):
+        low, high = (
+            np.fmin.reduce(value, None, initial=least),
+            np.fmax.reduce(value, None, initial=most),
+        )
+    return bool((low, high) == (least, most))
 
 
 def _refuse(source: Source, name: str, value: Column, is_wrong: Any, expected: str) -> None:
     wrong = np.flatnonzero(np.broadcast_to(is_wrong, value.shape))
     if len(wrong):
         raise DamagedInput(
-            source if isinstance(source, str) else source[wrong[0]],
+            source
+            if isinstance(source, str)
+            else np.broadcast_to(source, value.shape).flat[wrong[0]],
             f"its times cannot all be true: the {name} of the answer would be "
-            f"{value[wrong[0]]:.3g}, expected {expected}",
+            f"{value.flat[wrong[0]]:.3g}, expected {expected}",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ from fullwire.units import bits_per_second, ratio, seconds, shown
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from fullwire.answers.opening import RunLike
     from fullwire.compression.codec import Cost
 
 Value = TypeVar("Value")
@@ -29,6 +30,31 @@ OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a seque
 MOST_WORKERS = 100_000_000
 PLACEMENTS = ("packed", "scattered")
 MOST_VALUES = 1_000_000  # of one condition: a generator may never end
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Asked:
+    """A question about a target: a metric with its value, or else a scaling factor."""
+
+    target: str | float | None = None
+    global_batch: OneOrMany = None
+    curve: RunLike | Sequence[RunLike] = ()
+    recorded_batch: OneOrMany = None
+    critical_batch: float | None = None
+    price: str | None = None
+
+    def __post_init__(self) -> None:
+        asked = (self.global_batch, self.recorded_batch, self.critical_batch, self.price)
+        if not self.is_metric and (self.curve or any(each is not None for each in asked)):
+            raise UsageError(
+                "global batch, recorded batch, critical batch, curve, price: expected a metric as "
+                f"the target with them, like --target 'loss<=0.3', got {shown(self.target)}"
+            )
+
+    @property
+    def is_metric(self) -> bool:
+        """Whether the target is a metric with its value."""
+        return isinstance(self.target, str) and ("<" in self.target or ">" in self.target)
 
 
 def arguments_of(*records: type[DataclassInstance]) -> Callable[[Question], Question]:

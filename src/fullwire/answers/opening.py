@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from fullwire.errors import UsageError
 from fullwire.files import name_of, path_of
@@ -13,10 +14,10 @@ from fullwire.importers import read
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run, Spans
-from fullwire.run.store import ByRanks, by_ranks, is_run
-from fullwire.run.store import write as write_run
-from fullwire.timeline.utilization import SAMPLES, missing_tables
 from fullwire.units import bits_per_second, show_rate
+
+if TYPE_CHECKING:
+    from fullwire.run.store import ByRanks
 
 LARGE = 250_000  # spans: some 100 MB with their timelines
 
@@ -45,6 +46,8 @@ def write(run: Run | str | Path, path: str | Path, *, replace: bool = False) -> 
 
         fw.write(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"), "predicted.run")
     """
+    from fullwire.run.store import write as write_run
+
     return write_run(read(run) if isinstance(run, str | Path) else run, path, replace=replace)
 
 
@@ -71,8 +74,11 @@ def opened(given: RunLike) -> Opened:
     if isinstance(given, Run):
         return Opened(given)
     place = path_of(given, "read")
-    if is_run(place):
-        found = by_ranks(place, LARGE)
+    if os.path.isdir(place):  # a workload is a name, which needs none of this
+        from fullwire.run.store import by_ranks, is_run
+        from fullwire.timeline.utilization import SAMPLES, missing_tables
+
+        found = by_ranks(place, LARGE) if is_run(place) else None
         if found is not None and len(missing_tables(found.outline)) == len(SAMPLES):
             return Opened(found.outline, found)
     return Opened(read(given))

@@ -104,7 +104,7 @@ def plan(
     - `to`: the plan that is asked about, `"tp=4,pp=8"`; other choices stay as recorded.
 
         fw.plan("llama3-70b", cluster="dgx-h100", nodes=64, global_batch=512, seq=8192).best
-        fw.plan(recorded="job.run", to="tp=1,pp=2").best.step_s
+        fw.plan(recorded="traces", to="tp=1,pp=2").best.step_s
     """
     known = None if recorded is None else _known(recorded, cluster, nodes)
     other = fixed_degrees(to)

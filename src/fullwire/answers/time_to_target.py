@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.answers.conditions import OneOrMany, count, several, worker_count
+from fullwire.answers.conditions import Asked, OneOrMany, count, several, worker_count
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
@@ -33,7 +33,7 @@ from fullwire.convergence.batches import (
     fit_batches,
     noise_scale,
 )
-from fullwire.convergence.curves import Goal, curve_of, is_goal, reach, read_goal
+from fullwire.convergence.curves import Goal, curve_of, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
@@ -66,31 +66,6 @@ _PRICE = re.compile(
 )
 _AS_MANY = MoreSteps(1, 1, 1)
 _ANY = 12.0  # the factor within which a critical batch lies near any recorded one
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Asked:
-    """A question about a target: a metric with its value, or else a scaling factor."""
-
-    target: str | float | None = None
-    global_batch: OneOrMany = None
-    curve: RunLike | Sequence[RunLike] = ()
-    recorded_batch: OneOrMany = None
-    critical_batch: float | None = None
-    price: str | None = None
-
-    def __post_init__(self) -> None:
-        asked = (self.global_batch, self.recorded_batch, self.critical_batch, self.price)
-        if not self.is_metric and (self.curve or any(each is not None for each in asked)):
-            raise UsageError(
-                "global batch, recorded batch, critical batch, curve, price: expected a metric as "
-                f"the target with them, like --target 'loss<=0.3', got {shown(self.target)}"
-            )
-
-    @property
-    def is_metric(self) -> bool:
-        """Whether the target is a metric with its value."""
-        return is_goal(self.target)
 
 
 class Predicted(Protocol):

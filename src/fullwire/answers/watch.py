@@ -104,8 +104,8 @@ class Watched(Result):
         if found is None:
             return ()
         own = found.verdict.kind
-        if own not in self.ranges:
-            return (own,)
+        if own not in self.ranges or own == "compute":  # who slows computing does not show
+            return (own, "contention")
         low_s = self.ranges[own][0]
         others = (
             part
@@ -129,8 +129,13 @@ class Watched(Result):
             return self.why_not
         if self.kind != "unknown":
             return found.verdict.sentence
+        low, high = (each / found.step_s for each in self.transfer_s)
+        if "contention" in self.possible:
+            return (
+                f"Transfer that nothing hides is {low:.0%} to {high:.0%} of each step. Cannot tell "
+                "from outside whether the job's own communication slows its computing."
+            )
         if set(self.possible) <= _TRANSFER:
-            low, high = (each / found.step_s for each in self.transfer_s)
             return (
                 f"The network limits this job: {low:.0%} to {high:.0%} of each step is transfer. "
                 "Cannot tell from outside whether the line or the transport does."

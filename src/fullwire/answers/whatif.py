@@ -6,18 +6,15 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.believable import check_scaling, check_shares, check_steps, check_times
-from fullwire.answers.conditions import OneOrMany, arguments_of, asked_changes, taken
+from fullwire.answers.conditions import Asked, OneOrMany, arguments_of, asked_changes, taken
 from fullwire.answers.opening import RunLike
-from fullwire.answers.search import Best, best
 from fullwire.answers.subjects import Conditions, Transports, named, subject_of, with_batches
-from fullwire.answers.suspects import suspicions
-from fullwire.answers.time_to_target import Asked, ToTarget, answer, to_goal
 from fullwire.clusters.cluster import one_switch
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
@@ -34,18 +31,31 @@ from fullwire.findings.predictions import (
     prediction_notes,
     suspicion_finding,
 )
-from fullwire.findings.scaling import target_findings
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import Changes, changed, unfolded, with_names
-from fullwire.simulation.grid import AXES_GIVEN, Grid, Order, Predictions, Subject, tried
+from fullwire.simulation.grid import (
+    AXES_GIVEN,
+    Grid,
+    Order,
+    Predictions,
+    Subject,
+    shaped,
+    tried,
+)
 from fullwire.simulation.interval import Further, further_recording, interval_s
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
-from fullwire.simulation.target import Targets, targets
 from fullwire.simulation.transport import FullTransport
 from fullwire.units import ratio, show_time
 from fullwire.words import sentences
+
+if TYPE_CHECKING:
+    from fullwire.answers.search import Best
+    from fullwire.answers.time_to_target import ToTarget
+    from fullwire.simulation.target import Targets
+
+# Targets, searches and suspicions are loaded where they are asked for: most questions start faster.
 
 MOST_TUNED = 16  # Clusters for which a result gives the tuner's choices.
 
@@ -117,9 +127,13 @@ class WhatIf(Result):
     def reaching(self) -> tuple[Finding, ...]:
         """Return the needs of the target, if one was asked for: a finding for each case."""
         if self.to_target is not None:
+            from fullwire.answers.time_to_target import answer
+
             return answer(self.to_target, self.predictions)
         if self.targets is None:
             return ()
+        from fullwire.findings.scaling import target_findings
+
         return tuple(target_findings(self.targets, self._varying()))
 
     @property
@@ -192,6 +206,8 @@ class WhatIf(Result):
 
     def best(self, count: int) -> tuple[Best, ...]:
         """Return the best rows of each run, with the worth of each of their conditions."""
+        from fullwire.answers.search import best
+
         return best(self.predictions, count)
 
     def finer(self, axis: str, points: int) -> Predictions | None:
@@ -268,6 +284,8 @@ def whatif(
     def changed_to(changes: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
         return predict(replace(conditions, **changed), changes)
 
+    from fullwire.answers.time_to_target import to_goal
+
     first, predictions, around_s, found = to_goal(changed_to, opened, goal, conditions, more)
     return replace(
         first, predictions=predictions, interval_s=around_s, to_target=found, further=None
@@ -315,22 +333,27 @@ def _predicted(
     subjects = changed(whole, changes)
     predictions = sweep(subjects, grid, progress, those)
     around_s = interval_s(subjects, grid, predictions, found.calibration, those)
-    names = predictions["run"]
-    check_steps(
-        names, step=predictions["step_s"], step_of_one_worker=predictions["baseline_step_s"]
-    )
+    measures = predictions.measures
+    names = np.array(predictions.axes["run"], object).reshape(shaped(run=len(subjects)))
+    check_steps(names, step=measures["step_s"], step_of_one_worker=measures["baseline_step_s"])
     check_times(
-        names,
-        backward_pass=predictions["backward_s"],
-        communication=predictions["communication_s"],
-        low_end=around_s[0],
-        high_end=around_s[1],
+        names, backward_pass=measures["backward_s"], communication=measures["communication_s"]
     )
-    check_scaling(names, predictions["workers"], predictions["scaling_factor"])
-    check_shares(names, network_utilization=predictions["network_utilization"])
+    low_s, high_s = (np.reshape(end_s, measures["step_s"].shape) for end_s in around_s)
+    check_times(names, low_end=low_s, high_end=high_s)
+    workers = np.reshape(predictions.axes["workers"], shaped(workers=len(grid.workers)))
+    check_scaling(names, workers, measures["scaling_factor"])
+    check_shares(names, network_utilization=measures["network_utilization"])
     reaching = None
     if wanted is not None:
+        from fullwire.simulation.target import targets
+
         reaching = targets(with_names(subjects, changes), grid, wanted, those)
+    suspected: tuple[Suspicion, ...] = ()
+    if grid.cluster is not None:
+        from fullwire.answers.suspects import suspicions
+
+        suspected = suspicions(subjects[:: len(subjects) // len(whole)], grid)
     return WhatIf(
         predictions=unfolded(predictions, changes),
         interval_s=around_s,
@@ -345,7 +368,7 @@ def _predicted(
         grid=grid,
         changes=changes,
         further=further_recording(subjects, grid, predictions, around_s, found.calibration),
-        suspicions=suspicions(subjects[:: len(subjects) // len(whole)], grid),
+        suspicions=suspected,
     )
 
 

@@ -183,7 +183,6 @@ def whatif(
     models, `fullwire cluster list` the built-in clusters.
     """
     from fullwire.answers import whatif as answers
-    from fullwire.run.store import write
 
     _check_together(format_, json, asked["calibrate"], asked["transport"])
     if output is not None and len(runs) != 1:
@@ -193,6 +192,8 @@ def whatif(
 
         check_plot_path(plot, replace=force)
     if output is not None:
+        from fullwire.run.store import write
+
         conditions = {name: asked[name] for name in asked if not hasattr(Target, name)}
         step = answers.replay(runs[0], **conditions)
         tell(f"written: {write(step, output, replace=force)}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fullwire.clusters.cluster import Cluster, with_nodes
-from fullwire.clusters.description import described
 from fullwire.errors import UsageError
 from fullwire.files import opened, path_of
 from fullwire.units import shown
@@ -61,6 +60,8 @@ def _read(given: str | Path) -> Cluster:
             return cluster_of_topology(text, str(path))
         if has_matrix(text):
             return cluster_of_matrix(text, str(path))
+    from fullwire.clusters.description import described  # here: most questions name no cluster
+
     return described(text, built_in or str(path))
 
 

@@ -11,9 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, TypedDict
 
 from fullwire.compression.compressor import Combining, Compressor, MoreSteps
 from fullwire.compression.method import FLOAT_BYTES, Method, Shape
@@ -189,23 +187,25 @@ def parse_choice(text: str) -> Choice:
     return Choice(codec, settings)
 
 
-class _PrintedSpeeds(msgspec.Struct):
+class _PrintedSpeeds(TypedDict):
     pack_bps: float
     unpack_bps: float
 
 
-class _PrintedCodec(msgspec.Struct):
+class _PrintedCodec(TypedDict):
     codec: str
     speeds: list[_PrintedSpeeds]
 
 
-class _Printed(msgspec.Struct):
+class _Printed(TypedDict):
     machine: str
     codecs: list[_PrintedCodec]
 
 
 def costs_in(path: Path) -> dict[str, Cost]:
     """Read the costs of codecs from what `fullwire codecs --json` printed."""
+    import msgspec  # here: few questions bring such a file
+
     try:
         with opened(path) as file:
             found = msgspec.json.decode(file.read(), type=_Printed)
@@ -214,11 +214,12 @@ def costs_in(path: Path) -> dict[str, Cost]:
             str(path), f"expected the output of fullwire codecs --json: {error}"
         ) from None
     return {
-        each.codec: Cost(
-            encode_bps=each.speeds[0].pack_bps,
-            decode_bps=each.speeds[0].unpack_bps,
-            source=f"measured on {found.machine}",
+        each["codec"]: Cost(
+            encode_bps=speeds["pack_bps"],
+            decode_bps=speeds["unpack_bps"],
+            source=f"measured on {found['machine']}",
         )
-        for each in found.codecs
-        if each.speeds and min(each.speeds[0].pack_bps, each.speeds[0].unpack_bps) > 0
+        for each in found["codecs"]
+        for speeds in each["speeds"][:1]
+        if min(speeds["pack_bps"], speeds["unpack_bps"]) > 0
     }

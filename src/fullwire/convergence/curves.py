@@ -79,11 +79,6 @@ class Curve:
     not_numbers: int = 0
 
 
-def is_goal(text: object) -> bool:
-    """Say whether a target names a metric, and not a scaling factor."""
-    return isinstance(text, str) and ("<" in text or ">" in text)
-
-
 def read_goal(text: str) -> Goal:
     """Read a goal, such as 'loss<=0.3' or 'accuracy>=0.9'."""
     found = _GOAL.fullmatch(text)

@@ -27,8 +27,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
-import tempfile
 import threading
 import time
 from collections import deque
@@ -178,6 +176,8 @@ def on_ray(on: str, shared: Sequence[Path]) -> Iterator[OnRay]:
         # Ray would try an address without a listener for minutes, and print messages.
         host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
+            import socket  # here: only a cluster needs it
+
             socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
         except (OSError, ValueError, OverflowError) as error:
             raise UsageError(f"on: no Ray cluster at {address}: {_one_line(error)}") from None
@@ -189,6 +189,8 @@ def on_ray(on: str, shared: Sequence[Path]) -> Iterator[OnRay]:
 def _started(ray: Any) -> Iterator[None]:
     """Start a cluster of this machine alone, and delete its files at the end."""
     # TMPDIR may be deep, and Ray makes sockets below this folder. Names of sockets must be short.
+    import tempfile  # here: only a cluster needs it
+
     parent = os.environ.get("RAY_TMPDIR", "/tmp")
     try:
         place = tempfile.mkdtemp(prefix="fullwire-ray-", dir=parent)

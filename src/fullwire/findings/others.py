@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fullwire.findings.finding import Finding
-from fullwire.fixes.fix import MUCH_BESIDE
 from fullwire.run.run import Run
-from fullwire.simulation.calibrate import share_of_others
+from fullwire.simulation.calibrate import MUCH_BESIDE, share_of_others
 
 
 class OtherWork(Finding):

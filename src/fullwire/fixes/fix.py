@@ -24,7 +24,6 @@ MANY, MUCH_BYTES = 20, 2**20  # Joining pays for so many collectives of a step, 
 FILLS_THE_LINE = "fullwire"  # The backend for which predictions take a full line.
 # How many times as fast as float32 on a full line, as measured: 25 MiB, four workers, 1 Gbps.
 TIMES_ON_THE_WIRE = {"bf16": 1.94, "fp16": 1.98, "int8": 3.9}
-MUCH_BESIDE = 0.15  # Of the processors, in other work: samples and clocks agree to a tenth.
 _WORTH_A_TRIAL = 0.02  # Of the step: the largest gain that the account allows.
 _REPEATS = 0.02  # A job that is started again repeats within this.
 _ALL_TAKEN = 0.9  # Of all processors' time.
@@ -290,7 +289,7 @@ def sending_s(account: Account) -> float:
 
 def who_takes_processors(run: Run) -> Literal["job", "others"] | None:
     """Return who takes all processors: the job or others. None if some are free or unsampled."""
-    from fullwire.simulation.calibrate import share_of_others
+    from fullwire.simulation.calibrate import MUCH_BESIDE, share_of_others
     from fullwire.simulation.processors import used_share
 
     used = used_share(run)

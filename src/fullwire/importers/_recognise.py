@@ -128,7 +128,8 @@ def _others_in(formats: Mapping[str, Format], place: Path, kind: str) -> list[st
 
 def _adds(formats: Mapping[str, Format], kinds: Sequence[str]) -> bool:
     """Say whether files of any of these kinds add to others, as NCCL's logs do."""
-    return any(kind in formats and formats[kind].beside is not None for kind in kinds)
+    foreign = [kind for kind in kinds if kind not in (RUN, WORKLOAD, _ARCHIVE)]
+    return any(kind in formats and formats[kind].beside is not None for kind in foreign)
 
 
 def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:

@@ -27,8 +27,10 @@ _ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one ki
 
 def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
     """Choose all steps but warm-up and rare exceptions, from lengths in order of time."""
-    median_ns = float(np.median(length_ns))
     is_kept = np.ones(len(length_ns), bool)
+    if len(length_ns) == 1:  # as in modelled runs, which then start without numpy's masked arrays
+        return is_kept
+    median_ns = float(np.median(length_ns))
     warm = int(np.argmax(np.append(length_ns <= WARM_UP * median_ns, [True])))
     is_kept[:warm] = False
     is_unusual = is_kept & (length_ns > UNUSUAL * median_ns)

@@ -41,6 +41,7 @@ from fullwire.simulation.typical import Step
 
 _Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 
+MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 _LEAST_SPREAD = 0.02  # the least spread of an observation
 _START_S = 2e-3  # likewise, in seconds: idle connections take a moment to be up to speed
 _MOST_PERIODS = 20_000  # used: later ones add little

@@ -237,10 +237,9 @@ class Messages:
             hops, fixed_s = way.hops[chosen, None, :], way.fixed_s[number, chosen, None, :]
             if way.routed:
                 size = float(self.buckets.bytes[number]) / ratio
-                line_s = routed_s(way.routed[chosen], size, per_bit)
+                line_s = routed_s(way.routed[chosen], size, per_bit) * way.stretch
             else:
-                line_s = wire_bits * per_bit_before_packing
-            line_s = line_s * way.stretch
+                line_s = wire_bits * way.stretch * per_bit_before_packing
             worked_bytes = wire_bits * way.work / (8 * ratio)
             fixed_s = fixed_s + way.packing_s[number, chosen, None, :] * crowd
             return transport.message_s(line_s, worked_bytes, hops, crowd) + fixed_s

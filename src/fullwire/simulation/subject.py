@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.description import described
 from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.registry import with_formula
 from fullwire.errors import DamagedInput
@@ -59,4 +58,8 @@ def as_recorded(run: Run) -> Grid | None:
 def recorded_cluster(run: Run) -> Cluster | None:
     """Return the described cluster that a run was recorded on."""
     text = run.facts.cluster
-    return None if text is None else described(text, "the run's cluster")
+    if text is None:
+        return None
+    from fullwire.clusters.description import described  # here: most runs have none
+
+    return described(text, "the run's cluster")

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fullwire.clusters.cluster import with_workers
-from fullwire.clusters.description import as_toml
 from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
@@ -86,12 +85,18 @@ def sweep(
     sizes = [slice(first, first + together) for first in range(0, len(grid.workers), together)]
     places = itertools.product(sizes, *(range(len(axis)) for axis in varied))
     pieces = list(itertools.starmap(_Piece, places))
-    computed = crew.each(partial(_predicted, subjects, grid), pieces)
+    parts = [{name: all_[piece.place] for name, all_ in measures.items()} for piece in pieces]
+    predicted = partial(_predicted, subjects, grid)
+    if crew is ALONE:  # then each piece is computed in its place
+        computed: Iterator[dict[str, Floats]] = map(predicted, pieces, parts)
+    else:
+        computed = crew.each(predicted, pieces)
     done = 0
-    for piece, measured in zip(pieces, computed, strict=True):
-        for name, measure in measures.items():
-            measure[piece.place] = measured[name]
-        done += measured["step_s"].size
+    for part, measured in zip(parts, computed, strict=True):
+        if measured is not part:
+            for name, measure in part.items():
+                measure[...] = measured[name]
+        done += part["step_s"].size
         if progress:
             progress(done, total)
     # Two more depend only on the run.
@@ -176,8 +181,10 @@ class _Piece:
         )
 
 
-def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[str, Floats]:
-    """Compute the measures of one piece, block by block."""
+def _predicted(
+    subjects: Sequence[Subject], grid: Grid, piece: _Piece, out: dict[str, Floats] | None = None
+) -> dict[str, Floats]:
+    """Compute the measures of one piece, block by block; `out` holds them if it is given."""
     messages = messages_of(
         subjects[piece.run],
         grid.buckets[piece.buckets],
@@ -195,7 +202,7 @@ def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[s
         len(grid.bandwidth_bps),
         len(grid.compressors),
     )
-    measures = {name: np.empty(shape) for name in MEASURES}
+    measures = out or {name: np.empty(shape) for name in MEASURES}
     rate_bps = np.array(grid.bandwidth_bps)[None, :, None]
     ratio = np.array([codec.ratio for codec in grid.compressors])[None, None, :]
     baseline_s = messages.subject.step.alone_ns * 1e-9
@@ -276,9 +283,12 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     length_ns = step.alone_ns + _whole_ns(float(overhead_s[0, 0, 0]))
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
     where = point.cluster
+    description = None
     if where is not None:  # as asked for: the loads of its links follow from it
+        from fullwire.clusters.description import as_toml
+
         nics = replace(where.nics, rate_bps=rate_bps, latency_s=latency_s)
-        where = with_workers(replace(where, nics=nics), workers)
+        description = as_toml(with_workers(replace(where, nics=nics), workers))
     return Run(
         provenance=Provenance(
             origin="simulated", source=run.provenance.source, basis=run.provenance.basis
@@ -293,7 +303,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             algorithm=algorithm,
             compression=str(compressor),
             lane=point.lane,
-            cluster=None if where is None else as_toml(where),
+            cluster=description,
         ),
         spans=_spans(step, length_ns, None if is_alone else timeline),
         gradients=Gradients(

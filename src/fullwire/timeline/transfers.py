@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.clusters.description import described
 from fullwire.collectives.closed_form import gradient_cost, observed_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.collectives.link_cost import collective_cost
@@ -247,6 +246,8 @@ def _on_links(text: str, algorithm: str, workers: int, size: Floats) -> Cost:
 
     Its bytes are as many as the NICs would carry in the time that the busiest links take.
     """
+    from fullwire.clusters.description import described  # here: most runs have none
+
     fabric = described(text, "the run's cluster")
     cost, rate_bps = (
         collective_cost("allreduce", algorithm, fabric, workers=workers),

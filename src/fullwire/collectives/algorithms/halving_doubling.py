@@ -84,8 +84,9 @@ def _one_way_cost(*, reduces: bool) -> Costs:
 
 def _halving_adds(halvings: int, size: Floats, adds: AddTimes) -> Floats:
     add_s = np.zeros_like(size)
-    for halving in range(1, halvings + 1):
-        add_s = add_s + adds(size / 2**halving)
+    if adds.points:  # without any, searches need not add up zeros a million times
+        for halving in range(1, halvings + 1):
+            add_s += adds(size / 2**halving)
     return add_s
 
 
