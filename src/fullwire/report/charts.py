@@ -81,7 +81,8 @@ def _front_chart(result: WhatIf, found: ToTarget) -> alt.Chart:
             "high": float(found.high_s[row]) / unit_s,
             "paid": float(dear[row]),
             "setting": ", ".join(labels[axis][row] for axis in varying) or "as asked",
-            "workers": f"{table['workers'][row]:,} worker{'s' * (table['workers'][row] != 1)}",
+            "workers": f"{table['workers'][row]:,} "
+            f"{'worker' if table['workers'][row] == 1 else 'workers'}",
             "front": row in front,
         }
         for row in sorted(known)
