@@ -59,6 +59,6 @@ lock: .venv/ready
 	@bash .ci/prerequisites $(PYTHON)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK)) \
-		"$(TORCH)" --editable ".[pictures,test,bench,docs]"
+		"$(TORCH)" --editable ".[pictures,watch,test,bench,docs]"
 	.venv/bin/python -m compileall -q src
 	@touch $@

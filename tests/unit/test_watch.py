@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fullwire as fw
 from fullwire.answers.watch import _judged, _waited_for, job_named
-from fullwire.recorder.outside import JobHere, RankHere, Waits, Watcher
+from fullwire.recorder.outside import JobHere, RankHere, Waits, Watcher, waits_of
 from fullwire.report.as_data import watched_object
 from fullwire.report.explanation import print_watched
 
@@ -119,6 +122,33 @@ def test_the_rank_that_differs_is_waited_for(
     waits: list[Waits], busy: list[float], late: int | None
 ) -> None:
     assert _waited_for(dict(enumerate(waits)), dict(enumerate(busy))) == late
+
+
+def test_the_stack_names_the_rank_that_is_in_no_collective() -> None:
+    alike = Waits("S", "futex_wait_queue", "train.py:40 (step)", is_in_collective=True)
+    late = Waits("S", "futex_wait_queue", "dataset.py:88 (load)")
+    assert _waited_for({0: alike, 1: late, 2: alike}, dict.fromkeys(range(3), 0.0)) == 1
+    assert str(late).endswith("at dataset.py:88 (load)")
+    assert _waited_for({0: alike, 1: alike}, dict.fromkeys(range(2), 0.0)) is None
+
+
+def test_a_process_that_waits_is_shown_with_its_line(tmp_path: Path) -> None:
+    if not shutil.which("py-spy", path=str(Path(sys.executable).parent)):
+        pytest.skip("py-spy is not here: pip install 'fullwire[watch]'")
+    script = tmp_path / "dataset.py"
+    script.write_text("def load():\n    print(flush=True)\n    input()\nload()\n")
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        waits = [waits_of(other.pid)]
+        until_s = time.monotonic() + 10
+        while waits[-1].line != "dataset.py:3 (load)" and time.monotonic() < until_s:
+            waits.append(waits_of(other.pid))
+        assert waits[-1].line == "dataset.py:3 (load)"
+        assert not waits[-1].is_in_collective
+        other.kill()
 
 
 def test_a_process_that_is_no_training_is_refused_with_its_command() -> None:

@@ -556,8 +556,13 @@ def _stuck(watcher: Watcher, step_s: float | None) -> Stuck | None:
     waits = {each.rank: waits_of(each.pid) for each in watcher.job.ranks}
     late = _waited_for(waits, busy)
     if late is None:
-        states = sorted({str(each) for each in waits.values()})
-        where = f"of each rank, {states[0]}" if len(states) == 1 else "; ".join(states)
+        together: dict[str, list[str]] = {}
+        for rank, each in waits.items():
+            together.setdefault(str(each), []).append(str(rank))
+        where = "; ".join(
+            f"of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}, {state}"
+            for state, ranks in together.items()
+        )
     elif busy[late] > _BUSY:
         where = f"it computes with {busy[late]:.1f} processors"
     else:
@@ -577,6 +582,7 @@ def _waited_for(waits: Mapping[int, Waits], busy: Mapping[int, float]) -> int | 
         lambda rank: waits[rank].state in ("T", "Z"),
         lambda rank: busy[rank] > _BUSY,
         lambda rank: waits[rank].state == "D",
+        lambda rank: bool(waits[rank].line) and not waits[rank].is_in_collective,
         lambda rank: bool(waits[rank].place) and not waits[rank].for_other_threads,
     )
     for is_late in signs:

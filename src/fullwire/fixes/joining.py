@@ -181,7 +181,7 @@ class _Joining:
         # memory is known by that number.
         self._shared: dict[int, Any] = {}
         self._weak_reference, self._most_shared = StorageWeakRef, _FEW_SHARED
-        self._is_over = False
+        self._is_over = self._is_hooked = False
         self._thread = threading.get_ident()
         self._all_reduce, self._storage = dist.all_reduce, torch.Tensor.untyped_storage
         self._modes = _python_dispatch._get_current_dispatch_mode_stack
@@ -204,7 +204,6 @@ class _Joining:
         """Take the place of torch's functions."""
         import torch
         import torch.distributed as dist
-        from torch.optim import optimizer as optimizers
 
         dist.all_reduce = self._put_off
         for name in _CALLS:
@@ -219,8 +218,6 @@ class _Joining:
             setattr(torch.Tensor, name, self._after_sharing(getattr(torch.Tensor, name)))
         self._process.around(torch, "compile", self._end_for_compiled_code)
         atexit.register(self._at_end)
-        optimizers.register_optimizer_step_pre_hook(self._settle)
-        torch.nn.modules.module.register_module_forward_pre_hook(self._settle)
 
     def _put_off(
         self, tensor: Any, op: Any = None, group: Any = None, async_op: bool = False
@@ -237,6 +234,8 @@ class _Joining:
             self._settle()
             return self._all_reduce(tensor, op, group, async_op)
         self._process.did("applied: all-reduces wait for their neighbours")
+        if not self._is_hooked:
+            self._hook()
         with torch._C._DisableTorchDispatch():
             tensor = tensor.detach()  # the script may give its own one other memory
         storage = self._storage(tensor)._cdata
@@ -253,6 +252,15 @@ class _Joining:
         elif not self._modes():
             self._mode.__enter__()
         return None
+
+    def _hook(self) -> None:
+        """Send before modules and optimizers go on; a job without small sums pays for no hooks."""
+        import torch
+        from torch.optim import optimizer as optimizers
+
+        optimizers.register_optimizer_step_pre_hook(self._settle)
+        torch.nn.modules.module.register_module_forward_pre_hook(self._settle)
+        self._is_hooked = True
 
     def _sees_all_of(self, tensor: Any) -> bool:
         """Say whether each reader of this memory goes through our mode."""

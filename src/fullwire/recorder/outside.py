@@ -11,21 +11,30 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import math
 import os
 import pwd
 import re
+import shutil
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fullwire.errors import UsageError
 from fullwire.recorder.command_line import without_secrets
+from fullwire.units import visible
 
 MOST_RANKS = 256
+_SPY_S, _MOST_OF_A_LINE = 5.0, 120
+_OF_A_LIBRARY = re.compile(r"site-packages|/lib(64)?/python|^<")
+_SYNCHRONIZES = re.compile(r"/torch/(distributed|autograd)/")
 LEAST_S, MOST_S = 0.005, 0.1  # between looks
 SHARE_OF_A_PROCESSOR = 0.01  # that looking may take
 _STAYS_BUSY = 5  # of those looks, after the last time that a thread ran or a connection carried
@@ -282,6 +291,8 @@ class Waits:
 
     state: str  # R runs, S sleeps, D waits for a device, T was stopped, Z ended
     place: str  # the function of the kernel in which it waits; empty if that is closed to us
+    line: str = ""  # of the script, "dataset.py:88 (load)"; empty without py-spy
+    is_in_collective: bool = False  # the stack shows torch.distributed or a backward pass
 
     @property
     def for_other_threads(self) -> bool:
@@ -296,17 +307,45 @@ class Waits:
             "T": "it was stopped by a signal or a debugger",
             "Z": "it has ended",
         }.get(self.state, "its main thread sleeps")
-        return f"{what} (kernel: {self.place})" if self.place else what
+        return (
+            what
+            + (f" (kernel: {self.place})" if self.place else "")
+            + (f" at {self.line}" if self.line else "")
+        )
 
 
 def waits_of(pid: int) -> Waits:
-    """Look at what the main thread of a process waits for."""
+    """Look at what the main thread of a process waits for; py-spy tells its line, if it is here."""
     state = place = ""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         state = file.read().rpartition(")")[2].split()[0]
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
         place = file.read().partition(".")[0].strip("0")
-    return Waits({"t": "T", "I": "S", "X": "Z"}.get(state, state or "Z"), place)
+    frames = _python_frames(pid)
+    own = [frame for frame in frames if not _OF_A_LIBRARY.search(str(frame["filename"]))]
+    line = f"{own[0]['short_filename']}:{own[0]['line']} ({own[0]['name']})" if own else ""
+    return Waits(
+        {"t": "T", "I": "S", "X": "Z"}.get(state, state or "Z"),
+        place,
+        visible(line[:_MOST_OF_A_LINE]),
+        any(_SYNCHRONIZES.search(str(frame["filename"])) for frame in frames),
+    )
+
+
+def _python_frames(pid: int) -> list[dict[str, Any]]:
+    """Return the stack of a process's main thread, innermost first; empty if nothing tells it."""
+    here = os.path.dirname(sys.executable)
+    spy = shutil.which("py-spy", path=os.pathsep.join((here, os.environ.get("PATH", os.defpath))))
+    if spy is None:
+        return []
+    command = [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_SPY_S)
+        threads = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return []  # it has ended, or we may not read its memory
+    main = [thread for thread in threads if thread["os_thread_id"] == pid]
+    return list(main[0]["frames"]) if main else []
 
 
 class Watcher:
