@@ -259,7 +259,9 @@ def test_a_node_that_cannot_do_the_work_is_named(
     two_nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        pytest.raises(UsageError, match=r"node .* does not see .*nowhere: expected imported modules"),
+        pytest.raises(
+            UsageError, match=r"node .* does not see .*nowhere: expected imported modules"
+        ),
         crew(two_nodes.address, shared=[tmp_path, tmp_path / "nowhere"]),
     ):
         pass
