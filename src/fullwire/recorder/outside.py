@@ -33,7 +33,7 @@ from fullwire.units import visible
 
 MOST_RANKS = 256
 _SPY_S, _MOST_OF_A_LINE = 5.0, 120
-_OF_A_LIBRARY = re.compile(r"site-packages|/lib(64)?/python|^<")
+_LIBRARY = re.compile(r"site-packages|/lib(64)?/python|^<")
 _SYNCHRONIZES = re.compile(r"/torch/(distributed|autograd)/")
 LEAST_S, MOST_S = 0.005, 0.1  # between looks
 SHARE_OF_A_PROCESSOR = 0.01  # that looking may take
@@ -307,11 +307,8 @@ class Waits:
             "T": "it was stopped by a signal or a debugger",
             "Z": "it has ended",
         }.get(self.state, "its main thread sleeps")
-        return (
-            what
-            + (f" (kernel: {self.place})" if self.place else "")
-            + (f" at {self.line}" if self.line else "")
-        )
+        what += f" (kernel: {self.place})" if self.place else ""
+        return what + (f" at {self.line}" if self.line else "")
 
 
 def waits_of(pid: int) -> Waits:
@@ -322,30 +319,23 @@ def waits_of(pid: int) -> Waits:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
         place = file.read().partition(".")[0].strip("0")
     frames = _python_frames(pid)
-    own = [frame for frame in frames if not _OF_A_LIBRARY.search(str(frame["filename"]))]
+    own = [frame for frame in frames if not _LIBRARY.search(frame["filename"])]
     line = f"{own[0]['short_filename']}:{own[0]['line']} ({own[0]['name']})" if own else ""
-    return Waits(
-        {"t": "T", "I": "S", "X": "Z"}.get(state, state or "Z"),
-        place,
-        visible(line[:_MOST_OF_A_LINE]),
-        any(_SYNCHRONIZES.search(str(frame["filename"])) for frame in frames),
-    )
+    state = {"t": "T", "I": "S", "X": "Z"}.get(state, state or "Z")
+    synchronizes = any(_SYNCHRONIZES.search(frame["filename"]) for frame in frames)
+    return Waits(state, place, visible(line[:_MOST_OF_A_LINE]), synchronizes)
 
 
 def _python_frames(pid: int) -> list[dict[str, Any]]:
     """Return the stack of a process's main thread, innermost first; empty if nothing tells it."""
-    here = os.path.dirname(sys.executable)
-    spy = shutil.which("py-spy", path=os.pathsep.join((here, os.environ.get("PATH", os.defpath))))
-    if spy is None:
-        return []
+    places = (os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))
+    spy = shutil.which("py-spy", path=os.pathsep.join(places)) or "py-spy"
     command = [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_SPY_S)
-        threads = json.loads(done.stdout)
+        threads = json.loads(subprocess.run(command, capture_output=True, timeout=_SPY_S).stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
-        return []  # it has ended, or we may not read its memory
-    main = [thread for thread in threads if thread["os_thread_id"] == pid]
-    return list(main[0]["frames"]) if main else []
+        return []  # there is no py-spy, the process has ended, or we may not read its memory
+    return next((each["frames"] for each in threads if each["os_thread_id"] == pid), [])
 
 
 class Watcher:
