@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fullwire.errors import UsageError
 from fullwire.files import opened
@@ -36,6 +37,15 @@ _MOST_DESCRIBED = 64  # Number of edges.
 _SILENCE_S = 1e-3  # A silence between bursts: longer than TCP's own waits, shorter than a step.
 _MOST_HOSTS_BYTES = 2**26
 _MOST_RANKS = 1_000_000
+
+
+def median(values: ArrayLike, axis: int | None = None) -> Any:
+    """Return numpy's median; numpy's own loads its masked arrays, which takes a start 6 ms."""
+    ordered = np.sort(values, axis=axis)
+    along, count = axis or 0, ordered.shape[axis or 0]
+    if not count:
+        return np.nan
+    return (ordered.take((count - 1) // 2, along) + ordered.take(count // 2, along)) / 2
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -224,8 +234,8 @@ def edge_facts(run: Run, edges: Edges) -> tuple[EdgeFacts, ...]:
                 rtt_long_s=None if usual is None else float(table.rtt_long_ns[usual]) * 1e-9,
                 sent_again=float(again[source, target] / max(packets[source, target], 1)),
                 bursts=len(first),
-                burst_bytes=float(np.median(np.add.reduceat(in_slot, first))),
-                burst_s=float(np.median(lasts_s)),
+                burst_bytes=float(median(np.add.reduceat(in_slot, first))),
+                burst_s=float(median(lasts_s)),
             )
         )
     return tuple(described)

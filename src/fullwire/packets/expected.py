@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.packets.edges import Edges
+from fullwire.packets.edges import Edges, median
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.messages import SeenCollectives, broadcast_bytes, bytes_of
 from fullwire.packets.pattern import Pattern
@@ -142,7 +142,7 @@ def _broadcast(
     early = (edges.slot < iterations.first_slot) & members[edges.source, edges.target]
     single = np.bincount(edges.connection[early], edges.payload_bytes[early])
     sizes = [
-        float(np.median(sent[sent > LARGE * gradient]))
+        float(median(sent[sent > LARGE * gradient]))
         for sent in (before, single)
         if (sent > LARGE * gradient).any()
     ]

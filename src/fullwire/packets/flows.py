@@ -29,6 +29,7 @@ from fullwire.packets.edges import (
     edges_of,
     host_names,
     hosts_of,
+    median,
     ranks_by_host,
 )
 from fullwire.packets.expected import Expected, expected_bytes
@@ -427,9 +428,9 @@ def slow_link(hosts: tuple[str, ...], sending: Sending) -> SlowLink | None:
     slowest = int(np.argmax(sending.busy))
     others = active[active != slowest]
     busy, rate_bps = sending.busy, sending.rate_bps
-    if busy[slowest] < max(_LEAST_BUSY, _MUCH_BUSIER * float(np.median(busy[others]))):
+    if busy[slowest] < max(_LEAST_BUSY, _MUCH_BUSIER * float(median(busy[others]))):
         return None
-    if rate_bps[slowest] * _MUCH_SLOWER > float(np.median(rate_bps[others])):
+    if rate_bps[slowest] * _MUCH_SLOWER > float(median(rate_bps[others])):
         return None
     return SlowLink(
         host=hosts[slowest],

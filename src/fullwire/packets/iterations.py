@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.packets.edges import Edges
+from fullwire.packets.edges import Edges, median
 from fullwire.run.run import Real, Whole
 
 FEWEST = 3  # Fewer iterations may repeat by chance.
@@ -87,7 +87,7 @@ class Iterations:
     def usual_bytes(self) -> float:
         """Return the payload of one iteration on a usual edge that carries it."""
         main = self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()
-        return float(np.median(self.edge_bytes[main]))
+        return float(median(self.edge_bytes[main]))
 
     def is_exchange(self, hosts: int) -> bool:
         """Whether some host both sends and receives, as hosts do in every sum.
@@ -127,7 +127,7 @@ class _Cut:
         alike = total[(total >= least) & (total <= least * (1 + _ALIKE))]
         if len(alike) < FEWEST:
             return None
-        first, last = _joined(total, float(np.median(alike)))
+        first, last = _joined(total, float(median(alike)))
         reached = np.concatenate([[0], np.cumsum(total)])
         held = float((reached[last + 1] - reached[first]).sum())
         share = held / (reached[last[-1] + 1] - reached[first[0]])
@@ -149,7 +149,7 @@ class _Cut:
         """Return the number of slots from one iteration to the next."""
         steps = np.diff(self.starts[self.first])
         follows = self.first[1:] == self.last[:-1] + 1
-        return float(np.median(steps[follows] if follows.any() else steps))
+        return float(median(steps[follows] if follows.any() else steps))
 
     @property
     def confidence(self) -> float:
@@ -225,7 +225,7 @@ def _is_closed(members: list[int], sent: Whole, hosts: int) -> bool:
     store does, or only receive.
     """
     inside = {end for edge in members for end in divmod(edge, hosts)}
-    much = _MUCH * float(np.median(sent[members]))
+    much = _MUCH * float(median(sent[members]))
     others = [
         divmod(edge, hosts) for edge in np.flatnonzero(sent > much).tolist() if edge not in members
     ]
@@ -282,7 +282,7 @@ def _fits_broadcast(series: Series, iterations: Iterations, hosts: int) -> bool:
     if not len(broadcast) or hosts < 2:
         return False
     # This holds for one rank on each host. With two, two iterations may fit two broadcasts.
-    wanted = 2 * (hosts - 1) / hosts * float(np.median(broadcast))
+    wanted = 2 * (hosts - 1) / hosts * float(median(broadcast))
     return abs(iterations.usual_bytes / wanted - 1) < _FITS
 
 
@@ -314,7 +314,7 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
     by_burst = cells.reshape(len(cut.starts), len(edges)).astype(np.float64)
     reached = np.concatenate([np.zeros((1, len(edges))), np.cumsum(by_burst, axis=0)])
     sent = reached[cut.last + 1] - reached[cut.first]
-    usual = np.median(sent, axis=0)
+    usual = median(sent, axis=0)
     alike = np.zeros(len(sent), bool)
     if usual.any():  # for each iteration, the share of bytes on other edges than usual
         alike = np.abs(sent - usual).sum(axis=1) / usual.sum() < _OTHER_EDGES
@@ -325,7 +325,7 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
     # one host is late, the others send their data early, and a silence follows before the rest.
     main = usual > _MAIN_EDGE * usual.max()
     between = reached[cut.first[1:]] - reached[cut.last[:-1] + 1]
-    ahead = np.where(main, np.median(between, axis=0), 0.0)
+    ahead = np.where(main, median(between, axis=0), 0.0)
     are_close = np.abs(between.sum(axis=1) - ahead.sum()) <= _ALIKE * usual.sum()
     if ahead.sum() > _ALIKE * usual.sum() and np.mean(are_close) >= _LEAST_ALIKE:
         usual += ahead
@@ -336,7 +336,7 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
     for first, last in zip(cut.first, cut.last, strict=True):
         held[first : last + 1] = 0
     bursts = np.concatenate([cut.first, np.flatnonzero(held)])
-    lasting = np.median(cut.ends[cut.last] - cut.starts[cut.first] + 1)
+    lasting = median(cut.ends[cut.last] - cut.starts[cut.first] + 1)
     seconds = series.width_ns * 1e-9
     return Iterations(
         count=len(cut.first) + int(held.sum()),

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.cost import bus_factor
-from fullwire.packets.edges import numbered_pairs
+from fullwire.packets.edges import median, numbered_pairs
 from fullwire.packets.iterations import FEWEST, Iterations
 from fullwire.run.run import Messages, Real, Text, Whole
 
@@ -298,13 +298,13 @@ def _iterations(
         reached_ns = np.maximum(from_ns, np.append(from_ns[0], upto_ns[:-1]))
         busy_ns.append(int(np.maximum(upto_ns - reached_ns, 0).sum()))
     periods_ns = np.diff(begin_ns)[first[1:] == last[:-1] + 1]
-    period_ns = float(np.median(periods_ns if len(periods_ns) else np.diff(begin_ns)))
+    period_ns = float(median(periods_ns if len(periods_ns) else np.diff(begin_ns)))
     return Iterations(
         count=count,
         period_s=period_ns * 1e-9,
-        communicating_s=min(float(np.median(busy_ns)), period_ns) * 1e-9,
+        communicating_s=min(float(median(busy_ns)), period_ns) * 1e-9,
         edges=edges,
-        edge_bytes=np.median(cells, axis=0),
+        edge_bytes=median(cells, axis=0),
         first_slot=int(begin_ns[0] // width_ns),
         last_slot=int(end_ns.max() // width_ns),
         begins_ns=begin_ns,
@@ -336,8 +336,8 @@ def bytes_of(
     cells, _ = _by_edge(seen, np.where(inside, of, -1), len(iterations.begins_ns), hosts)
     if not cells.size:
         return 0.0
-    usual = np.median(cells, axis=0)
-    return float(np.median(usual[usual > _MAIN_EDGE * usual.max()])) / bus_factor(ops[0], ranks)
+    usual = median(cells, axis=0)
+    return float(median(usual[usual > _MAIN_EDGE * usual.max()])) / bus_factor(ops[0], ranks)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -370,7 +370,7 @@ class Sequence:
             return None
         shortest = next(n + 1 for n, share in enumerate(agree) if share >= max(agree) - _AS_GOOD)
         for period, share in enumerate(agree[:shortest], 1):
-            usual = float(np.median(reached[period:] - reached[:-period]))
+            usual = float(median(reached[period:] - reached[:-period]))
             if whole_bytes and share >= _LEAST_AGREE and abs(usual / whole_bytes - 1) <= _ALIKE:
                 return period  # a longer period has bouts that come only after several iterations
         return shortest
@@ -386,7 +386,7 @@ class Sequence:
         motif = max(
             (window for window, count in times.items() if count >= 0.8 * most),
             key=lambda window: float(
-                np.median(silence_ns[[at for at, other in enumerate(windows) if other == window]])
+                median(silence_ns[[at for at, other in enumerate(windows) if other == window]])
             ),
         )
         parts, at = [], 0
@@ -404,7 +404,7 @@ class Sequence:
         """Return the number of parts in an iteration, and the parts that surely begin one."""
         nowhere = np.zeros(len(parts), bool)
         silence_ns = self.silence_ns[parts].astype(np.float64)
-        part_ns = float(np.median(np.diff(self.begin_ns[parts]))) if len(parts) > 1 else 0.0
+        part_ns = float(median(np.diff(self.begin_ns[parts]))) if len(parts) > 1 else 0.0
         if whole_bytes is not None and len(parts) > 1:
             part_bytes = float(self.bytes[parts[0] : parts[0] + period].sum())
             times = max(round(whole_bytes / part_bytes), 1)
@@ -412,7 +412,7 @@ class Sequence:
             if fits and times == 1:
                 return 1, nowhere
             # Half the bytes after each long silence are gradients of 16 bits: a whole iteration.
-            if fits and np.median(silence_ns) < _SHORT_SILENCE * times * part_ns:
+            if fits and median(silence_ns) < _SHORT_SILENCE * times * part_ns:
                 begins = _longest_every(silence_ns, times, part_ns)
                 return times, nowhere if begins is None else begins
         for times in range(2, min(_MOST_PARTS, len(parts) // FEWEST) + 1):
@@ -485,7 +485,7 @@ def find_repetition(sequence: Sequence, whole_bytes: float | None) -> Repetition
 def _longest_every(silence_ns: Real, times: int, part_ns: float) -> NDArray[np.bool_] | None:
     """Say which parts begin an iteration, if a much longer silence precedes every k-th part."""
     place = np.arange(len(silence_ns)) % times
-    usual = np.array([np.median(silence_ns[place == phase]) for phase in range(times)])
+    usual = np.array([median(silence_ns[place == phase]) for phase in range(times)])
     begin = int(np.argmax(usual))
     others = max(float(np.max(silence_ns[place != begin])), 1.0)
     longest = max(float(np.delete(usual, begin).max()), 1.0)

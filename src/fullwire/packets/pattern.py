@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.packets.edges import median
 from fullwire.run.run import Real
 
 _FAINT = 0.05  # Share of the largest edge: an edge with less is no part of the shape.
@@ -67,7 +68,7 @@ def find_pattern(sent: Real) -> Pattern:
     links = within > _FAINT * within.max()
     used = np.flatnonzero(links.any(axis=0) | links.any(axis=1))
     hosts, within, links = hosts[used], within[np.ix_(used, used)], links[np.ix_(used, used)]
-    edge_bytes = float(np.median(within[links]))
+    edge_bytes = float(median(within[links]))
     pattern = _first_of((*_SIMPLE, *_COMPOSED), within, links) or Pattern(kind="none")
     return replace(
         pattern,
@@ -89,7 +90,7 @@ def _equal(values: Real) -> bool:
 def _of_sent(within: Real) -> float:
     """Return the gradient whose all-reduce makes each host send as much as the median host."""
     count = len(within)
-    return float(np.median(within.sum(axis=1)) * count / (2 * (count - 1)))
+    return float(median(within.sum(axis=1)) * count / (2 * (count - 1)))
 
 
 def _is_mutual(links: NDArray[np.bool_]) -> bool:
@@ -148,7 +149,7 @@ def _servers(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
         kind="parameter server",
         order=(*map(int, servers), *map(int, workers)),
         parts=(tuple(map(int, servers)),),
-        gradient_bytes=float(np.median(within[links])) * len(servers),
+        gradient_bytes=float(median(within[links])) * len(servers),
     )
 
 
@@ -161,7 +162,7 @@ def _tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     order = _from_root(links)
     if len(order) < count or not _equal(within[links]):
         return None
-    return Pattern(kind="tree", order=order, gradient_bytes=float(np.median(within[links])))
+    return Pattern(kind="tree", order=order, gradient_bytes=float(median(within[links])))
 
 
 def _from_root(links: NDArray[np.bool_], root: int | None = None) -> tuple[int, ...]:
@@ -200,7 +201,7 @@ def _recursive_doubling(within: Real, links: NDArray[np.bool_]) -> Pattern | Non
     if sent is None or len(links) < 8 or not _equal(sent.ravel()):
         return None
     order = tuple(range(len(links)))
-    return Pattern(kind="recursive doubling", order=order, gradient_bytes=float(np.median(sent)))
+    return Pattern(kind="recursive doubling", order=order, gradient_bytes=float(median(sent)))
 
 
 def _by_partner(within: Real, links: NDArray[np.bool_]) -> Real | None:
@@ -239,7 +240,7 @@ def _double_tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
         return None
     order = _from_root(_links_of(count, first))
     other = _from_root(_links_of(count, second))
-    gradient = 2 * float(np.median(within[links] / units[links]))
+    gradient = 2 * float(median(within[links] / units[links]))
     return Pattern(kind="double tree", order=order, parts=(order, other), gradient_bytes=gradient)
 
 

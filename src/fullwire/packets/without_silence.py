@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.packets.edges import Edges, host_names, hosts_of, numbered_pairs
+from fullwire.packets.edges import Edges, host_names, hosts_of, median, numbered_pairs
 from fullwire.packets.iterations import FEWEST, Iterations
 from fullwire.packets.pattern import Pattern, find_pattern
 from fullwire.run.run import UNREAD, Real, Run, Whole
@@ -125,7 +125,7 @@ def iterations_by_lengths(run: Run, edges: Edges) -> Iterations | None:
     begin_ns, end_ns = int(first.begins_ns[0]), max(by.end_ns for by in alike)
     period_s = (end_ns - begin_ns) * 1e-9 / count
     carry = sorted({by.edge for by in alike})
-    agree = float(np.median([by.agree for by in alike])) * len(alike) / asked
+    agree = float(median([by.agree for by in alike])) * len(alike) / asked
     return Iterations(
         count=count,
         period_s=period_s,
@@ -154,7 +154,7 @@ def _period(places: Whole) -> float | None:
     agree = []
     for cell in np.sort(cells[often]).tolist():
         near = apart[np.abs(apart - (cell + 0.5) * _NEAR_BYTES) <= _NEAR_BYTES]
-        period = float(np.median(near))
+        period = float(median(near))
         agree.append((period, _with_partner(places, period)[1]))
     most = max((share for _, share in agree), default=0.0)
     if most < _LEAST_AGREE:
@@ -175,12 +175,12 @@ def _with_partner(places: Whole, period: float) -> tuple[NDArray[np.bool_], floa
 def _begins(places: Whole, times_ns: Whole, first: int, period: float, count: int) -> Whole:
     """Return when iterations begin: at the place with the longest median wait for a message."""
     waits_ns = np.diff(times_ns, append=times_ns[-1:])
-    typical = float(np.median(waits_ns[:-1] / np.diff(places))) if len(places) > 1 else 0.0
+    typical = float(median(waits_ns[:-1] / np.diff(places))) if len(places) > 1 else 0.0
     spare: Real = waits_ns - typical * np.diff(places, append=places[-1:])
     phase = np.rint(((places - first) % period) / _NEAR_BYTES / 2).astype(np.int64)
     phase %= max(round(period / _NEAR_BYTES / 2), 1)
     of_phase = {
-        int(place): float(np.median(spare[phase == place]))
+        int(place): float(median(spare[phase == place]))
         for place in np.unique(phase)
         if (phase == place).sum() >= count - 1
     }
@@ -238,7 +238,7 @@ def _counted_after_startup(edges: Edges) -> Iterations | None:
     pattern = find_pattern(after.astype(float))
     if pattern.kind not in _UNMISTAKABLE or not before.any() or pattern.gradient_bytes is None:
         return None
-    times = pattern.gradient_bytes / float(np.median(before[before > _LARGE * before.max()]))
+    times = pattern.gradient_bytes / float(median(before[before > _LARGE * before.max()]))
     chosen = np.flatnonzero(after.ravel())
     return _counted(edges, times, begin, chosen, after.ravel()[chosen])
 
@@ -252,12 +252,12 @@ def _counted_beside_startup(edges: Edges) -> Iterations | None:
         return None
     # Small pieces from time to time are control messages, and no broadcast.
     has_data = edges.payload_bytes > 0
-    is_large = edges.payload_bytes > _LEAST_PIECE * np.median(edges.payload_bytes[has_data])
+    is_large = edges.payload_bytes > _LEAST_PIECE * median(edges.payload_bytes[has_data])
     large = edges.matrix(np.where(is_large, edges.payload_bytes, 0))
     beside = large[~is_main & (large > _LEAST_BESIDE * payload.max())]
     if not len(beside) or beside.max() > beside.min() * (1 + _WHOLE):
         return None
-    unit = float(np.median(beside)) * pattern.edge_bytes / pattern.gradient_bytes
+    unit = float(median(beside)) * pattern.edge_bytes / pattern.gradient_bytes
     chosen = np.flatnonzero(is_main)
     sent = payload.ravel()[chosen]
     least = int(chosen[int(np.argmin(sent))])  # the edge that start-up did not use
