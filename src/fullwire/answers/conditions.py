@@ -103,11 +103,11 @@ def count(value: Any, what: str, most: int = MOST_WORKERS) -> int:
     return number
 
 
-def is_scattered(fabric: Cluster | None, placement: str) -> bool:
+def is_scattered(cluster: Cluster | None, placement: str) -> bool:
     """Read the placement of ranks: packed node by node, or scattered over the leaves."""
     if placement not in PLACEMENTS:
         raise UsageError(f"placement: expected {' or '.join(PLACEMENTS)}, got {placement!r}")
-    if placement == "scattered" and (fabric is None or not fabric.leaves):
+    if placement == "scattered" and (cluster is None or not cluster.leaves):
         raise UsageError("placement: ranks are scattered over leaves, expected a cluster with some")
     return placement == "scattered"
 

@@ -505,12 +505,12 @@ def break_even(
     rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
     # The smallest job that loses so much is found among some sizes, then among all next to them. An
     # algorithm that has no formula for any number of workers needs all devices of its nodes.
-    fabric, unit = job.grid.cluster, 1
-    if fabric is not None and not set(job.grid.algorithms) <= set(with_formula("allreduce")):
-        unit = fabric.devices_per_node
+    cluster, unit = job.grid.cluster, 1
+    if cluster is not None and not set(job.grid.algorithms) <= set(with_formula("allreduce")):
+        unit = cluster.devices_per_node
     workers, sizes = None, np.geomspace(max(2, unit), _MOST_WORKERS, _SIZES).astype(np.int64)
     sizes = np.unique(sizes // unit * unit)
-    if fabric is not None and isinstance(fabric.network, Torus):
+    if cluster is not None and isinstance(cluster.network, Torus):
         sizes = sizes[:0]  # The number of its devices is fixed.
     for _ in ("some", "all"):
         if not len(sizes):

@@ -171,7 +171,7 @@ def _answer(
         recorded=None if recorded is None else _from_run(recorded),
         landscape=_landscape(best),
         architecture=question.model,
-        fabric=best.question.cluster,
+        described=best.question.cluster,
     )
 
 
@@ -191,7 +191,7 @@ def _asked(
         missing = "model" if model is None else "cluster" if cluster is None else "global batch"
         raise UsageError(f"{missing}: expected one, as no recorded run (--from) tells it")
     known = architecture(model)
-    fabric = described_cluster(
+    machine = described_cluster(
         _clusters(cluster)[0], None if nodes is None else count(nodes, "nodes")
     )
     if precision not in PRECISIONS:
@@ -200,8 +200,8 @@ def _asked(
         raise UsageError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
     return Question(
         model=known,
-        cluster=usable(fabric),
-        device=_device(fabric, device, recorded),
+        cluster=usable(machine),
+        device=_device(machine, device, recorded),
         global_batch=count(global_batch, "global batch"),
         sequence=known.sequence if seq is None else count(seq, "seq"),
         precision=precision,
@@ -245,10 +245,10 @@ def _target(
     return replace(here, devices_per_node=devices, nics=nics), None
 
 
-def _device(fabric: Cluster, given: str | None, recorded: Recorded | None) -> Accelerator:
+def _device(cluster: Cluster, given: str | None, recorded: Recorded | None) -> Accelerator:
     """Return the device that is given, that was recorded, or that the cluster's name tells."""
     if recorded is None or given is not None:
-        return device_of(fabric, given)
+        return device_of(cluster, given)
     return recorded.device
 
 
@@ -360,13 +360,13 @@ def _networks(
     several_nodes = None if nodes is None else count(nodes, "nodes")
     answers = []
     for name in given:
-        fabric = usable(described_cluster(name, several_nodes))
-        is_first = fabric.name == question.cluster.name
-        device = question.device if is_first else device_of(fabric, None)
+        cluster = usable(described_cluster(name, several_nodes))
+        is_first = cluster.name == question.cluster.name
+        device = question.device if is_first else device_of(cluster, None)
         asked = replace(question, device=device, objective="step")
         for rate_bps in rates:
             for over in ratios:
-                answers.append(_best_on(asked, _with_network(fabric, rate_bps, over)))
+                answers.append(_best_on(asked, _with_network(cluster, rate_bps, over)))
     return tuple(answers)
 
 

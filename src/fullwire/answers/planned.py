@@ -186,7 +186,7 @@ class PlanAnswer(Result):
     recorded: FromRun | None = None
     landscape: Mapping[str, Any] | None = None  # for pictures: every plan's degrees and figures
     architecture: Architecture | None = None
-    fabric: Cluster | None = None  # the cluster of the plans, with its nodes
+    described: Cluster | None = None  # the cluster of the plans, with its nodes
 
     @property
     def best(self) -> Planned:
@@ -304,9 +304,9 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     priced bubble says, and transfers between stages as long as the priced step leaves. Rows hold
     the communication that computing does not hide.
     """
-    model, fabric = answer.architecture, answer.fabric
+    model, cluster = answer.architecture, answer.described
     assert model is not None
-    assert fabric is not None
+    assert cluster is not None
     if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved"):
         raise UsageError(
             f"schedule: expected 1f1b or interleaved for a simulated step, got {plan.schedule}"
@@ -339,8 +339,8 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
             device=answer.device,
             precision=answer.precision,
             batch=f"{answer.global_batch / plan.dp:g} sequences of {answer.sequence} tokens",
-            line_rate_bps=fabric.nics.rate_bps,
-            cluster=as_toml(fabric),
+            line_rate_bps=cluster.nics.rate_bps,
+            cluster=as_toml(cluster),
         ),
         spans=spans,
         collectives=played.table(),

@@ -156,27 +156,27 @@ class Conditions:
         """Read them; those that were left out are as recorded, or else usual."""
         if self.cluster is None:  # The one on which all runs were recorded, if it is the same.
             recorded = {recorded_cluster(run) for run in runs}
-            fabric = recorded.pop() if len(recorded) == 1 else None
+            chosen = recorded.pop() if len(recorded) == 1 else None
         else:
-            fabric = cluster(self.cluster)
+            chosen = cluster(self.cluster)
         transports = several(self.transport, lambda text: found.named(str(text)))
-        stated = fabric
+        stated = chosen
         # A measured transport has its own start-up.
         if self.cluster is not None and all(isinstance(each, FullTransport) for each in transports):
-            fabric = with_usual_startup(cluster(self.cluster))
+            chosen = with_usual_startup(cluster(self.cluster))
         recorded_workers = _recorded(runs, "workers", None)
         if recorded_workers == 1:  # A profile of one worker: the question is how it will scale.
             recorded_workers = None
         usual_workers = _first(recorded_workers, USUAL_WORKERS)
         usual_rates, usual_latency, usual = None, None, "ring"
-        if fabric is not None:
+        if chosen is not None:
             has_one_ring = all(run.facts.backend in ("gloo", "fullwire") for run in runs)
-            usual = "ring" if has_one_ring else usual_algorithm("allreduce", fabric)
-            usual_workers = fabric.devices
-            usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
+            usual = "ring" if has_one_ring else usual_algorithm("allreduce", chosen)
+            usual_workers = chosen.devices
+            usual_rates, usual_latency = chosen.nics.rate_bps, chosen.nics.latency_s
         rates = (usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS)
         latencies = (usual_latency, _recorded(runs, "latency_s", 0.0))
-        devices = self._devices(fabric)
+        devices = self._devices(chosen)
         return Grid(
             workers=several(_first(self.workers, devices, usual_workers), worker_count),
             bandwidth_bps=several(_first(self.bandwidth, *rates), rate),
@@ -196,23 +196,23 @@ class Conditions:
             ),
             jitters=several(self.jitter, lambda text: jitter(str(text))),
             lane=lane_order(self.lane),
-            cluster=fabric,
-            is_startup_usual=fabric != stated,
-            is_scattered=is_scattered(fabric, self.placement),
+            cluster=chosen,
+            is_startup_usual=chosen != stated,
+            is_scattered=is_scattered(chosen, self.placement),
         )
 
-    def _devices(self, fabric: Cluster | None) -> list[int] | None:
+    def _devices(self, cluster: Cluster | None) -> list[int] | None:
         """Return the devices of so many nodes, if nodes were given."""
         if self.nodes is None:
             return None
-        if fabric is None:
+        if cluster is None:
             raise UsageError(
                 "nodes: expected a described cluster with them: --cluster FILE or a name"
             )
         if self.workers is not None:
             raise UsageError("nodes: expected nodes or workers, got both")
         counts = several(self.nodes, lambda text: count(text, "nodes"))
-        return [with_nodes(fabric, each).devices for each in counts]
+        return [with_nodes(cluster, each).devices for each in counts]
 
     def _compressors(self, runs: Sequence[Run]) -> tuple[Compressor, ...]:
         # Gradients are on a GPU with NCCL; every device of the built-in workloads is one.

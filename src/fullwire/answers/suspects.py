@@ -69,29 +69,29 @@ def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]
     )
 
 
-def _leaves(fabric: Cluster, workers: int) -> int:
-    return with_workers(fabric, workers).leaves
+def _leaves(cluster: Cluster, workers: int) -> int:
+    return with_workers(cluster, workers).leaves
 
 
 def _suspicion(subject: Subject, point: Grid) -> Suspicion:
-    fabric = point.cluster
-    assert fabric is not None
+    cluster = point.cluster
+    assert cluster is not None
     [workers], [rate_bps] = point.workers, point.bandwidth_bps
     found = sweep([subject], point)
-    network = fabric.network
-    has_spine = isinstance(network, LeafSpine) and _leaves(fabric, workers) > 0
+    network = cluster.network
+    has_spine = isinstance(network, LeafSpine) and _leaves(cluster, workers) > 0
     size, per_bit = float(subject.step.bytes.sum()), 1 / rate_bps
     names = tried(point) if point.algorithms[0] == AUTO else point.algorithms
-    where = OnLinks(fabric, point.is_scattered)
+    where = OnLinks(cluster, point.is_scattered)
     costs = [where.cost("allreduce", name, workers) for name in names]
     cost = min(costs, key=lambda each: float(each.time_s(size, per_bit)))
     step_s = float(found["step_s"][0])
     suspects = tuple(_asked(subject, each) for each in _wider(point, has_spine=has_spine))
     if has_spine and all(suspect.step_s >= (1 - WORTH_BLAMING) * step_s for suspect in suspects):
         suspects += (_asked(subject, (NICS_AND_SPINE, "both twice as fast", _faster(point))),)
-    inside = fabric.inside
+    inside = cluster.inside
     at_once = replace(
-        fabric,
+        cluster,
         network=replace(network, latency_s=0.0) if isinstance(network, LeafSpine) else network,
         inside=None if inside is None else replace(inside, latency_s=0.0),
     )
@@ -99,7 +99,7 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
     suspects += (_asked(subject, (LATENCIES, "none", without_latency)),)
     return Suspicion(
         run=subject.name,
-        cluster=fabric.name,
+        cluster=cluster.name,
         workers=workers,
         is_scattered=point.is_scattered,
         oversubscription=network.oversubscription
@@ -122,13 +122,13 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
 
     Faster NICs keep their spine, which is made for the rate that they had.
     """
-    fabric = point.cluster
-    assert fabric is not None
-    network, faster = fabric.network, _faster(point)
+    cluster = point.cluster
+    assert cluster is not None
+    network, faster = cluster.network, _faster(point)
     [rate_bps] = point.bandwidth_bps
-    not_slow = tuple(each for each in fabric.other_hosts if each.nic_rate_bps >= rate_bps)
-    if not_slow != fabric.other_hosts:
-        wider = replace(fabric, other_hosts=not_slow)
+    not_slow = tuple(each for each in cluster.other_hosts if each.nic_rate_bps >= rate_bps)
+    if not_slow != cluster.other_hosts:
+        wider = replace(cluster, other_hosts=not_slow)
         change = f"every host at {show_rate(rate_bps)}"
         yield SLOW_HOSTS, change, replace(point, cluster=wider)
     if has_spine and isinstance(network, LeafSpine):
@@ -137,10 +137,10 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
             if network.leaves_per_pod is not None:  # the core stays as wide as it was
                 kept_ratio = network.oversubscription * network.core_oversubscription
                 wide = replace(wide, core_oversubscription=kept_ratio)
-            wider = replace(fabric, network=wide)
+            wider = replace(cluster, network=wide)
             yield LINK_KINDS[SPINE], "a 1:1 spine", replace(point, cluster=wider)
         if network.core_oversubscription > 1:
-            wider = replace(fabric, network=replace(network, core_oversubscription=1.0))
+            wider = replace(cluster, network=replace(network, core_oversubscription=1.0))
             yield LINK_KINDS[CORE], "a 1:1 core", replace(point, cluster=wider)
         kept = replace(network, oversubscription=_FASTER * network.oversubscription)
         assert faster.cluster is not None
@@ -149,9 +149,9 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
         yield LINK_KINDS[TORUS], "links twice as fast", faster
     else:
         yield LINK_KINDS[NIC], "NICs twice as fast", faster
-    if fabric.inside is not None:
+    if cluster.inside is not None:
         wider = replace(
-            fabric, inside=replace(fabric.inside, rate_bps=_FASTER * fabric.inside.rate_bps)
+            cluster, inside=replace(cluster.inside, rate_bps=_FASTER * cluster.inside.rate_bps)
         )
         yield LINK_KINDS[IN_NODE], "in-node links twice as fast", replace(point, cluster=wider)
 

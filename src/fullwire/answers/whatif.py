@@ -427,8 +427,8 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
             times = around_a_switch("allreduce", flat, subject.adds)
         else:
             nics = replace(grid.cluster.nics, rate_bps=share * rate_bps)
-            fabric = replace(grid.cluster, nics=nics)
-            where = OnLinks.of(fabric, latency_s, is_scattered=grid.is_scattered)
+            cluster = replace(grid.cluster, nics=nics)
+            where = OnLinks.of(cluster, latency_s, is_scattered=grid.is_scattered)
             assert where is not None
             costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
             times = over_links(costs, subject.adds)

@@ -42,18 +42,18 @@ def show(
         from fullwire.report.charts import check_plot_path
 
         check_plot_path(plot, replace=force)
-    fabric = described(cluster, nodes)
+    known = described(cluster, nodes)
     if plot is not None:
         from fullwire.report.cluster_picture import plot_cluster
 
-        plot_cluster(fabric, plot)
+        plot_cluster(known, plot)
         tell(f"drawn: {plot}")
     if json:
-        print_json(cluster_object(fabric))
+        print_json(cluster_object(known))
     elif toml:
-        typer.echo(as_toml(fabric), nl=False)
+        typer.echo(as_toml(known), nl=False)
     else:
-        print_cluster(fabric)
+        print_cluster(known)
 
 
 @app.command("fit")
@@ -116,8 +116,8 @@ def list_(json: Json = False) -> None:
     from fullwire.report.as_data import cluster_object
     from fullwire.report.cluster import print_clusters
 
-    fabrics = [described(name) for name in names()]
+    built_in = [described(name) for name in names()]
     if json:
-        print_json({"clusters": [cluster_object(fabric) for fabric in fabrics]})
+        print_json({"clusters": [cluster_object(known) for known in built_in]})
     else:
-        print_clusters(fabrics)
+        print_clusters(built_in)

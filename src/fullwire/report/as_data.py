@@ -363,24 +363,24 @@ def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
     return shown
 
 
-def cluster_object(fabric: Cluster) -> dict[str, Any]:
+def cluster_object(cluster: Cluster) -> dict[str, Any]:
     """Return a described cluster: its shape, and each kind of link."""
     from fullwire.clusters.cluster import link_classes  # other results start 5 ms sooner without
 
     return {
-        "name": fabric.name,
-        "nodes": fabric.nodes,
-        "devices_per_node": fabric.devices_per_node,
-        "devices": fabric.devices,
-        "nics_per_node": fabric.nics_per_node,
-        "leaves": fabric.leaves,
-        "inside": None if fabric.inside is None else asdict(fabric.inside),
-        "nics": asdict(fabric.nics),
-        "network": {"kind": fabric.network.kind, **asdict(fabric.network)},
-        "other_hosts": [asdict(each) for each in fabric.other_hosts],
-        "links": [asdict(each) for each in link_classes(fabric)],
-        "rests_on": fabric.rests_on,
-        "measured": None if fabric.measured is None else asdict(fabric.measured),
+        "name": cluster.name,
+        "nodes": cluster.nodes,
+        "devices_per_node": cluster.devices_per_node,
+        "devices": cluster.devices,
+        "nics_per_node": cluster.nics_per_node,
+        "leaves": cluster.leaves,
+        "inside": None if cluster.inside is None else asdict(cluster.inside),
+        "nics": asdict(cluster.nics),
+        "network": {"kind": cluster.network.kind, **asdict(cluster.network)},
+        "other_hosts": [asdict(each) for each in cluster.other_hosts],
+        "links": [asdict(each) for each in link_classes(cluster)],
+        "rests_on": cluster.rests_on,
+        "measured": None if cluster.measured is None else asdict(cluster.measured),
     }
 
 

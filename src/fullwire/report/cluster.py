@@ -32,57 +32,57 @@ _CARRIED_OVER = (
 )
 
 
-def print_cluster(fabric: Cluster) -> None:
+def print_cluster(cluster: Cluster) -> None:
     """Print a cluster: a sentence, a drawing, its links, and the sources of its figures."""
-    say(cluster_sentence(fabric))
+    say(cluster_sentence(cluster))
     say("")
-    for line in drawing(fabric):
+    for line in drawing(cluster):
         draw(line)
     say("")
     rows = []
-    for links in link_classes(fabric):
+    for links in link_classes(cluster):
         least, most = show_rate(links.slowest_bps), show_rate(links.fastest_bps)
         rate = least if least == most else f"{least} to {most}"
         payload, latency = f"{links.payload_share:.1%}", show_time(links.latency_s)
         rows.append([links.kind, f"{links.count:,}", rate, payload, latency])
     heads = ["links", "how many", "line rate", "for payload", "latency"]
     print_table(heads, rows, texts={"links"})
-    say_flush(fabric.rests_on)
+    say_flush(cluster.rests_on)
 
 
-def print_clusters(fabrics: Sequence[Cluster]) -> None:
+def print_clusters(clusters: Sequence[Cluster]) -> None:
     """Print the built-in clusters, a line each."""
     rows = [
         [
-            fabric.name,
-            f"{fabric.devices_per_node}",
-            "" if fabric.inside is None else show_rate(fabric.inside.rate_bps),
-            f"{fabric.nics_per_node} x {show_rate(fabric.nics.rate_bps)}",
-            network_words(fabric.network),
+            cluster.name,
+            f"{cluster.devices_per_node}",
+            "" if cluster.inside is None else show_rate(cluster.inside.rate_bps),
+            f"{cluster.nics_per_node} x {show_rate(cluster.nics.rate_bps)}",
+            network_words(cluster.network),
         ]
-        for fabric in fabrics
+        for cluster in clusters
     ]
     heads = ["cluster", "devices a node", "in the node", "NICs a node", "network"]
     print_table(heads, rows, texts={"cluster", "network"})
-    for each in fabrics:
+    for each in clusters:
         if each.rests_on:
             say(f"{each.name}: {each.rests_on}")
 
 
-def cluster_sentence(fabric: Cluster) -> str:
+def cluster_sentence(cluster: Cluster) -> str:
     """Describe the cluster in a sentence."""
-    devices = "1 device" if fabric.devices_per_node == 1 else f"{fabric.devices_per_node} devices"
-    nodes = "1 node" if fabric.nodes == 1 else f"{fabric.nodes:,} nodes"
+    devices = "1 device" if cluster.devices_per_node == 1 else f"{cluster.devices_per_node} devices"
+    nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
     others = ""
-    if fabric.other_hosts:
+    if cluster.other_hosts:
         named = ", ".join(
-            f"node{each.node} at {show_rate(each.nic_rate_bps)}" for each in fabric.other_hosts[:4]
+            f"node{each.node} at {show_rate(each.nic_rate_bps)}" for each in cluster.other_hosts[:4]
         )
-        more = len(fabric.other_hosts) - 4
+        more = len(cluster.other_hosts) - 4
         others = f", but {named}" + (f" and {more} more" if more > 0 else "")
     return (
-        f"{fabric.name}: {nodes} of {devices} ({fabric.devices:,} in all), "
-        f"{network_words(fabric.network)}{others}"
+        f"{cluster.name}: {nodes} of {devices} ({cluster.devices:,} in all), "
+        f"{network_words(cluster.network)}{others}"
     )
 
 
@@ -100,9 +100,9 @@ def network_words(network: Network) -> str:
     return f"{kind}, {nodes} a leaf, {network.oversubscription:g}:1{core}"
 
 
-def drawing(fabric: Cluster) -> Iterator[str]:
+def drawing(cluster: Cluster) -> Iterator[str]:
     """Yield a drawing of the cluster from the top down; each row is named."""
-    network = fabric.network
+    network = cluster.network
     if isinstance(network, Torus):
         across = some(network.columns, _MOST_CELLS)
         for row in some(network.rows, _MOST_CELLS):
@@ -112,30 +112,30 @@ def drawing(fabric: Cluster) -> Iterator[str]:
             names = ["…" if n is None else f"node{row * network.columns + n}" for n in across]
             yield f"{'':{_LABEL}}╶─ " + " ── ".join(name.center(9) for name in names) + " ─╴"
         yield f"{'':{_LABEL}}each row and each column is a ring"
-    elif fabric.leaves:
-        yield from _leaves(fabric)
+    elif cluster.leaves:
+        yield from _leaves(cluster)
     else:
-        cells = _cells(fabric.nodes)
-        by_rail = isinstance(network, LeafSpine) and network.by_rail and fabric.nics_per_node > 1
-        rails = f"{fabric.nics_per_node} switches, one for each rail"
+        cells = _cells(cluster.nodes)
+        by_rail = isinstance(network, LeafSpine) and network.by_rail and cluster.nics_per_node > 1
+        rails = f"{cluster.nics_per_node} switches, one for each rail"
         yield _switch(rails if by_rail else "switch", cells)
-        yield _row("NICs", [_or_gap(cell, _strands(fabric.nics_per_node)) for cell in cells])
-        rate = f"{fabric.nics_per_node} x {show_rate(fabric.nics.rate_bps)}"
+        yield _row("NICs", [_or_gap(cell, _strands(cluster.nics_per_node)) for cell in cells])
+        rate = f"{cluster.nics_per_node} x {show_rate(cluster.nics.rate_bps)}"
         yield _row("", [_or_gap(each, rate) for each in cells])
         yield _row("nodes", [_or_gap(each, f"node{each}") for each in cells])
     yield ""
     # One node: its devices as squares, below them the NIC that each of them uses.
-    shown = some(fabric.devices_per_node, _MOST_IN_ROW)
-    if fabric.inside is not None:
-        joined = "a switch in the node" if fabric.inside.kind == "switch" else "PCIe"
-        yield _labelled("each node", f"{joined}, {show_rate(fabric.inside.rate_bps)} a device")
+    shown = some(cluster.devices_per_node, _MOST_IN_ROW)
+    if cluster.inside is not None:
+        joined = "a switch in the node" if cluster.inside.kind == "switch" else "PCIe"
+        yield _labelled("each node", f"{joined}, {show_rate(cluster.inside.rate_bps)} a device")
         yield _labelled("", "┬───" * (len(shown) - 1) + "┬")
     squares = [" … " if each is None else "▣   " for each in shown]
-    yield _labelled("each node" if fabric.inside is None else "", "".join(squares).rstrip())
-    if isinstance(network, Torus) or not len(fabric.nic_of_device):
+    yield _labelled("each node" if cluster.inside is None else "", "".join(squares).rstrip())
+    if isinstance(network, Torus) or not len(cluster.nic_of_device):
         yield _labelled("NICs", "east, west, south, north, of every device")
     else:
-        places = [f"{'…' if each is None else fabric.nic_of_device[each]:<4}" for each in shown]
+        places = [f"{'…' if each is None else cluster.nic_of_device[each]:<4}" for each in shown]
         yield _labelled("NIC", "".join(places).rstrip())
 
 
@@ -152,20 +152,20 @@ def _cells(count: int) -> list[int | None]:
     return some(count, max(_FEWEST_CELLS, min(room, _MOST_CELLS)))
 
 
-def _leaves(fabric: Cluster) -> Iterator[str]:
+def _leaves(cluster: Cluster) -> Iterator[str]:
     """Draw the spine, or the core over a spine in each pod, and leaves with their nodes below."""
-    network = fabric.network
+    network = cluster.network
     assert isinstance(network, LeafSpine)
-    leaves = _cells(-(-fabric.nodes // network.nodes_per_leaf))
-    yield _switch("core" if fabric.pods else "spine", leaves)
-    if fabric.pods:
+    leaves = _cells(-(-cluster.nodes // network.nodes_per_leaf))
+    yield _switch("core" if cluster.pods else "spine", leaves)
+    if cluster.pods:
         width = _CELL * len(leaves)
         ratio = f"{network.core_oversubscription:g}:1"
         narrow = " ◀" if network.core_oversubscription > 1 else ""
-        yield _row(ratio, [f"{show_rate(fabric.core_rate_bps)} up from each pod"], width) + narrow
+        yield _row(ratio, [f"{show_rate(cluster.core_rate_bps)} up from each pod"], width) + narrow
         yield _row("pods", [f"a spine over every {network.leaves_per_pod} leaves"], width)
-    ports = network.nodes_per_leaf * (1 if network.by_rail else fabric.nics_per_node)
-    uplink = show_rate(fabric.uplink_rate_bps)
+    ports = network.nodes_per_leaf * (1 if network.by_rail else cluster.nics_per_node)
+    uplink = show_rate(cluster.uplink_rate_bps)
     yield _row("uplinks", [_or_gap(leaf, "┃") for leaf in leaves])
     narrow = " ◀" if network.oversubscription > 1 else ""
     over = f"{network.oversubscription:g}:1"
@@ -176,13 +176,13 @@ def _leaves(fabric: Cluster) -> Iterator[str]:
             names.append("…")
             nodes.append("…")
             continue
-        rails = f"leaf{leaf}.rail0-{fabric.nics_per_node - 1}"
-        names.append(f"[{rails if network.by_rail else leaf_name(fabric, leaf)}]")
+        rails = f"leaf{leaf}.rail0-{cluster.nics_per_node - 1}"
+        names.append(f"[{rails if network.by_rail else leaf_name(cluster, leaf)}]")
         first = leaf * network.nodes_per_leaf
-        last = min(first + network.nodes_per_leaf, fabric.nodes) - 1
+        last = min(first + network.nodes_per_leaf, cluster.nodes) - 1
         nodes.append(f"node{first}" if first == last else f"node{first}-{last}")
     yield _row("leaves", names)
-    down = f"{ports} x {show_rate(fabric.nics.rate_bps)}"
+    down = f"{ports} x {show_rate(cluster.nics.rate_bps)}"
     yield _row("NICs", [_or_gap(leaf, _strands(ports)) for leaf in leaves])
     yield _row("", [_or_gap(leaf, down) for leaf in leaves])
     yield _row("nodes", nodes)

@@ -32,22 +32,22 @@ _CORE_ROOM = 84
 _FULL = 0.6  # of a leaf's room: as wide as all links up to it
 
 
-def plot_cluster(fabric: Cluster, path: Path) -> None:
+def plot_cluster(cluster: Cluster, path: Path) -> None:
     """Draw a cluster as PNG, SVG or HTML, by the ending of the file's name."""
     check_plot_path(path)
     import altair as alt
 
     network = _Sheet()
-    if isinstance(fabric.network, Torus):
-        _draw_torus(network, fabric, fabric.network)
-    elif fabric.leaves:
-        _draw_leaves(network, fabric)
+    if isinstance(cluster.network, Torus):
+        _draw_torus(network, cluster, cluster.network)
+    elif cluster.leaves:
+        _draw_leaves(network, cluster)
     else:
-        _draw_switch(network, fabric)
+        _draw_switch(network, cluster)
     node = _Sheet()
-    _draw_node(node, fabric)
+    _draw_node(node, cluster)
     chart = alt.vconcat(network.chart(), node.chart(), spacing=30)
-    save(titled(chart, cluster_sentence(fabric), wrap(fabric.rests_on, 150)), path)
+    save(titled(chart, cluster_sentence(cluster), wrap(cluster.rests_on, 150)), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +118,22 @@ class _Sheet:
         return alt.layer(boxes, *words).properties(width=_WIDE, height=height)
 
 
-def _draw_leaves(sheet: _Sheet, fabric: Cluster) -> None:
+def _draw_leaves(sheet: _Sheet, cluster: Cluster) -> None:
     """Draw the spine, the uplinks of each leaf, and the leaf, or its rails, over its nodes."""
-    network = fabric.network
+    network = cluster.network
     assert isinstance(network, LeafSpine)
     sheet.box(0, _SPINE[0], _WIDE, _SPINE[1], _PALE, _LINE)
     narrow = network.oversubscription > 1
     colour = _RED if narrow else _BLUE
     sheet.word(
-        _WIDE / 2, sum(_SPINE) / 2, "a spine in each pod" if fabric.pods else "spine", size=13
+        _WIDE / 2, sum(_SPINE) / 2, "a spine in each pod" if cluster.pods else "spine", size=13
     )
     over = f"uplinks {network.oversubscription:g}:1{', by rail' if network.by_rail else ''}"
     sheet.word(10, sum(_SPINE) / 2, over, align="left", colour=colour, size=12)
-    groups = some(-(-fabric.nodes // network.nodes_per_leaf), _MOST_LEAVES)
+    groups = some(-(-cluster.nodes // network.nodes_per_leaf), _MOST_LEAVES)
     room = _WIDE / len(groups)
     full = _FULL * room
-    rails = min(fabric.nics_per_node, _MOST_RAILS) if network.by_rail else 1
+    rails = min(cluster.nics_per_node, _MOST_RAILS) if network.by_rail else 1
     wide = full / max(network.oversubscription, 1) / rails
     half = _SPINE[1] + (_LEAF - _SPINE[1]) / 2
     for place, group in enumerate(groups):
@@ -145,16 +145,16 @@ def _draw_leaves(sheet: _Sheet, fabric: Cluster) -> None:
             x = middle + (rail - (rails - 1) / 2) * full / rails
             sheet.band(x, _SPINE[1], _LEAF, wide - (2.5 if rails > 1 else 0), colour)
         sheet.box(middle - 34, half - 9, middle + 34, half + 9, "white", "white")
-        sheet.word(middle, half, show_rate(fabric.uplink_rate_bps), colour=colour)
+        sheet.word(middle, half, show_rate(cluster.uplink_rate_bps), colour=colour)
         left, right = middle - 0.44 * room, middle + 0.44 * room
         if network.by_rail:
-            below = _rails(sheet, fabric, left, right)
+            below = _rails(sheet, cluster, left, right)
         else:
             below = _LEAF + 24
             sheet.box(left, _LEAF, right, below, _PALE, _LINE)
             sheet.word(middle, _LEAF + 12, f"leaf{group}", size=12)
         first = group * network.nodes_per_leaf
-        count = min(network.nodes_per_leaf, fabric.nodes - first)
+        count = min(network.nodes_per_leaf, cluster.nodes - first)
         shown = some(count, _MOST_IN_LEAF)
         step = (right - left) / len(shown)
         link = min(_FULL * room / count, 0.8 * step) if len(shown) == count else 0.5 * step
@@ -163,21 +163,21 @@ def _draw_leaves(sheet: _Sheet, fabric: Cluster) -> None:
             if number is None:
                 sheet.word(x, _NODE + 10, "…", size=14)
             else:
-                _draw_host(sheet, fabric, first + number, (x, step), below, link)
+                _draw_host(sheet, cluster, first + number, (x, step), below, link)
         named = f"node{first}" if count == 1 else f"node{first} to {first + count - 1}"
         sheet.word(middle, _NODE + 34, named)
-    if fabric.pods:
-        _draw_core(sheet, fabric, network)
+    if cluster.pods:
+        _draw_core(sheet, cluster, network)
 
 
-def _draw_core(sheet: _Sheet, fabric: Cluster, network: LeafSpine) -> None:
+def _draw_core(sheet: _Sheet, cluster: Cluster, network: LeafSpine) -> None:
     """Draw the core above the spines, and the links up to it from each pod."""
     colour = _RED if network.core_oversubscription > 1 else _BLUE
     _move_up(sheet, -_CORE_ROOM)
     below = _CORE_ROOM + _SPINE[0]
     sheet.box(0, _SPINE[0], _WIDE, _SPINE[1], _PALE, _LINE)
     sheet.word(_WIDE / 2, sum(_SPINE) / 2, "core", size=13)
-    pods = some(fabric.pods // (fabric.nics_per_node if network.by_rail else 1), _MOST_LEAVES)
+    pods = some(cluster.pods // (cluster.nics_per_node if network.by_rail else 1), _MOST_LEAVES)
     room = _WIDE / len(pods)
     wide = _FULL * room / max(network.core_oversubscription, 1)
     for place, pod in enumerate(pods):
@@ -187,16 +187,16 @@ def _draw_core(sheet: _Sheet, fabric: Cluster, network: LeafSpine) -> None:
             continue
         sheet.band(x, _SPINE[1], below, wide, colour)
         sheet.box(x - 60, half - 9, x + 60, half + 9, "white", "white")
-        sheet.word(x, half, f"pod{pod}: {show_rate(fabric.core_rate_bps)}", colour=colour)
+        sheet.word(x, half, f"pod{pod}: {show_rate(cluster.core_rate_bps)}", colour=colour)
     over = (
         f"uplinks {network.core_oversubscription:g}:1 from pods of {network.leaves_per_pod} leaves"
     )
     sheet.word(10, sum(_SPINE) / 2, over, align="left", colour=colour, size=12)
 
 
-def _rails(sheet: _Sheet, fabric: Cluster, left: float, right: float) -> float:
+def _rails(sheet: _Sheet, cluster: Cluster, left: float, right: float) -> float:
     """Draw the rails of some nodes as bars, each in its colour, and return where they end."""
-    rails = min(fabric.nics_per_node, _MOST_RAILS)
+    rails = min(cluster.nics_per_node, _MOST_RAILS)
     for rail in range(rails):
         top = _LEAF + rail * _RAIL_STEP
         sheet.box(left, top, right, top + 4, _RAIL_COLOURS[rail])
@@ -204,16 +204,16 @@ def _rails(sheet: _Sheet, fabric: Cluster, left: float, right: float) -> float:
 
 
 def _draw_host(
-    sheet: _Sheet, fabric: Cluster, node: int, place: tuple[float, float], top: float, wide: float
+    sheet: _Sheet, cluster: Cluster, node: int, place: tuple[float, float], top: float, wide: float
 ) -> None:
     """Draw a node and its NICs' links up; one of another rate is red, and its width is its rate."""
     x, step = place
-    other = next((each for each in fabric.other_hosts if each.node == node), None)
-    share = 1.0 if other is None else other.nic_rate_bps / fabric.nics.rate_bps
+    other = next((each for each in cluster.other_hosts if each.node == node), None)
+    share = 1.0 if other is None else other.nic_rate_bps / cluster.nics.rate_bps
     half = min(0.4 * step, 26)
-    by_rail = isinstance(fabric.network, LeafSpine) and fabric.network.by_rail
+    by_rail = isinstance(cluster.network, LeafSpine) and cluster.network.by_rail
     if by_rail:
-        rails = min(fabric.nics_per_node, _MOST_RAILS)
+        rails = min(cluster.nics_per_node, _MOST_RAILS)
         for rail in range(rails):
             at = x + (rail - (rails - 1) / 2) * min(2 * half / rails, 5)
             colour = _RAIL_COLOURS[rail] if other is None else _RED
@@ -235,16 +235,16 @@ def _draw_host(
         sheet.word(x, _NODE - 14, show_rate(other.nic_rate_bps), colour=_RED, size=10)
 
 
-def _draw_switch(sheet: _Sheet, fabric: Cluster) -> None:
-    by_rail = isinstance(fabric.network, LeafSpine) and fabric.network.by_rail
+def _draw_switch(sheet: _Sheet, cluster: Cluster) -> None:
+    by_rail = isinstance(cluster.network, LeafSpine) and cluster.network.by_rail
     if by_rail:
-        sheet.word(0, _LEAF - 14, f"{fabric.nics_per_node} rails, a switch each", align="left")
-        below = _rails(sheet, fabric, 0, _WIDE)
+        sheet.word(0, _LEAF - 14, f"{cluster.nics_per_node} rails, a switch each", align="left")
+        below = _rails(sheet, cluster, 0, _WIDE)
     else:
         below = float(_LEAF + 26)
         sheet.box(0, _LEAF, _WIDE, below, _PALE, _LINE)
         sheet.word(_WIDE / 2, _LEAF + 13, "switch", size=13)
-    shown = some(fabric.nodes, _MOST_ON_SWITCH)
+    shown = some(cluster.nodes, _MOST_ON_SWITCH)
     step = _WIDE / max(len(shown), 3)
     begin = (_WIDE - step * len(shown)) / 2
     for place, node in enumerate(shown):
@@ -252,8 +252,8 @@ def _draw_switch(sheet: _Sheet, fabric: Cluster) -> None:
         if node is None:
             sheet.word(x, _NODE + 11, "…", size=16)
         else:
-            _draw_host(sheet, fabric, node, (x, step), below, min(0.3 * step, 14))
-    nics = f"{fabric.nics_per_node} x {show_rate(fabric.nics.rate_bps)} a node"
+            _draw_host(sheet, cluster, node, (x, step), below, min(0.3 * step, 14))
+    nics = f"{cluster.nics_per_node} x {show_rate(cluster.nics.rate_bps)} a node"
     sheet.word(_WIDE / 2, _NODE + 36, nics)
     _move_up(sheet, _LEAF - 24)
 
@@ -266,9 +266,9 @@ def _move_up(sheet: _Sheet, by: float) -> None:
         each["y2"] -= by
 
 
-def _draw_torus(sheet: _Sheet, fabric: Cluster, torus: Torus) -> None:
+def _draw_torus(sheet: _Sheet, cluster: Cluster, torus: Torus) -> None:
     step = 62
-    slow = {each.node: each.nic_rate_bps for each in fabric.other_hosts}
+    slow = {each.node: each.nic_rate_bps for each in cluster.other_hosts}
     columns, rows = some(torus.columns, 12), some(torus.rows, 8)
     begin = (_WIDE - step * len(columns)) / 2
     for line, row in enumerate(rows):
@@ -286,25 +286,25 @@ def _draw_torus(sheet: _Sheet, fabric: Cluster, torus: Torus) -> None:
             edge = _RED if node in slow else _INK
             sheet.box(x - 18, y - 12, x + 18, y + 12, "white", edge)
             sheet.word(x, y, str(node), size=10, colour=edge)
-    words = f"each row and each column is a ring of links of {show_rate(fabric.nics.rate_bps)}"
+    words = f"each row and each column is a ring of links of {show_rate(cluster.nics.rate_bps)}"
     sheet.word(_WIDE / 2, 20 + step * len(rows) + 14, words)
 
 
-def _draw_node(sheet: _Sheet, fabric: Cluster) -> None:
+def _draw_node(sheet: _Sheet, cluster: Cluster) -> None:
     """Draw one node: the links between its devices, the devices, and the NIC that each uses."""
-    shown = some(fabric.devices_per_node, _MOST_IN_ROW)
+    shown = some(cluster.devices_per_node, _MOST_IN_ROW)
     step = min(_WIDE / len(shown), 92)
     begin = (_WIDE - step * len(shown)) / 2
     end = begin + step * len(shown)
     sheet.box(begin - 12, 0, end + 12, 196, "#fafbfc", _LINE)
     sheet.word(begin - 2, 12, "each node", align="left", size=12)
-    if fabric.inside is not None:
-        joined = "switch in the node" if fabric.inside.kind == "switch" else "PCIe"
+    if cluster.inside is not None:
+        joined = "switch in the node" if cluster.inside.kind == "switch" else "PCIe"
         sheet.box(begin, 24, end, 46, _PALE, _LINE)
         sheet.word(
             (begin + end) / 2,
             35,
-            f"{joined}, {show_rate(fabric.inside.rate_bps)} a device each way",
+            f"{joined}, {show_rate(cluster.inside.rate_bps)} a device each way",
         )
     of_nic: dict[int, list[float]] = {}
     for place, device in enumerate(shown):
@@ -312,9 +312,9 @@ def _draw_node(sheet: _Sheet, fabric: Cluster) -> None:
         if device is None:
             sheet.word(x, 92, "…", size=16)
             continue
-        if fabric.inside is not None:
+        if cluster.inside is not None:
             sheet.band(x, 46, 78, 7, _LINE)
-        nic = -1 if isinstance(fabric.network, Torus) else int(fabric.nic_of_device[device])
+        nic = -1 if isinstance(cluster.network, Torus) else int(cluster.nic_of_device[device])
         of_nic.setdefault(nic, []).append(x)
         sheet.box(x - 20, 78, x + 20, 106, "white", _INK)
         sheet.word(x, 92, str(device))
@@ -331,4 +331,4 @@ def _draw_node(sheet: _Sheet, fabric: Cluster) -> None:
         sheet.box(middle - half, 146, middle + half, 168, "white", colour)
         sheet.word(middle, 157, name)
         if step > 60 or nic < 0 or len(places) > 1:
-            sheet.word(middle, 182, show_rate(fabric.nics.rate_bps), colour=colour)
+            sheet.word(middle, 182, show_rate(cluster.nics.rate_bps), colour=colour)

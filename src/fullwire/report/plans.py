@@ -27,7 +27,7 @@ _LOSSES = {
 def plan_data(result: PlanAnswer) -> dict[str, Any]:
     """Return the answer as JSON holds it."""
     data = asdict(result)
-    for name in ("landscape", "architecture", "fabric"):
+    for name in ("landscape", "architecture", "described"):
         data.pop(name)
     data["goodput"] = data.pop("lasting")
     return data

@@ -248,10 +248,10 @@ def _on_links(text: str, algorithm: str, workers: int, size: Floats) -> Cost:
     """
     from fullwire.clusters.description import described  # here: most runs have none
 
-    fabric = described(text, "the run's cluster")
+    cluster = described(text, "the run's cluster")
     cost, rate_bps = (
-        collective_cost("allreduce", algorithm, fabric, workers=workers),
-        fabric.nics.rate_bps,
+        collective_cost("allreduce", algorithm, cluster, workers=workers),
+        cluster.nics.rate_bps,
     )
     line_s = cost.time_s(size, 1 / rate_bps) - cost.time_s(0.0, 1 / rate_bps)
     return Cost(line_s * rate_bps / 8, cost.hops, np.zeros_like(size))
