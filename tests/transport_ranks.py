@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import socket
@@ -652,6 +653,68 @@ def in_a_wire_format(rank: int, size: int, store: Any, timeout: timedelta) -> di
         "was rounded before": not torch.allclose(before, expected, atol=1e-5),
         "bits": [each.view(torch.int32).sum().item() for each in (whole, *rest)],
     }
+
+
+def sparing_small_gradients(
+    rank: int, size: int, store: Any, timeout: timedelta
+) -> dict[str, list[bool]]:
+    """Train with DDP on the wire as bf16; say step by step which gradients were rounded."""
+    os.environ["FULLWIRE_WIRE"] = "bf16"
+    joined(rank, size, store, timeout)
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.LayerNorm(200))] * 4
+    plain = torch.nn.Sequential(*map(copy.deepcopy, layers), torch.nn.Linear(200, 4))
+    of_sums = dist.new_group(backend="gloo")
+    model = torch.nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=0.3)
+    torch.manual_seed(rank)
+    found: dict[str, list[bool]] = {}
+
+    def note(name: str) -> None:
+        inputs = torch.randn(16, 200)
+        expected = torch.autograd.grad(plain(inputs).square().sum(), [*plain.parameters()])
+        model.zero_grad()
+        model(inputs).square().sum().backward()
+        for parameter, own in zip(plain.parameters(), expected, strict=True):
+            dist.all_reduce(own, group=of_sums)
+            error = float((parameter.grad - own / size).norm() / own.norm())
+            kind = "small" if parameter.dim() < 2 or parameter.numel() < 1024 else "large"
+            found.setdefault(f"{kind}, {name}", []).append(error > 1e-5)
+
+    for _ in range(3):  # in the second step DDP makes its buckets anew
+        note("by the variable")
+    with fullwire.wire("bf16", packs_small=True):
+        note("with packs_small")
+    with fullwire.wire("float32"):
+        note("float32")
+    # Buckets that moved while the group did not pack.
+    os.environ["FULLWIRE_WIRE"] = "float32"
+    later = dist.new_group(backend="fullwire")
+    model = torch.nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=0.3, process_group=later)
+    for _ in range(2):
+        note("float32")
+    with fullwire.wire("bf16", group=later):
+        note("by a later call")
+    dist.destroy_process_group()
+    return found
+
+
+def joining_with_no_inputs(
+    rank: int, size: int, store: Any, timeout: timedelta
+) -> list[list[float]]:
+    """Train on the wire as bf16, where rank 0 has no inputs at all."""
+    os.environ["FULLWIRE_WIRE"] = "bf16"
+    joined(rank, size, store, timeout)
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200)),
+        bucket_cap_mb=0.1,
+    )
+    with model.join():
+        for step in range(4 * rank):
+            model(torch.full((4, 200), step + 1.0)).square().mean().backward()
+    weights = [each.flatten()[:5].tolist() for each in model.parameters()]
+    dist.destroy_process_group()
+    return weights
 
 
 def in_two_wire_formats(rank: int, size: int, store: Any, timeout: timedelta) -> None:

@@ -982,8 +982,9 @@ def check_carried(run: fw.Run, buckets: Collectives) -> None:
     assert (told.end_ns == buckets.end_ns).all()
     assert (told.begun_ns <= buckets.start_ns).all()
     # 2 (N-1)/N of the bytes, with two ranks, in half the bytes and with a head for each chunk.
-    assert (told.sent_bytes * 2 >= buckets.bytes).all()
-    assert (told.sent_bytes * 2 <= buckets.bytes * 1.01).all()
+    # Biases, one number in 65, travel once more as float32.
+    assert (told.sent_bytes * 2 > buckets.bytes * 1.01).all()
+    assert (told.sent_bytes * 2 <= buckets.bytes * 1.02).all()
     assert (told.reducing_ns > 0).all()
     found = fw.explain(run, bandwidth="10Gbps")
     told_by = {"transport_utilization", "transport_time"}  # loopback may pass any rate

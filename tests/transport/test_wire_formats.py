@@ -407,6 +407,19 @@ def test_a_job_in_bf16_rounds_once_and_keeps_its_ranks_equal() -> None:
         assert told["bits"] == first["bits"]
 
 
+def test_norm_layers_and_biases_of_ddp_travel_as_float32_and_matrices_packed() -> None:
+    for told in in_processes(ranks.sparing_small_gradients, 2):
+        for what, are_rounded in told.items():
+            kind, how = what.split(", ")
+            is_packed = how != "float32" and (kind == "large" or how == "with packs_small")
+            assert set(are_rounded) == {is_packed}, what
+
+
+def test_a_rank_without_inputs_knows_what_lies_in_the_buckets_too() -> None:
+    first, second = in_processes(ranks.joining_with_no_inputs, 2)
+    assert first == second
+
+
 def test_ranks_that_ask_for_two_formats_get_no_group() -> None:
     for problem in in_processes(partial(ranks.failing, ranks.in_two_wire_formats), 2):
         assert problem == "FULLWIRE_WIRE: expected the same on every rank, got bf16 and int8"

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fullwire.compression.codec import Choice, hook_of, parse_choice
-from fullwire.compression.method import SMALL, Bucket, Loss, Tensor
+from fullwire.compression.method import Bucket, Loss, Tensor, is_small
 from fullwire.errors import UsageError
 from fullwire.units import shown
 
@@ -159,7 +159,7 @@ class Compression:
             return
         is_plain = self.is_off or flat.dtype != torch.float32
         keeps_small = not (self.packs_small or self._method.sends_vectors)
-        small = [each for each in gradients if keeps_small and _is_small(each)]
+        small = [each for each in gradients if keeps_small and is_small(each)]
         if is_plain or len(small) == len(gradients):
             self._tell_type(flat.dtype)
             dist.all_reduce(flat, group=self._group)
@@ -275,11 +275,6 @@ def compress(
     hook.__name__ = hook.__qualname__ = hook_of(choice)
     model.register_comm_hook(compression, hook)
     return compression
-
-
-def _is_small(gradient: Tensor) -> bool:
-    """Say whether a gradient is of a norm layer, a bias, or as small as one."""
-    return bool(gradient.dim() < 2 or gradient.numel() < SMALL)
 
 
 class ReceivesFirst(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check

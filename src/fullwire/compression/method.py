@@ -22,6 +22,11 @@ FLOAT_BYTES = 4
 SMALL = 1024  # Numbers: a gradient with fewer travels as float32, as a vector does.
 
 
+def is_small(gradient: Tensor) -> bool:
+    """Say whether a gradient is of a norm layer, a bias, or as small as one."""
+    return bool(gradient.dim() < 2 or gradient.numel() < SMALL)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Bucket:
     """The gradients of some parameters, one after another in one flat float32 tensor."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from fullwire import _native
 from fullwire.errors import TransportError
 from fullwire.transport import programs
+from fullwire.transport.buckets import watch_buckets
 from fullwire.transport.calibrate import Trials, processors_of_a_rank, streams
 from fullwire.transport.congestion import congestion_control, in_use
 from fullwire.transport.keys import is_switched_on, protection, say_once_that_the_network_is_trusted
@@ -85,6 +86,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._in_flight = InFlight()
         self._of_one_number: deque[Work] = deque(maxlen=_REMEMBERED)
         self._process = os.getpid()
+        # In DDP's buckets of so many numbers: the places of those that a wire format spares.
+        self.small_places: dict[int, Any] = {}
+        watch_buckets()
         try:
             self._start(options.store, checks)
         except BaseException as error:  # no caller will have the group, to leave it later
@@ -231,17 +235,39 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return self._reducing(tensors, opts)
 
     def _reducing(self, tensors: Sequence[Any], opts: Any) -> Work:
-        tasks = []
+        tasks, kept, spared = [], [*tensors], []
         for tensor in tensors:
-            how = self._how(tensor, opts)
-            memory = memory_of(tensor, dense=True)
-            packing = self._packing(tensor, memory[1], called(opts))
-            program = self._summing(memory[1], packing)
-            what = f"all_reduce({called(opts)}) of {described(tensor)}"
-            tasks.append(self._task(what, program, [memory], [memory], opts, how, packing))
-        return self._work(tasks, list(tensors), tensors)
+            packing = self._packing(tensor, memory_of(tensor, dense=True)[1], called(opts))
+            places = self._spared(tensor) if packing is not None else None
+            if places is not None and len(places) == tensor.numel():
+                packing = places = None
+            tasks.append(self._summing(tensor, opts, packing))
+            if places is not None:
+                # They travel twice: packed among the others, and as they are.
+                flat = tensor.detach()
+                exact = flat[places]
+                tasks.append(self._summing(exact, opts, None))
+                kept.append(exact)
+                spared.append(partial(flat.index_copy_, 0, places, exact))
 
-    def _summing(self, size_bytes: int, packing: Packing | None) -> Any:
+        def put_back() -> None:
+            for each in spared:
+                each()
+
+        return self._work(tasks, list(tensors), kept, put_back if spared else None)
+
+    def _spared(self, tensor: Any) -> Any:
+        """Return the places of small gradients, if the tensor is as long as a bucket with some."""
+        is_row = tensor.dim() == 1 and not self.wire.packs_small
+        return self.small_places.get(tensor.numel()) if is_row else None
+
+    def _summing(self, tensor: Any, opts: Any, packing: Packing | None) -> Callable[[], Any]:
+        how, memory = self._how(tensor, opts), memory_of(tensor, dense=True)
+        what = f"all_reduce({called(opts)}) of {described(tensor)}"
+        program = self._program_of_sum(memory[1], packing)
+        return self._task(what, program, [memory], [memory], opts, how, packing)
+
+    def _program_of_sum(self, size_bytes: int, packing: Packing | None) -> Any:
         if packing is not None:
             return programs.packed_allreduce(self._size, self._rank)
         algorithm, segments = self._algorithm(size_bytes), 1

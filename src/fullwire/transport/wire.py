@@ -63,6 +63,7 @@ class Wire:
     by_numbers: dict[int, str] = field(default_factory=dict)  # of tensors with so many
     automatic_from: float | None = None  # bytes from which `auto` packs, once it has tried
     tells: bool = True  # on one rank: what travels unchanged
+    packs_small: bool = False  # norm layers and biases in DDP's buckets too
     _unchanged: set[str] = field(default_factory=set)
 
     def packing(self, kind: str, numbers: int, tensor_bytes: int, reduction: str) -> Packing | None:
@@ -82,6 +83,11 @@ class Wire:
         if not pays(self.workers, tensor_bytes, name, self.links):
             return None
         return Packing(name, self.most_error or MOST_ERROR[name])
+
+    @property
+    def is_on(self) -> bool:
+        """Say whether some tensors may be packed."""
+        return any(name != "float32" for name in (self.name, *self.by_numbers.values()))
 
     def _name_once(self, what: str, name: str) -> None:
         if self.tells and what not in self._unchanged:
@@ -167,18 +173,23 @@ def wire(
     parameters: Iterable[Any] | None = None,
     least: str | int | None = None,
     max_error: float | None = None,
+    packs_small: bool = False,
 ) -> Any:
     """Choose how a group's float32 tensors travel from now on; every rank has to call it.
 
     `name` is float32, bf16, fp16, int8 or auto, and `group` the default group unless given. With
     `parameters`, the choice holds for tensors with as many numbers as one of them. Smaller tensors
     than `least` (64 KiB) travel as float32. The group falls back to float32 if a relative squared
-    error is above `max_error`. In a `with` statement the choice ends with the block.
+    error is above `max_error`. In DDP's buckets norm layers, biases and gradients with fewer than
+    1024 numbers travel as float32, unless `packs_small`. In a `with` statement the choice ends with
+    the block.
 
         with fw.wire("bf16", parameters=model.parameters()):
             loss.backward()
     """
     from torch.distributed import group as groups
+
+    from fullwire.transport.buckets import read_buckets
 
     codes = {**FORMATS, AUTO: len(FORMATS)}
     if name not in codes:
@@ -193,6 +204,7 @@ def wire(
         before,
         least_bytes=before.least_bytes if least is None else int(size_bytes(least, "least")),
         most_error=max_error or before.most_error,
+        packs_small=packs_small,
     )
     if parameters is None:
         after.name = name
@@ -202,6 +214,7 @@ def wire(
         # Kept with the group's choice before, so that the next block need not try again.
         before.automatic_from = after.automatic_from = measured(group.trials)
     group.wire = after
+    read_buckets(group)
     return _restoring(group, before)
 
 
