@@ -63,7 +63,7 @@ _NUMBERS = (
     b"1_000",
     b"",
 )
-_TEXTS = (
+TEXTS = (
     b'""',
     b'"\\ud800"',
     b'"\\u0000"',
@@ -140,8 +140,8 @@ CHANGES = (
     _flipped,
     _replaced(_NUMBER, _NUMBERS),
     _replaced(_NUMBER, _NUMBERS),
-    _replaced(_STRING, _TEXTS),
-    _replaced(_STRING, _TEXTS),
+    _replaced(_STRING, TEXTS),
+    _replaced(_STRING, TEXTS),
 )
 
 

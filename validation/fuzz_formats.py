@@ -1,16 +1,21 @@
 """Damage other tools' output, 100,000 cases a reader: each gives a run, or one line of refusal.
 
-    python -m validation.fuzz_formats [--cases 100000] [--reader chakra] [--seed 1]
+    python -m validation.fuzz_formats [--cases 100000] [--reader chakra] [--seed 1] [--real FOLDER]
 
-Each case changes a small whole input: bytes are flipped, cut, doubled, or replaced by words that
-mean something to the format. A case must end as a run or as a FullwireError. Any other case is
-printed with the command that repeats it, and ends the script with status 1.
+Each case changes a small whole input: bytes are flipped, cut, doubled, exchanged, nested deeply, or
+replaced by words that mean something to the format. Some cases change their encoding, and some are
+packed (gz, xz, zst), with further damage. `--real` adds the files of a folder that the reader reads
+and that have at most 64 KiB. A case must end as a run or as a FullwireError within 10 s. Any other
+case is printed with its number and seed, and ends the script with status 1. Each reader has a
+process of its own, so the memory is that of one reader.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import random
@@ -21,12 +26,19 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from fullwire import explain
 from fullwire.errors import FullwireError
-from fullwire.importers import read
+from fullwire.files import beginning_of, files_in
+from fullwire.importers import FORMATS, read
+from fullwire.importers._recognise import kinds_of
 from fullwire.importers.tensorboard import masked_crc32c
 from fullwire.report.chrome import write_chrome
 from tests.builders import a_run
@@ -38,11 +50,20 @@ from tests.unit.test_osu import ALLREDUCE, METRICS
 from tests.unit.test_tensorboard import EVENTS
 from tests.unit.test_training_log import IMAGENET, MEGATRON, NANOGPT
 from tests.unit.test_xla import of_a_tpu, of_gpus
-from validation import arguments, results
+from validation import arguments, damaged_captures, fuzz, results
 
 _NUMBERS = (b"0", b"-1", b"9" * 20, b"9" * 400, b"1e999", b"NaN", b"2147483648", b"null")
 TIMELINES = (of_gpus(), of_a_tpu())
 _EXPLAINED = 0.05  # share of the readable cases that are explained, too
+_RECODED, _PACKED = 0.03, 0.1  # shares of the cases
+_ENCODINGS = ("utf-16", "utf-32", "utf-8-sig", "cp1252", "utf-7")
+_PACKERS: tuple[Callable[[bytes], bytes], ...] = (
+    lambda content: gzip.compress(content, 1),
+    lambda content: lzma.compress(content, preset=0),
+    lambda content: pa.compress(content, "zstd", asbytes=True),
+)
+_MOST_REAL_BYTES = 64 * 1024  # of a real file that is damaged; larger ones take too long
+_LONGEST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +74,7 @@ class Reader:
     inputs: Sequence[bytes]
     words: Sequence[bytes]
     mended: Callable[[bytes, random.Random], bytes] | None = None  # so that damage gets further in
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def readers() -> Mapping[str, Reader]:
@@ -166,6 +188,36 @@ def readers() -> Mapping[str, Reader]:
             [trace.getvalue()],
             [b"\n", b'"X"', b'"C"', b"{", b"}", b"], ", b'"ts":', b'"'],
         ),
+        "kineto": Reader("kineto", fuzz.kineto_seeds(), fuzz.TEXTS),
+        "horovod": Reader("horovod", fuzz.horovod_seeds(), fuzz.TEXTS),
+        "capture": Reader(
+            "capture",
+            damaged_captures.seeds(),
+            [b"\xd4\xc3\xb2\xa1", b"\x0a\x0d\x0d\x0a", b"\xff" * 8, bytes(16), b"\x06\0\0\0"],
+        ),
+        "netx": Reader(
+            "netx",
+            [b"first line is for explaination; ...\n1\n3\n483.5,4000\n0,16384\n12.25,64\n"],
+            [b"\n", b",", b"-1,5\n", b"1e300", b"nan", b"3\n", b" "],
+            options={"step_time": "2ms"},
+        ),
+    }
+
+
+def with_real(known: Mapping[str, Reader], folder: Path) -> Mapping[str, Reader]:
+    """Add the small files of a folder to the inputs of their readers."""
+    found: dict[str, list[bytes]] = {}
+    for path in files_in(folder):
+        try:
+            content = beginning_of(path, _MOST_REAL_BYTES + 1)
+            [kind] = kinds_of(FORMATS, path)
+        except FullwireError:
+            continue
+        if len(content) <= _MOST_REAL_BYTES:
+            found.setdefault(kind, []).append(content)
+    return {
+        name: replace(reader, inputs=[*reader.inputs, *found.get(reader.format, [])])
+        for name, reader in known.items()
     }
 
 
@@ -174,7 +226,7 @@ def damaged(reader: Reader, chance: random.Random) -> bytes:
     content = bytearray(chance.choice(reader.inputs))
     for _ in range(chance.randint(1, 8)):
         at = chance.randrange(len(content) + 1)
-        match chance.randrange(6):
+        match chance.randrange(8):
             case 0:
                 content[at : at + chance.randint(0, 4)] = chance.randbytes(chance.randint(0, 4))
             case 1:
@@ -186,11 +238,35 @@ def damaged(reader: Reader, chance: random.Random) -> bytes:
                 content[at:at] = chance.choice(reader.words)
             case 4:
                 content[at : at + 1] = chance.choice(_NUMBERS)
+            case 5:
+                length, other = chance.randint(1, 200), chance.randrange(len(content) + 1)
+                one, two = content[at : at + length], content[other : other + length]
+                content[other : other + length] = one
+                content[at : at + length] = two
+            case 6:
+                content[at:at] = chance.choice((b"[", b"{", b'{"a":', b"(", b"\x0a\x7f")) * (
+                    chance.choice((3, 2_000, 100_000))
+                )
             case _:
                 del content[at:]
         if not content:
             break
-    return bytes(content) if reader.mended is None else reader.mended(bytes(content), chance)
+    whole = bytes(content) if reader.mended is None else reader.mended(bytes(content), chance)
+    return wrapped(whole, chance)
+
+
+def wrapped(content: bytes, chance: random.Random) -> bytes:
+    """Give some cases another encoding, and pack some, with or without further damage."""
+    if chance.random() < _RECODED:
+        content = content.decode(errors="replace").encode(chance.choice(_ENCODINGS), "replace")
+    if chance.random() < _PACKED:
+        for _ in range(chance.choice((1, 1, 1, 2))):
+            content = chance.choice(_PACKERS)(content)
+        if chance.random() < 0.5:
+            damage = bytearray(content)
+            damage[chance.randrange(len(damage))] ^= 1 << chance.randrange(8)
+            content = bytes(damage[: chance.randint(1, len(damage))])
+    return content
 
 
 def with_checksums(content: bytes, chance: random.Random) -> bytes:
@@ -207,56 +283,76 @@ def with_checksums(content: bytes, chance: random.Random) -> bytes:
 
 
 def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> list[results.Cell]:
-    """Try `cases` cases; return reader, cases, and how many were read, refused and neither."""
-    began, read_, bad = time.monotonic(), 0, 0
-    path = where / "rank_0.json"
+    """Try `cases` cases; return reader, cases, their ends, the slowest one and the memory."""
+    began, read_, bad, slowest_s = time.monotonic(), 0, 0, 0.0
+    path = where / f"{name}_rank_0.json"
     for case in range(cases):
         chance = random.Random(f"{name} {seed} {case}")
         path.write_bytes(damaged(reader, chance))
+        start_s, problem = time.process_time(), ""
         try:
-            run = read(path, format=reader.format)
+            run = read(path, format=reader.format, **reader.options)
             read_ += 1
             if chance.random() < _EXPLAINED:
                 explain(run)
         except FullwireError as error:
-            bad += "\n" in str(error)
+            problem = "several lines" * ("\n" in str(error))
         except Exception:
+            problem = traceback.format_exc()
+        took_s = time.process_time() - start_s
+        slowest_s = max(slowest_s, took_s)
+        if took_s > _LONGEST_S:
+            problem = f"{took_s:.1f} s"
+        if problem:
             bad += 1
-            traceback.print_exc()
-            print(f"case {case} of {name}, seed {seed}: {path.read_bytes()[:300]!r}")
+            print(f"case {case} of {name}, seed {seed}: {problem}\n{path.read_bytes()[:300]!r}")
     took_s = time.monotonic() - began
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(
         f"{name:<16} {cases:>9,} cases, {read_:>9,} read, {cases - read_ - bad:>9,} refused, "
-        f"{bad} neither; {took_s:.0f} s, {largest} MB resident",
+        f"{bad} neither; slowest {slowest_s:.2f} s, {largest} MB resident; {took_s:.0f} s",
         flush=True,
     )
-    return [name, cases, read_, cases - read_ - bad, bad]
+    return [name, cases, read_, cases - read_ - bad, bad, round(slowest_s, 2), largest]
+
+
+def of_reader(name: str, cases: int, seed: int, real: Path | None) -> list[results.Cell]:
+    """Fuzz one reader."""
+    known = readers() if real is None else with_real(readers(), real)
+    # In memory: some file systems wait for the disk before they write a file anew.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as where:
+        return fuzzed(name, known[name], cases, seed, Path(where))
 
 
 def main() -> int:
     """Fuzz the requested readers."""
-    known = readers()
+    known = sorted(readers())
     taken = arguments.parser(__doc__)
     taken.add_argument("--cases", type=int, default=100_000)
     taken.add_argument("--seed", type=int, default=1)
-    taken.add_argument("--reader", choices=sorted(known), action="append")
+    taken.add_argument("--reader", choices=known, action="append")
+    taken.add_argument("--real", type=Path)
+    taken.add_argument("--processes", type=int, default=1, help="readers at a time")
     asked = taken.parse_args()
-    # In memory: some file systems wait for the disk before they write a file anew.
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as where:
-        rows = [
-            fuzzed(name, known[name], asked.cases, asked.seed, Path(where))
-            for name in asked.reader or sorted(known)
+    wanted = asked.reader or known
+    with ProcessPoolExecutor(
+        asked.processes, mp_context=get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
+        work = [
+            pool.submit(of_reader, each, asked.cases, asked.seed, asked.real) for each in wanted
         ]
+        rows = [each.result() for each in work]
     # The results of other readers stay as they were.
-    columns = ["reader", "cases", "read", "refused", "neither"]
-    tried = {row[0] for row in rows}
-    before = [row[: len(columns)] for row in results.read("fuzz-formats").tables[0].rows]
-    rows = [*(row for row in before if asked.reader and row[0] not in tried), *rows]
-    cases, bad = (sum(int(str(row[at]).replace(",", "")) for row in rows) for at in (1, 4))
+    columns = ["reader", "inputs", "read", "refused", "neither", "slowest (s)", "memory (MB)"]
+    before = results.read("fuzz-formats").tables[0]
+    if before.columns == columns:
+        rows = [*(row for row in before.rows if row[0] not in wanted), *rows]
+    rows.sort(key=lambda row: str(row[0]))
+    cases, bad = (sum(int(row[at] or 0) for row in rows) for at in (1, 4))
     results.renew(
         "fuzz-formats",
+        anchor=f"{cases:,} damaged files of {len(rows)} kinds, for every reader",
         summary=f"neither a run nor a refusal: {bad:,} of {cases:,}",
         cases=cases,
         tables=[results.Table(columns=columns, rows=rows)],

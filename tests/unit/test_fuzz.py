@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import fullwire
-from fullwire.errors import DamagedInput
-from fullwire.importers import read
+from fullwire.errors import DamagedInput, FullwireError
+from fullwire.importers import FORMATS, read
 from tests.conftest import Cli
 from tests.strategies import scaled
 from tests.unit.test_kineto import GEMM, Job
-from validation import fuzz
+from validation import fuzz, fuzz_formats
 
 
 @pytest.mark.parametrize("reader", fuzz.SEEDS)
@@ -136,3 +136,28 @@ def test_a_link_to_itself_or_to_nothing_in_a_folder_is_passed_over(tmp_path: Pat
     (folder / "a.json").unlink()
     with pytest.raises(DamagedInput, match="no profiler trace is in it"):
         read(folder, format="kineto")
+
+
+def test_the_readers_that_are_fuzzed_are_all_of_the_registry() -> None:
+    known = fuzz_formats.readers()
+    assert {each.format for each in known.values()} == {*FORMATS}
+
+
+@pytest.mark.parametrize("name", fuzz_formats.readers())
+def test_what_is_fuzzed_is_whole_before_its_damage(tmp_path: Path, name: str) -> None:
+    """Otherwise every damaged case would be refused at its first byte."""
+    reader, refused = fuzz_formats.readers()[name], []
+    for content in reader.inputs:
+        path = tmp_path / "rank_0.json"
+        path.write_bytes(content)
+        try:
+            read(path, format=reader.format, **reader.options)
+        except FullwireError as error:
+            refused.append(str(error))
+    assert not [problem for problem in refused if "after 0 packets" not in problem]
+
+
+@pytest.mark.parametrize("name", fuzz_formats.readers())
+def test_damaged_files_of_any_format_give_a_run_or_one_line(tmp_path: Path, name: str) -> None:
+    row = fuzz_formats.fuzzed(name, fuzz_formats.readers()[name], 40, 7, tmp_path)
+    assert row[4] == 0
