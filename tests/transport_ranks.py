@@ -723,6 +723,13 @@ def in_two_wire_formats(rank: int, size: int, store: Any, timeout: timedelta) ->
     joined(rank, size, store, timeout)
 
 
+def calling_for_two_wire_formats(rank: int, size: int, store: Any, timeout: timedelta) -> None:
+    """Choose another wire format than the other rank, once the group is there."""
+    joined(rank, size, store, timeout)
+    fullwire.wire(("bf16", "int8")[rank % 2])
+    dist.all_reduce(torch.ones(50_000))
+
+
 def automatically(rank: int, size: int, store: Any, timeout: timedelta) -> float:
     """Let the group choose; return from how many bytes on it packs."""
     os.environ["FULLWIRE_WIRE"] = "auto"

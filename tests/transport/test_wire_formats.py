@@ -425,5 +425,12 @@ def test_ranks_that_ask_for_two_formats_get_no_group() -> None:
         assert problem == "FULLWIRE_WIRE: expected the same on every rank, got bf16 and int8"
 
 
+def test_ranks_that_call_for_two_formats_are_told_both() -> None:
+    role = partial(ranks.failing, ranks.calling_for_two_wire_formats)
+    for problem in in_processes(role, 2):
+        for rank, name in enumerate(("bf16", "int8")):
+            assert f"rank {rank} called all_reduce(SUM) of 50000 float32 as {name}" in problem
+
+
 def test_auto_makes_the_same_choice_on_every_rank() -> None:
     assert len(set(in_processes(ranks.automatically, 2))) == 1

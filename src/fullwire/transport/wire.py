@@ -75,7 +75,7 @@ class Wire:
             if self.automatic_from is None or tensor_bytes < self.automatic_from:
                 return None
             name = _AUTOMATIC
-        if tensor_bytes < max(self.least_bytes, 1):
+        if tensor_bytes < self.least_bytes:
             return None
         if kind != "float32" or reduction not in ("SUM", "AVG", ""):
             self._name_once(kind if kind != "float32" else f"{reduction} of float32", name)
