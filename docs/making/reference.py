@@ -35,8 +35,8 @@ VARIABLES: Mapping[str, str] = {
     "FULLWIRE_KEY": "Transport: the key itself, where a file is not at hand.",
     "FULLWIRE_ENCRYPT": "Transport: with 1, every record between ranks is encrypted. Needs a key.",
     "FULLWIRE_WIRE": "Transport: how float32 tensors travel: float32, bf16, fp16, int8 or auto.",
-    "FULLWIRE_MAX_ERROR": "Transport: the relative squared error of rounding at which a "
-    "group falls back to float32.",
+    "FULLWIRE_MAX_ERROR": "Transport and `fullwire.compress`: the relative squared error at which "
+    "float32 is sent instead.",
     "FULLWIRE_CHECKSUM": "Transport: with 1, the bytes that a rank sends carry CRC32C checksums.",
 }
 OF_ITS_OWN = {  # set by one part of Fullwire for another one

@@ -155,6 +155,14 @@ def test_a_fix_that_does_not_fit_leaves_the_job_as_it_is() -> None:
     assert "fix input:2: not applied: the data set draws random numbers" in said
 
 
+def test_a_codec_that_loses_more_than_the_limit_of_the_command_gives_way_to_float32() -> None:
+    for how, times in (("1e-9", 1), ("0.5", 0)):
+        limit = ["--max-error", how]
+        _, said = told_by(*FULLWIRE, "apply", "compression:int8", *limit, "--", *JOB)
+        assert "fix compression:int8: applied: int8" in said
+        assert said.count("compression int8 stops after step 1: its squared error") == times
+
+
 @pytest.mark.alone
 def test_a_job_that_waits_for_its_data_is_cured_and_nobody_edits_it(tmp_path: Path) -> None:
     job = [*JOB, "slow"]

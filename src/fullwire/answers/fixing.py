@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fullwire.compression.method import ERROR_VARIABLE
 from fullwire.errors import UsageError
 from fullwire.files import path_of
 from fullwire.fixes._in_job import (
@@ -57,6 +58,7 @@ def apply_fixes(
     steps: int | None = None,
     within: str | float | None = None,
     workers: str = "",
+    max_error: float | None = None,
     say: Say = lambda sentence: None,
 ) -> int:
     """Run a command with fixes, and return its exit status.
@@ -67,6 +69,8 @@ def apply_fixes(
     - `within`: end the job after such a time, `"300s"`; the exit status is then 124.
     - `workers`: the ranks that the fixes are for, `"2"`; ranks of another job say so, or with
       `"2!"` end.
+    - `max_error`: the relative squared error beyond which a codec or a wire format gives way to
+      float32.
     - `say`: hears at the end what became of each fix.
 
         fw.apply_fixes(["buckets:50", "transport:fullwire"], ["torchrun", "train.py"])
@@ -90,6 +94,10 @@ def apply_fixes(
     )
     if workers:
         environment[WORKERS_VARIABLE] = workers
+    if max_error is not None:
+        if not max_error > 0:
+            raise UsageError(f"max_error: expected a number above 0, got {max_error:g}")
+        environment[ERROR_VARIABLE] = str(max_error)
     environment[THEN_VARIABLE] = "fullwire.fixes._in_job"
     before = environment.get("PYTHONPATH")
     if str(PYTHON_PATH) not in (before or "").split(os.pathsep):

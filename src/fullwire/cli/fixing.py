@@ -62,6 +62,13 @@ def apply(
     within: Annotated[
         str | None, typer.Option(metavar="TIME", help="End the job after this time: 300s")
     ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            metavar="ERROR",
+            help="Send float32 once compression loses more: a relative squared error, 1e-3",
+        ),
+    ] = None,
 ) -> None:
     """Run a job with fixes, without a change to its script.
 
@@ -70,6 +77,7 @@ def apply(
 
     fullwire apply transport:fullwire -- torchrun --nproc-per-node=2 train.py
     fullwire apply compression:bf16 -- torchrun --nproc-per-node=2 train.py
+    fullwire apply compression:int8 --max-error 1e-3 -- torchrun --nproc-per-node=2 train.py
     fullwire apply buckets:50,threads:1 -- torchrun --nproc-per-node=2 train.py
     fullwire apply environment:GLOO_SOCKET_IFNAME=eth1 -- python train.py
 
@@ -81,7 +89,9 @@ def apply(
     from fullwire.answers.fixing import apply_fixes, split_fixes
 
     chosen = split_fixes(fixes)
-    raise typer.Exit(apply_fixes(chosen, command, steps=steps, within=within, say=say))
+    raise typer.Exit(
+        apply_fixes(chosen, command, steps=steps, within=within, max_error=max_error, say=say)
+    )
 
 
 def run(

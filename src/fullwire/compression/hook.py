@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fullwire.compression.codec import Choice, hook_of, parse_choice
-from fullwire.compression.method import Bucket, Loss, Tensor, is_small
+from fullwire.compression.method import Bucket, Loss, Tensor, asked_error, is_small
 from fullwire.errors import UsageError
 from fullwire.units import shown
 
@@ -246,7 +246,8 @@ def compress(
     - `model`: a DistributedDataParallel whose parameters are on processors.
     - `codec`: a name with settings, such as `"bf16"` or `"powersgd:rank=2"`.
     - `max_error`: the relative squared error beyond which gradients go back to float32. Without
-      it, formats have a usual limit. Codecs with error feedback have none.
+      it and without FULLWIRE_MAX_ERROR, formats have a usual limit. Codecs with error feedback have
+      none.
     - `packs_small`: pack the gradients of norm layers and biases too, and all with fewer than 1024
       numbers. Without it they travel as float32, whatever bucket DDP puts them in.
 
@@ -264,6 +265,7 @@ def compress(
         raise UsageError("compress: expected parameters on processors, got some on a device")
     if max_error is not None and not max_error > 0:
         raise UsageError(f"compress: max_error: expected a number above 0, got {shown(max_error)}")
+    max_error = max_error or asked_error()
     if hooks := getattr(model, "_comm_hooks", None):
         there = getattr(hooks[0][0], "__qualname__", "one")
         raise UsageError(

@@ -11,15 +11,33 @@ Torch is imported within functions, because predictions use the same classes wit
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from fullwire.errors import UsageError
+
 Tensor: TypeAlias = Any  # torch.Tensor, which may be absent here
 Shape: TypeAlias = tuple[int, ...]
 FLOAT_BYTES = 4
+ERROR_VARIABLE = "FULLWIRE_MAX_ERROR"  # relative squared error beyond which float32 is sent
 SMALL = 1024  # Numbers: a gradient with fewer travels as float32, as a vector does.
+
+
+def asked_error() -> float | None:
+    """Return the largest relative squared error that the environment allows, if it says one."""
+    said = os.environ.get(ERROR_VARIABLE)
+    if said is None:
+        return None
+    try:
+        number = float(said)
+    except ValueError:
+        number = math.nan
+    if not number > 0:
+        raise UsageError(f"{ERROR_VARIABLE}: expected a number above 0, got {said!r}")
+    return number
 
 
 def is_small(gradient: Tensor) -> bool:

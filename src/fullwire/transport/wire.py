@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from fullwire.compression.method import ERROR_VARIABLE, asked_error
 from fullwire.errors import TransportError, UsageError
 from fullwire.transport import programs
 from fullwire.transport.programs import Links
@@ -26,7 +27,6 @@ from fullwire.units import size_bytes
 FORMATS = {"float32": 0, "bf16": 1, "fp16": 2, "int8": 3}  # the engine's numbers for them
 AUTO = "auto"
 WIRE_VARIABLE = "FULLWIRE_WIRE"  # a format, or auto
-ERROR_VARIABLE = "FULLWIRE_MAX_ERROR"  # relative squared error at which a group falls back
 # Rounding to nearest stays below a third of these limits in normal numbers: 4e-6, 2.4e-7, 1.3e-3.
 # Beyond them numbers are lost: fp16 of gradients below 1e-6, bf16 of subnormal ones.
 MOST_ERROR = {"float32": math.inf, "bf16": 1e-4, "fp16": 1e-3, "int8": 1e-2}
@@ -125,7 +125,10 @@ def agreed(trials: Any, workers: int, links: Links) -> Wire:
     codes = {**FORMATS, AUTO: len(FORMATS)}
     if name not in codes:
         raise TransportError(f"{WIRE_VARIABLE}: expected {_listed(codes)}, got {name!r}")
-    most_error = _positive(os.environ.get(ERROR_VARIABLE))
+    try:
+        most_error = asked_error()
+    except UsageError as error:
+        raise TransportError(str(error)) from None
     code, limit = float(codes[name]), most_error or 0.0
     most, least, most_limit, least_limit = trials.most(code, -code, limit, -limit)
     if most != -least:
@@ -216,18 +219,6 @@ def wire(
     group.wire = after
     read_buckets(group)
     return _restoring(group, before)
-
-
-def _positive(said: str | None) -> float | None:
-    if said is None:
-        return None
-    try:
-        number = float(said)
-    except ValueError:
-        number = math.nan
-    if not number > 0:
-        raise TransportError(f"{ERROR_VARIABLE}: expected a number above 0, got {said!r}")
-    return number
 
 
 def _name_of(code: float, codes: dict[str, int]) -> str:
