@@ -66,7 +66,7 @@ def apply(
         float | None,
         typer.Option(
             metavar="ERROR",
-            help="Send float32 once compression loses more: a relative squared error, 1e-3",
+            help="Compression that loses more gives way to float32",
         ),
     ] = None,
 ) -> None:
@@ -77,7 +77,7 @@ def apply(
 
     fullwire apply transport:fullwire -- torchrun --nproc-per-node=2 train.py
     fullwire apply compression:bf16 -- torchrun --nproc-per-node=2 train.py
-    fullwire apply compression:int8 --max-error 1e-3 -- torchrun --nproc-per-node=2 train.py
+    fullwire apply compression:int8 --max-error 1e-3 -- python train.py
     fullwire apply buckets:50,threads:1 -- torchrun --nproc-per-node=2 train.py
     fullwire apply environment:GLOO_SOCKET_IFNAME=eth1 -- python train.py
 
