@@ -337,6 +337,7 @@ def test_what_a_job_has_already_is_not_offered_again() -> None:
     assert "compression" in fixes_of(job)
     assert "compression" not in fixes_of(with_facts(job, hook="fp16_compress_hook"))
     assert "compression" not in fixes_of(with_facts(job, hook="fullwire.compress(int8)"))
+    assert "compression" not in fixes_of(with_facts(job, wire="bf16"))
     halves = np.full(len(job.collectives), "bfloat16", object)
     sent = dataclasses.replace(job.collectives, dtype=halves)
     assert "compression" not in fixes_of(dataclasses.replace(job, collectives=sent))

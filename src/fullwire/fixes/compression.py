@@ -129,7 +129,8 @@ class Compression(FixKind):
         """
         from fullwire.timeline.transfers import codes_of
 
-        if run.facts.buckets is None or run.facts.hook is not None:
+        # The measured transport has the times of what a hook or a wire format has packed.
+        if run.facts.buckets is None or run.facts.hook is not None or run.facts.wire is not None:
             return
         # Most of the bytes may already have 16 bits a number, or fewer.
         kinds, sizes = codes_of(run.collectives.dtype), run.collectives.bytes

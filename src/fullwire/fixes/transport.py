@@ -126,7 +126,7 @@ class Transport(FixKind):
         if "gloo" in backends:
             words = "the fullwire transport"
             yield from worthwhile(self, FILLS_THE_LINE, words, account, 0.0, sent_s)
-        if run.facts.hook or not {"gloo", FILLS_THE_LINE} & set(backends):
+        if run.facts.hook or run.facts.wire or not {"gloo", FILLS_THE_LINE} & set(backends):
             return
         for wire, times in TIMES_ON_THE_WIRE.items():
             if wire == "fp16":  # as fast as bf16, with less range
