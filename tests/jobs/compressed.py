@@ -187,6 +187,16 @@ def guarded(rank: int) -> list[bool]:
     return [compression.is_off, digests(first), bool(torch.allclose(second, exact, atol=1e-6))]
 
 
+def with_two_limits(rank: int) -> str:
+    data = parallel(Linear())
+    fullwire.compress(data, "int8", max_error=0.1 + rank)
+    try:
+        step_with(data, rank, 0)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
 def unused(rank: int) -> bool:
     data = parallel(Linear(), find_unused_parameters=True)
     fullwire.compress(data, "bf16")
@@ -236,6 +246,7 @@ def main() -> None:
     found["small packed"] = small(rank, ranks, "bf16", packs_small=True)
     found["guarded"], found["unused"] = guarded(rank), unused(rank)
     found["doubles"], found["refused"] = doubles(rank), refused()
+    found["two limits"] = with_two_limits(rank)
     if rank < ranks - 1:
         for codec, (data, _) in kept.items():
             found[codec]["fewer"] = with_fewer(codec, data, rank, few)

@@ -108,6 +108,13 @@ def test_the_guard_stops_a_codec_on_all_ranks_and_says_so_once(trained: Mapping[
     assert trained["said"].count("compression topk:density=0.1 stops after step 1") == 1
 
 
+def test_ranks_with_two_limits_are_told_before_they_send_in_two_ways(
+    trained: Mapping[str, Any],
+) -> None:
+    expected = "compress: expected the same max_error on every rank, got 0.1 here and 1.1 in the"
+    assert expected in trained["two limits"]
+
+
 def test_unused_parameters_and_other_types_are_no_problem(trained: Mapping[str, Any]) -> None:
     assert trained["unused"]
     assert trained["doubles"]

@@ -194,15 +194,24 @@ class Compression:
 
     def _judge(self) -> None:
         """Add up the loss of a step over buckets and ranks, and stop the codec beyond the limit."""
+        limit = self.max_error or 0.0
         own = [
             *(float(sum(getattr(loss, of.name) for loss in self._losses)) for of in fields(Loss)),
             self._errors.squared_norm(),
             float(self._method.widened),
+            limit,
+            limit**2,
         ]
         self._losses.clear()
         sums = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(sums, group=self._group)
-        lost, given, zeroed, values, unsent, widened = sums.tolist()
+        lost, given, zeroed, values, unsent, widened, limits, squared_limits = sums.tolist()
+        ranks = dist.get_world_size(self._group)
+        if squared_limits * ranks > 1.000001 * limits**2:  # Then they differ.
+            raise UsageError(
+                f"compress: expected the same max_error on every rank, got {limit:g} here and "
+                f"{limits / ranks:g} in the mean (0: none)"
+            )
         found = Measured(
             step=self._steps,
             squared_error=lost / given if given else 0.0,
