@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from fullwire.answers import watch as watching
+from fullwire.findings.watching import StuckOnRank
 from fullwire.recorder.outside import jobs_here
 from tests.ports import held_port
 
@@ -50,12 +51,12 @@ def watch_a_job(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         here = [each for each in jobs_here() if each.ranks[0].pid == ranks[0].pid]
         assert [rank.pid for rank in here[0].ranks] == [each.pid for each in ranks]
         found = watching.watch(ranks[1].pid, seconds=6, bandwidth="100Gbps")
-        assert found.explanation is not None, found.why_not
+        assert found.explanation is not None, found.no_step
         assert 0.1 < found.explanation.step_s < 0.4
         monkeypatch.setattr(watching, "STUCK_AFTER_S", 1.0)
         ranks[1].send_signal(signal.SIGSTOP)
         found = watching.watch(ranks[0].pid, seconds=4)
-        assert found.stuck is not None
+        assert isinstance(found.stuck, StuckOnRank)
         assert (found.stuck.rank, found.stuck.waiting) == (1, (0,))
         assert "stopped by a signal" in found.sentence
     finally:

@@ -26,12 +26,27 @@ from fullwire.answers.explain import Explanation, explain
 from fullwire.answers.opening import write
 from fullwire.display import Result
 from fullwire.errors import UsageError
+from fullwire.findings.finding import Finding
+from fullwire.findings.watching import (
+    Computes,
+    NetworkLimits,
+    NoStep,
+    NothingSeen,
+    NothingSent,
+    RanksWaitFor,
+    SeveralMayLimit,
+    Stuck,
+    StuckOnRank,
+    StuckSomewhere,
+    TransferOrContention,
+    WaitsFor,
+)
 from fullwire.outputs import refuse_existing
 from fullwire.recorder.outside import JobHere, Waits, Watcher, job_of, jobs_here, waits_of
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Collectives, Provenance, Run, Spans
-from fullwire.units import show_time
+from fullwire.words import sentences
 
 Reals = NDArray[np.float64]
 
@@ -58,29 +73,6 @@ _IDLE = ("input", "host", "unexplained")
 _NOTABLE = 0.1  # of the step: smaller parts are no verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stuck:
-    """A job that sends nothing any more, and the rank that the others wait for."""
-
-    rank: int | None  # None if it is unknown
-    host: str
-    where: str
-    since_s: float
-    waiting: tuple[int, ...]
-
-    @property
-    def sentence(self) -> str:
-        """Say for how long, and for whom the ranks wait."""
-        since = f"Stuck for {show_time(self.since_s)}."
-        if self.rank is None:
-            return f"{since} Nothing tells which rank the others wait for: {self.where}."
-        others = f"{len(self.waiting)} rank{'s' if len(self.waiting) > 1 else ''}"
-        return (
-            f"{since} {others} wait{'' if len(self.waiting) > 1 else 's'} for rank {self.rank} "
-            f"on {self.host}: {self.where}."
-        )
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Watched(Result):
     """The answer about a running job; `explanation` is None where no step repeats."""
@@ -91,7 +83,7 @@ class Watched(Result):
     explanation: Explanation | None
     ranges: Mapping[str, tuple[float, float]]  # seconds a step that a part may be
     stuck: Stuck | None
-    why_not: str  # a sentence, where there is no step
+    no_step: Finding | None  # why there is no explanation
     run: Run | None
     looked_share: float  # of a processor that watching took
     between_looks_s: float
@@ -120,28 +112,26 @@ class Watched(Result):
         return self.possible[0] if len(self.possible) == 1 else "unknown"
 
     @property
-    def sentence(self) -> str:
-        """Say what limits the job, as far as that can be told from outside."""
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what limits the job, as far as that can be told from outside."""
         found = self.explanation
         if self.stuck is not None:
-            return self.stuck.sentence
+            return (self.stuck,)
         if found is None:
-            return self.why_not
+            return () if self.no_step is None else (self.no_step,)
         if self.kind != "unknown":
-            return found.verdict.sentence
+            return found.verdict.findings
         low, high = (each / found.step_s for each in self.transfer_s)
         if "contention" in self.possible:
-            return (
-                f"Transfer that nothing hides is {low:.0%} to {high:.0%} of each step. Cannot tell "
-                "from outside whether the job's own communication slows its computing."
-            )
+            return (TransferOrContention(low=low, high=high),)
         if set(self.possible) <= _TRANSFER:
-            return (
-                f"The network limits this job: {low:.0%} to {high:.0%} of each step is transfer. "
-                "Cannot tell from outside whether the line or the transport does."
-            )
-        parts = " or ".join(part.replace("_", " ") for part in self.possible)
-        return f"Cannot tell from outside what limits this job: {parts}. `fullwire record` can."
+            return (NetworkLimits(low=low, high=high),)
+        return (SeveralMayLimit(parts=tuple(each.replace("_", " ") for each in self.possible)),)
+
+    @property
+    def sentence(self) -> str:
+        """Return the findings in words."""
+        return " ".join(sentences(self.findings))
 
     @property
     def transfer_s(self) -> tuple[float, float]:
@@ -282,7 +272,7 @@ def _judged(
     looks = len(next(iter(watcher.looks.values())))
     between_s = seconds / max(looks, 1)
     seen = _Seen.of(watcher.looks, max(_BIN_S, between_s / 2))
-    edges, confidence, why_not = _steps(seen)
+    edges, confidence, no_step = _steps(seen)
     run = _as_run(job, seen, edges, line_bps, watcher) if len(edges) else None
     explanation = None if run is None else explain(run)
     return Watched(
@@ -292,7 +282,7 @@ def _judged(
         explanation=explanation,
         ranges={} if run is None or explanation is None else _ranges(explanation, run, between_s),
         stuck=_stuck(watcher, None if explanation is None else explanation.step_s),
-        why_not=why_not,
+        no_step=no_step,
         run=run,
         looked_share=watcher.took_s / seconds,
         between_looks_s=between_s,
@@ -300,7 +290,7 @@ def _judged(
     )
 
 
-def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, str]:
+def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, Finding | None]:
     """Return the bins at which steps begin, how alike steps are, and a reason where none is.
 
     The start of the script, or another phase of it, may hide the steps. So the latest half and the
@@ -308,10 +298,10 @@ def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, str]:
     """
     none = np.empty(0, np.int64)
     if not seen.bins or not (seen.sent.any() or seen.computing.any()):
-        return none, 0.0, "The ranks neither computed nor sent."
+        return none, 0.0, NothingSeen()
     bytes_ = (seen.sent + seen.received).sum(axis=0)
     if len(seen.ranks) > 1 and bytes_.max() <= _FIRST_BYTES:
-        return none, 0.0, "The ranks have sent each other nothing yet."
+        return none, 0.0, NothingSent()
     computing = seen.computing.mean(axis=0)
     for first in (0, seen.bins // 2, 3 * seen.bins // 4):
         signals = [part for part in (bytes_[first:], computing[first:]) if part.any()]
@@ -319,9 +309,8 @@ def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, str]:
             continue
         edges, confidence = _repeated(signals)
         if len(edges) > _FEWEST_STEPS:
-            return edges + first, confidence, ""
-    looked = show_time(seen.bins * seen.bin_ns / 1e9)
-    return none, 0.0, f"No step repeated {_FEWEST_STEPS} times within {looked}."
+            return edges + first, confidence, None
+    return none, 0.0, NoStep(fewest=_FEWEST_STEPS, watched_s=seen.bins * seen.bin_ns / 1e9)
 
 
 def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:
@@ -555,25 +544,17 @@ def _stuck(watcher: Watcher, step_s: float | None) -> Stuck | None:
         return None
     waits = {each.rank: waits_of(each.pid) for each in watcher.job.ranks}
     late = _waited_for(waits, busy)
-    if late is None:
-        together: dict[str, list[str]] = {}
-        for rank, each in waits.items():
-            together.setdefault(str(each), []).append(str(rank))
-        where = "; ".join(
-            f"of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}, {state}"
-            for state, ranks in together.items()
-        )
-    elif busy[late] > _BUSY:
-        where = f"it computes with {busy[late]:.1f} processors"
-    else:
-        where = str(waits[late])
-    return Stuck(
-        rank=late,
-        host=socket.gethostname(),
-        where=where,
-        since_s=float(since_s),
-        waiting=tuple(rank for rank in busy if rank != late),
-    )
+    host, since_s = socket.gethostname(), float(since_s)
+    if late is not None:
+        is_busy = busy[late] > _BUSY
+        does = Computes(processors=busy[late]) if is_busy else WaitsFor(state=str(waits[late]))
+        others = tuple(rank for rank in busy if rank != late)
+        return StuckOnRank(rank=late, host=host, where=(does,), since_s=since_s, waiting=others)
+    together: dict[str, list[int]] = {}
+    for rank, each in waits.items():
+        together.setdefault(str(each), []).append(rank)
+    states = (RanksWaitFor(ranks=tuple(ranks), state=state) for state, ranks in together.items())
+    return StuckSomewhere(host=host, where=tuple(states), since_s=since_s)
 
 
 def _waited_for(waits: Mapping[int, Waits], busy: Mapping[int, float]) -> int | None:

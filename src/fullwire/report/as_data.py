@@ -106,6 +106,8 @@ def _plain(value: Any) -> int | float | str:
 
 def watched_object(result: Watched) -> dict[str, Any]:
     """Return what was seen of a running job as a JSON object: an explanation, and its doubts."""
+    from fullwire.findings.watching import StuckOnRank  # other results start sooner without
+
     found, stuck = result.explanation, result.stuck
     data: dict[str, Any] = (
         {"verdict": {"kind": "unknown"}, "step_s": None, "account": None}
@@ -123,12 +125,12 @@ def watched_object(result: Watched) -> dict[str, Any]:
         "stuck": None
         if stuck is None
         else {
-            "rank": stuck.rank,
+            "rank": stuck.rank if isinstance(stuck, StuckOnRank) else None,
             "host": stuck.host,
-            "where": stuck.where,
+            "where": "; ".join(sentences(stuck.where)),
             "since_s": stuck.since_s,
-            "waiting": list(stuck.waiting),
-            "sentence": stuck.sentence,
+            "waiting": list(stuck.waiting) if isinstance(stuck, StuckOnRank) else [],
+            "sentence": sentence(stuck),
         },
         "watched_s": result.seconds,
         "watching_share": result.looked_share,

@@ -5,7 +5,7 @@ A field stands in braces. After a colon stands its format:
     {step_s:time}  {link:rate}  {size:bytes}     with the unit that people use
     {ranks:ranks}  {ranks:Ranks}                 ranks 1 and 6; at the start of a sentence
     {share:.1%}  {count:,}                       as Python formats a number
-    {names:list}  {names:and}  {reasons:;}       a, b, c; a and b; a; b; c
+    {names:list}  {names:and}  {reasons:;}       a, b, c; a and b; a; b; c (also :or)
     {count:step|steps}                           the first for one, or for a true condition
     {size:? of {size:bytes}}                     only if there is some
     {links:clause}                               a sentence within another: no capital, no full stop
@@ -117,5 +117,5 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
     "ranks": show_ranks,
     "Ranks": lambda ranks: show_ranks(ranks).capitalize(),
 }
-_LISTS = {"list": ", ", "and": " and ", ";": "; "}
+_LISTS = {"list": ", ", "and": " and ", "or": " or ", ";": "; "}
 _WORDS = _Words()
