@@ -52,6 +52,7 @@ PAGES = {
         "faults",
         "soak",
         "torch-tests",
+        "membership",
     ),
     "compression": (
         "compression-goals",

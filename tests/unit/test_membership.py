@@ -1,0 +1,94 @@
+"""The membership protocol: every order of messages for few ranks, random ones for many.
+
+`python -m validation.membership` explores more of both.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fullwire.errors import UsageError
+from fullwire.transport.membership import Committed, Entered, Member, Membership
+from validation.membership import LIMIT_NS, PAUSE_NS, Broken, explore, play
+
+
+def members(count: int) -> list[Member]:
+    first = Membership(0, tuple(range(count)), 0)
+    return [Member(rank, first, limit_ns=LIMIT_NS, pause_ns=PAUSE_NS) for rank in range(count)]
+
+
+def deliver(ranks: dict[int, Member], sent: list[tuple[int, int, bytes]]) -> None:
+    """Deliver messages, and the answers to them, in the order in which they were sent."""
+    while sent:
+        sender, receiver, data = sent.pop(0)
+        if receiver in ranks:
+            answers = ranks[receiver].receive(sender, data, 0)
+            sent += [(receiver, peer, answer) for peer, answer in answers]
+
+
+@pytest.mark.parametrize(("count", "steps", "kills"), [(2, 2, 1), (3, 1, 1)])
+def test_every_order_of_messages_keeps_the_invariants(count: int, steps: int, kills: int) -> None:
+    assert explore(count, steps=steps, kills=kills) > 100
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_random_schedule_of_many_ranks_keeps_the_invariants(seed: int) -> None:
+    assert play(seed).ranks >= 5
+
+
+def test_a_step_is_committed_by_all_or_none() -> None:
+    ranks = dict(enumerate(members(3)))
+    sent = [(0, peer, data) for peer, data in ranks[0].ready(0)]
+    sent += [(1, peer, data) for peer, data in ranks[1].ready(0)]
+    deliver(ranks, sent)
+    assert not any(rank.events for rank in ranks.values())
+    deliver(ranks, [(2, peer, data) for peer, data in ranks[2].ready(0)])
+    assert all(rank.events == [Committed(1, rank.membership)] for rank in ranks.values())
+
+
+def test_survivors_form_the_next_epoch_without_the_first_rank() -> None:
+    ranks = dict(enumerate(members(3)))
+    del ranks[0]
+    sent = [
+        (rank, peer, data)
+        for rank, member in ranks.items()
+        for peer, data in member.lost(0, 0, is_certain=True)
+    ]
+    deliver(ranks, sent)
+    second = Membership(1, (1, 2), 0)
+    assert all(rank.events == [Entered(second)] for rank in ranks.values())
+
+
+def test_a_rank_that_is_cut_off_does_not_go_on_alone() -> None:
+    alone = members(3)[2]
+    for peer in (0, 1):
+        alone.lost(peer, 0, is_certain=False)
+    assert alone.wakes_ns == LIMIT_NS
+    alone.tick(LIMIT_NS)
+    assert alone.ended is not None
+    assert alone.ended.reason == "no quorum"
+
+
+def test_a_rank_outside_of_the_members_is_refused() -> None:
+    with pytest.raises(UsageError, match="rank 3 is not among the members"):
+        Member(3, Membership(0, (0, 1), 0), limit_ns=1, pause_ns=1)
+
+
+def test_a_protocol_that_commits_before_all_are_ready_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def commit(member: Member) -> None:
+        member.committed += 1
+        member.events.append(Committed(member.committed, member.membership))
+
+    monkeypatch.setattr(Member, "_commit_what_all_hold", commit)
+    with pytest.raises((Broken, AssertionError)):
+        explore(3, steps=1, kills=1)
+
+
+def test_a_protocol_in_which_each_side_decides_alone_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Member, "_is_quorum", lambda *_: True)
+    with pytest.raises((Broken, AssertionError)):
+        list(map(play, range(400)))
