@@ -31,7 +31,7 @@ def test_every_order_of_messages_keeps_the_invariants(count: int, steps: int, ki
     assert explore(count, steps=steps, kills=kills) > 100
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_random_schedule_of_many_ranks_keeps_the_invariants(seed: int) -> None:
     assert play(seed).ranks >= 5
 
