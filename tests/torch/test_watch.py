@@ -12,6 +12,7 @@ import pytest
 from fullwire.answers import watch as watching
 from fullwire.findings.watching import StuckOnRank
 from fullwire.recorder.outside import jobs_here
+from tests.conftest import Cli
 from tests.ports import held_port
 
 JOB = """
@@ -63,3 +64,16 @@ def watch_a_job(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for each in ranks:
             each.kill()
             each.communicate()
+
+
+def test_a_listed_job_writes_nothing_to_the_terminal(cli: Cli) -> None:
+    code = "import torch, time; print(flush=True); time.sleep(60)"
+    hostile = "train\x1b[2J\u202e.py"
+    with subprocess.Popen([sys.executable, "-c", code, hostile], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        listed = cli("watch").stdout
+        job.kill()
+    [line] = [each for each in listed.splitlines() if each.split()[0] == str(job.pid)]
+    assert line.isprintable()
+    assert r"\x1b[2J\u202e" in line

@@ -79,6 +79,7 @@ def watch(
 
 def _list_jobs(*, json: bool) -> None:
     from fullwire.recorder.outside import jobs_here
+    from fullwire.units import visible
 
     rows: list[dict[str, Any]] = [
         {
@@ -96,7 +97,7 @@ def _list_jobs(*, json: bool) -> None:
     for row in rows:
         typer.echo(
             f"{row['pid']:>8}  {row['user']}  {len(row['ranks'])} of {row['workers']} ranks  "
-            f"{row['command']}"
+            f"{visible(row['command'])}"
         )
     if not rows:
         typer.echo("No training job of yours runs here: no process has loaded torch.")
