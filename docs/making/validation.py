@@ -48,6 +48,7 @@ PAGES = {
         "far",
         "programs",
         "wire-formats",
+        "strangers",
         "exhaustion",
         "faults",
         "soak",

@@ -197,7 +197,84 @@ def half_open(waiting: Waiting) -> None:
             opened.enter_context(waiting.connected())
 
 
+def between(at: int, from_server: bool) -> Callable[[Waiting], None]:
+    """Stand between the true ranks, and flip a bit of their first messages."""
+
+    def attempt(waiting: Waiting) -> None:
+        mine = a_meeting(Store(), 1, protection=waiting.meeting.protection)
+        mine.store.said |= waiting.store.said
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            port = door.getsockname()[1]
+            record = waiting.store.get("rank 0").decode().split(" ")
+            mine.store.set("rank 0", " ".join([record[0], str(port), *record[2:]]))
+            relay = threading.Thread(target=relayed, args=(door, waiting, at, from_server))
+            relay.start()
+            try:
+                met = rendezvous.meet(mine, 0.4)
+            except TransportError:
+                pass
+            else:  # the host answers a proof with nothing, so its guest has met the true host
+                assert not from_server, "a changed message was believed"
+                assert at >= 76, "a changed message was believed"
+                os.close(met.sockets[0])
+            door.shutdown(socket.SHUT_RDWR)
+            relay.join(10)
+
+    return attempt
+
+
+def relayed(door: socket.socket, waiting: Waiting, at: int, from_server: bool) -> None:
+    """Pass on the first messages of each connection, with the bit at `at` flipped."""
+    with contextlib.suppress(OSError):
+        while True:
+            client, _ = door.accept()
+            with client, waiting.connected() as server, contextlib.suppress(OSError):
+                client.settimeout(0.3)
+                server.settimeout(0.3)
+                for source, target, count in ((client, server, 76), (server, client, 96)):
+                    piece = bytearray(exactly(source, count))
+                    if from_server == (source is server) and at < len(piece):
+                        piece[at] ^= 1
+                    target.sendall(piece)
+                proof = bytearray(exactly(client, 32))
+                if not from_server and 76 <= at < 76 + len(proof):
+                    proof[at - 76] ^= 1
+                server.sendall(proof)
+                exactly(server, 1)
+
+
+def misled(change: Callable[[Store], None]) -> Callable[[Waiting], None]:
+    """Show one rank another store than the other one."""
+
+    def attempt(waiting: Waiting) -> None:
+        mine = a_meeting(Store(), 1, protection=waiting.meeting.protection)
+        mine.store.said |= waiting.store.said
+        change(mine.store)
+        with pytest.raises((TransportError, ValueError)):
+            rendezvous.meet(mine, 0.4)
+        says(hello())(waiting)  # so that there is a stranger to count
+
+    return attempt
+
+
 OTHER_NUMBER = "ff" * 32
+FLIPS = {
+    "the version in a hello": (0, False),
+    "the rank in a hello": (7, False),
+    "the other rank in a hello": (11, False),
+    "a guest's number, at its begin": (12, False),
+    "a guest's number, at its end": (43, False),
+    "a guest's public key, at its begin": (44, False),
+    "a guest's public key, at its end": (74, False),
+    "a guest's proof, at its begin": (76, False),
+    "a guest's proof, at its end": (107, False),
+    "a host's number, at its begin": (0, True),
+    "a host's number, at its end": (31, True),
+    "a host's public key, at its begin": (32, True),
+    "a host's public key, at its end": (62, True),
+    "a host's proof, at its begin": (64, True),
+    "a host's proof, at its end": (95, True),
+}
 WAYS: dict[str, Callable[[Waiting], None]] = {
     "nothing": says(),
     "a byte": says(b"F"),
@@ -259,6 +336,17 @@ WAYS: dict[str, Callable[[Waiting], None]] = {
     "the server's own proof": reflected,
     "another guest's proof": passed_between,
     "seventy silent guests": half_open,
+    **{f"a bit changed in {what}": between(*where) for what, where in FLIPS.items()},
+    "another number in one rank's store": misled(lambda store: store.set("number", OTHER_NUMBER)),
+    "no number in one rank's store": misled(lambda store: store.set("number", "")),
+    "a number that is none in one rank's store": misled(
+        lambda store: store.set("number", "x" * 64)
+    ),
+    "a group without a key in one rank's store": misled(
+        lambda store: store.set(
+            "rank 0", re.sub("keyed-(plain|encrypted)", "open-plain", store.said["rank 0"].decode())
+        )
+    ),
 }
 
 
@@ -367,7 +455,25 @@ def test_a_key_comes_from_a_file_or_from_a_variable(
     assert keys.protection().key == b"f" * 64
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o644, 0o666, 0o777])
+MODES = (0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o644, 0o666, 0o777)
+NO_KEY_FILES = ("absent", "directory", "fifo", "device", "short", "empty", "long")
+
+
+def no_key_file(path: Path, kind: str) -> Path:
+    """Make something that stands in the place of a key file, and is none."""
+    if kind == "device":
+        return Path("/dev/zero")
+    if kind == "directory":
+        path.mkdir(mode=0o700)
+    elif kind == "fifo":
+        os.mkfifo(path, 0o600)
+    elif kind in ("short", "empty", "long"):
+        path.write_bytes({"short": b"k" * 31, "empty": b"", "long": b"k" * 5000}[kind])
+        path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_key_file_that_others_may_open_is_refused(
     tmp_path: Path, no_key: pytest.MonkeyPatch, mode: int
 ) -> None:
@@ -379,20 +485,11 @@ def test_a_key_file_that_others_may_open_is_refused(
         keys.protection()
 
 
-@pytest.mark.parametrize(
-    "kind", ["absent", "directory", "fifo", "device", "short", "empty", "long"]
-)
+@pytest.mark.parametrize("kind", NO_KEY_FILES)
 def test_what_is_no_key_file_is_refused_at_once(
     tmp_path: Path, no_key: pytest.MonkeyPatch, kind: str
 ) -> None:
-    path = Path("/dev/zero") if kind == "device" else tmp_path / "key"
-    if kind == "directory":
-        path.mkdir(mode=0o700)
-    elif kind == "fifo":
-        os.mkfifo(path, 0o600)
-    elif kind in ("short", "empty", "long"):
-        path.write_bytes({"short": b"k" * 31, "empty": b"", "long": b"k" * 5000}[kind])
-        path.chmod(0o600)
+    path = no_key_file(tmp_path / "key", kind)
     no_key.setenv(keys.KEY_FILE_VARIABLE, str(path))
     with pytest.raises(TransportError, match=keys.KEY_FILE_VARIABLE):
         keys.protection()
@@ -516,7 +613,32 @@ def flipped(at: int) -> Callable[[list[bytes]], list[bytes]]:
 CHANGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "a bit of the length": flipped(0),
     "a bit of the frame's head": flipped(4),
+    "the second byte of the length": flipped(1),
+    "the third byte of the length": flipped(2),
+    "the last byte of the length": flipped(3),
+    "a bit of the frame's kind": flipped(8),
+    "a bit of the frame's number": flipped(16),
+    "a bit of the frame's place": flipped(24),
+    "a bit of the frame's size": flipped(32),
+    "a bit of the first element": flipped(60),
     "a bit in the middle": flipped(5000),
+    "the last bit before the tag": flipped(-17),
+    "a bit in the middle of the tag": flipped(-8),
+    "all records backwards": lambda records: records[::-1],
+    "two records merged": lambda records: [
+        struct.pack("<I", len(records[0]) + len(records[1]) - 8) + records[0][4:] + records[1][4:],
+        *records[2:],
+    ],
+    "a record split in two": lambda records: [
+        struct.pack("<I", 20) + records[0][4:24],
+        struct.pack("<I", len(records[0]) - 24) + records[0][24:],
+        *records[1:],
+    ],
+    "the tags of two records exchanged": lambda records: [
+        records[0][:-16] + records[1][-16:],
+        records[1][:-16] + records[0][-16:],
+        *records[2:],
+    ],
     "the last bit of the tag": flipped(-1),
     "the first bit of the tag": flipped(-16),
     "a record twice": lambda records: [records[0], records[1], records[1], *records[2:]],
@@ -583,8 +705,9 @@ def test_the_same_tensor_twice_looks_different() -> None:
 
 
 def test_the_ways_in_that_are_tried_are_a_hundred() -> None:
-    """42 at a door in clear, 42 at one that encrypts, and the rest on the line."""
-    assert 2 * len(WAYS) + len(CHANGES) >= 100
+    """No two are alike; those at a door are tried in clear and at one that encrypts."""
+    distinct = len(WAYS) + len(CHANGES) + len(MODES) + len(NO_KEY_FILES)
+    assert distinct >= 100
 
 
 @needs_encryption
@@ -609,6 +732,21 @@ def test_each_test_that_the_threat_model_names_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", model))
     assert len(named) > 20
     assert not [name for name in named if f"def {name}(" not in tests]
+
+
+def test_each_line_of_the_threat_model_names_its_test() -> None:
+    """A line below "test" names a test, a file of tests, or the line above it."""
+    model = (Path(__file__).parents[2] / "docs" / "design" / "security.md").read_text()
+    lines = [line for line in model.splitlines() if line.startswith("|")]
+    heads = [place for place, line in enumerate(lines) if line.startswith("|---")]
+    rows = [
+        line for place, line in enumerate(lines) if place not in heads and place + 1 not in heads
+    ]
+    assert len(rows) > 30
+    unnamed = [
+        line for line in rows if not re.search(r"`test|`tests/|the same|nothing to hold", line)
+    ]
+    assert not unnamed
 
 
 def test_a_rank_that_waits_says_for_whom_so_that_others_blame_the_right_one() -> None:
