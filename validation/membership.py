@@ -401,7 +401,7 @@ def main() -> None:
     held = sum(map(len, played.values()))
     results.write(
         "membership",
-        claim="The members of a job agree on who trains and which steps count",
+        claim="The members of a job agree on who trains and which steps count.",
         anchor="the invariants: one membership an epoch, one division of each step's samples, no "
         "step left out, nobody waits for ever",
         summary=f"{sum(int(row[3] or 0) for row in explored):,} states of 2 and 3 ranks, and "

@@ -3,9 +3,9 @@
     python -m validation.strangers
 
 The ways are those of tests/transport/test_strangers.py, and docs/design/security.md is the threat
-model that they try. Those at the door are tried twice: in clear, and with encryption. A way leads in
-if a stranger becomes a rank, a changed message is believed, a changed record is taken for data, or
-the job uses a key that others may know. It exits with 1 if one does.
+model that they try. Those at the door are tried twice: in clear, and with encryption. A way leads
+in if a stranger becomes a rank, a changed message is believed, a changed record is taken for data,
+or the job uses a key that others may know. It exits with 1 if one does.
 """
 
 from __future__ import annotations
