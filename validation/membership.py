@@ -11,7 +11,6 @@ waits for ever.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from fullwire.transport.membership import Committed, Ended, Entered, Event, Member, Membership
-from validation import results
+from validation import arguments, results
 
 LIMIT_NS, PAUSE_NS, SILENCE_NS = 60_000_000_000, 10_000_000, 2_000_000_000
 CLOSED = b""  # the end of a connection, after its last message
@@ -378,7 +377,7 @@ def play(seed: int) -> Played:
 
 def main() -> None:
     """Explore, play and write the findings."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments.parser(__doc__)
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
     options = parser.parse_args()

@@ -15,6 +15,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.planned import PlanAnswer
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.plans import EvenExperts
 from fullwire.report.plans import in_words, plan_data
 from tests.conftest import Cli
 
@@ -144,7 +145,7 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
 def test_racks_use_a_power_of_two_of_their_devices() -> None:
     result = fw.plan("qwen3-30b-a3b", cluster="gb200-nvl72", nodes=1, global_batch=256, seq=4096)
     assert result.best.devices == 64
-    assert any("evenly over the experts" in note for note in result.assumed)
+    assert EvenExperts() in result.assumed
 
 
 @pytest.mark.parametrize(

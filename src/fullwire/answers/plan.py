@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,15 @@ from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, LeafSpine
 from fullwire.clusters.description import described
 from fullwire.errors import UsageError
+from fullwire.findings.finding import Finding
+from fullwire.findings.plans import (
+    EvenExperts,
+    NearestFamily,
+    NotInRecording,
+    ProcessorsNotTold,
+    PublishedFailures,
+    UsualShareOfLinks,
+)
 from fullwire.simulation.goodput import (
     CHECKPOINT_BYTES,
     PUBLISHED_DEVICE_HOURS,
@@ -53,6 +62,11 @@ from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
+_MESSAGES = {  # of each degree
+    "tp": "messages of tensor parallelism",
+    "pp": "transfers between stages",
+    "dp": "sums of gradients",
+}
 
 
 def plan(
@@ -149,7 +163,6 @@ def _answer(
         raise UsageError("hours: expected the hours of training with failures or a price")
     row = best.order[0]
     degrees = {name: int(getattr(best.plans, name)[row]) for name in DEGREES}
-    unseen = () if recorded is None else recorded.unseen(degrees)
     is_usual = question.troubles.device_hours is None and lasting is not None
     return PlanAnswer(
         model=question.model.name,
@@ -163,7 +176,7 @@ def _answer(
         global_batch=question.global_batch,
         sequence=question.sequence,
         precision=question.precision,
-        assumed=_assumptions(question, is_usual) + unseen,
+        assumed=tuple(_assumptions(question, degrees, is_usual)),
         why=_worths(best) if why else (),
         networks=networks,
         half_bandwidth=_half(best.question),
@@ -293,23 +306,27 @@ def _left_out(found: Sequence[Searched], shown_plans: int) -> dict[str, int]:
     }
 
 
-def _assumptions(question: Question, has_usual_failures: bool) -> tuple[str, ...]:
-    notes = []
+def _assumptions(
+    question: Question, degrees: Mapping[str, int], has_usual_failures: bool
+) -> Iterator[Finding]:
     if question.assumed:
-        notes.append(
-            f"no measured run of {question.device.title}: its nearest family stands for it"
-        )
+        yield NearestFamily(device=question.device.title)
     if question.cluster.measured is None:
-        notes.append("collectives take the usual share of the described links")
+        yield UsualShareOfLinks()
     if question.model.moe is not None:
-        notes.append("tokens are spread evenly over the experts")
+        yield EvenExperts()
     if has_usual_failures:
         low, usual, high = PUBLISHED_DEVICE_HOURS
-        notes.append(
-            f"{usual:,.0f} device-hours between two failures; published trainings had "
-            f"{low:,.0f} to {high:,.0f}"
-        )
-    return tuple(notes)
+        yield PublishedFailures(usual=usual, low=low, high=high)
+    if question.recorded is not None:
+        for name in question.recorded.unseen(degrees):
+            if name in _MESSAGES:
+                yield NotInRecording(messages=_MESSAGES[name])
+            else:
+                yield ProcessorsNotTold(
+                    devices=math.prod(degrees[each] for each in ("tp", "pp", "dp", "cp")),
+                    recorded=question.recorded.recognised.layout.devices,
+                )
 
 
 def _worths(found: Searched) -> tuple[Worth, ...]:

@@ -20,6 +20,7 @@ from fullwire.clusters.description import as_toml
 from fullwire.display import Result
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import opened
+from fullwire.findings.finding import Finding
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Provenance, Run, Spans
 from fullwire.simulation.plan_space import FIXABLE
@@ -178,7 +179,7 @@ class PlanAnswer(Result):
     global_batch: int
     sequence: int
     precision: str
-    assumed: tuple[str, ...]
+    assumed: tuple[Finding, ...]
     why: tuple[Worth, ...] = ()
     networks: tuple[OnNetwork, ...] = ()
     half_bandwidth: OnNetwork | None = None  # None on one node

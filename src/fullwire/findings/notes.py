@@ -9,7 +9,7 @@ import numpy as np
 
 from fullwire.findings.case import NOTABLE, Case, communicates, computes
 from fullwire.findings.finding import Finding
-from fullwire.findings.others import about_others
+from fullwire.findings.sureness import about_others
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.run.usual import LONGER, Pauses, gaps_between_steps_s, pauses

@@ -12,7 +12,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.findings.finding import Finding
 from fullwire.findings.memory import memory_finding
-from fullwire.findings.others import about_others
+from fullwire.findings.sureness import about_others
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import usual_step_s

@@ -1,12 +1,13 @@
-"""How sure a verdict is, and the reasons: the second line of an answer."""
+"""How sure an answer is, and the reasons. Other programs on the processors affect every answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding
-from fullwire.findings.others import OtherWork, about_others
+from fullwire.run.run import Run
+from fullwire.simulation.calibrate import MUCH_BESIDE, share_of_others
 from fullwire.timeline.account import Part, late_ranks, names_others_later
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.
@@ -104,3 +105,21 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         after=after.replace("_", " ") if round(share, 2) else None,
         share=share,
     )
+
+
+class OtherWork(Finding):
+    """Other programs used the processors on which a run was recorded."""
+
+    template = (
+        "Other work took {share:.0%} of the processors meanwhile: without it steps may be shorter, "
+        "and intervals are as much wider."
+    )
+
+    share: float
+
+
+def about_others(run: Run) -> Iterator[Finding]:
+    """Yield the share of other programs, where they used much of the processors of a run."""
+    share = share_of_others(run)
+    if share >= MUCH_BESIDE:
+        yield OtherWork(share=share)

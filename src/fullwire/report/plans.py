@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullwire.report.terminal import print_table, say
 from fullwire.units import show_rate
+from fullwire.words import sentences
 
 if TYPE_CHECKING:
     from fullwire.answers.planned import FromRun, Lasting, OnNetwork, PlanAnswer, Planned
@@ -30,6 +31,7 @@ def plan_data(result: PlanAnswer) -> dict[str, Any]:
     for name in ("landscape", "architecture", "described"):
         data.pop(name)
     data["goodput"] = data.pop("lasting")
+    data["assumed"] = list(sentences(result.assumed))
     return data
 
 
@@ -67,7 +69,7 @@ def print_plan(result: PlanAnswer) -> None:
     if result.lasting is not None:
         say("")
         _print_lasting(result.lasting)
-    for note in result.assumed:
+    for note in sentences(result.assumed):
         say(f"Assumed: {note}.")
 
 

@@ -99,25 +99,18 @@ class Recorded:
         return kept
 
     def unseen(self, degrees: Mapping[str, int]) -> tuple[str, ...]:
-        """Return what a plan needs that the recorded one does not show."""
+        """Return the degrees whose messages the recorded plan does not have; devices, if on CPUs.
+
+        A trace of ranks on processors does not tell how many processors they share.
+        """
         layout = self.recognised.layout
-        kinds = {
-            "tp": "messages of tensor parallelism",
-            "pp": "transfers between stages",
-            "dp": "sums of gradients",
-        }
-        open_ = [
-            f"no {said} in the recorded plan: the modelled network prices them"
-            for name, said in kinds.items()
-            if degrees[name] > 1 and getattr(layout, name) == 1
+        found = [
+            name for name in ("tp", "pp", "dp") if degrees[name] > 1 and getattr(layout, name) == 1
         ]
         devices = math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp"))
         if self.device.family == _PROCESSOR and devices != layout.devices:
-            open_.append(
-                f"{devices} ranks compute as quickly as the {layout.devices} recorded ones: the "
-                "trace does not tell how many processors they share"
-            )
-        return tuple(open_)
+            found.append("devices")
+        return tuple(found)
 
     def interval_factor(self, degrees: Mapping[str, int]) -> float:
         """Return the factor from a predicted time to the upper end of its 90 % interval."""

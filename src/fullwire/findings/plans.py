@@ -1,0 +1,64 @@
+"""The assumptions of a parallel plan, as clauses."""
+
+from __future__ import annotations
+
+from fullwire.findings.finding import Finding
+
+
+class NearestFamily(Finding):
+    """No measured run of the device is known."""
+
+    template = "no measured run of {device}: its nearest family stands for it"
+    is_assumption = True
+
+    device: str
+
+
+class UsualShareOfLinks(Finding):
+    """The cluster is described, and nothing was measured on it."""
+
+    template = "collectives take the usual share of the described links"
+    is_assumption = True
+
+
+class EvenExperts(Finding):
+    """The router of a mixture of experts is taken as balanced."""
+
+    template = "tokens are spread evenly over the experts"
+    is_assumption = True
+
+
+class PublishedFailures(Finding):
+    """The user gave no failures."""
+
+    template = (
+        "{usual:,.0f} device-hours between two failures; published trainings had {low:,.0f} to "
+        "{high:,.0f}"
+    )
+    is_assumption = True
+
+    usual: float  # Device-hours.
+    low: float
+    high: float
+
+
+class NotInRecording(Finding):
+    """The plan has communication that the recorded plan does not show."""
+
+    template = "no {messages} in the recorded plan: the modelled network prices them"
+    is_assumption = True
+
+    messages: str
+
+
+class ProcessorsNotTold(Finding):
+    """Ranks on processors are taken as independent, however many there are."""
+
+    template = (
+        "{devices:,} ranks compute as quickly as the {recorded:,} recorded ones: the trace does "
+        "not tell how many processors they share"
+    )
+    is_assumption = True
+
+    devices: int
+    recorded: int
