@@ -101,7 +101,8 @@ def test_a_job_that_sends_nothing_any_more_is_stuck() -> None:
     found = _judged(a_watcher(looks), 1e9, 27.0, has_ended=False)
     assert found.stuck is not None
     assert found.stuck.since_s == pytest.approx(15, abs=0.1)
-    assert found.sentence.startswith("Stuck for 14.99 s. Nothing on ")
+    assert found.sentence.startswith("Stuck for 14.99 s. Nothing tells")
+    assert watched_object(found)["stuck"]["waiting"] == sorted(looks)
 
 
 LOCK, READ = Waits("S", "futex_wait_queue"), Waits("S", "pipe_read")

@@ -36,8 +36,6 @@ from fullwire.findings.watching import (
     RanksWaitFor,
     SeveralMayLimit,
     Stuck,
-    StuckOnRank,
-    StuckSomewhere,
     TransferOrContention,
     WaitsFor,
 )
@@ -116,7 +114,7 @@ class Watched(Result):
         """Return what limits the job, as far as that can be told from outside."""
         found = self.explanation
         if self.stuck is not None:
-            return (self.stuck,)
+            return (self.stuck.finding,)
         if found is None:
             return () if self.no_step is None else (self.no_step,)
         if self.kind != "unknown":
@@ -544,17 +542,25 @@ def _stuck(watcher: Watcher, step_s: float | None) -> Stuck | None:
         return None
     waits = {each.rank: waits_of(each.pid) for each in watcher.job.ranks}
     late = _waited_for(waits, busy)
-    host, since_s = socket.gethostname(), float(since_s)
-    if late is not None:
-        is_busy = busy[late] > _BUSY
-        does = Computes(processors=busy[late]) if is_busy else WaitsFor(state=str(waits[late]))
-        others = tuple(rank for rank in busy if rank != late)
-        return StuckOnRank(rank=late, host=host, where=(does,), since_s=since_s, waiting=others)
-    together: dict[str, list[int]] = {}
-    for rank, each in waits.items():
-        together.setdefault(str(each), []).append(rank)
-    states = (RanksWaitFor(ranks=tuple(ranks), state=state) for state, ranks in together.items())
-    return StuckSomewhere(host=host, where=tuple(states), since_s=since_s)
+    where: tuple[Finding, ...]
+    if late is None:
+        together: dict[str, list[int]] = {}
+        for rank, each in waits.items():
+            together.setdefault(str(each), []).append(rank)
+        where = tuple(
+            RanksWaitFor(ranks=tuple(ranks), state=state) for state, ranks in together.items()
+        )
+    elif busy[late] > _BUSY:
+        where = (Computes(processors=busy[late]),)
+    else:
+        where = (WaitsFor(state=str(waits[late])),)
+    return Stuck(
+        rank=late,
+        host=socket.gethostname(),
+        where=where,
+        since_s=float(since_s),
+        waiting=tuple(rank for rank in busy if rank != late),
+    )
 
 
 def _waited_for(waits: Mapping[int, Waits], busy: Mapping[int, float]) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fullwire.findings.finding import Finding
 
 
@@ -58,38 +60,52 @@ class SeveralMayLimit(Finding):
     parts: tuple[str, ...]  # In words.
 
 
-class Stuck(Finding):
-    """The job sends nothing any more."""
-
-    host: str
-    where: tuple[Finding, ...]  # What the rank does that the others wait for, else what all do.
-    since_s: float
-
-
-class StuckOnRank(Stuck):
+class StuckOnRank(Finding):
     """One rank keeps all others waiting."""
 
     template = (
-        "Stuck for {since_s:time}. {others} {waiting:rank waits|ranks wait} for rank {rank} on "
+        "Stuck for {since_s:time}. {others} {others:rank waits|ranks wait} for rank {rank} on "
         "{host}: {where:;}."
     )
 
+    since_s: float
+    others: int
     rank: int
+    host: str
+    where: tuple[Finding, ...]
+
+
+class StuckSomewhere(Finding):
+    """All ranks wait, as far as the kernel tells."""
+
+    template = "Stuck for {since_s:time}. Nothing tells which rank the others wait for: {where:;}."
+
+    since_s: float
+    where: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """A job that sends nothing any more, and the rank that the others wait for."""
+
+    rank: int | None  # None if it is unknown
+    host: str
+    where: tuple[Finding, ...]  # that rank's wait, or the waits of all if it is unknown
+    since_s: float
     waiting: tuple[int, ...]
 
     @property
-    def others(self) -> int:
-        """Return how many ranks wait."""
-        return len(self.waiting)
-
-
-class StuckSomewhere(Stuck):
-    """All ranks wait, as far as the kernel tells."""
-
-    template = (
-        "Stuck for {since_s:time}. Nothing on {host} tells which rank the others wait for: "
-        "{where:;}."
-    )
+    def finding(self) -> Finding:
+        """Return for how long the job is stuck, and on whom."""
+        if self.rank is None:
+            return StuckSomewhere(since_s=self.since_s, where=self.where)
+        return StuckOnRank(
+            since_s=self.since_s,
+            others=len(self.waiting),
+            rank=self.rank,
+            host=self.host,
+            where=self.where,
+        )
 
 
 class Computes(Finding):
@@ -101,7 +117,7 @@ class Computes(Finding):
 
 
 class WaitsFor(Finding):
-    """What the kernel or the stack says of a rank's wait."""
+    """A rank waits, as the kernel or its stack says."""
 
     template = "{state}"
 
@@ -109,7 +125,7 @@ class WaitsFor(Finding):
 
 
 class RanksWaitFor(Finding):
-    """What the kernel or the stacks say of ranks that wait alike."""
+    """Some ranks wait alike."""
 
     template = "of {ranks:ranks}, {state}"
 

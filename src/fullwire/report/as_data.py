@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fullwire.answers.watch import Watched
     from fullwire.answers.whatif import WhatIf
     from fullwire.clusters.cluster import Cluster
+    from fullwire.findings.watching import Stuck
     from fullwire.run.run import Run
     from fullwire.workloads import Workload
     from fullwire.workloads.architecture import Architecture
@@ -104,10 +105,19 @@ def _plain(value: Any) -> int | float | str:
     return value if isinstance(value, int | float | str) else str(value)
 
 
+def _stuck_object(stuck: Stuck) -> dict[str, Any]:
+    return {
+        "rank": stuck.rank,
+        "host": stuck.host,
+        "where": "; ".join(sentences(stuck.where)),
+        "since_s": stuck.since_s,
+        "waiting": list(stuck.waiting),
+        "sentence": sentence(stuck.finding),
+    }
+
+
 def watched_object(result: Watched) -> dict[str, Any]:
     """Return what was seen of a running job as a JSON object: an explanation, and its doubts."""
-    from fullwire.findings.watching import StuckOnRank  # other results start sooner without
-
     found, stuck = result.explanation, result.stuck
     data: dict[str, Any] = (
         {"verdict": {"kind": "unknown"}, "step_s": None, "account": None}
@@ -122,16 +132,7 @@ def watched_object(result: Watched) -> dict[str, Any]:
         "confidence": result.confidence,
         "ranges": {part: list(between) for part, between in result.ranges.items()},
         "transfer_s": list(result.transfer_s),
-        "stuck": None
-        if stuck is None
-        else {
-            "rank": stuck.rank if isinstance(stuck, StuckOnRank) else None,
-            "host": stuck.host,
-            "where": "; ".join(sentences(stuck.where)),
-            "since_s": stuck.since_s,
-            "waiting": list(stuck.waiting) if isinstance(stuck, StuckOnRank) else [],
-            "sentence": sentence(stuck),
-        },
+        "stuck": None if stuck is None else _stuck_object(stuck),
         "watched_s": result.seconds,
         "watching_share": result.looked_share,
         "has_ended": result.has_ended,
