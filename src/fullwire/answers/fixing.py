@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fullwire.compression.method import ERROR_VARIABLE
+from fullwire.compression.method import ERROR_VARIABLE, error_limit
 from fullwire.errors import UsageError
 from fullwire.files import path_of
 from fullwire.fixes._in_job import (
@@ -95,9 +95,7 @@ def apply_fixes(
     if workers:
         environment[WORKERS_VARIABLE] = workers
     if max_error is not None:
-        if not max_error > 0:
-            raise UsageError(f"max_error: expected a number above 0, got {max_error:g}")
-        environment[ERROR_VARIABLE] = str(max_error)
+        environment[ERROR_VARIABLE] = str(error_limit(max_error, "max_error"))
     environment[THEN_VARIABLE] = "fullwire.fixes._in_job"
     before = environment.get("PYTHONPATH")
     if str(PYTHON_PATH) not in (before or "").split(os.pathsep):

@@ -30,9 +30,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fullwire.compression.codec import Choice, hook_of, parse_choice
-from fullwire.compression.method import Bucket, Loss, Tensor, asked_error, is_small
+from fullwire.compression.method import Bucket, Loss, Tensor, asked_error, error_limit, is_small
 from fullwire.errors import UsageError
-from fullwire.units import shown
 
 MEASURED_EVERY = 25  # Steps: measuring costs about as much as unpacking.
 _KEPT = 1000  # Measurements.
@@ -272,16 +271,14 @@ def compress(
         )
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         raise UsageError("compress: expected parameters on processors, got some on a device")
-    if max_error is not None and not max_error > 0:
-        raise UsageError(f"compress: max_error: expected a number above 0, got {shown(max_error)}")
-    max_error = max_error or asked_error()
+    limit = asked_error() if max_error is None else error_limit(max_error, "compress: max_error")
     if hooks := getattr(model, "_comm_hooks", None):
         there = getattr(hooks[0][0], "__qualname__", "one")
         raise UsageError(
             f"compress: expected a model without a communication hook, got one with {there}: "
             "torch allows one hook"
         )
-    compression = Compression(model, choice, max_error, packs_small)
+    compression = Compression(model, choice, limit, packs_small)
     hook = lambda state, bucket: state.send(bucket)  # noqa: E731  # torch reads annotations
     hook.__name__ = hook.__qualname__ = hook_of(choice)
     model.register_comm_hook(compression, hook)

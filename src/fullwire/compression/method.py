@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from fullwire.errors import UsageError
+from fullwire.units import shown
 
 Tensor: TypeAlias = Any  # torch.Tensor, which may be absent here
 Shape: TypeAlias = tuple[int, ...]
@@ -29,14 +30,17 @@ SMALL = 1024  # Numbers: a gradient with fewer travels as float32, as a vector d
 def asked_error() -> float | None:
     """Return the largest relative squared error that the environment allows, if it says one."""
     said = os.environ.get(ERROR_VARIABLE)
-    if said is None:
-        return None
+    return None if said is None else error_limit(said, ERROR_VARIABLE)
+
+
+def error_limit(given: float | str, what: str) -> float:
+    """Read a largest relative squared error; a refusal names it as `what`."""
     try:
-        number = float(said)
+        number = float(given)
     except ValueError:
         number = math.nan
     if not number > 0:
-        raise UsageError(f"{ERROR_VARIABLE}: expected a number above 0, got {said!r}")
+        raise UsageError(f"{what}: expected a number above 0, got {shown(given)}")
     return number
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from fullwire.compression.method import ERROR_VARIABLE, asked_error
+from fullwire.compression.method import ERROR_VARIABLE, asked_error, error_limit
 from fullwire.errors import TransportError, UsageError
 from fullwire.transport import programs
 from fullwire.transport.programs import Links
@@ -201,12 +201,10 @@ def wire(
     before = getattr(group, "wire", None)
     if not isinstance(before, Wire):
         raise UsageError('wire: expected a group of the backend "fullwire", which is not this one')
-    if max_error is not None and not max_error > 0:
-        raise UsageError(f"max_error: expected a number above 0, got {max_error}")
     after = replace(
         before,
         least_bytes=before.least_bytes if least is None else int(size_bytes(least, "least")),
-        most_error=max_error or before.most_error,
+        most_error=before.most_error if max_error is None else error_limit(max_error, "max_error"),
         packs_small=packs_small,
     )
     if parameters is None:
