@@ -4,9 +4,12 @@
 
 A world holds the ranks, the bytes on each connection, and the history. `explore` takes each order
 of its events, and ends a rank after each of its messages. `play` takes one random order, with
-pauses and broken connections. Both check that one epoch has one membership, that all ranks which
-ever commit a step divided its samples in the same way, that no step is left out, and that nobody
-waits for ever.
+pauses and broken connections. Both check four things:
+
+- One epoch has one membership.
+- All ranks that ever commit a step divided its samples in the same way.
+- Every step comes, in order.
+- Every rank goes on or ends.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class Broken(Exception):
 
 @dataclass
 class History:
-    """What any rank ever did, the dead ones included."""
+    """All that ranks ever did, the dead ones included."""
 
     epochs: dict[int, Membership] = field(default_factory=dict)
     steps: dict[int, Membership] = field(default_factory=dict)  # the division of its samples
@@ -183,7 +186,7 @@ class Explorer:
         return tuple(changed)
 
     def check_end(self, state: State) -> None:
-        """Check that nobody waits in a state without further events."""
+        """Check that all ranks ended, in a state without further events."""
         for rank, number in enumerate(state.ranks):
             if number >= 0 and not self._members[number].ended:
                 raise Broken(f"rank {rank} waits for ever")

@@ -4,8 +4,8 @@
 
 The ways are those of tests/transport/test_strangers.py, and docs/design/security.md is the threat
 model that they try. Those at the door are tried twice: in clear, and with encryption. A way leads
-in if a stranger becomes a rank, a changed message is believed, a changed record is taken for data,
-or the job uses a key that others may know. It exits with 1 if one does.
+in if a stranger becomes a rank, or a changed message or record is believed. So does a key that
+others may know, if the job uses it. The exit status is then 1.
 """
 
 from __future__ import annotations

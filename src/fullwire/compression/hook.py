@@ -253,9 +253,9 @@ def compress(
 
     - `model`: a DistributedDataParallel whose parameters are on processors.
     - `codec`: a name with settings, such as `"bf16"` or `"powersgd:rank=2"`.
-    - `max_error`: the relative squared error beyond which gradients go back to float32. Without
-      it and without FULLWIRE_MAX_ERROR, formats have a usual limit. Codecs with error feedback have
-      none.
+    - `max_error`: the relative squared error beyond which gradients go back to float32. By
+      default it is FULLWIRE_MAX_ERROR, or else a usual limit for formats. Codecs with error
+      feedback have none.
     - `packs_small`: pack the gradients of norm layers and biases too, and all with fewer than 1024
       numbers. Without it they travel as float32, whatever bucket DDP puts them in.
 

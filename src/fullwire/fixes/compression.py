@@ -129,7 +129,7 @@ class Compression(FixKind):
         """
         from fullwire.timeline.transfers import codes_of
 
-        # The measured transport has the times of what a hook or a wire format has packed.
+        # The measured transport then has the times of packed messages.
         if run.facts.buckets is None or run.facts.hook is not None or run.facts.wire is not None:
             return
         # Most of the bytes may already have 16 bits a number, or fewer.

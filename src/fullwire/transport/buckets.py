@@ -21,7 +21,7 @@ from fullwire.transport.untraced import untraced
 
 @dataclass
 class _Watched:
-    """What is known of a reducer."""
+    """A reducer, as far as we know it."""
 
     group: Any
     has_sparse: bool  # Buckets of sparse gradients, which have no numbers before a backward pass.

@@ -1,4 +1,4 @@
-"""Who trains, and which steps count: the rules by which ranks agree, without sockets or a clock.
+"""The rules by which ranks agree on their members and on committed steps, apart from sockets.
 
 `Member` is one rank. It takes messages, lost connections and the time. It returns messages, and
 leaves events. A job that survives the loss of workers carries its bytes. `validation/membership.py`
@@ -60,7 +60,7 @@ Event: TypeAlias = Committed | Entered | Ended
 
 
 class Message(NamedTuple):
-    """What travels between ranks. Each carries the sender's membership, so an old one shows."""
+    """A message between ranks. Each carries the sender's membership, so an old one shows."""
 
     kind: Kind
     sender_at: Membership
@@ -102,7 +102,7 @@ class Member:
         self._retry_ns: int | None = None
         self._tries = 0
 
-    # What the caller tells.
+    # Events from the caller.
 
     def ready(self, now_ns: int) -> list[tuple[int, bytes]]:
         """This rank holds the complete sums of its next step."""
@@ -280,7 +280,7 @@ class Member:
         return tuple(sorted(kept))
 
     def _is_quorum(self, voters: Collection[int]) -> bool:
-        """Whether no other set of voters can decide without one of these.
+        """Whether every other set of voters that decides has one of these.
 
         Most of the members are enough, and so are all who are not known to be dead. Half of them
         are enough with the lowest rank.
