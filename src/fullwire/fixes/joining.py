@@ -339,8 +339,13 @@ class _Joining:
 
     def _at_end(self) -> None:
         """Send what nobody here read: another rank may read it."""
-        if not hasattr(sys, "last_value"):  # after an error, the others have no answer anyway
-            self._settle()
+        if not self._waiting or hasattr(sys, "last_value"):  # after an error nobody has an answer
+            return
+        import torch.distributed as dist
+
+        self._settle()
+        # Gloo's threads may still hold the last tensors. They abort if Python ends before them.
+        dist.destroy_process_group()
 
     def _after_sending(self, function: Any) -> Any:
         @functools.wraps(function)
