@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.time_to_target import read_price
+from fullwire.answers.time_to_target import computing, read_price
 from fullwire.answers.until import until
 from fullwire.convergence.batches import excess, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
@@ -104,11 +104,44 @@ def test_steps_and_time_follow_the_law_and_the_step(jobs: tuple[Run, Run]) -> No
 
 def test_a_batch_is_the_same_job_with_faster_or_slower_workers(jobs: tuple[Run, Run]) -> None:
     """64 samples on 4 workers are 16 each, as recorded, and 256 are four times the computing."""
-    small, large = jobs
+    small, large = jobs[0], dataclasses.replace(jobs[1], spans=jobs[1].spans.rows(slice(0)))
     asked: dict[str, Any] = {"bandwidth": "10Gbps"}
     table = fw.whatif(small, target=GOAL, curve=large, workers=4, global_batch=[64, 256], **asked)
     plain = fw.whatif(small, workers=4, compute_speed=[1, 0.25], **asked)
     assert table["step_s"] == pytest.approx(plain["step_s"])
+
+
+def test_runs_at_two_batches_show_what_computing_costs_anyway(jobs: tuple[Run, Run]) -> None:
+    """Both runs compute equally long, with 16 and with 64 samples: so does any other batch."""
+    small, large = jobs
+    asked: dict[str, Any] = {"bandwidth": "10Gbps"}
+    table = fw.whatif(small, target=GOAL, curve=large, workers=4, global_batch=[64, 256], **asked)
+    plain = fw.whatif(small, workers=4, compute_speed=[1, 1], **asked)
+    assert table["step_s"] == pytest.approx(plain["step_s"])
+    assert any("for each sample" in sentence(note) for note in table.all_notes)
+
+
+@pytest.mark.parametrize(
+    ("shown_s", "start_s", "sample_s"),
+    [
+        ([(16, 0.8)], 0.0, 0.05),
+        ([(16, 0.8), (16, 0.8)], 0.0, 0.05),
+        ([(16, 1.8), (64, 4.2)], 1.0, 0.05),
+        ([(16, 0.8), (64, 0.8)], 0.8, 0.0),
+        ([(16, 0.9), (64, 0.7)], None, 0.0),  # more samples never take less
+        ([(16, 0.5), (64, 4.2)], 0.0, None),  # no sample takes less than nothing
+    ],
+)
+def test_computing_has_a_part_that_follows_the_samples(
+    shown_s: list[tuple[int, float]], start_s: float | None, sample_s: float | None
+) -> None:
+    found = computing([("a.run", samples, time_s) for samples, time_s in shown_s])
+    if start_s is not None:
+        assert found.start_s == pytest.approx(start_s)
+    if sample_s is not None:
+        assert found.sample_s == pytest.approx(sample_s)
+    assert min(found.start_s, found.sample_s) >= 0
+    assert min(found.time_s(1), found.time_s(1000)) > 0
 
 
 def test_without_a_batch_each_worker_keeps_its_own(jobs: tuple[Run, Run]) -> None:

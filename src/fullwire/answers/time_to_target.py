@@ -50,6 +50,7 @@ from fullwire.findings.targets import (
     LocalStepsCost,
     NoiseTellsNothing,
     SamplesCostAlike,
+    SamplesCostApart,
     SamplesLostToTheBatch,
     Setting,
     Soonest,
@@ -58,6 +59,7 @@ from fullwire.findings.targets import (
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions
+from fullwire.simulation.typical import typical_step
 from fullwire.timeline.passes import passes_of_step
 from fullwire.units import NUMBER, ratio, shown
 
@@ -107,7 +109,44 @@ class Evidence:
     goal: Goal
     law: BatchLaw
     pass_samples: int  # of one worker, as the predicted run was recorded
+    computing: Computing
     notes: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """A worker's own work in a pass: some of it grows with its samples, some is there anyway."""
+
+    start_s: float
+    sample_s: float
+    runs: tuple[str, ...]  # that show it; one run alone cannot tell the two apart
+
+    def time_s(self, samples: float) -> float:
+        """Return the time of a pass with so many samples."""
+        return self.start_s + self.sample_s * samples
+
+
+def computing(shown_s: Sequence[tuple[str, int, float]]) -> Computing:
+    """Fit a worker's own work to runs: the name, the samples of a pass, and its seconds.
+
+    Neither part is below 0. Work that a single run shows grows with the samples altogether.
+    """
+    samples, times_s = np.array([each[1:] for each in shown_s], float).T
+    share = 1 / np.square(times_s)  # relative errors count
+    centre = float((share * samples).sum() / share.sum())
+    middle_s = float((share * times_s).sum() / share.sum())
+    away = samples - centre
+    spread = float((share * np.square(away)).sum())
+    most_s = float((share * samples * times_s).sum() / (share * np.square(samples)).sum())
+    is_told = spread > 1e-12 * share.sum() * centre**2
+    names = tuple(name for name, *_ in shown_s)
+    slope_s = float((share * away * times_s).sum()) / spread if is_told else most_s
+    start_s = middle_s - slope_s * centre
+    if start_s < 0 or not is_told:
+        start_s, slope_s = 0.0, most_s
+    elif slope_s < 0:
+        start_s, slope_s = middle_s, 0.0
+    return Computing(start_s=start_s, sample_s=slope_s, runs=names if is_told else ())
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -214,14 +253,25 @@ def evidence(
         middle, low, high = law.critical_between()
         batches = tuple(f"{batch:g}" for batch in sorted({point.batch for point in points}))
         said = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
-    name, first = many[0]
-    if recorded_batch:
-        passes = (passes_of_step(first) or 1) * (first.facts.workers or 1)
-        own_samples = max(1, round(recorded_batch[0] / passes))
-    else:
-        own_samples = _pass_samples(name, first)
+    sizes = [
+        _pass_samples(name, each)
+        if not recorded_batch
+        else max(1, round(recorded_batch[number] / _passes(each)))
+        for number, (name, each) in enumerate(many)
+    ]
+    alike = [
+        (name, samples, typical_step(each).alone_ns * 1e-9)
+        for (name, each), samples in zip(many, sizes, strict=True)
+        if len(each.spans) and gradient_bytes(each) == gradient_bytes(many[0][1])
+    ]
     notes = [*([] if said is None else [said]), *notes]
-    return Evidence(goal=goal, law=law, pass_samples=own_samples, notes=tuple(notes))
+    return Evidence(
+        goal=goal,
+        law=law,
+        pass_samples=sizes[0],
+        computing=computing(alike),
+        notes=tuple(notes),
+    )
 
 
 def _critical(
@@ -253,7 +303,12 @@ def _critical(
 
 def global_batch(name: str, run: Run) -> int:
     """Return the samples of one step of a recorded job."""
-    return _pass_samples(name, run) * (run.facts.workers or 1) * (passes_of_step(run) or 1)
+    return _pass_samples(name, run) * _passes(run)
+
+
+def _passes(run: Run) -> int:
+    """Return the passes of a step, of all workers together."""
+    return (run.facts.workers or 1) * (passes_of_step(run) or 1)
 
 
 def about_batch(run: Run) -> tuple[Finding, ...]:
@@ -338,8 +393,10 @@ def to_goal(
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
         parts = []
         for size in sizes:
-            whole = known.pass_samples * together[0] * size * speed[0]
-            asked_more = {**more, "compute_speed": [whole / batch for batch in batches]}
+            recorded_s = known.computing.time_s(known.pass_samples)
+            shares = [batch / (together[0] * size) for batch in batches]
+            speeds = [speed[0] * recorded_s / known.computing.time_s(share) for share in shares]
+            asked_more = {**more, "compute_speed": speeds}
             parts.append(predict(asked_more, workers=size, nodes=None))
         predictions, between_s = _joined(parts, batches)
     whole = known.pass_samples * together[0]
@@ -353,7 +410,12 @@ def to_goal(
     if is_far.any():
         notes.append(FarBatches(count=int(is_far.sum()), largest=known.law.largest))
     if (np.abs(batch / (whole * predictions["workers"]) - 1) > 1e-9).any():
-        notes.append(SamplesCostAlike(run=name, samples=known.pass_samples))
+        law = known.computing
+        notes.append(
+            SamplesCostApart(runs=law.runs, start_s=law.start_s, sample_s=law.sample_s)
+            if law.runs
+            else SamplesCostAlike(run=name, samples=known.pass_samples)
+        )
     found = _times(replace(needed, notes=tuple(notes)), predictions, between_s, together[0], price)
     return first, predictions, between_s, found
 

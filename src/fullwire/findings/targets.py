@@ -118,6 +118,20 @@ class SamplesCostAlike(Finding):
     samples: int
 
 
+class SamplesCostApart(Finding):
+    """Runs at several batches show which part of computing follows the samples."""
+
+    is_assumption = True
+    template = (
+        "A worker computes for {start_s:time} in each pass and {sample_s:time} for each sample, "
+        "as {runs:list} show."
+    )
+
+    runs: tuple[str, ...]
+    start_s: float
+    sample_s: float
+
+
 class CodecStepsUnknown(Finding):
     """Some compressors change gradients in a way whose steps were not measured."""
 
