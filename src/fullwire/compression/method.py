@@ -141,8 +141,8 @@ class Format(Method):
         """Pack each row of float32 values into a row of bytes."""
 
     @abstractmethod
-    def unpack_rows(self, packed: Tensor, count: int) -> Tensor:
-        """Return the values of each row."""
+    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
+        """Return the values of each row: `out` filled with them, or the packed ones as they are."""
 
     def wire_bytes(self, shape: Shape) -> int:
         """Return the packed bytes of one gradient."""
@@ -163,17 +163,24 @@ class Format(Method):
         size = math.prod(shape)
         if not size:
             return packed.float().reshape(shape)
-        values = self.unpack_rows(packed[None], self._whole_blocks(size))
-        return values[0, :size].float().reshape(shape)
+        import torch
+
+        out = torch.empty((1, self._whole_blocks(size)), device=packed.device)
+        return self.unpack_rows(packed[None], out)[0, :size].float().reshape(shape)
 
     def average(self, bucket: Bucket, group: Any) -> Loss | None:
         """Leave the mean over the ranks in the bucket by direct exchange."""
+        import torch
         import torch.distributed as dist
 
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         values, size = bucket.values, bucket.values.numel()
         count = self._whole_blocks(-(-size // ranks))
-        rows = _in_rows(values, ranks, count)
+        rows = values.view(ranks, -1) if size == ranks * count else None
+        if rows is None:
+            rows = self._space("padded", values, ranks, FLOAT_BYTES * count).view(torch.float32)
+            rows.view(-1)[:size] = values
+            rows.view(-1)[size:] = 0
         row_bytes = self.row_bytes(count)
         packed = self._space("packed", values, ranks, row_bytes)
         for sent in (slice(0, rank), slice(rank + 1, ranks)):  # The own part stays float32.
@@ -181,26 +188,30 @@ class Format(Method):
                 self.pack_rows(rows[sent], packed[sent])
         received = self._space("received", values, ranks, row_bytes)
         dist.all_to_all_single(received, packed, group=bucket.direct or group)
-        total = rows[rank].clone()
+        sums = self._space("sums", values, 2, FLOAT_BYTES * count).view(torch.float32)
+        total, theirs = sums.split(1)
+        total.copy_(rows[rank])
         for other in range(ranks):
             if other != rank:
-                total += self.unpack_rows(received[other : other + 1], count)[0]
+                total += self.unpack_rows(received[other : other + 1], theirs)
         total /= ranks
         rounded = self._space("rounded", values, 1, row_bytes)
-        self.pack_rows(total[None], rounded)
+        self.pack_rows(total, rounded)
         received = gathered(rounded[0], ranks, bucket.direct or group, received)
         loss = None
         if bucket.error is not None or bucket.is_measured:
-            arrived = self.unpack_rows(packed, count).float()
+            arrived = self.unpack_rows(packed, torch.empty_like(rows)).float()
             if bucket.is_measured:
                 others = [other for other in range(ranks) if other != rank]
                 loss = Loss.of(rows[others], arrived[others])
             if bucket.error is not None:
                 lost = rows - arrived
                 # An owner keeps the error of the mean, which counts once for each rank.
-                lost[rank] = ranks * (total - self.unpack_rows(rounded, count)[0])
+                lost[rank] = ranks * (total - self.unpack_rows(rounded, theirs))[0]
                 bucket.error.copy_(lost.view(-1)[:size])
-        values.copy_(self.unpack_rows(received, count).reshape(-1)[:size])
+        found = self.unpack_rows(received, rows).reshape(-1)[:size]
+        if found.data_ptr() != values.data_ptr():
+            values.copy_(found)
         return loss
 
     def _space(self, use: str, like: Tensor, rows: int, row_bytes: int) -> Tensor:

@@ -20,7 +20,7 @@ class Bfloat16(Format):
 
         out.view(torch.bfloat16).copy_(rows)
 
-    def unpack_rows(self, packed: Tensor, count: int) -> Tensor:
+    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
         """Return the rows as bfloat16, which torch adds to float32 as it is."""
         import torch
 

@@ -36,17 +36,17 @@ class Float16(Format):
             place[:-_TAIL].view(torch.bfloat16 if is_wide else torch.float16).copy_(row)
             place[-_TAIL:] = int(is_wide)
 
-    def unpack_rows(self, packed: Tensor, count: int) -> Tensor:
-        """Return the values of each row."""
+    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
+        """Return the rows as float16, or as float32 if one of them is bfloat16."""
         import torch
 
         is_wide = packed[:, -1].bool()
         halves = packed[:, :-_TAIL]
         if not is_wide.any():
             return halves.view(torch.float16)
-        values = halves.view(torch.float16).float()
-        values[is_wide] = halves.view(torch.bfloat16)[is_wide].float()
-        return values
+        out.copy_(halves.view(torch.float16))
+        out[is_wide] = halves.view(torch.bfloat16)[is_wide].float()
+        return out
 
 
 CODEC = Codec(

@@ -31,16 +31,13 @@ class Int8(Format):
         for row, packed in zip(rows, out, strict=True):
             _native.pack_numbers(_NATIVE, row.numpy(), packed.numpy())
 
-    def unpack_rows(self, packed: Tensor, count: int) -> Tensor:
-        """Return the values of each row."""
-        import torch
-
+    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
+        """Multiply each block by its scale."""
         from fullwire import _native
 
-        values = torch.empty((len(packed), count))
-        for row, place in zip(packed, values, strict=True):
+        for row, place in zip(packed, out, strict=True):
             _native.unpack_numbers(_NATIVE, row.numpy(), place.numpy())
-        return values
+        return out
 
 
 CODEC = Codec(

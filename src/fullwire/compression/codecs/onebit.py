@@ -34,15 +34,17 @@ class OneBit(Format):
         sizes = (rows.reshape(-1, BLOCK).abs() * (1 / BLOCK)).sum(1)  # The sum alone may be inf.
         out[:, count // 8 :].view(torch.float32).copy_(sizes.view(len(rows), -1))
 
-    def unpack_rows(self, packed: Tensor, count: int) -> Tensor:
+    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
         """Return the mean size of its block for each value, with its sign."""
         import torch
 
+        count = out.shape[1]
         bits = np.unpackbits(packed[:, : count // 8].cpu().numpy(), axis=1)
         signs = torch.from_numpy(bits).to(packed.device)
         sizes = packed[:, count // 8 :].view(torch.float32).reshape(-1, 1)
-        values = signs.view(-1, BLOCK).to(torch.float32).mul_(-2).add_(1).mul_(sizes)
-        return values.view(len(packed), count)
+        blocks = out.view(-1, BLOCK).copy_(signs.view(-1, BLOCK))
+        blocks.mul_(-2).add_(1).mul_(sizes)
+        return out
 
 
 CODEC = Codec(
