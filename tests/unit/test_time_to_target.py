@@ -19,7 +19,7 @@ from fullwire.report.as_data import whatif_object
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
-from fullwire.run.run import Metrics, Noise, Run
+from fullwire.run.run import Metrics, Noise, Run, Spans
 from fullwire.words import sentence
 from tests.trained_jobs import a_trained_job, a_transport
 
@@ -104,7 +104,7 @@ def test_steps_and_time_follow_the_law_and_the_step(jobs: tuple[Run, Run]) -> No
 
 def test_a_batch_is_the_same_job_with_faster_or_slower_workers(jobs: tuple[Run, Run]) -> None:
     """64 samples on 4 workers are 16 each, as recorded, and 256 are four times the computing."""
-    small, large = jobs[0], dataclasses.replace(jobs[1], spans=jobs[1].spans.rows(slice(0)))
+    small, large = jobs[0], dataclasses.replace(jobs[1], spans=Spans.empty())
     asked: dict[str, Any] = {"bandwidth": "10Gbps"}
     table = fw.whatif(small, target=GOAL, curve=large, workers=4, global_batch=[64, 256], **asked)
     plain = fw.whatif(small, workers=4, compute_speed=[1, 0.25], **asked)
@@ -141,7 +141,10 @@ def test_computing_has_a_part_that_follows_the_samples(
     if sample_s is not None:
         assert found.sample_s == pytest.approx(sample_s)
     assert min(found.start_s, found.sample_s) >= 0
-    assert min(found.time_s(1), found.time_s(1000)) > 0
+    assert min(found.time_s(np.array([1, 1000]))) > 0
+    doubts = found.doubt(np.array([4, shown_s[0][0], shown_s[-1][0], 4 * shown_s[-1][0]]))
+    assert doubts[1] == doubts[2] == 0
+    assert min(doubts[0], doubts[3]) > 0
 
 
 def test_without_a_batch_each_worker_keeps_its_own(jobs: tuple[Run, Run]) -> None:

@@ -75,7 +75,9 @@ def main() -> None:
         found = trained(kinds[model], int(batch), codec, int(seed), logs=logs)
         if dist.get_rank() == 0 and not logs:
             with Path(sys.argv[1]).open("a") as file:
-                file.write(json.dumps({"cell": cell, "ranks": dist.get_world_size(), **found}) + "\n")
+                file.write(
+                    json.dumps({"cell": cell, "ranks": dist.get_world_size(), **found}) + "\n"
+                )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -67,6 +67,7 @@ _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
 )
 _AS_MANY = MoreSteps(1, 1, 1)
+_DOUBT = 1 / 3  # of the logarithm of samples beyond the recorded ones
 _ANY = 12.0  # the factor within which a critical batch lies near any recorded one
 
 
@@ -119,11 +120,22 @@ class Computing:
 
     start_s: float
     sample_s: float
+    recorded: tuple[float, float]  # the fewest and the most samples of a pass
     runs: tuple[str, ...]  # that show it; one run alone cannot tell the two apart
 
-    def time_s(self, samples: float) -> float:
+    def time_s(self, samples: Floats) -> Floats:
         """Return the time of a pass with so many samples."""
         return self.start_s + self.sample_s * samples
+
+    def doubt(self, samples: Floats) -> Floats:
+        """Return how far the logarithm of this time may be off, beyond the recorded samples.
+
+        Larger passes use a device better, until it is full: small models trained here took up to a
+        third less than this law, at four times the samples (validation/settings_to_target.py).
+        """
+        fewest, most = self.recorded
+        away = np.log(np.maximum(samples / most, fewest / samples))
+        return np.maximum(away, 0) * _DOUBT
 
 
 def computing(shown_s: Sequence[tuple[str, int, float]]) -> Computing:
@@ -146,7 +158,12 @@ def computing(shown_s: Sequence[tuple[str, int, float]]) -> Computing:
         start_s, slope_s = 0.0, most_s
     elif slope_s < 0:
         start_s, slope_s = middle_s, 0.0
-    return Computing(start_s=start_s, sample_s=slope_s, runs=names if is_told else ())
+    return Computing(
+        start_s=start_s,
+        sample_s=slope_s,
+        recorded=(float(samples.min()), float(samples.max())),
+        runs=names if is_told else (),
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -393,10 +410,10 @@ def to_goal(
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
         parts = []
         for size in sizes:
-            recorded_s = known.computing.time_s(known.pass_samples)
-            shares = [batch / (together[0] * size) for batch in batches]
-            speeds = [speed[0] * recorded_s / known.computing.time_s(share) for share in shares]
-            asked_more = {**more, "compute_speed": speeds}
+            shares = np.array(batches) / (together[0] * size)
+            recorded_s = known.computing.time_s(np.array(known.pass_samples))
+            speeds = speed[0] * recorded_s / known.computing.time_s(shares)
+            asked_more = {**more, "compute_speed": speeds.tolist()}
             parts.append(predict(asked_more, workers=size, nodes=None))
         predictions, between_s = _joined(parts, batches)
     whole = known.pass_samples * together[0]
@@ -416,7 +433,11 @@ def to_goal(
             if law.runs
             else SamplesCostAlike(run=name, samples=known.pass_samples)
         )
-    found = _times(replace(needed, notes=tuple(notes)), predictions, between_s, together[0], price)
+    samples = batch / predictions["workers"] / together[0]
+    share = np.minimum(known.computing.time_s(samples) / predictions["step_s"], 1.0)
+    doubt = known.computing.doubt(samples) * share
+    needed = replace(needed, notes=tuple(notes))
+    found = _times(needed, predictions, between_s, doubt, together[0], price)
     return first, predictions, between_s, found
 
 
@@ -550,17 +571,23 @@ def _times(
     needed: _Needed,
     predictions: Predictions,
     between_s: tuple[Floats, Floats],
+    doubt: Floats,
     accumulate: int,
     price: Price | None,
 ) -> ToTarget:
-    """Multiply the steps of each row by its length."""
+    """Multiply the steps of each row by its length; `doubt` is that of its computing."""
     steps = needed.samples / needed.batch
     time_s = steps * predictions["step_s"] * accumulate
     is_known = ~np.isnan(between_s[0])
     step_low = np.where(is_known, np.maximum(between_s[0], 1e-12) / predictions["step_s"], 1.0)
     step_high = np.where(is_known, between_s[1] / predictions["step_s"], 1.0)
-    less = np.hypot(np.log(needed.samples / needed.low), np.log(step_low))
-    more = np.hypot(np.log(needed.high / needed.samples), np.log(step_high))
+    less, more = (
+        np.hypot(np.hypot(np.log(samples), np.log(step)), doubt)
+        for samples, step in (
+            (needed.samples / needed.low, step_low),
+            (needed.high / needed.samples, step_high),
+        )
+    )
     return ToTarget(
         goal=needed.goal,
         batch=needed.batch,
