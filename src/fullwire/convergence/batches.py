@@ -65,6 +65,7 @@ _OFFSET = 0.00722
 SCATTER = 0.0020  # standard deviation of the loss's logarithm from the law
 REPLICAS, PARAMETERS, STEPS = (2, 8), (35e6, 10e9), (30, 100)
 _90 = 1.645  # standard deviations
+_DOUBT = 1 / 3  # of the logarithm of samples beyond the recorded ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,4 +285,56 @@ def excess(*, replicas: int, steps: int, parameters: float) -> Excess:
         low=math.exp(middle - half),
         high=math.exp(middle + half),
         is_beyond=is_beyond,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """A worker's own work in a pass: some of it grows with its samples, some is there anyway."""
+
+    start_s: float
+    sample_s: float
+    recorded: tuple[float, float]  # the fewest and the most samples of a pass
+    runs: tuple[str, ...]  # that show it; one run alone cannot tell the two apart
+
+    def time_s(self, samples: Floats) -> Floats:
+        """Return the time of a pass with so many samples."""
+        return self.start_s + self.sample_s * samples
+
+    def doubt(self, samples: Floats) -> Floats:
+        """Return how far the logarithm of this time may be off, beyond the recorded samples.
+
+        Larger passes use a device better, until it is full: small models trained here took up to a
+        third less than this law, at four times the samples (validation/settings_to_target.py).
+        """
+        fewest, most = self.recorded
+        away = np.log(np.maximum(samples / most, fewest / samples))
+        return np.maximum(away, 0) * _DOUBT
+
+
+def computing(shown_s: Sequence[tuple[str, int, float]]) -> Computing:
+    """Fit a worker's own work to runs: the name, the samples of a pass, and its seconds.
+
+    Neither part is below 0. Work that a single run shows grows with the samples altogether.
+    """
+    samples, times_s = np.array([each[1:] for each in shown_s], float).T
+    share = 1 / np.square(times_s)  # relative errors count
+    centre = float((share * samples).sum() / share.sum())
+    middle_s = float((share * times_s).sum() / share.sum())
+    away = samples - centre
+    spread = float((share * np.square(away)).sum())
+    most_s = float((share * samples * times_s).sum() / (share * np.square(samples)).sum())
+    is_told = spread > 1e-12 * share.sum() * centre**2
+    names = tuple(name for name, *_ in shown_s)
+    slope_s = float((share * away * times_s).sum()) / spread if is_told else most_s
+    start_s = middle_s - slope_s * centre
+    if start_s < 0 or not is_told:
+        start_s, slope_s = 0.0, most_s
+    elif slope_s < 0:
+        start_s, slope_s = middle_s, 0.0
+    return Computing(
+        start_s=start_s,
+        sample_s=slope_s,
+        recorded=(float(samples.min()), float(samples.max())),
+        runs=names if is_told else (),
     )

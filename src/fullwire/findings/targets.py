@@ -149,7 +149,7 @@ class CodecStepsMeasured(Finding):
 
     template = (
         "{codec} is taken to need {times:.2f} times the steps ({low:.2f} to {high:.2f}), as in "
-        "three small trainings. Your model may differ."
+        "small trainings. Your model may differ."
     )
 
     codec: str

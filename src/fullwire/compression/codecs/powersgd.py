@@ -201,5 +201,6 @@ CODEC = Codec(
     ),
     method=PowerSgd,
     by_shape=True,
-    steps={"rank=2": MoreSteps(1.14, 1, 1.22)},
+    # Of 12 trainings at batches from 32 to 1,024; those with the fewest steps needed the most more.
+    steps={"rank=2": MoreSteps(1.2, 1, 2.25)},
 )
