@@ -19,7 +19,7 @@ import numpy as np
 
 import fullwire as fw
 from fullwire.answers.verification import Verification, verify
-from fullwire.simulation.calibrate import share_of_others
+from fullwire.run.processors import share_of_others
 from fullwire.units import show_time
 from validation import arguments, results
 

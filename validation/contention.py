@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import fullwire as fw
 from fullwire.answers.verification import verify
-from fullwire.simulation.calibrate import share_of_others
+from fullwire.run.processors import share_of_others
 from fullwire.units import show_time
 from validation import arguments, results
 

@@ -32,7 +32,7 @@ from torch import nn
 
 import fullwire as fw
 from fullwire.report.as_data import whatif_object
-from fullwire.simulation.calibrate import share_of_others
+from fullwire.run.processors import share_of_others
 from validation import arguments, results
 from validation.cells import MUCH, TRIES
 from validation.time_to_target import CONTEXT, LETTERS, Training, trainings

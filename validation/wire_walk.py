@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import fullwire as fw
-from fullwire.simulation.calibrate import share_of_others
+from fullwire.run.processors import share_of_others
 from fullwire.units import show_time
 from validation import arguments, results
 from validation.cells import in_the_lab

@@ -573,3 +573,10 @@ def test_a_newer_format_is_one_sentence_and_status_3(cli: Cli, place: Path) -> N
 def test_a_run_at_a_place_whose_name_is_no_text_opens(tmp_path: Path) -> None:
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.run"))
     assert same_run(read(write(RUN, place)), RUN)
+
+
+def test_a_fact_that_is_written_no_more_is_read_and_left_out(place: Path) -> None:
+    edit(place, lambda shown: shown["facts"].update(probe_run_s=[[0, 0.05]]))
+    run = read_run(place)
+    assert run.facts == RUN.facts
+    assert run.complete

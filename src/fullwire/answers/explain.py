@@ -54,8 +54,8 @@ from fullwire.findings.verdicts import (
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host, sums_on_processors
+from fullwire.run.processors import share_of_others
 from fullwire.run.run import Provenance, Run
-from fullwire.simulation.calibrate import share_of_others
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
@@ -468,9 +468,9 @@ def _baseline(
             by_chance = 2 * found.crowding.scatter / max(found.crowding.probes, 1) ** 0.5
             below, above = math.hypot(below, by_chance), math.hypot(above, by_chance)
         if found.crowding.source == "probe steps":
-            # They leave out all waiting for processors. One worker beside the same other programs
-            # would meet theirs too.
-            above = (1 + above) / (1 - share_of_others(run)) - 1
+            # One worker beside the same other programs may wait for a processor, or find one free.
+            left = 1 - share_of_others(run)
+            below, above = 1 - (1 - below) * left, (1 + above) / left - 1
         return alone_s, (alone_s * max(1 - below, 0.0), alone_s * (1 + above)), None
     alone = opened(baseline)
     refuse_other_work(alone.run, run)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding
+from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
-from fullwire.simulation.calibrate import MUCH_BESIDE, share_of_others
+from fullwire.simulation.calibrate import MUCH_BESIDE
 from fullwire.timeline.account import Part, late_ranks, names_others_later
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.

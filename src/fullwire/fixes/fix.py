@@ -289,8 +289,8 @@ def sending_s(account: Account) -> float:
 
 def who_takes_processors(run: Run) -> Literal["job", "others"] | None:
     """Return who takes all processors: the job or others. None if some are free or unsampled."""
-    from fullwire.simulation.calibrate import MUCH_BESIDE, share_of_others
-    from fullwire.simulation.processors import used_share
+    from fullwire.run.processors import share_of_others, used_share
+    from fullwire.simulation.calibrate import MUCH_BESIDE
 
     used = used_share(run)
     if used is None or used < _ALL_TAKEN:

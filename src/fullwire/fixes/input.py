@@ -128,7 +128,7 @@ class Input(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield two loading processes, where the loader has fewer and a step waits for it."""
-        from fullwire.simulation.processors import used_share
+        from fullwire.run.processors import used_share
         from fullwire.timeline.account import Part
 
         if seen.loading_processes is not None and seen.loading_processes < _FEW_LOADERS:

@@ -95,7 +95,8 @@ class _Rank:
     noise: tuple[Whole, ...]  # Notes of squared gradients: its own, the mean's, its shard's.
     steps: Steps
     is_probe: NDArray[np.bool_]  # for each step: the times of probe steps are unusual
-    in_sums_ns: Whole  # for each step: the wait for a processor in a probe step's collectives
+    in_sums_ns: Whole  # for each step: the wait for a processor, and the running time, in a
+    # probe step's collectives
     shift_ns: int
 
     @property
@@ -111,8 +112,8 @@ class _Rank:
         """Return how long a computing thread waited for a processor in a step, and how long it ran.
 
         For the few probe steps it is the median, for the others the mean. Readings before the end
-        of the first step are left out, because the first step is unusual. In a probe step it waited
-        while it computed: its wait in the collectives is left out.
+        of the first step are left out, because the first step is unusual. A probe step shows what
+        computing alone takes: the wait and the running time in its collectives are left out.
         """
         steps = np.searchsorted(self.steps.end_ns, self.delays[:, 1], side="right")
         probes = np.append([0], np.cumsum(self.is_probe))[steps]
@@ -122,8 +123,8 @@ class _Rank:
             return None
         by_step_ns = self.delays[1:, [0, 2]][is_told] / passed[is_told, None]
         if of_probes:
-            in_sums_ns = np.append([0], np.cumsum(self.in_sums_ns))[steps]
-            by_step_ns[:, 0] -= np.diff(in_sums_ns)[is_told] / passed[is_told]
+            in_sums_ns = np.vstack([[0, 0], np.cumsum(self.in_sums_ns, axis=0)])[steps]
+            by_step_ns -= np.diff(in_sums_ns, axis=0)[is_told] / passed[is_told, None]
             by_step_ns = np.maximum(by_step_ns, 0)
             delay_ns, run_ns = np.median(by_step_ns, axis=0).tolist()
         else:
@@ -248,7 +249,7 @@ def _write_ranks(
     before_forward: list[tuple[float, float, float]] = []
     delays_s: list[tuple[float, float]] = []
     probe_delays_s: list[tuple[float, float]] = []
-    probe_runs_s: list[tuple[float, float]] = []
+    probe_computes_s: list[tuple[float, float]] = []
     reported = Reported()
     for rank in (_rank(journal, clocks[machine_of(journal)].shift_ns) for journal in journals):
         reported.add(rank.journal, rank.steps, rank.noise, rank.shift_ns)
@@ -269,7 +270,7 @@ def _write_ranks(
             delays_s.append((float(rank.number), usual[0]))
         if (probed := rank.delays_s(of_probes=True)) is not None:
             probe_delays_s.append((float(rank.number), probed[0]))
-            probe_runs_s.append((float(rank.number), probed[1]))
+            probe_computes_s.append((float(rank.number), probed[1]))
         # The usual work of the program before a forward: seconds, and bytes read.
         notes = rank.before_forward
         if len(notes) > OFTEN * len(rank.steps):
@@ -283,7 +284,7 @@ def _write_ranks(
         communication_processor_s=tuple((rank, part_s) for rank, _, part_s in used_s) or None,
         run_delay_s=tuple(delays_s) or None,
         probe_run_delay_s=tuple(probe_delays_s) or None,
-        probe_run_s=tuple(probe_runs_s) or None,
+        probe_compute_s=tuple(probe_computes_s) or None,
         before_forward_processor_s=tuple((rank, s) for rank, s, _ in before_forward) or None,
         before_forward_read_bytes=tuple((rank, size) for rank, _, size in before_forward) or None,
     )
@@ -358,7 +359,10 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
         noise=tuple(sparse[kind] for kind in (Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE)),
         steps=steps,
         is_probe=np.bincount(probed, minlength=len(steps)) > 0,
-        in_sums_ns=np.bincount(probed, probes[:, 2], len(steps)).astype(np.int64),
+        in_sums_ns=np.stack(
+            [np.bincount(probed, probes[:, at], len(steps)).astype(np.int64) for at in (2, 0)],
+            axis=1,
+        ),
         shift_ns=shift_ns,
     )
 

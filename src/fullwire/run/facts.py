@@ -119,8 +119,8 @@ class _HostFacts:
     probe_run_delay_s: Pairs | None = fact(
         "the same in a probe step, while the thread computed", _TIME
     )
-    probe_run_s: Pairs | None = fact(
-        "processor time of the thread of each rank that computes, in a probe step", _TIME
+    probe_compute_s: Pairs | None = fact(
+        "processor time of a computing thread of each rank in a probe step, without its sums", _TIME
     )
     before_forward_processor_s: Pairs | None = fact(
         "of it in the program's thread from a step, or from a batch, to the forward pass", _TIME

@@ -33,9 +33,9 @@ from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.placement import processors_of_machine
+from fullwire.run.processors import KERNEL_FACTOR, share_of_others
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
-from fullwire.simulation.processors import others_share
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.simulation.typical import Step
 
@@ -67,7 +67,7 @@ class _Known:
 # Part of Gloo's work is outside the clocks of its threads. Where processors hold a message up, it
 # takes this many times the threads' own time. This number, and the three of Gloo below, were chosen
 # on labs of two to four ranks at 0.5 to 10 Gbps (validation/README.md).
-_KERNEL_FACTOR = _Known(1.28, 0.08)
+_KERNEL_FACTOR = _Known(KERNEL_FACTOR, 0.08)
 _SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.28, 0.3)  # of Gloo's work; the work of other transports is too little to matter
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
@@ -209,11 +209,6 @@ def in_another_step(step: Step, found: Calibration) -> Step:
     own_ns = round(step.processor_ns * float(np.exp(found.work_off)))
     longer_ns = own_ns - step.processor_ns
     return replace(step, processor_ns=own_ns, step_ns=step.step_ns + longer_ns)
-
-
-def share_of_others(run: Run) -> float:
-    """Return the share of the processors that other work took while a run was recorded."""
-    return others_share(run, _KERNEL_FACTOR.value)
 
 
 def held_against(found: Calibration, runs: Sequence[Run]) -> Calibration:

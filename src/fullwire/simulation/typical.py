@@ -30,10 +30,10 @@ from fullwire.compression.codec import named_in
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.placement import ranks_per_processor
+from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import usual_steps
 from fullwire.simulation.groups import members_of
-from fullwire.simulation.processors import own_work_s
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient

@@ -197,7 +197,7 @@ def account(
         run,
         [told.rank for told in ranks],
         [told.apart_ns for told in ranks],
-        list(first[:, is_typical, Part.COMPUTE]),
+        *(list(first[:, is_typical, part]) for part in (Part.COMPUTE, Part.HOST)),
     )
     crowded_ns = (first[:, :, Part.COMPUTE] * crowding.shares[:, None]).astype(np.int64)
     first[:, :, Part.COMPUTE] -= crowded_ns

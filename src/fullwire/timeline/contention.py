@@ -1,13 +1,15 @@
 """The additional time of computing because the job shares its processors: contention.
 
 In a probe step communication waits until computing is done, so computing there runs at full speed.
-Ranks that share a processor still take turns, and so may other programs. So the time in which the
-computing thread was ready and waited for a processor comes off. The time for which the thread ran
-is no lower bound: it also copies buckets, and with our backend it moves their bytes.
+Ranks that share a processor still take turns. So the time in which the computing thread was ready
+and waited for a processor comes off. Some of that wait may lie outside of computing. So computing
+is never taken to be shorter than the time for which the thread ran without its sums and without
+the host's part.
 
 A run without probe steps uses run delay: how long a computing thread was ready to run and waited
-for a processor. It is a lower bound, because work beside memory traffic is slower, too. Other
-programs also cause run delay. It counts only by the job's own share of the processors' work.
+for a processor. It is a lower bound, because work beside memory traffic is slower, too.
+
+Other programs also cause run delay. It counts only by the job's own share of the processors' work.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fullwire.collectives.cost import Floats
-from fullwire.run.placement import ranks_per_processor, sums_on_processors
+from fullwire.run.placement import sums_on_processors
+from fullwire.run.processors import share_of_others, used_share
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.timeline.timeline import Timeline
 
@@ -63,11 +66,16 @@ def computed_in(line: Timeline, windows: Spans) -> Whole:
 
 
 def crowding_of(
-    run: Run, ranks: Sequence[int], apart_ns: Sequence[Whole], computed_ns: Sequence[Whole]
+    run: Run,
+    ranks: Sequence[int],
+    apart_ns: Sequence[Whole],
+    computed_ns: Sequence[Whole],
+    host_ns: Sequence[Whole],
 ) -> Crowding:
     """Return the share of contention in computing, from probe steps or else from run delay.
 
     `apart_ns` has each rank's computing in each probe step, and `computed_ns` in each usual step.
+    `host_ns` is the host's part of each usual step.
     """
     none = np.zeros(len(ranks))
     facts = run.facts
@@ -79,7 +87,13 @@ def crowding_of(
     probes = min(map(len, apart_ns), default=0)
     if probes >= FEWEST_PROBES:
         wall_ns = np.array([float(np.median(each)) for each in apart_ns])
-        undelayed_ns = wall_ns - _by_rank_ns(facts.probe_run_delay_s, ranks)
+        delay_ns = _by_rank_ns(facts.probe_run_delay_s, ranks)
+        # The thread's own work in a probe step, without its sums and without what is no computing.
+        outside_ns = np.array([np.median(each) for each in host_ns])
+        outside_ns = np.maximum(outside_ns, _by_rank_ns(facts.before_forward_processor_s, ranks))
+        ran_ns = _by_rank_ns(facts.probe_compute_s, ranks) - outside_ns
+        undelayed_ns = np.maximum(wall_ns - delay_ns, ran_ns) + (1 - _own_share(run)) * delay_ns
+        undelayed_ns = np.minimum(undelayed_ns, wall_ns)
         alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)
         middle = [np.median(abs(each / max(np.median(each), 1.0) - 1)) for each in apart_ns]
         needed_ns = np.sort(alone_ns)
@@ -103,16 +117,5 @@ def _by_rank_ns(pairs: Sequence[tuple[float, float]] | None, ranks: Sequence[int
 
 def _own_share(run: Run) -> float:
     """Return the job's share of the processors' work in steps; 1 where it is unknown."""
-    hosts, facts = run.hosts, run.facts
-    steps = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
-    if not len(hosts) or not len(steps) or facts.processor_s is None:
-        return 1.0
-    is_within = (hosts.time_ns > steps.start_ns.min()) & (hosts.time_ns < steps.end_ns.max())
-    is_processor = np.array([str(name).startswith("cpu") for name in hosts.device], bool)
-    used = hosts.utilization[is_within & is_processor]
-    if not len(used):
-        return 1.0
-    step_s = float((steps.end_ns - steps.start_ns).mean()) * 1e-9
-    work_s = float(np.mean([seconds for _, seconds in facts.processor_s]))
-    own = work_s / max(step_s, 1e-9) * ranks_per_processor(run)
-    return min(own / max(float(used.mean()), 1e-9), 1.0)
+    used = used_share(run)
+    return 1 - share_of_others(run) / used if used else 1.0

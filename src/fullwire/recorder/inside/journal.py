@@ -87,7 +87,8 @@ class Note:
     SENT = 16  # Bytes.
     BEFORE_FORWARD = 17  # Processor time since the last step or batch, time, disk blocks read.
     DELAY = 18  # A computing thread's wait for a processor since the last, time, its running time.
-    # Collectives kept apart from computing, a time in the step, the wait for a processor in them.
+    # Of the collectives kept apart from computing: the running time of the thread in them, a time
+    # in the step, the thread's wait for a processor in them.
     PROBE = 19
     PROCESSOR = 20  # Processor time since the last, time, communication threads' part of it.
     METRIC = 21  # Number of the metric, time, the bits of its value.

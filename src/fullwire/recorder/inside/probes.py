@@ -40,7 +40,8 @@ class Probes:
         self._others: set[int] = set()  # optimizers that stepped since the leading one did
         self._steps = 0
         self._apart = 0  # collectives that were kept apart from computing in this step
-        self._waited_ns = 0  # for a processor, in these collectives
+        # In these collectives this thread ran for so long, and waited so long for a processor.
+        self._ran_ns = self._waited_ns = 0
         self._may_hold = True
         self._is_releasing = False
         self.is_on = False
@@ -57,8 +58,9 @@ class Probes:
             return
         self._others.clear()
         if self._apart:
-            self._journal.note(Note.PROBE, self._apart, time.monotonic_ns(), self._waited_ns)
-        self._steps, self._apart, self._waited_ns = self._steps + 1, 0, 0
+            self._journal.note(Note.PROBE, self._ran_ns, time.monotonic_ns(), self._waited_ns)
+        self._steps, self._apart = self._steps + 1, 0
+        self._ran_ns = self._waited_ns = 0
         is_probe = self._steps in FIRST
         is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
         self.is_on = is_probe and self._may_hold and self._journal.is_open
@@ -116,14 +118,16 @@ class Probes:
 
     @contextlib.contextmanager
     def _beside_computing(self) -> Iterator[None]:
-        """Count for how long this thread waits for a processor while it computes nothing."""
+        """Count for how long this thread runs, and waits for a processor, in collectives."""
         thread, before_ns = threading.get_native_id(), None
         with contextlib.suppress(OSError, ValueError):  # no kernel counts this
-            before_ns = ran_and_waited_ns(thread)[1]
+            before_ns = ran_and_waited_ns(thread)
         yield
         with contextlib.suppress(OSError, ValueError):
             if before_ns is not None:
-                self._waited_ns += ran_and_waited_ns(thread)[1] - before_ns
+                ran_ns, waited_ns = ran_and_waited_ns(thread)
+                self._ran_ns += ran_ns - before_ns[0]
+                self._waited_ns += waited_ns - before_ns[1]
 
     def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a wait for a future, which may belong to a held-back all-reduce."""

@@ -11,8 +11,9 @@ Format 2   `gaps` in place of `missing`: a reason, with its table and rank, so t
 
 The format number rises when programs of the old format would misread a new run. A new fact, a new
 table or a new column with a default leaves the number as it is. An older program reports the
-unknown fact or table, and reads the table without the column. Each past format has a class with its
-shape and a step to the next one. A recorded run of each is below `tests/data/format-*`.
+unknown fact or table, and reads the table without the column. A withdrawn fact is still read, and
+dropped. Each past format has a class with its shape and a step to the next one. A recorded run of
+each is below `tests/data/format-*`.
 """
 
 from __future__ import annotations
@@ -42,12 +43,17 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _STORED: Mapping[type, Any] = {int: _Int64, float: float, str: str, tuple: Pairs}
 
+_WITHDRAWN = {"probe_run_s": Pairs}  # Facts of older programs: they are read and left out.
+
 # One field for each fact, with its declared type; unknown facts are not written.
 StoredFacts = msgspec.defstruct(
     "StoredFacts",
     [
-        (fact.name, _STORED[fact.kind] | msgspec.UnsetType, msgspec.UNSET)
-        for fact in REGISTRY.values()
+        (name, kind | msgspec.UnsetType, msgspec.UNSET)
+        for name, kind in (
+            *((fact.name, _STORED[fact.kind]) for fact in REGISTRY.values()),
+            *_WITHDRAWN.items(),
+        )
     ],
     forbid_unknown_fields=True,
 )
@@ -93,7 +99,7 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
                     **{
                         name: value
                         for name, value in msgspec.structs.asdict(self.facts).items()
-                        if value is not msgspec.UNSET
+                        if value is not msgspec.UNSET and name not in _WITHDRAWN
                     }
                 ),
                 gaps=gaps,

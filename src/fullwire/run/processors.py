@@ -8,6 +8,8 @@ from fullwire.run.facts import Pairs
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.run import Run
 
+# Kernel work for a communicating thread's own second, itself included: some runs on no thread.
+KERNEL_FACTOR = 1.28
 _MOST_SAMPLES = 20_000  # used: later ones add little
 _MOST_OF_OTHERS = 0.8  # of the processors: the rest was enough for the run
 
@@ -26,11 +28,8 @@ def own_work_s(run: Run) -> float:
     return 0.0
 
 
-def others_share(run: Run, kernel_factor: float) -> float:
-    """Return the share of the processors that other work took in the steps of a run.
-
-    The communicating threads' work is `kernel_factor` times the time on their own clocks.
-    """
+def share_of_others(run: Run) -> float:
+    """Return the share of the processors that other work took in the steps of a run."""
     if run.facts.processor_s is None:
         return 0.0
     steps = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
@@ -38,7 +37,7 @@ def others_share(run: Run, kernel_factor: float) -> float:
     if used is None:
         return 0.0
     communicating_s = _usual_s(run.facts.communication_processor_s)
-    work_s = _usual_s(run.facts.processor_s) + (kernel_factor - 1) * communicating_s
+    work_s = _usual_s(run.facts.processor_s) + (KERNEL_FACTOR - 1) * communicating_s
     step_s = float((steps.end_ns - steps.start_ns).mean()) * 1e-9
     own_share = work_s * ranks_per_processor(run) / max(step_s, 1e-9)
     return min(max(used - own_share, 0.0), _MOST_OF_OTHERS)
