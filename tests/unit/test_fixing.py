@@ -24,6 +24,7 @@ from fullwire.answers.explain import explain
 from fullwire.answers.fixing import notes_in, problem_of, split_fixes
 from fullwire.answers.tune import Trial, _Recorded, _Search, difference_of
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.tuning import Faster
 from fullwire.fixes import Seen, fix_kinds
 from fullwire.fixes._recipe import Applied, Recipe, as_toml, parse_fix, read_recipe
 from fullwire.fixes.environment import speeds_mbps
@@ -33,6 +34,7 @@ from fullwire.fixes.processors import share_of_rank
 from fullwire.recorder.launch import TOO_LONG, run_to_its_end
 from fullwire.run.run import Hosts
 from fullwire.simulation.forecast import Forecast
+from fullwire.words import sentence
 from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
 
@@ -342,7 +344,8 @@ def test_a_fix_that_was_undone_or_is_not_on_each_rank_is_told(
     for number, told in enumerate(ranks):
         lines = [json.dumps({"fix": "buckets", "did": did}) for did in told]
         (tmp_path / f"{number}.fixes").write_text("\n".join(lines))
-    assert problem_of(parse_fix("buckets:50"), 2, notes_in(tmp_path)) == problem
+    found = problem_of(parse_fix("buckets:50"), 2, notes_in(tmp_path))
+    assert (sentence(found) if found else "") == problem
 
 
 @pytest.mark.parametrize("setting", ["static_graph", "find_unused_parameters=False"])
@@ -407,7 +410,7 @@ class Recordings:
         self.made += 1
         mib = (1, 2) if fixes else (16, 24)
         run = a_trained_job(a_transport(), gradients_mib=mib, steps=30)
-        return _Recorded(run=run, seen=Seen(), problem="")
+        return _Recorded(run=run, seen=Seen(), problem=None)
 
 
 def test_ctrl_c_before_the_first_trial_leaves_the_job_as_it_is(tmp_path: Path) -> None:
@@ -466,7 +469,7 @@ def test_a_confirmation_that_fails_loses_no_trial(tmp_path: Path) -> None:
                 high_s=None,
                 measured_s=0.5,
                 kept=True,
-                reason="2.00x",
+                outcome=Faster(times=2.0),
                 loss_difference=None,
             )
         )

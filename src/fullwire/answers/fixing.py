@@ -18,10 +18,11 @@ from typing import Any, TypeAlias
 from fullwire.compression.method import ERROR_VARIABLE, error_limit
 from fullwire.errors import UsageError
 from fullwire.files import path_of
+from fullwire.findings.finding import Finding
+from fullwire.findings.tuning import AppliedInSome, FixToldWhy, NobodyCalled
 from fullwire.fixes._in_job import (
     APPLIED,
     FIXES_VARIABLE,
-    NOT_APPLIED,
     NOTES,
     NOTES_VARIABLE,
     STEPS_VARIABLE,
@@ -34,6 +35,7 @@ from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
 from fullwire.units import seconds, shown, visible
+from fullwire.words import sentence
 
 EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
@@ -220,23 +222,23 @@ def outcomes(chosen: Sequence[Applied], told: Notes) -> list[str]:
             in_so_many = f"{processes} process" + ("" if processes == 1 else "es")
             found.append(f"fix {each}: {did}, in {in_so_many}")
         if not notes:
-            found.append(f"fix {each}: {NOT_APPLIED}: no process called what it changes")
+            found.append(f"fix {each}: {sentence(NobodyCalled())}")
     return found
 
 
-def problem_of(fix: Applied, ranks: int, told: Notes) -> str:
-    """Say why a job does not have a fix, by the notes of its ranks; "" if each rank has it."""
+def problem_of(fix: Applied, ranks: int, told: Notes) -> Finding | None:
+    """Say why a job does not have a fix, by the notes of its ranks; None if each rank has it."""
     notes = _notes_of(fix, told)
     all_told = [did for of_one in notes for did in of_one]
     for did in all_told:
         if did.startswith(UNDONE):
-            return did
+            return FixToldWhy(did=did)
     having = sum(any(did.startswith(APPLIED) for did in of_one) for of_one in notes)
     if not having:
-        return (all_told or [f"{NOT_APPLIED}: no process called what it changes"])[-1]
+        return FixToldWhy(did=all_told[-1]) if all_told else NobodyCalled()
     if having < ranks and fix_kinds()[fix.fix].of_each_rank:
-        return f"applied in {having} of {ranks} ranks"
-    return ""
+        return AppliedInSome(having=having, ranks=ranks)
+    return None
 
 
 def _notes_of(fix: Applied, told: Notes) -> list[list[str]]:

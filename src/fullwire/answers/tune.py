@@ -44,6 +44,8 @@ from fullwire.answers.laboratory import record_in_lab
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result
 from fullwire.errors import FullwireError, UsageError
+from fullwire.findings import tuning as of_tuning
+from fullwire.findings.finding import Finding
 from fullwire.fixes import Fix, Risk, Seen, fix_kinds
 from fullwire.fixes._in_job import LOOK_VARIABLE, NOTES_VARIABLE
 from fullwire.fixes._recipe import Applied, Recipe, as_toml
@@ -55,7 +57,7 @@ from fullwire.recorder.launch import TOO_LONG
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
 from fullwire.timeline.passes import passes_of_step
-from fullwire.units import seconds, show_duration, show_time, shown
+from fullwire.units import seconds, show_time, shown
 from fullwire.words import filled, sentence
 
 RISKS: tuple[Risk, ...] = ("exact", "numeric", "semantic")
@@ -91,8 +93,13 @@ class Trial:
     high_s: float | None
     measured_s: float | None  # None where the job did not get so far
     kept: bool
-    reason: str
+    outcome: Finding
     loss_difference: float | None  # relative, of the first losses; None where none was seen
+
+    @property
+    def reason(self) -> str:
+        """Return why the fix was kept or left out."""
+        return sentence(self.outcome)
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -184,7 +191,7 @@ def tune(
         except KeyboardInterrupt:
             if not search.before:  # nothing is known yet
                 raise
-            say("interrupted: the best so far is kept")
+            say(sentence(of_tuning.Interrupted()))
     return search.end()
 
 
@@ -212,7 +219,7 @@ class _Recorded:
 
     run: Run
     seen: Seen
-    problem: str  # why the job does not have the last of its fixes, or ""
+    problem: Finding | None  # why the job does not have the last of its fixes
 
 
 @dataclass(kw_only=True)
@@ -265,7 +272,7 @@ class _Job:
             del os.environ[NOTES_VARIABLE], os.environ[LOOK_VARIABLE]
             told = notes_in(notes)
             looked = _seen(told)
-            problem = problem_of(fixes[-1], len(looked), told) if fixes else ""
+            problem = problem_of(fixes[-1], len(looked), told) if fixes else None
             shutil.rmtree(notes)
         took_s = time.monotonic() - began_s
         if self.is_interrupted or done.exit_status == 128 + signal.SIGINT:
@@ -314,7 +321,8 @@ class _Search:
     def __init__(self, job: _Job, risks: Sequence[Risk], say: Say) -> None:
         self.trials: list[Trial] = []
         self.before: list[_Recorded] = []
-        self._job, self._risks, self._say = job, risks, say
+        self._job, self._risks = job, risks
+        self._say: Callable[[Finding], None] = lambda told: say(sentence(told))
         self._kept: list[Applied] = []
         self._best: list[_Recorded] = []
         self._length_of: Callable[[Floats], float] = usual_length_s
@@ -324,7 +332,7 @@ class _Search:
     def begin(self) -> None:
         """Record the job as it is, until its noise is known."""
         job = self._job
-        self._say(f"recording the job as it is, {job.folder}/trial-01.run")
+        self._say(of_tuning.RecordingAsItIs(path=f"{job.folder}/trial-01.run"))
         first = job.recorded([])
         lengths_s = paces_s(first.run)
         if len(lengths_s) < FEWEST_STEPS:
@@ -335,7 +343,7 @@ class _Search:
             fewest, most = _STEPS
             job.steps = min(most, max(fewest, round(_RECORDING_S / usual_length_s(lengths_s))))
         for path in first.seen.wrote:
-            self._say(f"warning: the job writes {path}, in each trial anew")
+            self._say(of_tuning.JobWrites(path=path))
         self.before = [first]
         while len(self.before) < _MOST_REPEATS and job.allows(3):
             self.before.append(job.recorded([]))
@@ -346,7 +354,7 @@ class _Search:
             if noise is None or noise.off([1 / len(runs)]) <= _QUIET:
                 break
         self._best = list(self.before)
-        self._say(f"before: {show_time(self._judged(self.before, self.before).before_s)} a step")
+        self._say(of_tuning.Before(step_s=self._judged(self.before, self.before).before_s))
 
     def _judged(self, before: Sequence[_Recorded], after: Sequence[_Recorded]) -> Against:
         return held_against(
@@ -356,7 +364,7 @@ class _Search:
     def try_next(self) -> bool:
         """Try the fix that promises most on top of those kept; say whether there was one."""
         if self.trials and not self._job.allows(5):  # a look, a pair, and the last two
-            self._say("the budget is used up")
+            self._say(of_tuning.BudgetUsedUp())
             return False
         tried = {(trial.fix, trial.setting) for trial in self.trials}
         done = {trial.fix for trial in self.trials if trial.fix not in _SEVERAL}
@@ -368,14 +376,20 @@ class _Search:
         if not found:
             return False
         applied, from_s = found[0]
-        left = show_duration(max(self._job.left_s, 0.0))
+        predicted_s = float(applied.predicted_s or 0.0)
         self._say(
-            f"trial {len(self.trials) + 1}: {applied.why} ({applied}), predicted "
-            f"{_between(applied.predicted_s, applied.low_s, applied.high_s)}, {left} left"
+            of_tuning.TrialBegins(
+                number=len(self.trials) + 1,
+                change=applied.why,
+                fix=str(applied),
+                predicted_s=predicted_s,
+                low_s=applied.low_s,
+                high_s=applied.high_s,
+                left_s=max(self._job.left_s, 0.0),
+            )
         )
-        measured_s, kept, reason, differs = self._tried(applied)
-        measured = "" if measured_s is None else f", measured {show_time(measured_s)}"
-        self._say(f"  {'kept' if kept else 'left out'}: {reason}{measured}")
+        measured_s, kept, outcome, differs = self._tried(applied)
+        self._say(of_tuning.TrialResult(is_kept=kept, outcome=outcome, measured_s=measured_s))
         self.trials.append(
             Trial(
                 fix=applied.fix,
@@ -383,12 +397,12 @@ class _Search:
                 risk=applied.risk,
                 words=applied.why,
                 from_s=from_s,
-                predicted_s=float(applied.predicted_s or 0.0),
+                predicted_s=predicted_s,
                 low_s=applied.low_s,
                 high_s=applied.high_s,
                 measured_s=measured_s,
                 kept=kept,
-                reason=reason,
+                outcome=outcome,
                 loss_difference=differs,
             )
         )
@@ -434,7 +448,7 @@ class _Search:
         found.sort(key=lambda applied: float(applied.predicted_s or 0.0))
         return [(applied, now_s) for applied in found]
 
-    def _tried(self, applied: Applied) -> tuple[float | None, bool, str, float | None]:
+    def _tried(self, applied: Applied) -> tuple[float | None, bool, Finding, float | None]:
         """Record the job with one fix more; return its step, whether it stays, why, and losses."""
         fixes, differs = [*self._kept, applied], None
         try:
@@ -446,35 +460,35 @@ class _Search:
                 return None, False, problem, differs
             found = self._judged(self._best, [look])
             if found.ratio > 1 - _LEAST_GAIN:
-                return found.after_s, False, "no gain", differs
+                return found.after_s, False, of_tuning.NoGain(), differs
             if not self._job.allows(2):
-                return found.after_s, False, "no time left to repeat it", differs
+                return found.after_s, False, of_tuning.NoTimeToRepeat(), differs
             after = [look, self._job.recorded(fixes)]
             before = [self._best[-1], self._job.recorded(self._kept)]
             found = self._judged(before, after)
         except FullwireError as error:
-            return None, False, str(error), differs
+            return None, False, of_tuning.TrialEnded(why=str(error)), differs
         self._best = before
         if not found.is_significant or found.ratio >= 1:
-            return found.after_s, False, "within noise", differs
+            return found.after_s, False, of_tuning.WithinNoise(), differs
         # The first pair holds the tuned job against the job as it is; later ones do not.
         self._last = None if self._kept else found
         self._kept, self._best = fixes, after
-        return found.after_s, True, f"{1 / found.ratio:.2f}x", differs
+        return found.after_s, True, of_tuning.Faster(times=1 / found.ratio), differs
 
     def _loss_difference(self, recorded: _Recorded) -> float | None:
         """Return how far the first losses are from those of the job as it is, relatively."""
         return difference_of(self.before[0].seen.losses, recorded.seen.losses)
 
-    def _problem_of_losses(self, risk: Risk, differs: float | None) -> str:
+    def _problem_of_losses(self, risk: Risk, differs: float | None) -> Finding | None:
         """Say that losses differ too far for a risk, if they do."""
         if differs is None or risk == "semantic":
-            return ""
+            return None
         repeats = [self._loss_difference(each) or 0.0 for each in self.before[1:]]
         allowed = _LOSSES_DIFFER if risk == "exact" else _LOSSES_FAR
         if differs <= max(allowed, 3 * max(repeats, default=0.0)):
-            return ""
-        return f"its first losses differ by {differs:.2g} of the loss"
+            return None
+        return of_tuning.LossesDiffer(by=differs)
 
     def leave_out_early_ones(self) -> None:
         """Take out the fixes that no longer help beside those kept after them."""
@@ -482,7 +496,7 @@ class _Search:
             if not self._job.allows(5):
                 return
             rest = [each for each in self._kept if each != applied]
-            self._say(f"without {applied}, {show_duration(max(self._job.left_s, 0.0))} left")
+            self._say(of_tuning.Without(fix=str(applied), left_s=max(self._job.left_s, 0.0)))
             try:
                 without = [self._job.recorded(rest)]
                 if self._judged(self._best, without).ratio > 1 + _LEAST_GAIN:
@@ -492,18 +506,16 @@ class _Search:
             except FullwireError:  # the rest needs this fix
                 continue
             if self._judged(whole, without).ratio <= 1 + _LEAST_GAIN:
-                self._say("  rolled back: the job is as fast without it")
-                self._roll_back([applied], "rolled back: as fast without it")
+                self._say(of_tuning.AsFastWithoutIt())
+                self._roll_back([applied], of_tuning.AsFastWithout())
                 self._last = None
                 self._best = without
 
-    def _roll_back(self, fixes: Sequence[Applied], reason: str) -> None:
+    def _roll_back(self, fixes: Sequence[Applied], why: Finding) -> None:
         gone = {(each.fix, each.setting) for each in fixes}
         self._kept = [each for each in self._kept if each not in fixes]
         self.trials = [
-            replace(trial, kept=False, reason=reason)
-            if (trial.fix, trial.setting) in gone
-            else trial
+            replace(trial, kept=False, outcome=why) if (trial.fix, trial.setting) in gone else trial
             for trial in self.trials
         ]
 
@@ -511,17 +523,17 @@ class _Search:
         """Hold the tuned job against the job as it is once more; roll back what does not help."""
         if not self._kept or self._last is not None:
             return
-        self._say("recording both once more")
+        self._say(of_tuning.RecordingBoth())
         try:
             before = [self.before[-1], self._job.recorded([])]
             after = [self._best[-1], self._job.recorded(self._kept)]
         except FullwireError as error:
-            self._say(f"not held against the job as it is once more: {error}")
+            self._say(of_tuning.NotHeldOnceMore(why=str(error)))
             return
         self._last = self._judged(before, after)
         if self._last.ratio >= 1:
-            self._say("rolled back: the last recordings show no gain")
-            self._roll_back(self._kept, "rolled back: the last recordings show no gain")
+            self._say(of_tuning.LastShowNoGain())
+            self._roll_back(self._kept, of_tuning.LastShowNoGain())
 
     def end(self) -> Tuning:
         """Write the recipe, and return all that was found."""
@@ -570,12 +582,3 @@ def difference_of(losses: Sequence[float], others: Sequence[float]) -> float | N
         return None
     differs = sum(abs(each - other) for each, other in pairs) / size
     return differs if math.isfinite(differs) else math.inf
-
-
-def _between(step_s: float | None, low_s: float | None, high_s: float | None) -> str:
-    if step_s is None:
-        return "nothing"
-    ends = (
-        "" if low_s is None or high_s is None else f" ({show_time(low_s)} to {show_time(high_s)})"
-    )
-    return f"{show_time(step_s)}{ends}"

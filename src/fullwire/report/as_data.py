@@ -246,7 +246,8 @@ def tuning_object(result: Tuning) -> dict[str, Any]:
 
     trials = []
     for trial in result.trials:
-        shown = asdict(trial)
+        shown = {**asdict(trial), "reason": trial.reason}
+        del shown["outcome"]
         shown["interval"] = between(shown.pop("low_s"), shown.pop("high_s"))
         trials.append(shown)
     return {

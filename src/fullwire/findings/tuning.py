@@ -1,0 +1,174 @@
+"""The findings of a tuning: how each trial ended, why a fix does not hold, and the progress."""
+
+from __future__ import annotations
+
+from fullwire.findings.finding import Finding
+
+
+class NoGain(Finding):
+    """The first look at a fix is no faster than the best so far."""
+
+    template = "no gain"
+
+
+class NoTimeToRepeat(Finding):
+    """The first look is faster, and the budget has no time for a second one."""
+
+    template = "no time left to repeat it"
+
+
+class WithinNoise(Finding):
+    """Pairs of recordings differ by no more than the job does by itself."""
+
+    template = "within noise"
+
+
+class Faster(Finding):
+    """Pairs of recordings show a gain."""
+
+    template = "{times:.2f}x"
+
+    times: float
+
+
+class LossesDiffer(Finding):
+    """The first losses are not those of the job as it is."""
+
+    template = "its first losses differ by {by:.2g} of the loss"
+
+    by: float
+
+
+class TrialEnded(Finding):
+    """The recording of a trial was refused, or ended early."""
+
+    template = "{why}"
+
+    why: str  # As the job, or the refusal, put it.
+
+
+class FixToldWhy(Finding):
+    """A process of the job says why it does not have the fix."""
+
+    template = "{did}"
+
+    did: str
+
+
+class NobodyCalled(Finding):
+    """A fix changes a call that no process made."""
+
+    template = "not applied: no process called what it changes"
+
+
+class AppliedInSome(Finding):
+    """Some ranks have a fix that each of them needs."""
+
+    template = "applied in {having} of {ranks} ranks"
+
+    having: int
+    ranks: int
+
+
+class AsFastWithout(Finding):
+    """A fix that was kept early no longer helps beside those after it."""
+
+    template = "rolled back: as fast without it"
+
+
+class LastShowNoGain(Finding):
+    """The tuned job is no faster than the job as it is in their last recordings."""
+
+    template = "rolled back: the last recordings show no gain"
+
+
+class RecordingAsItIs(Finding):
+    """The first recording begins."""
+
+    template = "recording the job as it is, {path}"
+
+    path: str
+
+
+class JobWrites(Finding):
+    """The job writes a file outside of its working directory."""
+
+    template = "warning: the job writes {path}, in each trial anew"
+
+    path: str
+
+
+class Before(Finding):
+    """The step of the job as it is."""
+
+    template = "before: {step_s:time} a step"
+
+    step_s: float
+
+
+class BudgetUsedUp(Finding):
+    """No time is left for another trial."""
+
+    template = "the budget is used up"
+
+
+class TrialBegins(Finding):
+    """A fix is about to be tried."""
+
+    template = (
+        "trial {number}: {change} ({fix}), predicted "
+        "{predicted_s:time}{high_s:? ({low_s:time} to {high_s:time})}, {left_s:duration} left"
+    )
+
+    number: int
+    change: str
+    fix: str
+    predicted_s: float
+    low_s: float | None
+    high_s: float | None
+    left_s: float
+
+
+class TrialResult(Finding):
+    """A trial has ended."""
+
+    template = "  {is_kept:kept|left out}: {outcome}{measured_s:?, measured {measured_s:time}}"
+
+    is_kept: bool
+    outcome: Finding
+    measured_s: float | None
+
+
+class Without(Finding):
+    """A kept fix is left out once more."""
+
+    template = "without {fix}, {left_s:duration} left"
+
+    fix: str
+    left_s: float
+
+
+class AsFastWithoutIt(Finding):
+    """The job is as fast without a fix that was kept."""
+
+    template = "  rolled back: the job is as fast without it"
+
+
+class RecordingBoth(Finding):
+    """The job as it is and the tuned one are recorded for the last time."""
+
+    template = "recording both once more"
+
+
+class NotHeldOnceMore(Finding):
+    """The last recordings failed."""
+
+    template = "not held against the job as it is once more: {why}"
+
+    why: str
+
+
+class Interrupted(Finding):
+    """The user has ended the search."""
+
+    template = "interrupted: the best so far is kept"
