@@ -1,6 +1,7 @@
 """One process without a process group; each mode trains in its own way.
 
-python solo.py plain|accumulation|evaluation|optimizers|full-disk|broken|long|no-step|endless|hard
+python solo.py plain|accumulation|evaluation|checkpoint|optimizers|full-disk|broken|long|no-step|
+               endless|hard
 
 - optimizers ends with status 7.
 - long takes 3000 steps, and no-step takes 0.
@@ -8,6 +9,7 @@ python solo.py plain|accumulation|evaluation|optimizers|full-disk|broken|long|no
 - hard skips Python's work at exit.
 """
 
+import io
 import itertools
 import os
 import resource
@@ -51,6 +53,8 @@ def main(mode: str) -> None:
             with torch.no_grad():
                 sum(float(model(batch).sum()) for _ in range(2000))
             model.train()
+        if mode == "checkpoint" and step == 2:
+            torch.save(torch.zeros(16 * 2**20), io.BytesIO())
     sys.stdout.buffer.write(b"done\x00\xff\r\n")
     if mode == "hard":
         sys.stdout.flush()

@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fullwire.answers.explain import explain
 from fullwire.errors import UsageError
+from fullwire.findings.notes import CheckpointsTook, EvaluationsTook
 from fullwire.importers import read
 from fullwire.recorder.inside import after_import
 from fullwire.recorder.inside.journal import (
@@ -407,6 +409,19 @@ def test_an_evaluation_belongs_to_no_step(tmp_path: Path) -> None:
     assert len(start) == 6
     assert start[3] - end[2] > 5_000_000  # two thousand forwards
     assert (start[[1, 2, 4, 5]] == end[[0, 1, 3, 4]]).all()
+    [note] = (note for note in explain(run).notes if isinstance(note, EvaluationsTook))
+    assert note.count == 1
+    assert note.total_s == pytest.approx((start[3] - end[2]) * 1e-9, rel=0.1)
+
+
+@needs_torch
+def test_a_checkpoint_is_named_with_its_time(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *solo("checkpoint"))
+    start, end = steps_in_order(run, 0)
+    [note] = (note for note in explain(run).notes if isinstance(note, CheckpointsTook))
+    assert note.count == 1
+    assert note.within_s == note.total_s  # the step after the optimizer's waits for it
+    assert 0.005 < note.total_s < (end[3] - start[3]) * 1e-9
 
 
 @needs_torch

@@ -16,6 +16,7 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.findings.evidence.samples import carried_evidence
+from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import FactValue
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
@@ -164,6 +165,28 @@ def test_time_between_steps_is_in_no_account_and_is_said() -> None:
     assert not any("between steps" in each for each in fw.explain(job).warnings)
     found = fw.explain(dataclasses.replace(job, spans=spans, collectives=Collectives.empty()))
     assert any("21% of the time from the first" in each for each in found.warnings)
+
+
+@pytest.mark.parametrize(("lasts_ms", "is_first"), [(1, False), (60, True)])
+def test_a_long_evaluation_is_on_the_first_screen(
+    capsys: pytest.CaptureFixture[str], lasts_ms: int, is_first: bool
+) -> None:
+    job, count = JOBS["line_rate"], 2
+    begin_ns = int(job.spans.start_ns.min()) + np.arange(count) * 100 * MS
+    evaluations = Spans(
+        rank=np.zeros(count, np.int64),
+        step=np.full(count, -1),
+        lane=np.full(count, "host", object),
+        name=np.full(count, "evaluation", object),
+        start_ns=begin_ns,
+        end_ns=begin_ns + lasts_ms * MS,
+    )
+    run = dataclasses.replace(job, spans=Spans.joined([job.spans, evaluations]))
+    found = fw.explain(run)
+    told = f"2 evaluations took {2 * lasts_ms} ms of the"
+    assert any(told in each for each in found.warnings)
+    print_explanation(found, is_full=False)
+    assert (told in capsys.readouterr().out) == is_first
 
 
 def test_the_late_rank_is_named_with_what_it_does_longer() -> None:

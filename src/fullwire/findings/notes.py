@@ -11,8 +11,14 @@ from fullwire.findings.case import NOTABLE, Case, communicates, computes
 from fullwire.findings.finding import Finding
 from fullwire.findings.sureness import about_others
 from fullwire.run.placement import shares_one_host
-from fullwire.run.run import Run
-from fullwire.run.usual import LONGER, Pauses, gaps_between_steps_s, pauses
+from fullwire.run.run import Run, Spans
+from fullwire.run.usual import (
+    LONGER,
+    Pauses,
+    gaps_between_steps_s,
+    marks_between_gaps,
+    pauses,
+)
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import probe_steps
@@ -178,6 +184,34 @@ class TimeBetweenSteps(Finding):
     )
 
     share: float
+
+
+class EvaluationsTook(Finding):
+    """Evaluations between steps: how often, and how long in all."""
+
+    template = (
+        "{count:,} {count:evaluation|evaluations} took {total_s:time} of the {run_s:time} from the "
+        "first step to the last, in no step's account."
+    )
+
+    count: int
+    total_s: float
+    run_s: float
+
+
+class CheckpointsTook(Finding):
+    """Checkpoints that the job waited for: how often, how long in all, and how much in steps."""
+
+    template = (
+        "{count:,} {count:checkpoint|checkpoints} took {total_s:time} of the {run_s:time} from the "
+        "first step to the last{within_s:?; {within_s:time} of it is the host's part of the steps "
+        "that wrote them}."
+    )
+
+    count: int
+    total_s: float
+    run_s: float
+    within_s: float | None
 
 
 class FixedFromAllSteps(Finding):
@@ -382,6 +416,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probes=int((probes.rank == probes.rank[0]).sum()),
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
+    yield from _beside_training(run.spans)
     stopped = pauses(gaps_between_steps_s(run.spans), found.step_s)
     if stopped is not None:
         yield between_steps(stopped)
@@ -463,6 +498,28 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Find
         )
         because = ClocksBecause.UNNAMED_GROUPS if is_unnamed else ClocksBecause.DISAGREE
         yield EndsBeforeIssue(by_s=found.clock_error_ns * 1e-9, because=because)
+
+
+def _beside_training(spans: Spans) -> Iterator[Finding]:
+    """Yield how long the first rank's evaluations and checkpoints took, if it has any."""
+    marks = marks_between_gaps(spans)
+    if not len(marks):
+        return
+    begin_ns, end_ns = int(marks.start_ns.min()), int(marks.end_ns.max())
+    run_s = (end_ns - begin_ns) * 1e-9
+    is_there = (spans.rank == marks.rank[0]) & (spans.lane == "host")
+    is_there &= (spans.start_ns >= begin_ns) & (spans.end_ns <= end_ns)
+    for name in ("evaluation", "checkpoint"):
+        found = spans.rows(is_there & (spans.name == name))
+        lasted_s, count = (found.end_ns - found.start_ns) * 1e-9, len(found)
+        total_s = float(lasted_s.sum())
+        if not count:
+            continue
+        if name == "evaluation":
+            yield EvaluationsTook(count=count, total_s=total_s, run_s=run_s)
+        else:
+            within_s = float(lasted_s[found.step >= 0].sum()) or None
+            yield CheckpointsTook(count=count, total_s=total_s, run_s=run_s, within_s=within_s)
 
 
 def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[Finding]:

@@ -43,6 +43,7 @@ _INTERVALS = (
     Note.EVALUATION,
     Note.INFERENCE,
     Note.CODEC,
+    Note.CHECKPOINT,
 )
 
 

@@ -71,10 +71,7 @@ def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
         starts[1:] = ends[:-1]
     # Evaluations end with Module.train() or with the last forward without gradients. A period in
     # evaluation mode that contains a step is no evaluation: some layers stay in it during training.
-    modes = notes[Note.EVALUATION][:, 1:]
-    if len(modes):
-        steps_in = np.searchsorted(ends, modes[:, 1]) - np.searchsorted(ends, modes[:, 0])
-        modes = modes[steps_in == 0]
+    modes = _without_steps(notes[Note.EVALUATION][:, 1:], ends)
     evaluations = np.concatenate([modes[:, 1], notes[Note.INFERENCE][:, 2]]).astype(np.int64)
     before = np.searchsorted(ends, evaluations)  # the number of the step after each evaluation
     for number, evaluation_end in zip(before.tolist(), evaluations.tolist(), strict=True):
@@ -150,6 +147,10 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
     yield from _plain(steps, "host", "codec", packing[packing[:, 0] == 0, 1:])
     yield from _plain(steps, "communication", "codec", packing[packing[:, 0] != 0, 1:])
     yield from _plain(steps, "compute", "evaluation", notes.of(Note.INFERENCE)[:, 1:])
+    modes = _without_steps(notes.of(Note.EVALUATION)[:, 1:], steps.end_ns)
+    yield from _plain(steps, "host", "evaluation", modes)
+    saves = _outermost(notes.of(Note.CHECKPOINT))[:, 1:]  # one function may call another
+    yield from _plain(steps, "host", "checkpoint", saves)
 
 
 def last_backward_start_ns(notes: Notes, steps: Steps, among: range) -> Whole:
@@ -160,6 +161,12 @@ def last_backward_start_ns(notes: Notes, steps: Steps, among: range) -> Whole:
     is_among = (step >= among.start) & (step < among.stop)
     np.maximum.at(begin, step[is_among] - among.start, starts[is_among])
     return begin
+
+
+def _without_steps(intervals: Whole, ends_ns: Whole) -> Whole:
+    """Return the intervals in which no step ends."""
+    steps_in = np.searchsorted(ends_ns, intervals[:, 1]) - np.searchsorted(ends_ns, intervals[:, 0])
+    return np.asarray(intervals[steps_in == 0], np.int64)
 
 
 def _round_ends(optimizers: Whole) -> Iterator[int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fullwire.answers.explain import Explanation
 from fullwire.findings.case import NOTABLE
 from fullwire.findings.comparisons import about_changes
-from fullwire.findings.notes import RunIsPartial
+from fullwire.findings.notes import CheckpointsTook, EvaluationsTook, RunIsPartial
 from fullwire.findings.scaling import ScalingFactor
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.findings.verdicts.unknown import LineRateMissing
@@ -48,6 +48,7 @@ _MOST_RANKS = 32
 _FIRST_FIXES, _FIRST_PARTS, _FIRST_NOTES = 3, 5, 3  # of the first screen
 _LITTLE = 0.001  # of the step: smaller parts have no row of their own there
 _WIDEST = 100  # columns of an account
+_MUCH_BESIDE_STEPS = 0.05  # of a run: evaluations or checkpoints that the first screen names
 
 
 def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bool = True) -> None:
@@ -62,6 +63,10 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
     gaps = [sentence(note) for note in result.notes if isinstance(note, RunIsPartial)]
     if gaps and not is_full:
         say(f"{gaps[0]}{f' And {len(gaps) - 1} more.' if gaps[1:] else ''}")
+    beside = [n for n in result.notes if isinstance(n, EvaluationsTook | CheckpointsTook)]
+    for note in beside if not is_full else ():
+        if note.total_s >= _MUCH_BESIDE_STEPS * note.run_s:
+            say(sentence(note))
     say("")
     if result.step_s:
         _print_account(result, is_whole=is_full)

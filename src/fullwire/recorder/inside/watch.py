@@ -27,6 +27,7 @@ import itertools
 import math
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +51,12 @@ from .processors import BeforeForward, Processors
 
 _now = time.monotonic_ns
 _CALIBRATION = 200
+_SAVES = {  # The functions that write checkpoints, by module.
+    "torch": ("save",),
+    "torch.distributed.checkpoint": ("save", "async_save"),
+    "safetensors.torch": ("save_file",),
+}
+_WORTH_A_NOTE_NS = 1_000_000
 
 
 def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None]) -> None:
@@ -76,6 +83,8 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     _watch_input(journal, before_forward)
     watch_metrics(journal, after_import)
     _watch_evaluation(journal)
+    for place, names in _SAVES.items():
+        after_import(place, functools.partial(_watch_saving, journal, place, names))
     if dist.is_available():
         watch_collectives(journal, clock, probes)
         _watch_data_parallel(journal, clock, before_forward, probes)
@@ -234,6 +243,29 @@ def _watch_evaluation(journal: Journal) -> None:
         return train(self, mode)
 
     module.eval, module.train = eval_, train_
+
+
+def _watch_saving(journal: Journal, place: str, names: Sequence[str]) -> None:
+    """Note how long the program's own thread writes checkpoints."""
+
+    def timed(save: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def saves(*args: Any, **kwargs: Any) -> Any:
+            began_ns = _now()
+            try:
+                return save(*args, **kwargs)
+            finally:
+                lasted_ns = _now() - began_ns
+                is_own = threading.current_thread() is threading.main_thread()
+                if is_own and lasted_ns > _WORTH_A_NOTE_NS:
+                    journal.note(Note.CHECKPOINT, 0, began_ns, lasted_ns)
+
+        return saves
+
+    module = sys.modules[place]
+    for name in names:
+        if hasattr(module, name):
+            setattr(module, name, timed(getattr(module, name)))
 
 
 def _watch_data_parallel(
