@@ -19,7 +19,7 @@ class Sureness(Finding):
     """How sure the verdict is: the doubts, the number of steps, and the next largest loss."""
 
     template = (
-        "{doubts:?Less sure: {doubts:and}.}{is_sure:?Sure: {steps:,} {steps:step|steps} were "
+        "{doubts:?Less sure: {doubts:and}.}{is_sure:?Sure: {steps:,} {steps:step was|steps were} "
         "measured.}{after:? Next largest: {after}, {share:.0%}.}"
     )
 
@@ -46,6 +46,12 @@ class OnlySoMany(Finding):
     template = "only {steps:,} {steps:step|steps} were recorded"
 
     steps: int
+
+
+class IsPredicted(Finding):
+    """The run was simulated: no job has shown its step."""
+
+    template = "the step is predicted, and no job has shown it"
 
 
 class OthersWereBusy(Finding):
@@ -87,6 +93,8 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     doubts: list[Finding] = [PartIsMissing()] if case.run.gaps else []
     if case.run.provenance.origin == "measured" and steps < _FEW_STEPS:
         doubts.append(OnlySoMany(steps=steps))
+    if case.run.provenance.origin == "simulated":
+        doubts.append(IsPredicted())
     beside = [
         OthersWereBusy(share=work.share)
         for work in about_others(case.run)
