@@ -105,6 +105,15 @@ def test_a_rate_that_is_given_for_ranks_of_one_host_is_said_to_be_of_no_use() ->
     assert any("a host for each rank" in each for each in found.warnings)
 
 
+def test_a_prediction_from_one_host_says_that_each_rank_has_a_link_of_its_own() -> None:
+    told = "its ranks share one host and use no link. Here each rank has a link of its own"
+    run = a_trained_job()
+    one = dataclasses.replace(run, facts=run.facts | named({"hosts": "a,a,a", "machines": 1}))
+    assert any(told in each for each in fw.whatif(one, bandwidth=["10Gbps"]).warnings)
+    across = fw.whatif(run, bandwidth=["10Gbps"])
+    assert not any("a link of its own" in each for each in across.warnings)
+
+
 def test_the_verdict_says_that_the_processors_are_taken() -> None:
     run = on_one_host()
     times_ns = np.arange(0, 500_000_000, 10_000_000)

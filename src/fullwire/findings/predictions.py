@@ -13,7 +13,7 @@ from fullwire.collectives.tuning import AUTO
 from fullwire.findings.finding import Finding
 from fullwire.findings.memory import memory_finding
 from fullwire.findings.sureness import about_others
-from fullwire.run.placement import sums_on_processors
+from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import usual_step_s
 from fullwire.simulation.conditions import CONDITIONS
@@ -77,6 +77,7 @@ class OfRun(Finding):
 class ContentionIsKept(Finding):
     """Predictions keep the recorded contention for processors."""
 
+    is_assumption = True
     template = (
         "{run}: its ranks and its communication share processors, so computing takes longer. "
         "Predictions keep that as recorded; T1 is without it."
@@ -156,6 +157,18 @@ class MoreHostsAlike(Finding):
     hosts: int
     ranks: float
     processors: int
+
+
+class LinkForEachRank(Finding):
+    """Ranks that shared a host are supposed to have links of their own."""
+
+    is_assumption = True
+    template = (
+        "{run}: its ranks share one host and use no link. Here each rank has a link of its own, as "
+        "on hosts of their own."
+    )
+
+    run: str
 
 
 class RanksDriftApart(Finding):
@@ -410,6 +423,8 @@ def prediction_notes(
 def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iterator[Finding]:
     if subject.step.is_estimated:
         yield EstimatedFromSeveral(run=name)
+    if shares_one_host(run):
+        yield LinkForEachRank(run=name)
     replayed_ns, usual_s = subject.step.measured_ns, usual_step_s(run)
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
