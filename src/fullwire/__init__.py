@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.tune import Tuning as Tuning
     from fullwire.answers.tune import tune as tune
-    from fullwire.answers.watch import Watched as Watched
     from fullwire.answers.watch import watch as watch
+    from fullwire.answers.watched import Watched as Watched
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
     from fullwire.answers.whatif import whatif as whatif
@@ -67,7 +67,7 @@ _PLACES = {
     "Study": "fullwire.studies.papers:Study",
     "Tuning": "fullwire.answers.tune:Tuning",
     "UsageError": "fullwire.errors:UsageError",
-    "Watched": "fullwire.answers.watch:Watched",
+    "Watched": "fullwire.answers.watched:Watched",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
     "apply_fixes": "fullwire.answers.fixing:apply_fixes",
     "cluster": "fullwire.clusters:cluster",

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from fullwire.answers import watch as watching
-from fullwire.recorder.outside import jobs_here
+from fullwire.answers import watched
+from fullwire.recorder.jobs_here import jobs_here
 from tests.conftest import Cli
 from tests.ports import held_port
 
@@ -53,7 +54,7 @@ def watch_a_job(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         found = watching.watch(ranks[1].pid, seconds=6, bandwidth="100Gbps")
         assert found.explanation is not None, found.no_step
         assert 0.1 < found.explanation.step_s < 0.4
-        monkeypatch.setattr(watching, "STUCK_AFTER_S", 1.0)
+        monkeypatch.setattr(watched, "STUCK_AFTER_S", 1.0)
         ranks[1].send_signal(signal.SIGSTOP)
         found = watching.watch(ranks[0].pid, seconds=4)
         assert found.stuck is not None

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.watch import _judged, _waited_for, job_named
-from fullwire.recorder.outside import JobHere, RankHere, Waits, Watcher, waits_of
+from fullwire.answers.watch import _judged, job_named
+from fullwire.answers.watched import waited_for
+from fullwire.recorder.jobs_here import JobHere, RankHere
+from fullwire.recorder.outside import Waits, Watcher, waits_of
 from fullwire.report.as_data import watched_object
 from fullwire.report.explanation import print_watched
 
@@ -119,18 +121,18 @@ LOCK, READ = Waits("S", "futex_wait_queue"), Waits("S", "pipe_read")
         ([READ, READ, LOCK], [0, 0, 0], None),
     ],
 )
-def test_the_rank_that_differs_is_waited_for(
+def test_the_rank_that_differs_iswaited_for(
     waits: list[Waits], busy: list[float], late: int | None
 ) -> None:
-    assert _waited_for(dict(enumerate(waits)), dict(enumerate(busy))) == late
+    assert waited_for(dict(enumerate(waits)), dict(enumerate(busy))) == late
 
 
 def test_the_stack_names_the_rank_that_is_in_no_collective() -> None:
     alike = Waits("S", "futex_wait_queue", "train.py:40 (step)", is_in_collective=True)
     late = Waits("S", "futex_wait_queue", "dataset.py:88 (load)")
-    assert _waited_for({0: alike, 1: late, 2: alike}, dict.fromkeys(range(3), 0.0)) == 1
+    assert waited_for({0: alike, 1: late, 2: alike}, dict.fromkeys(range(3), 0.0)) == 1
     assert str(late).endswith("at dataset.py:88 (load)")
-    assert _waited_for({0: alike, 1: alike}, dict.fromkeys(range(2), 0.0)) is None
+    assert waited_for({0: alike, 1: alike}, dict.fromkeys(range(2), 0.0)) is None
 
 
 def test_a_process_that_waits_is_shown_with_its_line(tmp_path: Path) -> None:

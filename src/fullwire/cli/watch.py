@@ -44,8 +44,9 @@ def watch(
     fullwire watch 48213 --line-rate 10Gbps
     fullwire watch --job train.py --once -o x.run
     """
-    from fullwire.answers.watch import Watched, job_named
+    from fullwire.answers.watch import job_named
     from fullwire.answers.watch import watch as answer
+    from fullwire.answers.watched import Watched
     from fullwire.report.as_data import watched_object
     from fullwire.report.explanation import print_watched
 
@@ -78,7 +79,7 @@ def watch(
 
 
 def _list_jobs(*, json: bool) -> None:
-    from fullwire.recorder.outside import jobs_here
+    from fullwire.recorder.jobs_here import jobs_here
     from fullwire.units import visible
 
     rows: list[dict[str, Any]] = [

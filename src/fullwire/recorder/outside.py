@@ -1,10 +1,8 @@
-"""Look at a running job from outside: its ranks, and the kernel's counters of them.
+"""Look at a running job from outside, through the kernel's counters of its ranks.
 
-Nothing enters the job. `/proc` tells which processes are ranks, how long each of their threads ran,
-and how long it was ready and had no processor. The kernel tells what each TCP connection of a rank
-sent and when. Where connections may not be asked for, the counters of the interfaces serve.
-
-Everything works as the job's own user. Another user's processes hide their environment.
+Nothing enters the job. `/proc` tells how long each thread of a rank ran, and how long it was ready
+and had no processor. The kernel tells what each TCP connection of a rank sent and when. Where
+connections may not be asked for, the counters of the interfaces serve.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import ctypes
 import json
 import math
 import os
-import pwd
 import re
 import shutil
 import socket
@@ -23,15 +20,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullwire.errors import UsageError
-from fullwire.recorder.command_line import without_secrets
+from fullwire.recorder.jobs_here import JobHere, RankHere, inode_of, opened_by
 from fullwire.units import visible
 
-MOST_RANKS = 256
 _SPY_S, _MOST_OF_A_LINE = 5.0, 120
 _LIBRARY = re.compile(r"site-packages|/lib(64)?/python|^<")
 _SYNCHRONIZES = re.compile(r"/torch/(distributed|autograd)/")
@@ -41,8 +36,6 @@ _STAYS_BUSY = 5  # of those looks, after the last time that a thread ran or a co
 _AGAIN_S = 1.0  # between looks for new threads and connections
 _MOST_THREADS = 64  # of a rank, the busiest
 _COMMUNICATE = re.compile(r"gloo|nccl|fullwire|ucx|mpi|ibv|rdma", re.ASCII)
-_TORCH = re.compile(rb"libtorch(?:_cpu|_python)?\.so")
-_MOST_MAPS_BYTES = 4 << 20
 
 _DIAG, _DUMP, _REQUEST, _BY_FAMILY, _DONE, _ERROR = 4, 0x300, 0x1, 20, 3, 2
 _OPEN = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # established, or closing on one side
@@ -55,217 +48,6 @@ _TOTALS, _TOTALS_AT = struct.Struct("=I16xQQ"), 100  # retransmits, bytes acked 
 _INFO_BYTES = 136  # up to there
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankHere:
-    """A process that is a rank of a job."""
-
-    pid: int
-    rank: int
-    user: str
-    command: str
-    network: int  # the inode of its network namespace
-    uses_gpu: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobHere:
-    """A job, and those of its ranks that run on this host."""
-
-    ranks: tuple[RankHere, ...]
-    workers: int
-    is_guessed: bool  # no environment told the ranks: they are numbered by process
-
-
-def jobs_here() -> tuple[JobHere, ...]:
-    """Find the training jobs on this host: processes with torch that have a rank."""
-    return tuple(job for members in _members() if (job := _job(*members)) is not None)
-
-
-def job_of(pid: int) -> JobHere:
-    """Find the job of a process: of a rank, or of the launcher above its ranks."""
-    try:
-        owner = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        raise UsageError(f"watch: expected the id of a running process, got {pid}") from None
-    if os.geteuid() not in (0, owner):
-        raise UsageError(
-            f"watch {pid}: the process belongs to {_user(owner)}; watch it as that user or as root"
-        )
-    if not os.access(f"/proc/{pid}/environ", os.R_OK) or not os.access(f"/proc/{pid}/fd", os.X_OK):
-        raise UsageError(
-            f"watch {pid}: the kernel hides this process; run as root, or with CAP_SYS_PTRACE in "
-            "the process's container"
-        )
-    members = _members()
-    for near in ({pid, *_descendants(pid)}, _ancestors(pid)):  # a loader stands for its rank
-        named = [each for each in members if near & set(each[0].values())]
-        if len(named) > 1:
-            firsts = ", ".join(str(min(ranks.values())) for ranks, _, _ in named)
-            raise UsageError(f"watch {pid}: {len(named)} jobs run below it; name one of {firsts}")
-        if named and (job := _job(*named[0])) is not None:
-            return job
-    raise UsageError(
-        f"watch {pid}: expected a training process or its launcher, got {_command(pid)[:60]!r}: "
-        "neither it nor a process that it started has loaded torch"
-    )
-
-
-def _members() -> list[tuple[dict[int, int], int, bool]]:
-    """Find the processes of each job by rank, the job's size, and whether both are guessed.
-
-    Ranks that meet at one place are a job. Children of a rank are its loaders and helpers. Where no
-    environment tells ranks, the children that one process started are taken for them.
-    """
-    processes = _processes()
-    ranks: dict[int, dict[str, str]] = {}
-    alone: dict[int, list[int]] = {}
-    for pid, told in processes.items():
-        parent = _parent(pid)
-        if told.get("RANK", "").isdigit():
-            if processes.get(parent, {}).get("RANK") != told["RANK"]:
-                ranks[pid] = told
-        elif parent in processes:
-            alone.setdefault(parent, []).append(pid)
-        else:
-            alone.setdefault(pid, [])
-    found = []
-    while ranks:
-        pid, told = next(iter(ranks.items()))
-        together = _together(pid, ranks)
-        size = told.get("WORLD_SIZE", "")
-        found.append((together, max(int(size) if size.isdigit() else 0, max(together) + 1), False))
-        for each in together.values():
-            del ranks[each]
-    for pid, children in alone.items():
-        if "RANK" not in processes[pid]:
-            guessed = dict(enumerate(sorted(children) if len(children) > 1 else [pid]))
-            found.append((guessed, len(guessed), True))
-    return found
-
-
-def _together(pid: int, ranks: Mapping[int, Mapping[str, str]]) -> dict[int, int]:
-    """Return the processes of a rank's job, by rank.
-
-    Two jobs in containers may meet at one name. So ranks are looked for below the nearest process
-    that started them, and no further up than where a rank appears twice.
-    """
-    meet = [ranks[pid].get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")]
-    alike = {
-        each: int(told["RANK"])
-        for each, told in ranks.items()
-        if [told.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")] == meet
-    }
-    above = {each: [each, *_line_up(each)] for each in alike}
-    found = {alike[pid]: pid}
-    for ancestor in above[pid]:
-        below = [each for each, line in above.items() if ancestor in line]
-        if len({alike[each] for each in below}) < len(below):
-            break
-        found = {alike[each]: each for each in below}
-    return found
-
-
-def _job(ranks: dict[int, int], workers: int, is_guessed: bool) -> JobHere | None:
-    """Return a job with its ranks that still run, or None without any."""
-    here = []
-    for rank, pid in sorted(ranks.items())[:MOST_RANKS]:
-        with contextlib.suppress(OSError):
-            here.append(
-                RankHere(
-                    pid=pid,
-                    rank=rank,
-                    user=_user(os.stat(f"/proc/{pid}").st_uid),
-                    command=_command(pid),
-                    network=_inode(os.readlink(f"/proc/{pid}/ns/net")),
-                    uses_gpu=any(
-                        opened.startswith(("/dev/nvidia", "/dev/kfd")) for _, opened in _opened(pid)
-                    ),
-                )
-            )
-    return JobHere(ranks=tuple(here), workers=workers, is_guessed=is_guessed) if here else None
-
-
-def _processes() -> dict[int, dict[str, str]]:
-    """Return the environment of each process of ours that has loaded torch, without our own."""
-    found = {}
-    ours = {os.getpid(), *_ancestors(os.getpid())}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) not in ours and _has_torch(int(name)):
-            with contextlib.suppress(OSError):
-                found[int(name)] = _environment(int(name))
-    return found
-
-
-def _has_torch(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            return _TORCH.search(file.read(_MOST_MAPS_BYTES)) is not None
-    except OSError:
-        return False
-
-
-def _environment(pid: int) -> dict[str, str]:
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = (pair.partition(b"=") for pair in file.read().split(b"\0"))
-        return {key.decode("ascii", "replace"): os.fsdecode(value) for key, _, value in pairs}
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return without_secrets([os.fsdecode(word) for word in file.read().split(b"\0") if word])
-    return ""
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def _line_up(pid: int) -> Iterator[int]:
-    """Go through a process's parent, its parent, and so on."""
-    while (pid := _parent(pid)) > 0:
-        yield pid
-
-
-def _ancestors(pid: int) -> set[int]:
-    return {each for each in _line_up(pid) if each > 1}
-
-
-def _descendants(pid: int) -> set[int]:
-    below: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            below.setdefault(_parent(int(name)), []).append(int(name))
-    found: set[int] = set()
-    left = [pid]
-    while left:
-        children = below.get(left.pop(), ())
-        found.update(children)
-        left.extend(children)
-    return found
-
-
-def _opened(pid: int) -> Iterator[tuple[int, str]]:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                yield int(name), os.readlink(f"/proc/{pid}/fd/{name}")
-
-
-def _inode(link: str) -> int:
-    return int(link.partition("[")[2].rstrip("]") or 0)
 
 
 @dataclass(slots=True)
@@ -481,9 +263,9 @@ class _Connections:
         """Add what connections carried since the last look."""
         if is_new:
             self._owners = {
-                _inode(target): each.rank
+                inode_of(target): each.rank
                 for each in self.ranks
-                for _, target in _opened(each.pid)
+                for _, target in opened_by(each.pid)
                 if target.startswith("socket:")
             }
             requests = [
@@ -586,7 +368,7 @@ def _network_of(ranks: Sequence[RankHere]) -> _Connections | _Interfaces:
 
     def open_there() -> None:
         with contextlib.suppress(OSError):
-            if ranks[0].network != _inode(os.readlink("/proc/thread-self/ns/net")):
+            if ranks[0].network != inode_of(os.readlink("/proc/thread-self/ns/net")):
                 with open(f"/proc/{ranks[0].pid}/ns/net") as network:
                     if _libc.setns(network.fileno(), _NEW_NETWORK):
                         return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fullwire.answers.tune import Tuning
     from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
-    from fullwire.answers.watch import Watched
+    from fullwire.answers.watched import Watched
     from fullwire.answers.whatif import WhatIf
     from fullwire.clusters.cluster import Cluster
     from fullwire.findings.watching import Stuck

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
-    from fullwire.answers.watch import Watched
+    from fullwire.answers.watched import Watched
 
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
 _MOST_RANKS = 32

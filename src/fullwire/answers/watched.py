@@ -1,0 +1,206 @@
+"""The answer about a job that was watched from outside: what cannot be told, and who is stuck.
+
+An idle rank may wait for another rank, for its data or for a disk. A burst ends somewhere between
+two looks. So each part has a range, and the verdict is "cannot tell" where ranges let several
+parts be the largest.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.answers.explain import Explanation
+from fullwire.display import Result
+from fullwire.findings.finding import Finding
+from fullwire.findings.watching import (
+    Computes,
+    NetworkLimits,
+    RanksWaitFor,
+    SeveralMayLimit,
+    Stuck,
+    TransferOrContention,
+    WaitsFor,
+)
+from fullwire.recorder.jobs_here import JobHere
+from fullwire.recorder.outside import Waits, Watcher, waits_of
+from fullwire.run.run import Run
+from fullwire.words import sentences
+
+STUCK_AFTER_S = 10.0
+_STUCK_STEPS = 10  # a job is stuck after so many steps without bytes, too
+_STUCK_BYTES = 4096  # a second and rank; less is heartbeats
+_BUSY = 0.2  # of a processor: a rank computes
+_TRANSFER = {"line_rate", "latency", "transport"}
+# The parts that a verdict may blame. The second ones all look idle from outside.
+_BLAMED = ("line_rate", "transport", "straggler", "input", "host")
+_IDLE = ("input", "host", "unexplained")
+_NOTABLE = 0.1  # of the step: smaller parts are no verdict
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Watched(Result):
+    """The answer about a running job; `explanation` is None where no step repeats."""
+
+    job: JobHere
+    seconds: float  # of watching
+    confidence: float  # from 0 to 1: how alike one step is to the next
+    explanation: Explanation | None
+    ranges: Mapping[str, tuple[float, float]]  # seconds a step that a part may be
+    stuck: Stuck | None
+    no_step: Finding | None  # why there is no explanation
+    run: Run | None
+    looked_share: float  # of a processor that watching took
+    between_looks_s: float
+    has_ended: bool
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """Return the verdicts that the ranges leave open, the account's own first."""
+        found = self.explanation
+        if found is None:
+            return ()
+        own = found.verdict.kind
+        if own not in self.ranges or own == "compute":  # contention does not show
+            return (own, "contention")
+        low_s = self.ranges[own][0]
+        others = (
+            part
+            for part in _BLAMED
+            if part != own and self.ranges[part][1] >= max(low_s, _NOTABLE * found.step_s)
+        )
+        return (own, *others)
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the verdict, unknown where ranges leave several open."""
+        return self.possible[0] if len(self.possible) == 1 else "unknown"
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what limits the job, as far as that can be told from outside."""
+        found = self.explanation
+        if self.stuck is not None:
+            return (self.stuck.finding,)
+        if found is None:
+            return () if self.no_step is None else (self.no_step,)
+        if self.kind != "unknown":
+            return found.verdict.findings
+        low, high = (each / found.step_s for each in self.transfer_s)
+        if "contention" in self.possible:
+            return (TransferOrContention(low=low, high=high),)
+        if set(self.possible) <= _TRANSFER:
+            return (NetworkLimits(low=low, high=high),)
+        return (SeveralMayLimit(parts=tuple(each.replace("_", " ") for each in self.possible)),)
+
+    @property
+    def sentence(self) -> str:
+        """Return the findings in words."""
+        return " ".join(sentences(self.findings))
+
+    @property
+    def transfer_s(self) -> tuple[float, float]:
+        """Return the least and the most time of a step in which ranks wait for bytes."""
+        found = self.explanation
+        if found is None:
+            return 0.0, 0.0
+        exposed_s = sum(found.account[part] for part in _TRANSFER)
+        blur_s = self.ranges["line_rate"][1] - found.account["line_rate"]
+        return max(exposed_s - blur_s, 0.0), min(exposed_s + blur_s, found.step_s)
+
+    def _in_short(self) -> Iterator[str]:
+        yield self.sentence
+
+
+def ranges_of(
+    explanation: Explanation, run: Run, between_s: float
+) -> dict[str, tuple[float, float]]:
+    """Return the least and the most seconds of a step that each part may be.
+
+    A burst begins and ends between two looks, so each burst of a step moves a part by one look.
+    Ranks that do nothing may wait for their data, a disk, a script's other work or a late rank.
+    """
+    own = run.collectives.rows(run.collectives.rank == run.collectives.rank[:1])
+    bursts = len(own.rank) / max(len(np.unique(own.step)), 1)
+    account, step_s = explanation.account, explanation.step_s
+    blur_s = min(bursts * between_s, step_s)
+    idle_s = sum(account[part] for part in _IDLE)
+    computed_s = account["compute"] + account["contention"]
+    found = {}
+    for part, value_s in account.items():
+        low_s, high_s = value_s - blur_s, value_s + blur_s
+        if part in _IDLE:
+            low_s, high_s = 0.0, idle_s + blur_s
+        elif part == "straggler":
+            high_s += idle_s
+        elif part in ("contention", "codec"):  # the processors do these too
+            low_s, high_s = 0.0, computed_s + blur_s
+        elif part == "latency":  # small messages lie within the bursts
+            low_s, high_s = 0.0, account["transport"] + value_s + blur_s
+        found[part] = max(low_s, 0.0), min(high_s, step_s)
+    return found
+
+
+def stuck_in(watcher: Watcher, step_s: float | None) -> Stuck | None:
+    """Return who waits for whom, if the job's connections carry nothing for too long.
+
+    Connections say when they last carried anything, so this holds for a hang that is older than
+    the watch. Ranks that all compute alike evaluate, or load: they are not stuck.
+    """
+    after_s = max(STUCK_AFTER_S, _STUCK_STEPS * (step_s or 0.0))
+    since_s, busy = np.inf, {}
+    for rank, rows in watcher.looks.items():
+        table = np.array(rows, float)
+        if not len(table):
+            return None
+        now_s = table[-1, 0] / 1e9
+        carried = table[:, 4] + table[:, 5]
+        moved = np.flatnonzero(carried[-1] - carried > _STUCK_BYTES)
+        # quiet since the last bytes that were seen, or since the kernel last saw any
+        quiet_s = now_s - table[moved[-1] + 1, 0] / 1e9 if len(moved) else table[-1, 7]
+        since_s = min(since_s, quiet_s)
+        latest = table[table[:, 0] > (now_s - 2) * 1e9]
+        spent_s = (latest[-1, 0] - latest[0, 0]) / 1e9
+        busy[rank] = (latest[-1, 1] - latest[0, 1]) / 1e9 / spent_s if spent_s > 0 else 0.0
+    if not after_s <= since_s < np.inf or len(busy) < 2 or min(busy.values()) > _BUSY:
+        return None
+    waits = {each.rank: waits_of(each.pid) for each in watcher.job.ranks}
+    late = waited_for(waits, busy)
+    where: tuple[Finding, ...]
+    if late is None:
+        together: dict[str, list[int]] = {}
+        for rank, each in waits.items():
+            together.setdefault(str(each), []).append(rank)
+        where = tuple(
+            RanksWaitFor(ranks=tuple(ranks), state=state) for state, ranks in together.items()
+        )
+    elif busy[late] > _BUSY:
+        where = (Computes(processors=busy[late]),)
+    else:
+        where = (WaitsFor(state=str(waits[late])),)
+    return Stuck(
+        rank=late,
+        host=socket.gethostname(),
+        where=where,
+        since_s=float(since_s),
+        waiting=tuple(rank for rank in busy if rank != late),
+    )
+
+
+def waited_for(waits: Mapping[int, Waits], busy: Mapping[int, float]) -> int | None:
+    """Return the one rank that is not waiting as the others are, if there is one."""
+    signs: tuple[Callable[[int], bool], ...] = (
+        lambda rank: waits[rank].state in ("T", "Z"),
+        lambda rank: busy[rank] > _BUSY,
+        lambda rank: waits[rank].state == "D",
+        lambda rank: bool(waits[rank].line) and not waits[rank].is_in_collective,
+        lambda rank: bool(waits[rank].place) and not waits[rank].for_other_threads,
+    )
+    for is_late in signs:
+        late = [rank for rank in waits if is_late(rank)]
+        if len(late) == 1:
+            return late[0]
+    return None
