@@ -220,6 +220,10 @@ def test_without_a_description_the_hosts_of_a_table_say_how_many_devices_share_o
     ours = written(tmp_path / "ours.log", nccl_text(a_table(a_machine(), 16)))
     found = fw.fit_cluster([ours])
     assert (found.cluster.nodes, found.cluster.devices_per_node) == (2, 8)
+    assert found.cluster.rests_on == (
+        "Line rates are the best bandwidths of the tables over their usual shares. "
+        f"Fitted by fullwire cluster fit to {ours}."
+    )
     path = written(tmp_path / "fitted.toml", as_toml(found.cluster))
     said = fw.collective("allreduce", bytes="64MiB", workers=64, cluster=path)
     assert said.level == "tables"

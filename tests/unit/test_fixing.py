@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.explain import explain
-from fullwire.answers.fixing import notes_in, problem_of, split_fixes
+from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
 from fullwire.answers.tune import Trial, _Recorded, _Search, difference_of
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.tuning import Faster
@@ -34,7 +34,7 @@ from fullwire.fixes.processors import share_of_rank
 from fullwire.recorder.launch import TOO_LONG, run_to_its_end
 from fullwire.run.run import Hosts
 from fullwire.simulation.forecast import Forecast
-from fullwire.words import sentence
+from fullwire.words import sentence, sentences
 from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
 
@@ -326,6 +326,17 @@ def test_a_tuning_that_cannot_be_is_refused_before_the_job(
     assert not (tmp_path / "tuned").exists()
     taken = cli("tune", "-o", tmp_path, "--", *NOTHING)
     assert (taken.returncode, "expected a new folder" in taken.stderr) == (2, True)
+
+
+def test_each_outcome_of_a_fix_is_told_with_its_processes(tmp_path: Path) -> None:
+    for number, did in enumerate(("applied: a", "applied: a", "not applied: b")):
+        (tmp_path / f"{number}.fixes").write_text(json.dumps({"fix": "buckets", "did": did}))
+    chosen = [parse_fix("buckets:50"), parse_fix("threads:1")]
+    assert sentences(outcomes(chosen, notes_in(tmp_path))) == (
+        "fix buckets:50: applied: a, in 2 processes",
+        "fix buckets:50: not applied: b, in 1 process",
+        "fix threads:1: not applied: no process called what it changes",
+    )
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,11 @@ def test_equally_near_adapters_share_the_devices(tmp_path: Path) -> None:
     host = cluster(written(tmp_path, topology(nic(0) + nic(1, 100_000), gpu(0) + gpu(1))))
     assert host.nics.of_device == (0, 1)
     assert host.nics.rate_bps == 100e9
-    assert "the slowest counts" in host.rests_on
+    assert host.rests_on == (
+        "a topology of NCCL (topo.xml): its adapters differ, and the slowest counts; 12 NVLinks "
+        "of 25 GB/s a device, as of sm 80, of which NCCL takes 0.8. It tells nothing of other "
+        "hosts: two on one switch and all latencies are assumed."
+    )
 
 
 def test_commands_take_it_as_a_cluster(tmp_path: Path, cli: Cli) -> None:
@@ -131,6 +135,12 @@ def test_the_matrix_of_nvidia_smi_and_ibstat_are_a_host(tmp_path: Path) -> None:
     assert (host.nodes, host.devices_per_node) == (4, 8)
     assert (host.nics.per_node, host.nics.rate_bps) == (8, 400e9)
     assert host.nics.of_device == tuple(range(8))
+    assert host.rests_on == (
+        "nvidia-smi topo -m and ibstat (h200.txt): 18 NVLinks a device, taken as 25 GB/s each "
+        "(V100 to H200; those of Blackwell have 50), of which NCCL takes 0.8; 8 adapters that are "
+        "next to a device, of 12, and the slowest counts. It tells nothing of other hosts: two on "
+        "one switch and all latencies are assumed."
+    )
     assert host.inside is not None
     assert host.inside.rate_bps == 8 * 18 * 25e9
     assert described(as_toml(host), "h200.toml").nics == host.nics

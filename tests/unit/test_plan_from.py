@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.findings.plans import UnlikeGroup, UsualMlp
 from fullwire.importers.kineto import scan
 from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
 
@@ -102,6 +104,23 @@ def test_the_terminal_shows_what_was_recognised(
     assert "4 layers of 512, 8 heads" in said
     assert "matrix products" in said
     assert plan_data(found)["recorded"]["ratios"][0]["work"] == "matrix products"
+
+
+def test_what_a_trace_leaves_open_is_told_in_the_terminal_and_in_json(
+    steps: dict[str, tuple[Path, dict[str, int], float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fullwire.report.plans import plan_data, print_plan
+
+    run = fw.read(steps["tp 2 pp 2 dp 1"][0])
+    unlike = replace(run, facts=replace(run.facts, groups="tp 2, pp 2, dp 3"))
+    found = fw.plan(recorded=unlike, to="tp=1,pp=2")
+    assert found.recorded is not None
+    assert found.recorded.not_recognised == (UnlikeGroup(ranks=3),)
+    found = replace(found, recorded=replace(found.recorded, not_recognised=(UsualMlp(),)))
+    sentence = "the MLP, which is taken for one of four times the hidden vector"
+    assert plan_data(found)["recorded"]["not_recognised"] == [sentence]
+    print_plan(found)
+    assert f"Not recognised: {sentence}." in " ".join(capsys.readouterr().out.split())
 
 
 def test_plain_attention_and_groups_without_names_are_recognised(tmp_path: Path) -> None:

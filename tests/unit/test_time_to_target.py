@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -425,10 +426,15 @@ def test_settings_beyond_the_curve_have_no_time(jobs: tuple[Run, Run], tmp_path:
     unknown = [row for row in rows if row["time_to_target_s"] is None]
     assert {row["local_steps"] for row in unknown} >= {10_000}
     assert all(row["steps"] is row["time_to_target_interval"] is None for row in unknown)
+    told = [sentence(note) for note in (table.to_target.notes if table.to_target else ())]
     assert any(
-        "the training has" in sentence(note)
-        for note in (table.to_target.notes if table.to_target else ())
-    )
+        re.fullmatch(
+            r"\d+ settings have no time to the target: local steps 10000: the training has "
+            r"[\d,]+ steps in all\.",
+            each,
+        )
+        for each in told
+    ), told
     print_whatif(table, best=None)
     plot_whatif(table, tmp_path / "front.png")
 

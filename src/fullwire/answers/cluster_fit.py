@@ -19,9 +19,11 @@ from fullwire.collectives.fitting import LEAST_BYTES, Residual, Table, fitted, r
 from fullwire.collectives.library import FITTED_OPS, USUAL_PROTOCOLS, library_time, with_large
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
+from fullwire.findings.collective import FittedTo, RatesOfTables
 from fullwire.importers import tables as printed_tables
 from fullwire.importers._tables import Table as Printed
 from fullwire.units import show_bytes, show_rate
+from fullwire.words import sentence
 
 _MOST_TABLES = 1_000
 _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may add that much.
@@ -126,8 +128,8 @@ def fit_cluster(
         _check_against(where, each)
     rows = [each.table() for each in kept]
     found = fitted(where, rows)
-    sources = ", ".join(dict.fromkeys(each.source for each in kept))
-    rests_on = f"{where.rests_on} Fitted by fullwire cluster fit to {sources}.".strip()
+    sources = tuple(dict.fromkeys(each.source for each in kept))
+    rests_on = sentence(FittedTo(before=where.rests_on, sources=sources))
     assert found.measured is not None
     found = with_large(replace(found, name=name, rests_on=rests_on), found.measured)
     return ClusterFit(
@@ -233,7 +235,7 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
         devices_per_node=devices_per_node,
         inside=Inside(kind="switch", rate_bps=inside_bps) if devices_per_node > 1 else None,
         nics=Nics(per_node=devices_per_node, rate_bps=between_bps / devices_per_node),
-        rests_on="Line rates are the best bandwidths of the tables over their usual shares.",
+        rests_on=sentence(RatesOfTables()),
     )
 
 

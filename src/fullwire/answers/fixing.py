@@ -19,7 +19,13 @@ from fullwire.compression.method import ERROR_VARIABLE, error_limit
 from fullwire.errors import UsageError
 from fullwire.files import path_of
 from fullwire.findings.finding import Finding
-from fullwire.findings.tuning import AppliedInSome, FixToldWhy, NobodyCalled
+from fullwire.findings.tuning import (
+    AppliedInSome,
+    FixToldWhy,
+    NobodyCalled,
+    NoOutcome,
+    Outcome,
+)
 from fullwire.fixes._in_job import (
     APPLIED,
     FIXES_VARIABLE,
@@ -114,8 +120,8 @@ def apply_fixes(
     with tempfile.TemporaryDirectory(prefix="fullwire-fixes-") as folder:
         environment[NOTES_VARIABLE] = folder
         status = run_to_its_end(command, environment, limit_s=limit_s)
-        for sentence in outcomes(chosen, notes_in(Path(folder))):
-            say(sentence)
+        for outcome in outcomes(chosen, notes_in(Path(folder))):
+            say(sentence(outcome))
     return status
 
 
@@ -213,16 +219,15 @@ def notes_in(folder: Path) -> Notes:
     return found
 
 
-def outcomes(chosen: Sequence[Applied], told: Notes) -> list[str]:
-    """Sum up the notes of the processes: a sentence for each fix and outcome."""
-    found = []
+def outcomes(chosen: Sequence[Applied], told: Notes) -> list[Finding]:
+    """Sum up the notes of the processes: a finding for each fix and outcome."""
+    found: list[Finding] = []
     for each in chosen:
         notes = _notes_of(each, told)
         for did, processes in Counter(did for of_one in notes for did in of_one).items():
-            in_so_many = f"{processes} process" + ("" if processes == 1 else "es")
-            found.append(f"fix {each}: {did}, in {in_so_many}")
+            found.append(Outcome(fix=str(each), did=did, processes=processes))
         if not notes:
-            found.append(f"fix {each}: {sentence(NobodyCalled())}")
+            found.append(NoOutcome(fix=str(each), why=NobodyCalled()))
     return found
 
 

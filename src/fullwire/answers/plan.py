@@ -47,6 +47,8 @@ from fullwire.findings.plans import (
     NotInRecording,
     ProcessorsNotTold,
     PublishedFailures,
+    UnlikeGroup,
+    UsualMlp,
     UsualShareOfLinks,
 )
 from fullwire.simulation.goodput import (
@@ -269,13 +271,18 @@ def _from_run(known: Recorded) -> FromRun:
     found, model, layout = known.recognised, known.recognised.model, known.recognised.layout
     kept = ("tp", "pp", "dp", "cp", "zero", "microbatch", "recompute", "global_batch", "sequence")
     sizes = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+    not_recognised: list[Finding] = []
+    if found.unlike_group is not None:
+        not_recognised.append(UnlikeGroup(ranks=found.unlike_group))
+    if found.has_usual_mlp:
+        not_recognised.append(UsualMlp())
     return FromRun(
         **{name: getattr(layout, name) for name in (*kept, "precision")},
         **{name: getattr(model, name) for name in sizes},
         source=found.source,
         step_s=found.step_s,
         ratios=known.ratios,
-        not_recognised=found.open,
+        not_recognised=tuple(not_recognised),
     )
 
 

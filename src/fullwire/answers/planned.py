@@ -151,7 +151,7 @@ class FromRun:
     vocab: int
     step_s: float
     ratios: tuple[Ratio, ...]
-    not_recognised: tuple[str, ...]
+    not_recognised: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

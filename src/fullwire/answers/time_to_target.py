@@ -48,7 +48,9 @@ from fullwire.findings.targets import (
     CriticalFromRuns,
     CurveWasCleaned,
     FarBatches,
+    FewerStepsThanLocal,
     GoalIsForecast,
+    LocalStepsBeyondTheCurve,
     LocalStepsCost,
     NoiseTellsNothing,
     SamplesCostAlike,
@@ -64,6 +66,7 @@ from fullwire.simulation.grid import Grid, Predictions
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.passes import passes_of_step
 from fullwire.units import NUMBER, ratio, shown
+from fullwire.words import sentence
 
 _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
@@ -445,7 +448,7 @@ def _needed(
     samples, low, high = (each.copy() for each in known.law.samples(batch))
     more, less = np.log(high / samples), np.log(samples / low)
     pairs = np.stack([predictions["workers"], predictions["local_steps"]], axis=1)
-    unreached: list[str] = []
+    unreached: list[Finding] = []
     beyond: list[Excess] = []
     for workers, apart in np.unique(pairs[(pairs > 1).all(axis=1)], axis=0).tolist():
         rows = (pairs == (workers, apart)).all(axis=1)
@@ -457,18 +460,20 @@ def _needed(
                 for ratio_ in (extra.ratio, extra.low, extra.high)
             )
         except UsageError as error:
-            unreached.append(f"local steps {apart} of {workers} workers: {error}")
+            unreached.append(
+                LocalStepsBeyondTheCurve(local_steps=apart, workers=workers, why=str(error))
+            )
             middle = least = most = np.full(int(rows.sum()), np.nan)
         is_seldom = middle < apart * batch[rows]
         if is_seldom.any():
             fewest = float((middle / batch[rows])[is_seldom].min())
-            unreached.append(f"local steps {apart}: the training has {fewest:,.0f} steps in all")
+            unreached.append(FewerStepsThanLocal(local_steps=apart, steps=fewest))
             middle = np.where(is_seldom, np.nan, middle)
         samples[rows] = middle
         more[rows] = np.hypot(more[rows], np.log(most / middle))
         less[rows] = np.hypot(less[rows], np.log(middle / least))
     if np.isnan(samples).all():
-        raise UsageError(unreached[0])
+        raise UsageError(sentence(unreached[0]))
     if unreached:
         notes.append(BeyondTheCurve(why=unreached[0], count=int(np.isnan(samples).sum())))
     if (pairs > 1).all(axis=1).any():

@@ -27,6 +27,8 @@ from fullwire.findings.watching import (
     NoStep,
     NothingSeen,
     NothingSent,
+    OnOtherHosts,
+    TakenForAllReduces,
 )
 from fullwire.outputs import refuse_existing
 from fullwire.recorder.jobs_here import JobHere, job_of, jobs_here
@@ -34,6 +36,7 @@ from fullwire.recorder.outside import Watcher
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Collectives, Provenance, Run, Spans
+from fullwire.words import sentence
 
 Reals = NDArray[np.float64]
 
@@ -303,13 +306,10 @@ def _as_run(
                 (rank, float(seen.delayed[place][inside].sum() * seen.bin_ns / 1e9 / steps))
                 for place, rank in enumerate(seen.ranks)
             ),
-            remarks="watched from outside: which collectives sent the bytes is not told, and they "
-            "are taken for all-reduces",
+            remarks=sentence(TakenForAllReduces()),
         ),
         gaps=gaps_of(
-            [f"{missing:,} of {job.workers:,} ranks run on other hosts and were not watched"]
-            if missing
-            else []
+            [sentence(OnOtherHosts(missing=missing, workers=job.workers))] if missing else []
         ),
         spans=Spans(
             rank=np.array([row[0] for row in spans], np.int64),

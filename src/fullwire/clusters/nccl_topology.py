@@ -47,6 +47,19 @@ _CELL = re.compile(rf"X|NV(\d{{1,2}})|{'|'.join(_NEAR)}")
 _COLOUR = re.compile(r"\x1b\[\d*m")
 _USUAL_LINK_BYTES = 25e9
 _MOST_LINKS = 18  # of a device: if its pairs seem to have more, a switch joins them
+# What a cluster rests on, for its description.
+_NO_OTHER_HOSTS = (
+    "It tells nothing of other hosts: two on one switch and all latencies are assumed."
+)
+_OF_TOPOLOGY = "a topology of NCCL ({file}): {adapters}{inside}. " + _NO_OTHER_HOSTS
+_DIFFERENT_ADAPTERS = "its adapters differ, and the slowest counts; "
+_BY_NVLINK = "{links} NVLinks of {gb:g} GB/s a device, as of sm {model}, of which NCCL takes 0.8"
+_BY_PCIE = "PCIe as it says, of which NCCL takes 0.76"
+_OF_MATRIX = (
+    "nvidia-smi topo -m and ibstat ({file}): {links} NVLinks a device, taken as 25 GB/s each (V100 "
+    "to H200; those of Blackwell have 50), of which NCCL takes 0.8; {near} adapters that are next "
+    "to a device, of {adapters}, and the slowest counts. " + _NO_OTHER_HOSTS
+)
 Way = tuple[int, ...]  # through the tree, by places
 
 
@@ -90,7 +103,6 @@ def cluster_of_topology(text: str, place: str) -> Cluster:
     links = min(
         sum(_number(link, "count", place) for link in gpu.iter("nvlink")) for _, gpu in gpus
     )
-    told = "its adapters differ, and the slowest counts; " if len(set(speeds)) > 1 else ""
     if links:
         link_bytes = _NVLINK_BYTES[max((sm for sm in _NVLINK_BYTES if sm <= model), default=60)]
         inside = Inside(
@@ -99,10 +111,7 @@ def cluster_of_topology(text: str, place: str) -> Cluster:
             latency_s=1e-6,
             payload_share=_NVLINK_SHARE,
         )
-        told += (
-            f"{links} NVLinks of {link_bytes / 1e9:g} GB/s a device, as of sm {model}, of which "
-        )
-        told += "NCCL takes 0.8"
+        told = _BY_NVLINK.format(links=links, gb=link_bytes / 1e9, model=model)
     else:
         inside = Inside(
             kind="pcie",
@@ -110,7 +119,7 @@ def cluster_of_topology(text: str, place: str) -> Cluster:
             latency_s=1e-6,
             payload_share=_PCIE_SHARE,
         )
-        told += "PCIe as it says, of which NCCL takes 0.76"
+        told = _BY_PCIE
     return Cluster(
         name=Path(place).stem or "host",
         nodes=2,
@@ -122,8 +131,11 @@ def cluster_of_topology(text: str, place: str) -> Cluster:
         ),
         devices_per_node=len(gpus),
         inside=inside if len(gpus) > 1 else None,
-        rests_on=f"a topology of NCCL ({name_of(Path(place).name)}): {told}. It tells nothing of "
-        "other hosts: two on one switch and all latencies are assumed.",
+        rests_on=_OF_TOPOLOGY.format(
+            file=name_of(Path(place).name),
+            adapters=_DIFFERENT_ADAPTERS if len(set(speeds)) > 1 else "",
+            inside=told,
+        ),
     )
 
 
@@ -194,11 +206,12 @@ def cluster_of_matrix(text: str, place: str) -> Cluster:
         ),
         devices_per_node=len(gpus),
         inside=inside,
-        rests_on=f"nvidia-smi topo -m and ibstat ({name_of(Path(place).name)}): {min(links)} "
-        "NVLinks a device, taken as 25 GB/s each (V100 to H200; those of Blackwell have 50), of "
-        f"which NCCL takes 0.8; {len(adapters)} adapters that are next to a device, of "
-        f"{len(names) - len(gpus)}, and the slowest counts. It tells nothing of other hosts: two "
-        "on one switch and all latencies are assumed.",
+        rests_on=_OF_MATRIX.format(
+            file=name_of(Path(place).name),
+            links=min(links),
+            near=len(adapters),
+            adapters=len(names) - len(gpus),
+        ),
     )
 
 

@@ -252,3 +252,18 @@ def by_size(served: Sequence[Range]) -> Finding:
         return ForEverySize(algorithm=last.algorithm)
     up_to = tuple(UpTo(algorithm=one.algorithm, to_bytes=one.to_bytes or 0) for one in lower)
     return Beyond(lower=up_to, algorithm=last.algorithm)
+
+
+class FittedTo(Finding):
+    """What a fitted cluster rests on: its description, and the tables of the fit."""
+
+    template = "{before:?{before} }Fitted by fullwire cluster fit to {sources:list}."
+
+    before: str  # What its description rests on.
+    sources: tuple[str, ...]
+
+
+class RatesOfTables(Finding):
+    """A cluster without a description has the line rates that its tables show."""
+
+    template = "Line rates are the best bandwidths of the tables over their usual shares."

@@ -1,4 +1,4 @@
-"""The assumptions of a parallel plan, as clauses."""
+"""The assumptions of a parallel plan, and what a recorded plan leaves open, as clauses."""
 
 from __future__ import annotations
 
@@ -62,3 +62,17 @@ class ProcessorsNotTold(Finding):
 
     devices: int
     recorded: int
+
+
+class UnlikeGroup(Finding):
+    """A group that is data parallel by its name does not fit the degrees of the plan."""
+
+    template = "a group of {ranks} ranks that its name calls data parallel"
+
+    ranks: int
+
+
+class UsualMlp(Finding):
+    """No matrix product of the trace shows the width of the MLP."""
+
+    template = "the MLP, which is taken for one of four times the hidden vector"

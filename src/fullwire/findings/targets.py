@@ -177,7 +177,26 @@ class BeyondTheCurve(Finding):
     template = "{count:,} {count:setting has|settings have} no time to the target: {why}."
 
     count: int
-    why: str
+    why: Finding
+
+
+class LocalStepsBeyondTheCurve(Finding):
+    """Workers that average seldom need a loss that the curve does not show."""
+
+    template = "local steps {local_steps} of {workers} workers: {why}"
+
+    local_steps: int
+    workers: int
+    why: str  # As the curve's reader put it.
+
+
+class FewerStepsThanLocal(Finding):
+    """A training ends before its workers have averaged once."""
+
+    template = "local steps {local_steps}: the training has {steps:,.0f} steps in all"
+
+    local_steps: int
+    steps: float
 
 
 class CurveWasCleaned(Finding):

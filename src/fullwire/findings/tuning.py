@@ -172,3 +172,76 @@ class Interrupted(Finding):
     """The user has ended the search."""
 
     template = "interrupted: the best so far is kept"
+
+
+class Outcome(Finding):
+    """What processes of a job noted about a fix."""
+
+    template = "fix {fix}: {did}, in {processes} {processes:process|processes}"
+
+    fix: str
+    did: str  # As the processes put it.
+    processes: int
+
+
+class NoOutcome(Finding):
+    """No process noted anything about a fix."""
+
+    template = "fix {fix}: {why}"
+
+    fix: str
+    why: Finding
+
+
+class HostWorkTakes(Finding):
+    """Work of the script between steps, by its line."""
+
+    template = "{call} takes {step_s:time} of each step, at {place}"
+
+    call: str
+    step_s: float
+    place: str  # file:line
+
+
+class NothingHelped(Finding):
+    """No fix was kept."""
+
+    template = "the same: no fix helped by more than noise"
+
+
+class TimeRange(Finding):
+    """The ends of an interval, in brackets."""
+
+    template = " ({low_s:time} to {high_s:time})"
+
+    low_s: float
+    high_s: float
+
+
+class After(Finding):
+    """The step of the tuned job."""
+
+    template = (
+        "{step_s:time} a step{interval}: {times:.2g}x"
+        "{is_exact:, same results up to the order of sums|}"
+    )
+
+    step_s: float
+    interval: TimeRange | None
+    times: float  # As fast as before.
+    is_exact: bool
+
+
+class LastShowNoise(Finding):
+    """The last recordings of both jobs differ by no more than noise."""
+
+    template = "the two last recordings together show no more than noise: tune with more --steps"
+
+
+class LossesOfKept(Finding):
+    """A fix that was kept changes the first losses."""
+
+    template = "{change}: the first losses differ by {difference:.2g} of the loss"
+
+    change: str
+    difference: float  # Relative to the mean loss.

@@ -16,6 +16,24 @@ class NoStep(Finding):
     watched_s: float
 
 
+class OnOtherHosts(Finding):
+    """A watcher sees the ranks of its own host alone."""
+
+    template = "{missing:,} of {workers:,} ranks run on other hosts and were not watched"
+
+    missing: int
+    workers: int
+
+
+class TakenForAllReduces(Finding):
+    """The counters show bytes, and no collective."""
+
+    template = (
+        "watched from outside: which collectives sent the bytes is not told, and they are taken "
+        "for all-reduces"
+    )
+
+
 class NothingSeen(Finding):
     """The ranks only waited."""
 

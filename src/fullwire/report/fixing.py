@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fullwire.findings.tuning import (
+    After,
+    HostWorkTakes,
+    LastShowNoise,
+    LossesOfKept,
+    NothingHelped,
+    TimeRange,
+)
 from fullwire.report.terminal import print_table, say
 from fullwire.units import show_time
+from fullwire.words import sentence
 
 if TYPE_CHECKING:
     from fullwire.answers.tune import Tuning
@@ -29,23 +38,22 @@ def print_tuning(result: Tuning) -> None:
     if rows:
         print_table(["trial", "fix", "predicted", "measured", "kept"], rows, {"fix", "kept"})
     for work in result.host_work:
-        say(f"{work.call} takes {show_time(work.step_s)} of each step, at {work.place}")
-    gain = result.before_s / result.after_s
-    exact = all(trial.risk == "exact" for trial in result.kept)
+        say(sentence(HostWorkTakes(call=work.call, step_s=work.step_s, place=work.place)))
     if not result.kept:
-        print("  after   the same: no fix helped by more than noise")
+        print(f"  after   {sentence(NothingHelped())}")
         return
-    print(
-        f"  after   {show_time(result.after_s)} a step{_between(result.after_interval)}: "
-        f"{gain:.2g}x" + (", same results up to the order of sums" if exact else "")
+    after = After(
+        step_s=result.after_s,
+        interval=_range(result.after_interval),
+        times=result.before_s / result.after_s,
+        is_exact=all(trial.risk == "exact" for trial in result.kept),
     )
+    print(f"  after   {sentence(after)}")
     if result.is_significant is False:
-        print("  the two last recordings together show no more than noise: tune with more --steps")
+        print(f"  {sentence(LastShowNoise())}")
     for trial in result.kept:
         if trial.risk != "exact" and trial.loss_difference is not None:
-            say(
-                f"{trial.words}: the first losses differ by {trial.loss_difference:.2g} of the loss"
-            )
+            say(sentence(LossesOfKept(change=trial.words, difference=trial.loss_difference)))
     print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
 
 
@@ -53,8 +61,13 @@ def _ends(low_s: float | None, high_s: float | None) -> tuple[float, float] | No
     return None if low_s is None or high_s is None else (low_s, high_s)
 
 
+def _range(interval: tuple[float, float] | None) -> TimeRange | None:
+    return None if interval is None else TimeRange(low_s=interval[0], high_s=interval[1])
+
+
 def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" ({show_time(interval[0])} to {show_time(interval[1])})"
+    found = _range(interval)
+    return "" if found is None else sentence(found)
 
 
 def print_fix_kinds(kinds: Sequence[FixKind]) -> None:

@@ -32,6 +32,8 @@ def plan_data(result: PlanAnswer) -> dict[str, Any]:
         data.pop(name)
     data["goodput"] = data.pop("lasting")
     data["assumed"] = list(sentences(result.assumed))
+    if result.recorded is not None:
+        data["recorded"]["not_recognised"] = list(sentences(result.recorded.not_recognised))
     return data
 
 
@@ -90,7 +92,7 @@ def _print_recorded(one: FromRun) -> None:
         for each in one.ratios
     ]
     print_table(["work of the recorded step", "measured", "modelled", "ratio"], rows, {"work"})
-    for part in one.not_recognised:
+    for part in sentences(one.not_recognised):
         say(f"Not recognised: {part}.")
     say("")
 

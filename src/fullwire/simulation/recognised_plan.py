@@ -49,7 +49,8 @@ class Recognised:
     step_s: float
     busy_s: Mapping[str, float]
     messages: Mapping[str, tuple[tuple[str, float, float], ...]]  # by kind: op, bytes, seconds
-    open: tuple[str, ...]  # what could not be recognised
+    unlike_group: int | None  # the ranks of a data-parallel group that does not fit the degrees
+    has_usual_mlp: bool  # no product shows its width: four times the hidden vector is taken
     source: str
 
 
@@ -63,7 +64,8 @@ class _Recognising:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.open: list[str] = []
+        self.unlike_group: int | None = None
+        self.has_usual_mlp = False
         table = run.operations
         self.steps = sorted({int(step) for step in table.step[table.step >= 0]})
         if not len(table) or not self.steps:
@@ -127,7 +129,8 @@ class _Recognising:
             step_s=self._step_s(),
             busy_s=busy_s,
             messages=kinds,
-            open=tuple(self.open),
+            unlike_group=self.unlike_group,
+            has_usual_mlp=self.has_usual_mlp,
             source=self.run.provenance.source,
         )  # fmt: skip
 
@@ -215,7 +218,7 @@ class _Recognising:
             )
         dp = self.world // together
         if told.get("dp", dp) not in (dp, dp * found["cp"]):
-            self.open.append(f"a group of {told['dp']} ranks that its name calls data parallel")
+            self.unlike_group = told["dp"]
         return found["tp"], found["pp"], dp, found["cp"]
 
     def _microbatches(self) -> int:
@@ -295,7 +298,7 @@ class _Recognising:
                 return {"ffn": side * tp, "is_gated": True}
             if count == 3 or (count == 2 and side > own_width):  # fewer heads of keys are narrower
                 return {"ffn": side * tp, "is_gated": count == 3}
-        self.open.append("the MLP, which is taken for one of four times the hidden vector")
+        self.has_usual_mlp = True
         return {"ffn": 4 * hidden, "is_gated": False}
 
     def _kinds(
