@@ -117,15 +117,22 @@ def test_a_prediction_from_one_host_says_that_each_rank_has_a_link_of_its_own() 
 def test_the_verdict_says_that_the_processors_are_taken() -> None:
     run = on_one_host()
     times_ns = np.arange(0, 500_000_000, 10_000_000)
+    one = np.ones(len(times_ns))
     hosts = Hosts(
         host=np.full(len(times_ns), "vm", object),
         device=np.full(len(times_ns), "cpu0", object),
         time_ns=times_ns,
-        utilization=np.ones(len(times_ns)),
+        utilization=one,
         memory_bytes=np.zeros(len(times_ns), np.int64),
     )
     taken = fw.explain(dataclasses.replace(run, hosts=hosts)).verdict.sentence
     assert "The processors are taken: 100% used." in taken
+    busy = dataclasses.replace(run, hosts=dataclasses.replace(hosts, utilization=0.88 * one))
+    assert "so more threads would find room" in fw.explain(busy).verdict.sentence
+    delayed = dataclasses.replace(busy, facts=busy.facts | Facts(run_delay_s=by_rank(0.02, 2)))
+    waited = fw.explain(delayed).verdict.sentence
+    assert "was 88% used, and a rank still waited 20 ms of each step for a processor" in waited
+    assert "find room" not in waited
     assert "is not recorded" in fw.explain(run).verdict.sentence
 
 

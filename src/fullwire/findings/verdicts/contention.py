@@ -9,6 +9,8 @@ from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.run.placement import shares_one_host
 from fullwire.timeline.account import Part
 
+_WAITED = 0.05  # of the step: a rank that waits as long for a processor finds no room
+
 
 class ComputationIsCrowded(Finding):
     """The time that the job's communication, and its other ranks on a host, cost computation."""
@@ -49,6 +51,18 @@ class ProcessorsAreFree(Finding):
     share: float
 
 
+class ProcessorsAreWaitedFor(Finding):
+    """Processors have time left in the mean, but ranks wait for them: they need one at a time."""
+
+    template = (
+        "The busiest processor was {share:.0%} used, and a rank still waited {delay_s:time} of "
+        "each step for a processor."
+    )
+
+    share: float
+    delay_s: float
+
+
 class ProcessorsNotSampled(Finding):
     """The run does not say how much of the processors was used."""
 
@@ -73,5 +87,11 @@ class Contention(VerdictKind):
         busiest = next((each for each in case.evidence if isinstance(each, CpuBusiest)), None)
         if busiest is None:
             return RanksShareProcessors(lost=lost, taken=ProcessorsNotSampled())
-        kind = ProcessorsAreTaken if busiest.is_saturated else ProcessorsAreFree
-        return RanksShareProcessors(lost=lost, taken=kind(share=busiest.value))
+        share = busiest.value
+        delay_s = max((seconds for _, seconds in case.run.facts.run_delay_s or ()), default=0.0)
+        taken: Finding = ProcessorsAreFree(share=share)
+        if busiest.is_saturated:
+            taken = ProcessorsAreTaken(share=share)
+        elif delay_s >= _WAITED * case.step_s:
+            taken = ProcessorsAreWaitedFor(share=share, delay_s=delay_s)
+        return RanksShareProcessors(lost=lost, taken=taken)
