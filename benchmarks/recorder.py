@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from fullwire.studies.recording.overhead import Difference, measure_overhead
-from fullwire.studies.recording.view import overhead_lines
+from fullwire.studies.recording.overhead import Difference, measure_overhead, overhead_lines
 
 DIFFERENCES: tuple[Difference, ...] = ("record", "hooks", "sampler", "longer", "control")
 

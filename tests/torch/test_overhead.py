@@ -15,8 +15,7 @@ import fullwire.studies.recording.job as overhead_job
 from fullwire.run.centre import centre_of, median_of
 from fullwire.run.store import read_run
 from fullwire.studies.recording import overhead
-from fullwire.studies.recording.overhead import Overhead, Pair
-from fullwire.studies.recording.view import overhead_lines, overhead_object
+from fullwire.studies.recording.overhead import Overhead, Pair, overhead_lines, overhead_object
 from tests.torch.test_record import needs_torch
 
 EACH_PAIR = [Pair(0.085, ratio, 200e-6) for ratio in (1.001, 1.002, 1.003, 1.004, 1.02)]

@@ -9,8 +9,11 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
-from fullwire.findings.plans import UnlikeGroup, UsualMlp
+from fullwire.findings.finding import Finding
+from fullwire.findings.notes import EmulationSendsGradientsOnly
+from fullwire.findings.plans import OnHalfTheBandwidth, UnlikeGroup, UsualMlp
 from fullwire.importers.kineto import scan
+from fullwire.words import sentence
 from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
 
 PLANS = [
@@ -117,10 +120,10 @@ def test_what_a_trace_leaves_open_is_told_in_the_terminal_and_in_json(
     assert found.recorded is not None
     assert found.recorded.not_recognised == (UnlikeGroup(ranks=3),)
     found = replace(found, recorded=replace(found.recorded, not_recognised=(UsualMlp(),)))
-    sentence = "the MLP, which is taken for one of four times the hidden vector"
-    assert plan_data(found)["recorded"]["not_recognised"] == [sentence]
+    told = "the MLP, which is taken for one of four times the hidden vector"
+    assert plan_data(found)["recorded"]["not_recognised"] == [told]
     print_plan(found)
-    assert f"Not recognised: {sentence}." in " ".join(capsys.readouterr().out.split())
+    assert f"Not recognised: {told}." in " ".join(capsys.readouterr().out.split())
 
 
 def test_plain_attention_and_groups_without_names_are_recognised(tmp_path: Path) -> None:
@@ -149,3 +152,31 @@ def test_operations_that_are_cut_between_chunks_are_whole(
     monkeypatch.setattr(scan, "_BLOCK_BYTES", 2000)
     monkeypatch.setattr(scan, "_PACKED_BYTES", 701)  # what is read of a plain file at once
     assert scan.scanned(path).shaped == whole
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            OnHalfTheBandwidth(step_s=1.234, slower=0.012, is_slower=False, plan=""),
+            "With half the bandwidth between nodes: 1.23 s (+1%). The network is not your problem.",
+        ),
+        (
+            OnHalfTheBandwidth(step_s=2.5, slower=0.25, is_slower=True, plan="TP 2, PP 4"),
+            "With half the bandwidth between nodes: 2.5 s (+25%), with TP 2, PP 4. "
+            "The network counts.",
+        ),
+        (
+            EmulationSendsGradientsOnly(count=1, kinds=("broadcast",)),
+            "1 other collective of each recorded step (broadcast) is left out: emulated "
+            "accelerators send gradients only",
+        ),
+        (
+            EmulationSendsGradientsOnly(count=2, kinds=("allgather", "broadcast")),
+            "2 other collectives of each recorded step (allgather, broadcast) are left out: "
+            "emulated accelerators send gradients only",
+        ),
+    ],
+)
+def test_findings_that_count_are_told_in_the_right_number(found: Finding, said: str) -> None:
+    assert sentence(found) == said

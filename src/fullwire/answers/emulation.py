@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fullwire.errors import UsageError
+from fullwire.findings.notes import EmulationSendsGradientsOnly
 from fullwire.importers import read
 from fullwire.recorder.assemble import Known
 from fullwire.run.emulation import BACKENDS, BYTES_A_VALUE, Emulation
@@ -12,6 +13,7 @@ from fullwire.run.facts import Facts
 from fullwire.simulation.buckets import DdpBuckets, bucket_policy
 from fullwire.simulation.typical import typical_step
 from fullwire.units import ratio, shown
+from fullwire.words import sentence
 
 USUAL_STEPS = 10
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency")
@@ -73,9 +75,7 @@ def emulated_job(
     )
     facts = run.facts.only(_KEPT_FACTS) | Facts(dilation=dilation if dilation > 1 else None)
     known = Known(source=f"{workload}, emulated", basis=run.provenance.basis, facts=facts)
-    count, kinds = len(step.others.op), ", ".join(sorted(set(step.others.op)))
-    left_out = (
-        f"{count} other collective{'s' if count > 1 else ''} of each recorded step ({kinds}) "
-        f"{'are' if count > 1 else 'is'} left out: emulated accelerators send gradients only"
-    )
-    return EmulatedJob(emulation=emulation, known=known, warnings=(left_out,) if count else ())
+    others = step.others.op
+    left_out = EmulationSendsGradientsOnly(count=len(others), kinds=tuple(sorted(set(others))))
+    warnings = (sentence(left_out),) if len(others) else ()
+    return EmulatedJob(emulation=emulation, known=known, warnings=warnings)

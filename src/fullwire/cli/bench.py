@@ -41,8 +41,11 @@ def recorder(
 
     fullwire bench recorder
     """
-    from fullwire.studies.recording.overhead import measure_overhead
-    from fullwire.studies.recording.view import overhead_lines, overhead_object
+    from fullwire.studies.recording.overhead import (
+        measure_overhead,
+        overhead_lines,
+        overhead_object,
+    )
 
     def tell(done: int) -> None:
         if sys.stderr.isatty():

@@ -556,3 +556,15 @@ def about_rate(run: Run, predictor: Forecaster | None, full: Forecast | None) ->
         return
     if full.step_s > BEYOND_LINE_RATE * predictor.measured_s:
         yield RateCannotBe(rate_bps=predictor.rate_bps, step_s=full.step_s)
+
+
+class EmulationSendsGradientsOnly(Finding):
+    """The recorded job has collectives that emulated accelerators do not send."""
+
+    template = (
+        "{count} other {count:collective|collectives} of each recorded step ({kinds:list}) "
+        "{count:is|are} left out: emulated accelerators send gradients only"
+    )
+
+    count: int
+    kinds: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The assumptions of a parallel plan, and what a recorded plan leaves open, as clauses."""
+"""What a search of parallel plans assumes, what a recorded plan leaves open, and other plans."""
 
 from __future__ import annotations
 
@@ -76,3 +76,41 @@ class UsualMlp(Finding):
     """No matrix product of the trace shows the width of the MLP."""
 
     template = "the MLP, which is taken for one of four times the hidden vector"
+
+
+class OthersLeftOut(Finding):
+    """Plans that the answer does not list."""
+
+    template = "{does_not_fit:,} plans do not fit; {slower:,} more are slower (--why)."
+
+    does_not_fit: int
+    slower: int
+
+
+class AnotherChoice(Finding):
+    """The best plan that chooses otherwise in one point."""
+
+    template = (
+        "{choice} {value} instead of {other}: the best such plan takes {step_s:.3g} s, "
+        "{slower:+.1%}."
+    )
+
+    choice: str
+    value: object
+    other: object
+    step_s: float
+    slower: float  # Share of the best plan's step.
+
+
+class OnHalfTheBandwidth(Finding):
+    """The best plan where the links between nodes have half the bandwidth."""
+
+    template = (
+        "With half the bandwidth between nodes: {step_s:.3g} s ({slower:+.0%}){plan:?, with "
+        "{plan}}. {is_slower:The network counts.|The network is not your problem.}"
+    )
+
+    step_s: float
+    slower: float  # Share of the best plan's step.
+    is_slower: bool
+    plan: str  # Empty if it is the same.

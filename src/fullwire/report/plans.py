@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullwire.findings.plans import AnotherChoice, OnHalfTheBandwidth, OthersLeftOut
 from fullwire.report.terminal import print_table, say
 from fullwire.units import show_rate
-from fullwire.words import sentences
+from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
     from fullwire.answers.planned import FromRun, Lasting, OnNetwork, PlanAnswer, Planned
@@ -56,13 +57,17 @@ def print_plan(result: PlanAnswer) -> None:
         say("= cannot be told from the best: sites differ by 3 % on the same plan.")
     say("shown: communication that no computing hides.")
     out = result.left_out
-    say(f"{out['does_not_fit']:,} plans do not fit; {out['slower']:,} more are slower (--why).")
+    say(sentence(OthersLeftOut(does_not_fit=out["does_not_fit"], slower=out["slower"])))
     _print_exposed(best)
     for worth in result.why:
-        say(
-            f"{worth.choice} {worth.value} instead of {worth.other}: the best such plan takes "
-            f"{worth.step_s:.3g} s, {worth.slower:+.1%}."
+        other = AnotherChoice(
+            choice=worth.choice,
+            value=worth.value,
+            other=worth.other,
+            step_s=worth.step_s,
+            slower=worth.slower,
         )
+        say(sentence(other))
     if result.networks:
         say("")
         _print_networks(result)
@@ -164,12 +169,13 @@ def _print_exposed(best: Planned) -> None:
 
 def _on_half(best: Planned, half: OnNetwork) -> str:
     slower = half.plan.step_s / best.step_s - 1
-    verdict = "The network is not your problem." if slower < 0.05 else "The network counts."
-    change = "" if _same(best, half.plan) else f", with {in_words(half.plan)}"
-    return (
-        f"With half the bandwidth between nodes: {half.plan.step_s:.3g} s ({slower:+.0%}){change}. "
-        f"{verdict}"
+    found = OnHalfTheBandwidth(
+        step_s=half.plan.step_s,
+        slower=slower,
+        is_slower=slower >= 0.05,
+        plan="" if _same(best, half.plan) else in_words(half.plan),
     )
+    return sentence(found)
 
 
 def _same(one: Planned, other: Planned) -> bool:
