@@ -113,7 +113,10 @@ def test_a_hook_in_cpp_is_left_alone(tmp_path: Path) -> None:
 def test_a_run_knows_how_long_computing_had_no_processor(tmp_path: Path) -> None:
     run, _ = probed(tmp_path, "ddp.py", "none")
     facts = run.facts
-    for told in (facts.run_delay_s, facts.probe_run_delay_s, facts.probe_compute_s):
+    for told in (
+        *(facts.run_delay_s, facts.run_s),
+        *(facts.probe_run_delay_s, facts.probe_compute_s),
+    ):
         assert told is not None
         assert [rank for rank, _ in told] == [0, 1]
         assert all(0 <= delay_s < 10 for _, delay_s in told)

@@ -276,6 +276,14 @@ def test_without_probe_steps_run_delay_tells_a_lower_bound() -> None:
     assert high_s - low_s > probes[1] - probes[0]
 
 
+def test_only_computings_share_of_the_run_delay_makes_computing_longer() -> None:
+    """A thread is ready at the end of each sum: 120 sums took 93 % of computing away."""
+    told = Facts(run_delay_s=by_rank(0.06), run_s=by_rank(0.140))
+    run = a_trained_job()
+    found = fw.explain(dataclasses.replace(run, facts=run.facts | told))
+    assert found.account["contention"] == pytest.approx(0.3 * 0.100)
+
+
 def test_a_what_if_takes_the_one_t1_that_the_account_tells() -> None:
     run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
     table = fw.whatif(run, workers=[1, 3])

@@ -248,6 +248,7 @@ def _write_ranks(
     used_s: list[tuple[float, float, float]] = []
     before_forward: list[tuple[float, float, float]] = []
     delays_s: list[tuple[float, float]] = []
+    runs_s: list[tuple[float, float]] = []
     probe_delays_s: list[tuple[float, float]] = []
     probe_computes_s: list[tuple[float, float]] = []
     reported = Reported()
@@ -268,6 +269,7 @@ def _write_ranks(
             used_s.append((float(rank.number), whole_s, part_s))
         if (usual := rank.delays_s(of_probes=False)) is not None:
             delays_s.append((float(rank.number), usual[0]))
+            runs_s.append((float(rank.number), usual[1]))
         if (probed := rank.delays_s(of_probes=True)) is not None:
             probe_delays_s.append((float(rank.number), probed[0]))
             probe_computes_s.append((float(rank.number), probed[1]))
@@ -283,6 +285,7 @@ def _write_ranks(
         processor_s=tuple((rank, whole_s) for rank, whole_s, _ in used_s) or None,
         communication_processor_s=tuple((rank, part_s) for rank, _, part_s in used_s) or None,
         run_delay_s=tuple(delays_s) or None,
+        run_s=tuple(runs_s) or None,
         probe_run_delay_s=tuple(probe_delays_s) or None,
         probe_compute_s=tuple(probe_computes_s) or None,
         before_forward_processor_s=tuple((rank, s) for rank, s, _ in before_forward) or None,

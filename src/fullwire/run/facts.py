@@ -116,8 +116,9 @@ class _HostFacts:
     run_delay_s: Pairs | None = fact(
         "how long a computing thread of each rank was ready in a step and had no processor", _TIME
     )
+    run_s: Pairs | None = fact("how long that thread ran in a step", _TIME)
     probe_run_delay_s: Pairs | None = fact(
-        "the same in a probe step, while the thread computed", _TIME
+        "the same delay in a probe step, while the thread computed", _TIME
     )
     probe_compute_s: Pairs | None = fact(
         "processor time of a computing thread of each rank in a probe step, without its sums", _TIME

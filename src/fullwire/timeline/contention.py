@@ -7,7 +7,8 @@ is never taken to be shorter than the time for which the thread ran without its 
 the host's part.
 
 A run without probe steps uses run delay: how long a computing thread was ready to run and waited
-for a processor. It is a lower bound, because work beside memory traffic is slower, too.
+for a processor. Computing has the same share of it as of the time in which the thread was ready. It
+is a lower bound, because work beside memory traffic is slower, too.
 
 Other programs also cause run delay. It counts only by the job's own share of the processors' work.
 """
@@ -106,8 +107,11 @@ def crowding_of(
         )
     if facts.run_delay_s is None:
         return Crowding("none", none)
-    delay_ns = _own_share(run) * _by_rank_ns(facts.run_delay_s, ranks)
-    return Crowding("run delay", np.clip(delay_ns / usual_ns, 0.0, MOST_DELAYED))
+    delay_ns = _by_rank_ns(facts.run_delay_s, ranks)
+    # The thread also waits for a processor in the rest of the step, as at the end of each sum.
+    ready_ns = np.maximum(delay_ns + _by_rank_ns(facts.run_s, ranks), usual_ns)
+    delayed = _own_share(run) * delay_ns / ready_ns
+    return Crowding("run delay", np.clip(delayed, 0.0, MOST_DELAYED))
 
 
 def _by_rank_ns(pairs: Sequence[tuple[float, float]] | None, ranks: Sequence[int]) -> Floats:
