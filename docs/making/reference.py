@@ -26,6 +26,8 @@ REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
 # The effect of each variable of the environment. The page is refused if the code reads others.
 VARIABLES: Mapping[str, str] = {
+    "FULLWIRE_ELASTIC_STUCK_S": "The shortest wait, in seconds, after which an elastic "
+    "job leaves out a worker that the others wait for: 30 ([guide](../guides/elastic.md)).",
     "FULLWIRE_INTERFACE": "Transport: the interface or address at which a rank listens. Without "
     "it, the one that reaches the job's store.",
     "FULLWIRE_STREAMS": "Transport: how many connections two ranks have (1 to 8), the same on "
@@ -39,7 +41,13 @@ VARIABLES: Mapping[str, str] = {
     "float32 is sent instead.",
     "FULLWIRE_CHECKSUM": "Transport: with 1, the bytes that a rank sends carry CRC32C checksums.",
 }
-OF_ITS_OWN = {  # set by one part of Fullwire for another one
+OF_ITS_OWN = {
+    *("FULLWIRE_ELASTIC_FOLDER", "FULLWIRE_ELASTIC_WORKER", "FULLWIRE_ELASTIC_STARTERS"),
+    *(
+        "FULLWIRE_ELASTIC_MIN",
+        "FULLWIRE_ELASTIC_DETECT_S",
+        "FULLWIRE_ELASTIC_RESPAWN",
+    ),  # set by one part of Fullwire for another one
     "FULLWIRE_RECORD_INTO",
     "FULLWIRE_AFTER_TORCH",
     "FULLWIRE_FIXES",

@@ -52,7 +52,10 @@ if TYPE_CHECKING:
     from fullwire.run.run import Run as Run
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
+    from fullwire.transport.elastic import Job as Job
+    from fullwire.transport.elastic import elastic as elastic
     from fullwire.transport.wire import wire as wire
+    from fullwire.transport.workers import run_workers as run_workers
 
 __version__ = "0.1.0"
 
@@ -63,6 +66,7 @@ _PLACES = {
     "DamagedInput": "fullwire.errors:DamagedInput",
     "Explanation": "fullwire.answers.explain:Explanation",
     "FullwireError": "fullwire.errors:FullwireError",
+    "Job": "fullwire.transport.elastic:Job",
     "Run": "fullwire.run.run:Run",
     "Study": "fullwire.studies.papers:Study",
     "Tuning": "fullwire.answers.tune:Tuning",
@@ -76,6 +80,7 @@ _PLACES = {
     "compare": "fullwire.answers.compare:compare",
     "compress": "fullwire.compression.hook:compress",
     "doctor": "fullwire.answers.doctor:doctor",
+    "elastic": "fullwire.transport.elastic:elastic",
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
     "fit_cluster": "fullwire.answers.cluster_fit:fit_cluster",
@@ -87,6 +92,7 @@ _PLACES = {
     "record": "fullwire.recorder.record:record",
     "replay": "fullwire.answers.whatif:replay",
     "run_recipe": "fullwire.answers.fixing:run_recipe",
+    "run_workers": "fullwire.transport.workers:run_workers",
     "study": "fullwire.studies.papers:study",
     "tune": "fullwire.answers.tune:tune",
     "watch": "fullwire.answers.watch:watch",

@@ -799,7 +799,7 @@ def test_connections_are_never_begun_by_bbr() -> None:
         pytest.skip("this kernel's default is not BBR: there is nothing to replace")
     chosen = congestion.congestion_control()
     assert chosen.name in ("cubic", "reno")
-    with rendezvous._listener(None) as listener:
+    with rendezvous.listening(None) as listener:
         address = listener.getsockname()
         with socket.socket(listener.family) as connection:
             assert congestion.choose(connection) == chosen

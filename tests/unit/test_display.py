@@ -42,9 +42,14 @@ TABLE, PICTURE = {"table", "thead", "tbody", "tr", "th", "td"}, {"svg", "title",
 ALLOWED = {"div", "p", "b", "br", *TABLE, *PICTURE}
 STARTS_JOBS = {  # their examples are only read
     *("apply_fixes", "compress", "doctor", "join", "log"),
-    *("record", "run_recipe", "study", "tune", "watch", "wire"),
+    *("record", "run_recipe", "run_workers", "study", "tune", "watch", "wire"),
 }
-NEEDS_TORCH = ("codecs", "compress", "wire")  # tests/torch/test_codecs_here.py runs theirs
+NEEDS_TORCH = (
+    "codecs",
+    "compress",
+    "elastic",
+    "wire",
+)  # tests/torch/test_codecs_here.py runs theirs
 FUNCTIONS = sorted(
     name for name in fw.__all__ if name not in NEEDS_TORCH and inspect.isfunction(getattr(fw, name))
 )

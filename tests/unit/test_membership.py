@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from fullwire.errors import UsageError
-from fullwire.transport.membership import Committed, Entered, Member, Membership
+from fullwire.transport.membership import Committed, Entered, Member, Membership, Message
 from validation.membership import LIMIT_NS, PAUSE_NS, Broken, explore, play
 
 
@@ -92,3 +93,43 @@ def test_a_protocol_in_which_each_side_decides_alone_is_found_out(
     monkeypatch.setattr(Member, "_is_quorum", lambda *_: True)
     with pytest.raises((Broken, AssertionError)):
         list(map(play, range(400)))
+
+
+def test_a_rank_that_asks_is_a_member_of_the_next_epoch() -> None:
+    ranks = dict(enumerate(members(2)))
+    second = Membership(1, (0, 1, 7), 0)
+    sent = [(0, peer, data) for peer, data in ranks[0].admit(7, -1, 0)]
+    told = [data for _, peer, data in sent if peer == 7]
+    while sent:
+        sender, receiver, data = sent.pop(0)
+        if receiver == 7:
+            told.append(data)
+        else:
+            sent += [
+                (receiver, peer, said) for peer, said in ranks[receiver].receive(sender, data, 0)
+            ]
+    assert all(rank.events == [Entered(second)] for rank in ranks.values())
+    assert msgspec.msgpack.decode(told[-1], type=Message).sender_at == second
+    ranks[7] = Member(7, second, limit_ns=LIMIT_NS, pause_ns=PAUSE_NS)
+    for rank in ranks.values():
+        rank.events.clear()
+    everyone = [(r, p, data) for r, rank in ranks.items() for p, data in rank.ready(0)]
+    deliver(ranks, everyone)
+    assert all(rank.events == [Committed(1, second)] for rank in ranks.values())
+
+
+def test_only_the_leader_lets_a_rank_in_and_only_once() -> None:
+    leader, other = members(2)
+    assert other.admit(7, -1, 0) == []
+    assert other.forming_since_ns is None
+    assert leader.admit(1, -1, 0)[0][0] == 1  # a member that has not heard so is told
+    assert leader.forming_since_ns is None
+    leader.admit(1, 0, 0)  # it has left this epoch
+    assert leader.membership == Membership(1, (0,), 0)
+
+
+def test_an_epoch_is_renewed_with_the_same_ranks() -> None:
+    ranks = dict(enumerate(members(3)))
+    deliver(ranks, [(2, peer, data) for peer, data in ranks[2].renew(0)])
+    again = Membership(1, (0, 1, 2), 0)
+    assert all(rank.events == [Entered(again)] for rank in ranks.values())

@@ -96,33 +96,65 @@ def apply(
 
 def run(
     recipe: Annotated[
-        Path, typer.Option("--recipe", "-r", metavar="FILE.toml", help="The fixes to apply")
-    ],
+        Path | None,
+        typer.Option("--recipe", "-r", metavar="FILE.toml", help="The fixes to apply"),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse another command, world size or version")
     ] = False,
     export: Annotated[
         str | None, typer.Option(metavar="WAY", help="Print it by hand: env, python or torchrun")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Start so many workers, which may be lost")
+    ] = None,
+    least: Annotated[
+        int, typer.Option("--min", help="End the job with fewer workers: exit status 4")
+    ] = 1,
+    respawn: Annotated[bool, typer.Option("--respawn", help="Replace lost workers")] = False,
+    detect: Annotated[
+        str, typer.Option(metavar="TIME", help="Silence after which a worker counts as lost")
+    ] = "2s",
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ..."),
     ] = None,
 ) -> None:
-    """Run a job with the fixes of a recipe.
+    """Run a job by a recipe, or in workers that may be lost.
 
-    The script stays as it is. The command stands around a launcher, or inside it, once a rank.
-    Output and exit status are the job's:
+    The script stays as it is with a recipe. The command stands around a launcher, or inside it,
+    once a rank. Output and exit status are the job's:
 
     fullwire run --recipe recipe.toml -- torchrun --nproc-per-node=2 train.py
     fullwire lab run --workers 2 -- fullwire run -r recipe.toml -- python train.py
     fullwire run -r recipe.toml --export python
+
+    With --workers, a script with fullwire.elastic goes on when workers end or come:
+
+    fullwire run --workers 4 --min 2 --respawn -- python train.py
     """
+    if not command and export is None:
+        raise UsageError("run: expected a command after --, like: -- torchrun train.py")
+    if workers is not None:
+        if recipe is not None or export is not None:
+            raise UsageError("run: expected --workers or --recipe, got both")
+        from fullwire.transport.workers import run_workers
+        from fullwire.units import seconds
+
+        raise typer.Exit(
+            run_workers(
+                command or [],
+                workers=workers,
+                least=least,
+                respawn=respawn,
+                detect_s=seconds(detect),
+            )
+        )
+    if recipe is None:
+        raise UsageError("run: expected --recipe FILE.toml or --workers N, got neither")
     from fullwire.answers.fixing import exported, run_recipe
 
     if export is not None:
         print(exported(recipe, export))
         return
-    if not command:
-        raise UsageError("run: expected a command after --, like: -- torchrun train.py")
-    raise typer.Exit(run_recipe(recipe, command, strict=strict, say=say))
+    raise typer.Exit(run_recipe(recipe, command or [], strict=strict, say=say))

@@ -25,8 +25,13 @@ from fullwire.transport.calibrate import Trials, processors_of_a_rank, streams
 from fullwire.transport.congestion import congestion_control, in_use
 from fullwire.transport.keys import is_switched_on, protection, say_once_that_the_network_is_trusted
 from fullwire.transport.rendezvous import Meeting, Met, meet, why_no_group
-from fullwire.transport.tensors import (
+from fullwire.transport.untraced import untraced
+from fullwire.transport.wire import FORMATS, Packing, Wire, agreed, say_fall_back
+from fullwire.transport.work import (
+    Completer,
+    InFlight,
     Places,
+    Work,
     called,
     cut,
     described,
@@ -38,9 +43,6 @@ from fullwire.transport.tensors import (
     split,
     typed,
 )
-from fullwire.transport.untraced import untraced
-from fullwire.transport.wire import FORMATS, Packing, Wire, agreed, say_fall_back
-from fullwire.transport.work import Completer, InFlight, Work
 
 LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; at most the group's time-out.
 CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: this rank adds checksums to its frames.

@@ -8,6 +8,7 @@ explores it. `docs/design/elastic.md` has the protocol, its proof and the roads 
   members are ready.
 - A loss: survivors agree on the next membership by Paxos among the members of this epoch. The
   lowest rank that is not lost proposes. A rank commits nothing of the old epoch once it has voted.
+- A rank that asks to join is a member of the next epoch. It has no vote before that epoch begins.
 - The step of a new epoch is the lowest for which one of its voters was ready. If any rank, a dead
   one included, has committed a step, then all were ready for it. So no step is ever taken back.
 """
@@ -87,10 +88,12 @@ class Member:
         self._out: list[tuple[int, bytes]] = []
         self._dead: frozenset[int] = frozenset()  # they will never act again
         self._silent: frozenset[int] = frozenset()  # they may be alive
+        self._joiners: frozenset[int] = frozenset()  # ranks outside that asked for the next epoch
         self._begin_epoch(membership)
 
     def _begin_epoch(self, membership: Membership) -> None:
         self.membership = membership
+        self._joiners = self._joiners.difference(membership.members)
         self._silent = self._dead  # a rank that was silent has another chance
         self._ready = dict.fromkeys(membership.members, membership.base_step)
         self.forming_since_ns: int | None = None
@@ -125,7 +128,28 @@ class Member:
         if is_certain:
             self._dead |= {peer}
         self._silent |= {peer}
+        self._joiners -= {peer}
         if not self.ended and peer in self.membership.members and peer != self.rank:
+            self._form(now_ns)
+        return self._sent()
+
+    def admit(self, peer: int, left_epoch: int, now_ns: int) -> list[tuple[int, bytes]]:
+        """A rank asks to be a member of an epoch later than the one that it left (-1: none)."""
+        if self.ended or peer in self._dead:
+            return []
+        if peer not in self.membership.members:
+            self._joiners |= {peer}
+            if self.rank == self._leader():
+                self._form(now_ns)
+        elif left_epoch < self.membership.epoch:
+            self._tell([peer], "now")  # it is a member already, and has not heard so
+        else:
+            return self.lost(peer, now_ns, is_certain=False)
+        return self._sent()
+
+    def renew(self, now_ns: int) -> list[tuple[int, bytes]]:
+        """The sums of this epoch cannot go on, though no rank is known to be lost."""
+        if not self.ended:
             self._form(now_ns)
         return self._sent()
 
@@ -185,11 +209,7 @@ class Member:
         """Stop commits of this epoch; propose the next one, or ask the rank whose part that is."""
         if self.forming_since_ns is None:
             self.forming_since_ns = now_ns
-        leader = min(
-            rank
-            for rank in self.membership.members
-            if rank == self.rank or rank not in self._silent
-        )
+        leader = self._leader()
         if leader != self.rank:
             if leader not in self._asked:
                 self._asked |= {leader}
@@ -198,6 +218,10 @@ class Member:
             self._propose(now_ns)
         else:
             self._go_on(now_ns)
+
+    def _leader(self) -> int:
+        members = self.membership.members
+        return min(rank for rank in members if rank == self.rank or rank not in self._silent)
 
     def _propose(self, now_ns: int) -> None:
         self._retry_ns = None
@@ -261,7 +285,7 @@ class Member:
             earlier = max(self._promises.values(), key=lambda promise: promise.accepted_at)
             proposal = earlier.proposal or Membership(
                 self.membership.epoch + 1,
-                self._ranks_that_reach_each_other(),
+                tuple(sorted({*self._ranks_that_reach_each_other(), *self._joiners})),
                 min(promise.step for promise in self._promises.values()),
             )
             self._accepted_at, self._accepted = self._ballot, proposal
@@ -298,6 +322,8 @@ class Member:
         told = set(self._others())
         if self._accepted != membership or self._ballot != self._promised:
             told -= set(membership.members)  # the proposer tells them
+        else:
+            told |= set(membership.members) - {self.rank}  # those who join, too
         if self.rank not in membership.members:
             self.membership = membership
             self._end("excluded")

@@ -43,7 +43,7 @@ from fullwire.transport.congestion import choose
 from fullwire.transport.keys import SECRET_BYTES, Protection, expanded, extracted
 
 INTERFACE_VARIABLE = "FULLWIRE_INTERFACE"  # the address, or the interface, to listen at
-_MAGIC = b"FWT4"  # changes whenever ranks of two versions would not understand each other
+MAGIC = b"FWT4"  # changes whenever ranks of two versions would not understand each other
 _HELLO = struct.Struct("!4sII32s32s")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -90,23 +90,23 @@ class Meeting:
     def secret(self) -> bytes:
         """Derive the secret of this group, from the number that the store holds at present."""
         number = bytes.fromhex(_read(self.store, "number"))
-        purpose = f"{_MAGIC.decode()} {self.protection} {self.size} {self.name}"
+        purpose = f"{MAGIC.decode()} {self.protection} {self.size} {self.name}"
         return expanded(extracted(number, self.protection.key), purpose.encode())
 
     def record(self, other: int) -> tuple[str, int, str]:
         """Return a rank's address and machine."""
         said = _read(self.store, f"rank {other}")
         if said.startswith(_FAILED):
-            raise _NotYet(said.removeprefix(_FAILED).split(" ", 2)[2])
+            raise NotYet(said.removeprefix(_FAILED).split(" ", 2)[2])
         host, port, machine, rest = said.split(" ")
         protection, _, version = rest.partition("/")
-        if version != _MAGIC.decode():
-            raise _NotYet(
+        if version != MAGIC.decode():
+            raise NotYet(
                 f"its version of Fullwire speaks {version or 'an older form'} and this rank's "
-                f"{_MAGIC.decode()}: install the same version on every host"
+                f"{MAGIC.decode()}: install the same version on every host"
             )
         if protection != str(self.protection):
-            raise _NotYet(
+            raise NotYet(
                 f"it is {protection} and this rank {self.protection}: every rank needs the same "
                 "FULLWIRE_KEY_FILE and FULLWIRE_ENCRYPT"
             )
@@ -115,21 +115,21 @@ class Meeting:
     def raise_if_failed(self, others: list[int]) -> None:
         """Raise the problem that one of these ranks left in this attempt instead of its address."""
         for other in others:
-            with contextlib.suppress(_NotYet):
+            with contextlib.suppress(NotYet):
                 said = _read(self.store, f"rank {other}")
                 if said.startswith(f"{_FAILED} {_attempt(self.store)} "):
                     raise TransportError(said.split(" ", 2)[2])
 
     def say_it_waits_for(self, other: int) -> None:
         """Leave the rank to blame in the store, for those who wait for this one."""
-        with contextlib.suppress(_NotYet):
+        with contextlib.suppress(NotYet):
             self.store.set(f"waits {self.rank}", f"{_attempt(self.store)} {other}")
 
     def why_not(self, other: int) -> str:
         """Return the reason why a rank has not come, if the store has one."""
         try:
             self.record(other)
-        except _NotYet as error:
+        except NotYet as error:
             return f" (rank {other}: {error})"
         awaited = _awaited(self.store, other)
         return f" (rank {other} waits for rank {awaited})" if awaited else ""
@@ -140,15 +140,15 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
     store, rank, size = meeting.store, meeting.rank, meeting.size
     until = time.monotonic() + timeout_s
     with contextlib.ExitStack() as opened:
-        listener = opened.enter_context(_listener(store))
+        listener = opened.enter_context(listening(store))
         host, port = listener.getsockname()[:2]
         if rank == 0:
             store.set("number", secrets.token_hex(_NONCE_BYTES))
-        protection = f"{meeting.protection}/{_MAGIC.decode()}"
-        store.set(f"rank {rank}", f"{host} {port} {_machine()} {protection}")
-        door = _Door(listener, meeting)
+        protection = f"{meeting.protection}/{MAGIC.decode()}"
+        store.set(f"rank {rank}", f"{host} {port} {machine()} {protection}")
+        door = Door(listener, meeting)
         opened.callback(door.close)
-        found: dict[int, _Trusted] = {}
+        found: dict[int, Trusted] = {}
         for other in range(rank):
             found[other] = _connected(meeting, other, door, until, is_current=other > 0)
             opened.callback(found[other].connection.close)
@@ -172,7 +172,7 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
         found |= door.trusted
         try:
             machines = [meeting.record(other)[2] for other in range(size)]
-        except _NotYet as error:  # a rank failed after it was met
+        except NotYet as error:  # a rank failed after it was met
             raise TransportError(str(error)) from None
         for each in found.values():
             each.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -197,7 +197,7 @@ def lack(error: BaseException) -> str:
 
 def leave_word(store: Any, rank: int, problem: str) -> None:
     """Write into the store why this rank does not come."""
-    with contextlib.suppress(_NotYet, RuntimeError, OSError):  # the store itself may be gone
+    with contextlib.suppress(NotYet, RuntimeError, OSError):  # the store itself may be gone
         until = time.monotonic() + _LONGEST_WAIT_FOR_NUMBER_S
         while not store.check(["number"]) and time.monotonic() < until:
             time.sleep(_RETRY_S)
@@ -218,7 +218,7 @@ def why_no_group(
         words = [str(error)]  # and the words of ranks that did not come, or that waited for one
         with contextlib.suppress(RuntimeError, OSError):  # the store is gone too
             for other in range(size):
-                with contextlib.suppress(_NotYet):
+                with contextlib.suppress(NotYet):
                     said = _read(store, f"rank {other}")
                     words += [said.split(" ", 2)[2]] if said.startswith(_FAILED) else []
                 awaited = _awaited(store, other)
@@ -229,14 +229,16 @@ def why_no_group(
 
 
 @dataclass(frozen=True)
-class _Trusted:
+class Trusted:
+    """A connection whose other end has proved the secret."""
+
     connection: socket.socket
     keys: tuple[bytes, bytes]  # for sending, and for receiving
 
 
 def _connected(
-    meeting: Meeting, other: int, door: _Door, until: float, *, is_current: bool
-) -> _Trusted:
+    meeting: Meeting, other: int, door: Door, until: float, *, is_current: bool
+) -> Trusted:
     """Connect to a rank, and answer ranks that connect here meanwhile.
 
     Once rank 0 has been met, the store's number is certainly of this attempt.
@@ -254,8 +256,8 @@ def _connected(
         try:
             host, port, _ = meeting.record(other)
             patience_s = min(_PATIENCE_S, max((until - time.monotonic()) / 4, 0.2))
-            return _introduced(host, port, meeting, other, patience_s)
-        except _NotYet as error:
+            return introduced(host, port, meeting, other, patience_s)
+        except NotYet as error:
             reason = str(error)
         except OSError as error:
             if lack(error):
@@ -265,12 +267,12 @@ def _connected(
     raise TransportError(f"rendezvous: rank {other} could not be reached: {reason}")
 
 
-def _introduced(host: str, port: int, meeting: Meeting, other: int, patience_s: float) -> _Trusted:
+def introduced(host: str, port: int, meeting: Meeting, other: int, patience_s: float) -> Trusted:
     """Connect, and prove the knowledge of the secret once the other end has proved it."""
     secret = meeting.secret()
     own = secrets.token_bytes(SECRET_BYTES)
     nonce, public = secrets.token_bytes(_NONCE_BYTES), _public(meeting, own)
-    hello = _HELLO.pack(_MAGIC, meeting.rank, other, nonce, public)
+    hello = _HELLO.pack(MAGIC, meeting.rank, other, nonce, public)
     with contextlib.ExitStack() as unless_trusted:
         connection = socket.socket(_family(host))
         unless_trusted.callback(connection.close)
@@ -281,12 +283,12 @@ def _introduced(host: str, port: int, meeting: Meeting, other: int, patience_s: 
         answer = _exactly(connection, _NONCE_BYTES + SECRET_BYTES + _PROOF_BYTES)
         said, proof = answer[:-_PROOF_BYTES], answer[-_PROOF_BYTES:]
         if not hmac.compare_digest(proof, _proof(secret, b"server", hello + said)):
-            raise _NotYet(f"{host}:{port} does not know the secret of this job")
+            raise NotYet(f"{host}:{port} does not know the secret of this job")
         connection.sendall(_proof(secret, b"client", hello + said))
         connection.setblocking(False)
         of_client, of_server = _session(meeting, secret, own, said[_NONCE_BYTES:], hello + said)
         unless_trusted.pop_all()
-    return _Trusted(connection, (of_client, of_server))
+    return Trusted(connection, (of_client, of_server))
 
 
 def _public(meeting: Meeting, own: bytes) -> bytes:
@@ -302,7 +304,7 @@ def _session(
     try:
         shared = _native.x25519_shared(own, other)
     except RuntimeError as error:
-        raise _NotYet(str(error)) from None
+        raise NotYet(str(error)) from None
     common = extracted(secret, shared + said)
     return expanded(common, b"client to server"), expanded(common, b"server to client")
 
@@ -312,7 +314,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     while len(received) < count:
         piece = connection.recv(count - len(received))
         if not piece:
-            raise _NotYet("it closed the connection")
+            raise NotYet("it closed the connection")
         received += piece
     return received
 
@@ -337,17 +339,21 @@ class _Guest:
 
 
 @dataclass
-class _Door:
+class Door:
     """The listening socket and its connections."""
 
     listener: socket.socket
     meeting: Meeting
-    trusted: dict[int, _Trusted] = field(default_factory=dict)
+    trusted: dict[int, Trusted] = field(default_factory=dict)
     strangers: int = 0
 
     def __post_init__(self) -> None:
         self._guests = selectors.DefaultSelector()
         self._guests.register(self.listener, selectors.EVENT_READ, None)
+
+    def fileno(self) -> int:
+        """Return what a selector of others waits on, until `answer` has something to do."""
+        return self._guests.fileno()
 
     def answer(self, wait_s: float) -> None:
         """Accept new connections, and read from those that have sent bytes."""
@@ -407,7 +413,7 @@ class _Door:
     def _greet(self, guest: _Guest, hello: bytes) -> None:
         meeting = self.meeting
         magic, guest.rank, looked_for, _, _ = _HELLO.unpack(hello)
-        is_plausible = magic == _MAGIC and looked_for == meeting.rank < guest.rank < meeting.size
+        is_plausible = magic == MAGIC and looked_for == meeting.rank < guest.rank < meeting.size
         if not is_plausible:
             return self._turn_away(guest)
         try:  # derived each time: an earlier number may be of an earlier attempt
@@ -418,7 +424,7 @@ class _Door:
             guest.until = time.monotonic() + _PATIENCE_S
             guest.expected = _proof(guest.secret, b"client", guest.said)
             guest.connection.send(answer + _proof(guest.secret, b"server", guest.said))
-        except (OSError, _NotYet):
+        except (OSError, NotYet):
             self._turn_away(guest)
         return None
 
@@ -430,13 +436,13 @@ class _Door:
             of_client, of_server = _session(
                 self.meeting, guest.secret, guest.own, other, guest.said
             )
-        except _NotYet:
+        except NotYet:
             return self._turn_away(guest)
         self._guests.unregister(guest.connection)
         known = self.trusted.pop(guest.rank, None)
         if known is not None:  # the rank began anew, and has given this connection up
             known.connection.close()
-        self.trusted[guest.rank] = _Trusted(guest.connection, (of_server, of_client))
+        self.trusted[guest.rank] = Trusted(guest.connection, (of_server, of_client))
         return None
 
     def _turn_away(self, guest: _Guest) -> None:
@@ -445,7 +451,7 @@ class _Door:
         guest.connection.close()
 
 
-class _NotYet(Exception):
+class NotYet(Exception):
     """Another rank has yet to do its part in this attempt."""
 
 
@@ -456,7 +462,7 @@ def _attempt(store: Any) -> str:
 
 def _awaited(store: Any, rank: int) -> str:
     """Return the rank that a rank of this attempt waits for, as far as it has said so."""
-    with contextlib.suppress(_NotYet):
+    with contextlib.suppress(NotYet):
         attempt, awaited = _read(store, f"waits {rank}").split()
         if attempt == _attempt(store):
             return awaited
@@ -465,11 +471,12 @@ def _awaited(store: Any, rank: int) -> str:
 
 def _read(store: Any, key: str) -> str:
     if not store.check([key]):  # `check` returns at once, so this rank still answers others
-        raise _NotYet(f"{key!r} is not in the store yet")
+        raise NotYet(f"{key!r} is not in the store yet")
     return bytes(store.get(key)).decode()
 
 
-def _listener(store: Any) -> socket.socket:
+def listening(store: Any) -> socket.socket:
+    """Listen at this rank's address, at a free port."""
     host = _own_address(store)
     listener = socket.create_server((host, 0), family=_family(host), backlog=_MOST_PENDING)
     listener.setblocking(False)
@@ -519,7 +526,7 @@ def interface_address(name: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _machine() -> str:
+def machine() -> str:
     """Return a name of the running kernel; ranks with the same one share its processors."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:

@@ -1,0 +1,68 @@
+"""A small elastic training that notes each committed step, and may end itself in a phase of one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fullwire
+
+SAMPLES, BATCH = 480, 48
+FOLDER, EPOCHS, PHASE = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+WORKER = os.environ["FULLWIRE_ELASTIC_WORKER"]
+ENDS_ITSELF = os.environ.get("ENDS", "1") == WORKER
+AT_STEP = 7
+
+
+def end_in(phase: str, job: fullwire.Job) -> None:
+    """End this process as a lost host would."""
+    if ENDS_ITSELF and phase == PHASE and job.step_number >= AT_STEP:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Train; the line of a step holds its parameters and this rank's samples."""
+    torch.set_num_threads(1)
+    torch.manual_seed(int(WORKER))  # each worker begins with other parameters
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 300), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(300, 1)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
+    dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    job = fullwire.elastic(model, optimizer, scheduler)
+    job.on_change(lambda rank, size: end_in("change", job))
+
+    def middle(_: Any) -> None:
+        end_in("backward", job)
+
+    model[0].weight.register_hook(middle)
+    lines = (FOLDER / f"steps of {WORKER}").open("w", buffering=1)
+    for given, wanted in job.batches(dataset, batch_size=BATCH, epochs=EPOCHS):
+        before = job.step_number
+        with job.step():
+            end_in("forward", job)
+            loss = torch.nn.functional.mse_loss(job.model(given), wanted)
+            optimizer.zero_grad()
+            loss.backward()
+            end_in("optimizer", job)
+            optimizer.step()
+            scheduler.step()
+        if job.step_number == before:
+            print(f"worker {WORKER} interrupted after {before}", flush=True)
+            continue
+        whole = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+        digest = hashlib.sha256(whole).hexdigest()
+        print(job.step_number, digest, job.rank, job.world_size, *job.samples, file=lines)
+        end_in("between", job)
+    print(f"worker {WORKER} done {job.step_number} {scheduler.get_last_lr()}", flush=True)
+
+
+main()

@@ -1,0 +1,219 @@
+"""Elastic training: a worker is killed in each phase of a step; every sample counts once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+import fullwire
+from fullwire.transport.elastic import share_of
+
+SCRIPT = Path(__file__).parent / "elastic_training.py"
+RUN = [sys.executable, "-m", "fullwire", "run", "--workers"]
+SAMPLES, BATCH = 480, 48
+
+
+def command(folder: Path, phase: str, *options: str, epochs: int = 3) -> list[str]:
+    return [*RUN, "3", *options, "--", sys.executable, str(SCRIPT), str(folder), str(epochs), phase]
+
+
+def played(
+    folder: Path, phase: str, *options: str, epochs: int = 3, **more: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, phase, *options, epochs=epochs),
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def check_steps(folder: Path, epochs: int = 3) -> dict[int, int]:
+    """Hold every noted step against the others; return the world size of each step."""
+    digests: dict[int, set[str]] = defaultdict(set)
+    sizes: dict[int, set[int]] = defaultdict(set)
+    ranks: dict[int, list[int]] = defaultdict(list)
+    steps_in_epoch = math.ceil(SAMPLES / BATCH)
+    orders = [
+        torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch)).tolist()
+        for epoch in range(epochs)
+    ]
+    for path in folder.glob("steps of *"):
+        steps = []
+        for line in path.read_text().splitlines():
+            number, digest, *others = line.split()
+            step, (rank, size, *samples) = int(number), map(int, others)
+            epoch, place = divmod(step - 1, steps_in_epoch)
+            whole = orders[epoch][place * BATCH : (place + 1) * BATCH]
+            assert samples == whole[share_of(len(whole), rank, size)]
+            digests[step].add(digest)
+            sizes[step].add(size)
+            ranks[step].append(rank)
+            steps.append(step)
+        assert steps == list(range(steps[0], steps[0] + len(steps))) if steps else True
+    assert sorted(digests) == list(range(1, epochs * steps_in_epoch + 1))
+    assert all(len(each) == 1 for each in digests.values()), "parameters differ after a step"
+    assert all(len(each) == 1 for each in sizes.values())
+    for each in ranks.values():
+        assert len(each) == len(set(each)), "two workers took the same part of a step"
+    return {step: next(iter(size)) for step, size in sizes.items()}
+
+
+@pytest.mark.parametrize("worker", ["0", "1"])
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "between"])
+def test_a_worker_is_killed_in_each_phase(tmp_path: Path, phase: str, worker: str) -> None:
+    job = played(tmp_path, phase, ENDS=worker)
+    assert job.returncode == 0, job.stderr
+    assert f"worker {worker} was ended by SIGKILL; 2 go on" in job.stderr
+    assert job.stdout.count("done 30") == 2
+    sizes = check_steps(tmp_path)
+    assert set(sizes.values()) == {2, 3}
+    assert sizes[7] == 3
+    assert sizes[9] == 2
+
+
+def test_a_lost_worker_is_replaced_and_gets_its_state_from_the_others(tmp_path: Path) -> None:
+    job = played(tmp_path, "forward", "--respawn", epochs=400)
+    assert job.returncode == 0, job.stderr
+    sizes = check_steps(tmp_path, epochs=400)
+    assert [sizes[step] for step in (7, 9, 4000)] == [3, 2, 3]
+    assert "worker 3 done 4000" in job.stdout
+
+
+def test_a_worker_is_killed_while_the_ranks_form_an_epoch(tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        command(tmp_path, "change", "--min", "1", epochs=60),
+        env=os.environ | {"ENDS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 60
+    noted = tmp_path / "steps of 0"
+    while not noted.exists() or len(noted.read_text().splitlines()) < 20:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.kill(_worker(running.pid, "2"), signal.SIGKILL)  # and worker 1 ends itself after that
+    output, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+    assert output.count("done 600") == 1
+    assert check_steps(tmp_path, epochs=60)[600] == 1
+
+
+def _worker(launcher: int, number: str) -> int:
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        if f"FULLWIRE_ELASTIC_WORKER={number}".encode() in environment:
+            return int(child)
+    raise AssertionError(f"no worker {number}")
+
+
+def test_too_few_workers_end_the_job_with_a_status_of_its_own(tmp_path: Path) -> None:
+    job = played(tmp_path, "forward", "--min", "3")
+    assert job.returncode == 4
+    assert "the job ended with fewer than --min 3 of 3 workers, after step 7" in job.stderr
+
+
+def test_a_job_alone_trains_as_a_plain_loop() -> None:
+    def model() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return torch.nn.Linear(4, 1)
+
+    data = torch.randn(10, 4)
+    ours, plain = model(), model()
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    job = fullwire.elastic(ours, optimizer)
+    seen: list[int] = []
+    for batch in job.batches(data, batch_size=4, shuffle=False):
+        with job.step():
+            optimizer.zero_grad()
+            ours(batch).square().mean().backward()
+            optimizer.step()
+        seen += job.samples
+    other = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for batch in data.split(4):
+        other.zero_grad()
+        plain(batch).square().mean().backward()
+        other.step()
+    assert seen == list(range(10))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True)
+    )
+
+
+def test_misuse_is_told() -> None:
+    ours = torch.nn.Linear(4, 1)
+    job = fullwire.elastic(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    with pytest.raises(fullwire.UsageError, match="expected one backward"), job.step():
+        pass
+    with pytest.raises(fullwire.UsageError, match=r"got 0 samples"):
+        next(job.batches([], batch_size=4))
+    with pytest.raises(fullwire.UsageError, match=r"with job.step"):
+        list(job.batches(torch.zeros(4, 4), batch_size=2))
+    with pytest.raises(fullwire.UsageError, match="inside"):
+        ours(torch.zeros(1, 4)).sum().backward()
+    with pytest.raises(fullwire.UsageError, match="state_dict"):
+        job.state({"counter": 3})
+
+
+@pytest.mark.parametrize(("count", "size"), [(48, 5), (7, 3), (2, 3), (0, 2)])
+def test_shares_divide_a_batch(count: int, size: int) -> None:
+    parts = [list(range(count))[share_of(count, rank, size)] for rank in range(size)]
+    assert list(itertools.chain(*parts)) == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_exit_status_signals_and_lines_of_workers() -> None:
+    lines = "import sys\nfor i in range(200): print('x' * 5000)"
+    job = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fullwire",
+            "run",
+            "--workers",
+            "3",
+            "--",
+            sys.executable,
+            "-c",
+            lines,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert job.returncode == 0
+    assert set(job.stdout.splitlines()) == {"x" * 5000}
+    assert len(job.stdout.splitlines()) == 600
+    running = subprocess.Popen(
+        [*RUN, "2", "--", "sh", "-c", "echo ready; exec sleep 100"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with running:
+        assert running.stdout is not None
+        assert [running.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 128 + signal.SIGTERM
+
+
+def test_workers_that_never_start_end_the_job() -> None:
+    job = subprocess.run(
+        [*RUN, "2", "--respawn", "--", "false"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert job.returncode == 4
+    assert job.stderr.count("another starts") == 2
