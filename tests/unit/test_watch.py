@@ -163,3 +163,87 @@ def test_a_process_that_is_no_training_is_refused_with_its_command() -> None:
         fw.watch(other.pid)
     with pytest.raises(fw.UsageError, match="expected words of a training job's command"):
         job_named("no such job anywhere")
+
+
+def test_a_process_that_has_ended_is_told_as_that() -> None:
+    other = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it stays in the table
+    with pytest.raises(fw.UsageError, match=f"watch {other.pid}: the process has ended"):
+        fw.watch(other.pid)
+    other.wait()
+
+
+def test_a_process_of_another_user_is_refused_with_both_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    with pytest.raises(
+        fw.UsageError, match=r"watch \d+: expected a process of 4000000, got one of \w+: "
+    ):
+        fw.watch(os.getpid())
+
+
+def test_a_job_that_ends_before_the_first_look_has_an_answer() -> None:
+    rank = RankHere(pid=2**22 + 1, rank=0, user="me", command="train", network=1, uses_gpu=False)
+    with Watcher(JobHere(ranks=(rank,), workers=1, is_guessed=True)) as watcher:
+        assert not watcher.watch(1)
+        found = _judged(watcher, None, 0.1, has_ended=True)
+    assert found.sentence == "The ranks neither computed nor sent."
+
+
+def test_one_rank_and_one_job_are_told_in_the_singular(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = {0: a_job(0.1, 0.2)[0]}
+    alone = a_watcher(looks, workers=1)
+    print_watched(_judged(alone, 1e9, 12.0, has_ended=False))
+    assert "Watched 1 rank of train for 12 s." in capsys.readouterr().out
+    print_watched(_judged(a_watcher(looks), 1e9, 12.0, has_ended=False))
+    assert "Watched 1 of 2 ranks of train" in capsys.readouterr().out
+    monkeypatch.setattr("fullwire.answers.watch.jobs_here", lambda: (alone.job,))
+    with pytest.raises(fw.UsageError, match="1 job runs here with other ones"):
+        job_named("other")
+    monkeypatch.setattr("fullwire.answers.watch.jobs_here", tuple)
+    with pytest.raises(fw.UsageError, match="no training job that you may watch runs here"):
+        job_named("other")
+
+
+def test_200_ranks_of_one_host_are_watched_within_seconds() -> None:
+    one = a_job(0.1, 0.2)[0]
+    begun_s = time.process_time()
+    found = _judged(a_watcher(dict.fromkeys(range(200), one), 200), 1e9, 12.0, has_ended=False)
+    assert found.explanation is not None
+    assert found.explanation.step_s == pytest.approx(0.3, rel=0.01)
+    assert time.process_time() - begun_s < 30
+
+
+def test_steps_whose_length_changes_are_found_by_their_bytes() -> None:
+    random = np.random.default_rng(3)
+    rows, at_s, computed_s, sent = [], 0.0, 0.0, 0.0
+    lengths_s = []
+    for step in range(60):
+        begun_s = at_s
+        for pause_s, bytes_ in ((0.1, 1e6), (0.04, 3e6), (0.04, 3e6)):
+            # A machine that others use too: each part takes up to twice its time.
+            quiet_s, send_s = pause_s * random.uniform(1, 2), bytes_ / 60e6 * random.uniform(1, 2)
+            for busy_s, speed in ((quiet_s, 0.0), (send_s, bytes_ / send_s)):
+                for _ in range(round(busy_s / LOOK_S)):
+                    rows.append((at_s, computed_s, sent))
+                    at_s += LOOK_S
+                    computed_s += LOOK_S if not speed else 0.0
+                    sent += speed * LOOK_S * send_s / (round(send_s / LOOK_S) * LOOK_S)
+        if step % 20 == 19:  # an evaluation
+            at_s += 2.0
+        lengths_s.append(at_s - begun_s)
+    looks: dict[int, list[tuple[float, ...]]] = {
+        rank: [(1e18 + at * 1e9, ran * 1e9, 0, 0, told, told, 0, 0) for at, ran, told in rows]
+        for rank in (0, 1)
+    }
+    found = _judged(a_watcher(looks), 1e9, at_s, has_ended=False)
+    assert found.run is not None
+    own = found.run.spans.rows((found.run.spans.name == "step") & (found.run.spans.rank == 0))
+    assert len(own.step) >= 56
+    assert np.median(own.end_ns - own.start_ns) / 1e9 == pytest.approx(
+        np.median(lengths_s), rel=0.03
+    )
+    assert found.confidence > 0.95

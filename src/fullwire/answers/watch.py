@@ -48,6 +48,15 @@ _FEWEST_STEPS = 8  # that must lie in what was seen
 _ALIKE = 0.35  # correlation of what was seen with itself one step later, to believe a step
 _AS_ALIKE = 0.8  # of the best correlation: the shortest such time is the step
 _SAME_WORK, _OFTEN = 0.25, 0.75  # so many steps carry the usual bytes, up to that share
+_QUIET = 0.05  # of the usual bytes: nothing flows
+_QUIET_BINS = 2  # a shorter pause may lie within one look
+_LONG_PAUSE = 4  # times the usual one: what is longer counts as that
+_SAME_BYTES = 0.03  # of a step's: as exactly as they are the same in each
+_CARRY_THE_SAME = 0.85  # of the steps, to believe what a step carries
+_BY_CHANCE = 0.5  # pauses that lie anywhere must not often be met
+_UNLIKE = 0.25  # more than the most alike, to prefer a shorter step
+_AS_OFTEN = 0.5  # as the most frequent distance of pauses
+_MOST_SIZES, _CELLS = 32, 1 << 14
 _FLOWS = 0.5  # of the usual rate while bytes flow: two looks hold a burst's end between them
 _ENOUGH = 40  # steps that make a sure answer
 _FIRST_ANSWER_S, _LATER = 4.0, 1.5  # the next answer comes after so many times the time so far
@@ -163,8 +172,13 @@ def job_named(words: str) -> int:
         pids = ", ".join(str(each.ranks[0].pid) for each in named)
         raise UsageError(f"watch --job {words}: {len(named)} jobs are named so; give one of {pids}")
     raise UsageError(
-        f"watch --job {words}: expected words of a training job's command, and {len(jobs)} jobs "
-        "run here with other ones; fullwire watch lists them"
+        f"watch --job {words}: expected words of a training job's command, and "
+        + (
+            f"{len(jobs)} job{' runs' if len(jobs) == 1 else 's run'} here with other ones; "
+            "fullwire watch lists them"
+            if jobs
+            else "no training job that you may watch runs here"
+        )
     )
 
 
@@ -214,10 +228,107 @@ def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, Finding | None]:
         signals = [part for part in (bytes_[first:], computing[first:]) if part.any()]
         if not signals:
             continue
-        edges, confidence = _repeated(signals)
+        edges, confidence = _same_bytes(bytes_[first:])
+        if len(edges) <= _FEWEST_STEPS:
+            edges, confidence = _repeated(signals)
         if len(edges) > _FEWEST_STEPS:
             return edges + first, confidence, None
     return none, 0.0, NoStep(fewest=_FEWEST_STEPS, watched_s=seen.bins * seen.bin_ns / 1e9)
+
+
+def _same_bytes(signal: Reals) -> tuple[NDArray[np.int64], float]:
+    """Return where steps begin that all carry the same bytes, and the share that do.
+
+    How long a step takes changes with what else the machine does, and how many bytes it carries
+    does not. So steps are looked for on an axis of bytes: the job is quiet after each whole number
+    of steps. Where many pauses lie so near each other that any bytes would fit, only the longer
+    ones are looked at.
+    """
+    none = np.empty(0, np.int64)
+    if not signal.any():
+        return none, 0.0
+    firsts, lasts = _stretches(signal < _QUIET * np.quantile(signal[signal > 0], 0.8))
+    inner = (firsts > 0) & (lasts - firsts >= _QUIET_BINS)
+    firsts, lengths = firsts[inner], (lasts - firsts)[inner].astype(float)
+    carried = np.concatenate([[0.0], np.cumsum(signal)])
+    found: list[tuple[float, float, NDArray[np.int64], float]] = []  # the last is unlikeness
+    while len(firsts) > _FEWEST_STEPS:
+        places = carried[firsts]
+        capped = np.minimum(lengths, _LONG_PAUSE * np.median(lengths))
+        for size in _sizes(places, capped):
+            starts, share = _walk(places, capped, size)
+            if len(starts) > _FEWEST_STEPS and share >= _CARRY_THE_SAME:
+                edges = np.searchsorted(carried, starts)
+                found.append((size, share, edges, _unlike(places, capped, size)))
+        if found:
+            least = min(unlike for *_, unlike in found)
+            size, share, edges, _ = min(
+                (one for one in found if one[3] <= least + _UNLIKE), key=lambda one: one[0]
+            )
+            return edges.astype(np.int64), share
+        longer = lengths > np.median(lengths)
+        firsts, lengths = firsts[longer], lengths[longer]
+    return none, 0.0
+
+
+def _sizes(places: Reals, lengths: Reals) -> list[float]:
+    """Return the bytes that often lie between two pauses; they may be a step's."""
+    cell = (places[-1] - places[0]) / _CELLS
+    if cell <= 0:
+        return []
+    axis = np.zeros(_CELLS + 1)
+    np.add.at(axis, ((places - places[0]) / cell).astype(int), lengths)
+    near = np.convolve(axis, np.ones(3), "same")  # a few bytes more or less are the same
+    spectrum = np.fft.rfft(near, 4 * _CELLS)
+    alike = np.fft.irfft(np.abs(spectrum) ** 2)[: _CELLS // _FEWEST_STEPS]
+    alike /= _CELLS - np.arange(len(alike))
+    peaks = [
+        lag for lag in range(3, len(alike) - 1) if alike[lag - 1] < alike[lag] >= alike[lag + 1]
+    ]
+    best = max((alike[lag] for lag in peaks), default=0.0)
+    often = [lag for lag in peaks if alike[lag] >= _AS_OFTEN * best]
+    density = len(places) / (places[-1] - places[0])
+    return [
+        lag * cell
+        for lag in often[:_MOST_SIZES]
+        if 2 * _SAME_BYTES * lag * cell * density < _BY_CHANCE
+    ]
+
+
+def _walk(places: Reals, lengths: Reals, size: float) -> tuple[list[float], float]:
+    """Go from pause to pause, a step's bytes each time; return those, and the share that was there.
+
+    It starts at that pause of the first two steps from which the longest pauses are met. Where no
+    pause was seen, the step ends after its bytes all the same.
+    """
+    best: tuple[float, list[float], float] = (0.0, [], 0.0)
+    for start in range(int(np.searchsorted(places, places[0] + 2 * size))):
+        at, step, met, missed = float(places[start]), size, 0.0, 0
+        starts = [at]
+        while (at := at + step) <= places[-1]:
+            low, high = np.searchsorted(places, [at - _SAME_BYTES * step, at + _SAME_BYTES * step])
+            if low == high:
+                missed += 1
+            else:
+                pause = int(low + np.argmax(lengths[low:high]))
+                at, met = float(places[pause]), met + float(lengths[pause])
+                # What a step carries was known to a cell only.
+                step += (at - starts[-1] - step) / min(len(starts) + 1, 20)
+            starts.append(at)
+        if met > best[0]:
+            best = met, starts, 1 - missed / max(len(starts) - 1, 1)
+    return best[1], best[2]
+
+
+def _unlike(places: Reals, lengths: Reals, size: float) -> float:
+    """Return how unlike the pauses are that lie some bytes apart, as a mean of logarithms."""
+    at = np.clip(np.searchsorted(places, places + size), 1, len(places) - 1)
+    at -= abs(places[at - 1] - places - size) < abs(places[at] - places - size)
+    near = abs(places[at] - places - size) <= _SAME_BYTES * size
+    if not near.any():
+        return np.inf
+    one, other = lengths[near], lengths[at[near]]
+    return float(np.average(abs(np.log(one / other)), weights=np.maximum(one, other)))
 
 
 def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:

@@ -72,6 +72,8 @@ def watch(
     )
     if is_shown:
         sys.stderr.write("\r\x1b[K")
+    if out is not None and result.run is None:
+        typer.echo(f"{out} was not written: no steps were found that a run could have", err=True)
     if json:
         print_json(watched_object(result))
     else:
@@ -97,7 +99,8 @@ def _list_jobs(*, json: bool) -> None:
         return
     for row in rows:
         typer.echo(
-            f"{row['pid']:>8}  {row['user']}  {len(row['ranks'])} of {row['workers']} ranks  "
+            f"{row['pid']:>8}  {row['user']}  {len(row['ranks'])} of {row['workers']} "
+            f"rank{'' if row['workers'] == 1 else 's'}  "
             f"{visible(row['command'])}"
         )
     if not rows:

@@ -19,7 +19,10 @@ class NoStep(Finding):
 class OnOtherHosts(Finding):
     """A watcher sees the ranks of its own host alone."""
 
-    template = "{missing:,} of {workers:,} ranks run on other hosts and were not watched"
+    template = (
+        "{missing:,} of {workers:,} ranks {missing:runs|run} on other hosts and "
+        "{missing:was|were} not watched"
+    )
 
     missing: int
     workers: int

@@ -49,13 +49,16 @@ def jobs_here() -> tuple[JobHere, ...]:
 def job_of(pid: int) -> JobHere:
     """Find the job of a process: of a rank, or of the launcher above its ranks."""
     try:
-        owner = os.stat(f"/proc/{pid}").st_uid
+        owner, has_ended = os.stat(f"/proc/{pid}").st_uid, _has_ended(pid)
     except OSError:
         raise UsageError(f"watch: expected the id of a running process, got {pid}") from None
     if os.geteuid() not in (0, owner):
         raise UsageError(
-            f"watch {pid}: the process belongs to {_user(owner)}; watch it as that user or as root"
+            f"watch {pid}: expected a process of {_user(os.geteuid())}, got one of {_user(owner)}: "
+            "the kernel shows its environment and its files to that user and to root alone"
         )
+    if has_ended:
+        raise UsageError(f"watch {pid}: the process has ended; its parent has not yet seen that")
     if not os.access(f"/proc/{pid}/environ", os.R_OK) or not os.access(f"/proc/{pid}/fd", os.X_OK):
         raise UsageError(
             f"watch {pid}: the kernel hides this process; run as root, or with CAP_SYS_PTRACE in "
@@ -160,6 +163,11 @@ def _processes() -> dict[int, dict[str, str]]:
             with contextlib.suppress(OSError):
                 found[int(name)] = _environment(int(name))
     return found
+
+
+def _has_ended(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
 def _has_torch(pid: int) -> bool:

@@ -108,10 +108,11 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
 def print_watched(result: Watched, name: str | None = None, *, is_full: bool = False) -> None:
     """Print what was seen of a running job: the answer, its account with ranges, what is open."""
     job, found = result.job, result.explanation
-    here = f"{len(job.ranks)} of {job.workers}" if len(job.ranks) < job.workers else job.workers
+    ranks = f"{job.workers:,} rank{'' if job.workers == 1 else 's'}"
+    here = f"{len(job.ranks)} of {ranks}" if len(job.ranks) < job.workers else ranks
     say_flush(result.sentence)
     say_flush(
-        f"Watched {here} ranks of {job.ranks[0].command} for {show_time(result.seconds)}"
+        f"Watched {here} of {job.ranks[0].command} for {show_time(result.seconds)}"
         f"{', until it ended' if result.has_ended else ''}. "
         + (
             ""
