@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.search import NEAR
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import Cluster, one_switch
+from fullwire.clusters.cluster import Cluster, LeafSpine, one_switch
+from fullwire.clusters.description import as_toml, described
 from fullwire.collectives.closed_form import cost
 from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.plan import plan_on
@@ -32,6 +33,7 @@ from fullwire.collectives.tuning import (
     ranges,
     tuned,
 )
+from fullwire.errors import UsageError
 from fullwire.findings.collective import by_size
 from fullwire.words import sentence
 from tests.builders import a_run
@@ -58,6 +60,35 @@ def test_nothing_applicable_is_cheaper_than_what_is_chosen(
             cluster.nics.rate_bps, cluster.nics.latency_s
         )
         assert found.time_s <= float(time_s)
+
+
+def test_auto_tries_switches_that_add_where_the_description_has_them() -> None:
+    plain = described(TWO_TO_ONE.read_text(), "two-to-one")
+    network = plain.network
+    assert isinstance(network, LeafSpine)
+    adding = replace(plain, network=replace(network, adds=True))
+    assert described(as_toml(adding), "printed") == adding
+    assert set(open_to("allreduce", adding)) == {*open_to("allreduce", plain), "in-network"}
+    assert "in-network" not in open_to("allreduce", adding, in_order=False)
+    for size in ("64KiB", "16MiB"):
+        found, without = (
+            fw.collective("allreduce", bytes=size, cluster=each, algorithm="auto")
+            for each in (adding, plain)
+        )
+        assert found.algorithm == "in-network"
+        assert found.time_s < 0.7 * without.time_s
+    steps_s = [
+        float(
+            fw.whatif("vgg16@v100", cluster=each, algorithm="auto", buckets="ddp:1MiB")["step_s"][0]
+        )
+        for each in (adding, plain)
+    ]
+    assert steps_s[0] < steps_s[1]
+    by_name = fw.whatif("vgg16@v100", cluster=adding, algorithm="in-network", buckets="ddp:1MiB")
+    assert len(by_name.suspicions) == 1  # switches add what is cabled to them, so not scattered
+    torn = TWO_TO_ONE.read_text().replace('kind = "fat-tree"', 'kind = "fat-tree"\nadds = 1')
+    with pytest.raises(UsageError, match=r"network\.adds: expected true or false, got 1"):
+        described(torn, "torn")
 
 
 @given(st.sampled_from(OPS), st.integers(1, 70))

@@ -145,7 +145,7 @@ class _Asked:
     def quickest(self) -> CollectiveTime:
         """Time the collective by all algorithms that can be used here, and return the quickest."""
         op, where, adds, order = self.op, self.where, self.how["adds"], self.how["order"]
-        tried = open_to(op, where, self.how["workers"])
+        tried = open_to(op, where, self.how["workers"], in_order=order is None)
         if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
             tuning = tuned(around_a_switch(op, where, adds))
         else:
@@ -155,11 +155,12 @@ class _Asked:
         return quickest_time(tried, self.in_best_chunks, tuning)
 
     def in_best_chunks(self, name: str) -> CollectiveTime:
-        """Time an algorithm, with phases of a hierarchy side by side where that is quicker."""
+        """Time an algorithm, with its phases side by side where that is quicker."""
         cuts = [
             cut
             for cut in self.cuts
-            if name.startswith("hierarchical") and self.size_bytes >= cut * _LEAST_CHUNK_BYTES
+            if name.startswith(("hierarchical", "in-network"))
+            and self.size_bytes >= cut * _LEAST_CHUNK_BYTES
         ]
         return min((self.timed(name, cut) for cut in (None, *cuts)), key=lambda each: each.time_s)
 

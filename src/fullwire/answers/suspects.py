@@ -29,6 +29,7 @@ from fullwire.clusters.cluster import (
     Torus,
     with_workers,
 )
+from fullwire.collectives.registry import known
 from fullwire.collectives.tuning import AUTO
 from fullwire.findings.predictions import WORTH_BLAMING, Suspect, Suspicion
 from fullwire.simulation.grid import Grid, Subject, tried
@@ -60,7 +61,9 @@ def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]
         grid, workers=(max(grid.workers),), **{name: getattr(grid, name)[:1] for name in axes}
     )
     placements = [grid.is_scattered]
-    if not grid.is_scattered and _leaves(grid.cluster, point.workers[0]):
+    ways = known("allreduce")
+    is_cabled = any(name != AUTO and ways[name].switches_add for name in point.algorithms)
+    if not grid.is_scattered and not is_cabled and _leaves(grid.cluster, point.workers[0]):
         placements.append(True)
     return tuple(
         _suspicion(subject, replace(point, is_scattered=is_scattered))

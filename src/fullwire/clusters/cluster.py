@@ -97,7 +97,8 @@ class LeafSpine:
     The uplinks of a leaf have the rate of its ports, divided by the oversubscription. With
     `leaves_per_pod`, so many leaves are a pod, and each pod has a spine. The spine's uplinks to the
     core have the rate of its leaves' uplinks, divided by the core's oversubscription. The way
-    through the core adds the latency once more.
+    through the core adds the latency once more. Switches that are known to add up values while
+    they pass have `adds`.
     """
 
     nodes_per_leaf: int
@@ -106,6 +107,7 @@ class LeafSpine:
     latency_s: float = 0.0
     leaves_per_pod: int | None = None
     core_oversubscription: float = 1.0
+    adds: bool = False
 
     def __post_init__(self) -> None:
         _check_count("network.nodes_per_leaf", self.nodes_per_leaf)

@@ -25,6 +25,7 @@
     latency = "1us"               # added by the way through the spine
     leaves_per_pod = 4            # each pod has a spine, and pods reach each other through a core
     core_oversubscription = "4:1"
+    adds = true                   # its switches add (SHARP): then `auto` tries in-network as well
 
     [[hosts]]                     # a node that differs
     node = 3
@@ -107,6 +108,7 @@ _LEAF_KEYS = (
     "latency",
     "leaves_per_pod",
     "core_oversubscription",
+    "adds",
 )
 _NETWORK_KEYS: Mapping[str, Sequence[str]] = {
     "switch": ("kind",),
@@ -188,6 +190,7 @@ def _network(table: _Table | None) -> Network:
         latency_s=table.time("latency"),
         leaves_per_pod=table.count("leaves_per_pod") if "leaves_per_pod" in table.held else None,
         core_oversubscription=table.oversubscription("core_oversubscription"),
+        adds=table.flag("adds"),
     )
 
 
@@ -295,6 +298,13 @@ class _Table:
             raise UsageError(f"{self._what(key)}: expected a number, got {shown(value)}")
         return ratio(value, self._what(key))
 
+    def flag(self, key: str) -> bool:
+        """Return true or false; false if it is missing."""
+        value = self.held.get(key, False)
+        if not isinstance(value, bool):
+            raise UsageError(f"{self._what(key)}: expected true or false, got {shown(value)}")
+        return value
+
     def rate(self, key: str) -> float:
         """Return a rate that carries its unit."""
         return bits_per_second(self._quantity(key, None, '"100Gbps"'), self._what(key))
@@ -374,6 +384,8 @@ def as_toml(cluster: Cluster) -> str:
         if network.leaves_per_pod is not None:
             lines.append(f"leaves_per_pod = {network.leaves_per_pod}")
             lines.append(f'core_oversubscription = "{_ratio(network.core_oversubscription)}"')
+        if network.adds:
+            lines.append("adds = true")
     for host in cluster.other_hosts:
         rate = _printed(host.nic_rate_bps, _RATES)
         lines += ["", "[[hosts]]", f"node = {host.node}", f'nic_rate = "{rate}"']

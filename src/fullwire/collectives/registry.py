@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.cluster import Cluster, LeafSpine
 from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.collectives.stages import Layout, Stated
 from fullwire.errors import UsageError
@@ -79,7 +79,11 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """A way to carry out collectives. One that is `by_name_only` is never chosen by `auto`."""
+    """A way to carry out collectives.
+
+    One that is `by_name_only` is never chosen by `auto`. One with `switches_add` is chosen only
+    where the description says that the network's switches add.
+    """
 
     name: str
     label: str
@@ -87,11 +91,17 @@ class Algorithm:
     ops: Mapping[str, Statement]
     fits: Fits = anywhere
     by_name_only: bool = False
+    switches_add: bool = False
 
     @property
     def key(self) -> str:
         """Return the name that people ask for."""
         return self.name
+
+    def is_open(self, cluster: Cluster) -> bool:
+        """Say whether `auto` may choose it on a cluster."""
+        can_add = isinstance(cluster.network, LeafSpine) and cluster.network.adds
+        return not self.by_name_only and (can_add or not self.switches_add)
 
 
 ALGORITHMS = Registry(Algorithm, "fullwire.collectives.algorithms", name="ALGORITHM")
@@ -127,14 +137,19 @@ def of_one_switch(op: str) -> tuple[str, ...]:
     return tuple(name for name in with_formula(op) if not known(op)[name].by_name_only)
 
 
-def open_to(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str, ...]:
+def open_to(
+    op: str, cluster: Cluster, workers: int | None = None, *, in_order: bool = True
+) -> tuple[str, ...]:
     """List the algorithms that fit and that `auto` may choose.
 
+    Switches add only where ranks are on the devices `in_order`.
     Around one switch they are those with a formula, if there are any. There the others are the
     same, or take longer.
     """
     candidates = [
-        name for name in fitting(op, cluster, workers) if not known(op)[name].by_name_only
+        name
+        for name in fitting(op, cluster, workers)
+        if known(op)[name].is_open(cluster) and (in_order or not known(op)[name].switches_add)
     ]
     of_switch = [name for name in candidates if name in of_one_switch(op)]
     return tuple(of_switch if cluster.is_flat and of_switch else candidates)

@@ -97,7 +97,8 @@ def network_words(network: Network) -> str:
     core = ""
     if network.leaves_per_pod is not None:
         core = f", {network.leaves_per_pod} leaves a pod, {network.core_oversubscription:g}:1"
-    return f"{kind}, {nodes} a leaf, {network.oversubscription:g}:1{core}"
+    adds = ", switches that add" if network.adds else ""
+    return f"{kind}, {nodes} a leaf, {network.oversubscription:g}:1{core}{adds}"
 
 
 def drawing(cluster: Cluster) -> Iterator[str]:

@@ -214,7 +214,12 @@ def tried(grid: Grid) -> tuple[str, ...]:
     if not all(isinstance(transport, FullTransport) for transport in grid.transports):
         return usual  # other transports are only known for these
     fits = [
-        open_to("allreduce", with_workers(grid.cluster, workers), workers)
+        open_to(
+            "allreduce",
+            with_workers(grid.cluster, workers),
+            workers,
+            in_order=not grid.is_scattered,
+        )
         for workers in grid.workers
     ]
     return tuple(name for name in fits[0] if all(name in others for others in fits))

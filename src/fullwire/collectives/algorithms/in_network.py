@@ -46,5 +46,5 @@ ALGORITHM = Algorithm(
         "broadcast": Statement(states=by_first_devices(_over_switches)),
     },
     fits=_has_one_spine,
-    by_name_only=True,  # not every switch adds
+    switches_add=True,
 )
