@@ -222,21 +222,31 @@ def test_ranks_that_take_turns_on_a_processor_are_contention_in_probe_steps_too(
     [(0.050, 0.0, 0.060), (0.080, 0.0, 0.080), (0.080, 0.049, 0.065), (0.120, 0.0, 0.090)],
     ids=["less than the rest", "more than the rest", "some of it before", "more than computing"],
 )
+@pytest.mark.parametrize("reads", [False, True])
 def test_computing_takes_no_less_than_its_thread_ran(
-    ran_s: float, before_forward_s: float, expected_s: float
+    reads: bool, ran_s: float, before_forward_s: float, expected_s: float
 ) -> None:
     """Some of the wait is outside of computing: without it, T1 of four ranks was 18 % short."""
-    host_s = 0.034  # of the job's step: its thread runs there, too
+    outside_s = 0.034  # of the job's step: its thread runs there, too
+    job = a_trained_job()
+    if reads:  # a loader without workers reads in the program's thread
+        reading = job.spans.rows(job.spans.name == "optimizer")
+        waits = {"lane": "input", "name": "wait"}
+        words = {name: np.full(len(reading), word, object) for name, word in waits.items()}
+        begin_ns, end_ns = (reading.start_ns - 1_000_000 * ms for ms in (29, 9))
+        reading = dataclasses.replace(reading, start_ns=begin_ns, end_ns=end_ns, **words)
+        job = dataclasses.replace(job, spans=Spans.joined([job.spans, reading]))
     run = probed(
-        a_trained_job(),
+        job,
         0.9 * COMPUTES_MS,
         probe_run_delay_s=by_rank(0.030),
-        probe_compute_s=by_rank(ran_s + host_s),
+        probe_compute_s=by_rank(ran_s + outside_s),
         before_forward_processor_s=by_rank(before_forward_s),
     )
     found = fw.explain(run)
-    assert found.account["host"] == pytest.approx(host_s)
-    assert found.baseline_step_s - host_s == pytest.approx(expected_s)
+    assert found.account["input"] == pytest.approx(0.020 * reads)
+    assert found.account["input"] + found.account["host"] == pytest.approx(outside_s)
+    assert found.baseline_step_s - outside_s == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.030])

@@ -197,7 +197,8 @@ def account(
         run,
         [told.rank for told in ranks],
         [told.apart_ns for told in ranks],
-        *(list(first[:, is_typical, part]) for part in (Part.COMPUTE, Part.HOST)),
+        list(first[:, is_typical, Part.COMPUTE]),
+        list(first[:, is_typical][:, :, (Part.CODEC, Part.INPUT, Part.HOST)].sum(axis=2)),
     )
     crowded_ns = (first[:, :, Part.COMPUTE] * crowding.shares[:, None]).astype(np.int64)
     first[:, :, Part.COMPUTE] -= crowded_ns

@@ -3,8 +3,8 @@
 In a probe step communication waits until computing is done, so computing there runs at full speed.
 Ranks that share a processor still take turns. So the time in which the computing thread was ready
 and waited for a processor comes off. Some of that wait may lie outside of computing. So computing
-is never taken to be shorter than the time for which the thread ran without its sums and without
-the host's part.
+is never taken to be shorter than the time for which the thread ran without its sums, its input, its
+packing and the host's part.
 
 A run without probe steps uses run delay: how long a computing thread was ready to run and waited
 for a processor. Computing has the same share of it as of the time in which the thread was ready. It
@@ -71,12 +71,12 @@ def crowding_of(
     ranks: Sequence[int],
     apart_ns: Sequence[Whole],
     computed_ns: Sequence[Whole],
-    host_ns: Sequence[Whole],
+    outside_ns: Sequence[Whole],
 ) -> Crowding:
     """Return the share of contention in computing, from probe steps or else from run delay.
 
     `apart_ns` has each rank's computing in each probe step, and `computed_ns` in each usual step.
-    `host_ns` is the host's part of each usual step.
+    In each usual step, `outside_ns` is the time in which the program packs, reads, or does else.
     """
     none = np.zeros(len(ranks))
     facts = run.facts
@@ -90,9 +90,9 @@ def crowding_of(
         wall_ns = np.array([float(np.median(each)) for each in apart_ns])
         delay_ns = _by_rank_ns(facts.probe_run_delay_s, ranks)
         # The thread's own work in a probe step, without its sums and without what is no computing.
-        outside_ns = np.array([np.median(each) for each in host_ns])
-        outside_ns = np.maximum(outside_ns, _by_rank_ns(facts.before_forward_processor_s, ranks))
-        ran_ns = _by_rank_ns(facts.probe_compute_s, ranks) - outside_ns
+        apart_from_ns = np.array([np.median(each) for each in outside_ns])
+        before_ns = _by_rank_ns(facts.before_forward_processor_s, ranks)
+        ran_ns = _by_rank_ns(facts.probe_compute_s, ranks) - np.maximum(apart_from_ns, before_ns)
         undelayed_ns = np.maximum(wall_ns - delay_ns, ran_ns) + (1 - _own_share(run)) * delay_ns
         undelayed_ns = np.minimum(undelayed_ns, wall_ns)
         alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)
