@@ -25,6 +25,7 @@ import numpy as np
 import fullwire as fw
 from fullwire.answers.watched import Watched
 from fullwire.recorder.jobs_here import jobs_here
+from fullwire.run.usual import usual_steps
 from validation import arguments, results
 
 SECONDS = 30.0
@@ -129,11 +130,12 @@ def first_rank(folder: Path) -> int:
 
 
 def own_step_s(folder: Path, first_ns: int, last_ns: int) -> float:
-    """Return the mean step that the job itself saw in some time, without its long pauses."""
+    """Return the step that the job itself saw in some time, by the rule of `explain`."""
     lines = (folder / "steps-0").read_text().splitlines()
-    begun = np.array([int(line.split()[0]) for line in lines])
-    lengths = np.diff(begun)[(begun[:-1] >= first_ns) & (begun[1:] <= last_ns)] / 1e9
-    return float(lengths[lengths < 1.5 * np.median(lengths)].mean()) if len(lengths) else np.nan
+    begun_ns = np.array([int(line.split()[0]) for line in lines])
+    first, last = (int(np.argmin(abs(begun_ns - each))) for each in (first_ns, last_ns))
+    lengths_ns = np.diff(begun_ns[first : last + 1])
+    return float(lengths_ns[usual_steps(lengths_ns)].mean()) / 1e9
 
 
 def transfer_s(account: Mapping[str, float]) -> float:

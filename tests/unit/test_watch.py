@@ -247,3 +247,39 @@ def test_steps_whose_length_changes_are_found_by_their_bytes() -> None:
         np.median(lengths_s), rel=0.03
     )
     assert found.confidence > 0.95
+
+
+def test_layers_that_are_nearly_alike_are_not_taken_for_steps() -> None:
+    random = np.random.default_rng(5)
+    rates: list[float] = []
+    for _ in range(40):
+        for layer in range(8):  # bytes never stop, so that only time tells
+            rates += [1.0] * 3 + [0.2] * (3 if layer < 7 else 4)
+    sent = np.cumsum(np.array(rates) * 1e6 * random.uniform(0.9, 1.1, len(rates)))
+    looks: dict[int, list[tuple[float, ...]]] = {
+        rank: [(1e18 + at * 1e7, 0, 0, 0, told, told, 0, 0) for at, told in enumerate(sent)]
+        for rank in (0, 1)
+    }
+    found = _judged(a_watcher(looks), 1e9, len(rates) / 100, has_ended=False)
+    if found.explanation is not None:
+        assert found.explanation.step_s == pytest.approx(0.49, rel=0.05)
+
+
+def test_short_steps_whose_pauses_are_often_missed_keep_their_length() -> None:
+    random = np.random.default_rng(7)
+    rows, at_s, sent = [], 0.0, 0.0
+    for _ in range(200):
+        pause_s = random.choice([0.005, 0.03, 0.04])
+        rows.append((at_s + 0.015, sent))
+        rows.append((at_s + 0.015 + pause_s, sent))
+        at_s, sent = at_s + 0.03 + pause_s, sent + 1e6
+        rows.append((at_s, sent))
+    at = np.arange(0, at_s, 0.018)
+    told = np.interp(at, *np.array(rows).T)
+    looks: dict[int, list[tuple[float, ...]]] = {
+        rank: [(1e18 + s * 1e9, 0, 0, 0, b, b, 0, 0) for s, b in zip(at, told, strict=True)]
+        for rank in (0, 1)
+    }
+    found = _judged(a_watcher(looks), 1e9, at_s, has_ended=False)
+    assert found.explanation is not None
+    assert len(found.explanation.detail.steps) == pytest.approx(200, abs=4)

@@ -45,14 +45,17 @@ _RUNS = 0.5  # of a bin, for a rank that computes in it
 _LOOK_BINS = 3  # between two looks there are two bins at most
 _FIRST_BYTES = 4096  # in a bin; less is the launcher's own talk
 _FEWEST_STEPS = 8  # that must lie in what was seen
-_ALIKE = 0.35  # correlation of what was seen with itself one step later, to believe a step
-_AS_ALIKE = 0.8  # of the best correlation: the shortest such time is the step
+_ALIKE = 0.5  # correlation of what was seen with itself one step later, to believe a step
+# Of the best correlation: the shortest such time is the step. The layers of FSDP are nearly as like
+# each other as its steps are.
+_AS_ALIKE = 0.95
 _SAME_WORK, _OFTEN = 0.25, 0.75  # so many steps carry the usual bytes, up to that share
 _QUIET = 0.05  # of the usual bytes: nothing flows
 _QUIET_BINS = 2  # a shorter pause may lie within one look
 _LONG_PAUSE = 4  # times the usual one: what is longer counts as that
 _SAME_BYTES = 0.03  # of a step's: as exactly as they are the same in each
 _CARRY_THE_SAME = 0.85  # of the steps, to believe what a step carries
+_SEEN_TO, _MET = 0.6, 0.85  # or of the steps and of the pauses: looks miss short pauses
 _BY_CHANCE = 0.5  # pauses that lie anywhere must not often be met
 _UNLIKE = 0.25  # more than the most alike, to prefer a shorter step
 _AS_OFTEN = 0.5  # as the most frequent distance of pauses
@@ -256,8 +259,9 @@ def _same_bytes(signal: Reals) -> tuple[NDArray[np.int64], float]:
         places = carried[firsts]
         capped = np.minimum(lengths, _LONG_PAUSE * np.median(lengths))
         for size in _sizes(places, capped):
-            starts, share = _walk(places, capped, size)
-            if len(starts) > _FEWEST_STEPS and share >= _CARRY_THE_SAME:
+            starts, share, of_pauses = _walk(places, capped, size)
+            is_step = share >= _CARRY_THE_SAME or min(share / _SEEN_TO, of_pauses / _MET) >= 1
+            if len(starts) > _FEWEST_STEPS and is_step:
                 edges = np.searchsorted(carried, starts)
                 found.append((size, share, edges, _unlike(places, capped, size)))
         if found:
@@ -295,13 +299,14 @@ def _sizes(places: Reals, lengths: Reals) -> list[float]:
     ]
 
 
-def _walk(places: Reals, lengths: Reals, size: float) -> tuple[list[float], float]:
-    """Go from pause to pause, a step's bytes each time; return those, and the share that was there.
+def _walk(places: Reals, lengths: Reals, size: float) -> tuple[list[float], float, float]:
+    """Go from pause to pause, a step's bytes each time; return the bytes at which steps begin.
 
+    The share of steps that began with a pause follows, and the share of pauses that began a step.
     It starts at that pause of the first two steps from which the longest pauses are met. Where no
     pause was seen, the step ends after its bytes all the same.
     """
-    best: tuple[float, list[float], float] = (0.0, [], 0.0)
+    best: tuple[float, list[float], int] = (0.0, [0.0], 0)
     for start in range(int(np.searchsorted(places, places[0] + 2 * size))):
         at, step, met, missed = float(places[start]), size, 0.0, 0
         starts = [at]
@@ -316,8 +321,10 @@ def _walk(places: Reals, lengths: Reals, size: float) -> tuple[list[float], floa
                 step += (at - starts[-1] - step) / min(len(starts) + 1, 20)
             starts.append(at)
         if met > best[0]:
-            best = met, starts, 1 - missed / max(len(starts) - 1, 1)
-    return best[1], best[2]
+            best = met, starts, missed
+    _, starts, missed = best
+    seen = len(starts) - missed
+    return starts, 1 - missed / max(len(starts) - 1, 1), seen / len(places)
 
 
 def _unlike(places: Reals, lengths: Reals, size: float) -> float:
