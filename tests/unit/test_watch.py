@@ -107,6 +107,27 @@ def test_a_job_that_sends_nothing_any_more_is_stuck() -> None:
     assert watched_object(found)["stuck"]["waiting"] == sorted(looks)
 
 
+def test_ranks_that_get_no_processor_are_not_stuck() -> None:
+    looks = a_job(0.1, 0.2, ends_s=15.0)
+    starved = {}
+    for rank, rows in looks.items():
+        table = np.array(rows)
+        late_ns = np.maximum(table[:, 0] - table[-1500, 0], 0)
+        table[:, 1] += 0.15 * late_ns
+        table[:, 2] += 0.8 * late_ns  # it evaluates beside many others
+        starved[rank] = [tuple(row) for row in table]
+    assert _judged(a_watcher(starved), 1e9, 27.0, has_ended=False).stuck is None
+
+
+def test_a_machine_that_stood_still_is_no_sign_of_a_stuck_job() -> None:
+    looks = a_job(0.1, 0.2, ends_s=3.0)
+    frozen = {
+        rank: [*rows[:-100], *((row[0] + 60e9, *row[1:]) for row in rows[-100:])]
+        for rank, rows in looks.items()
+    }
+    assert _judged(a_watcher(frozen), 1e9, 75.0, has_ended=False).stuck is None
+
+
 LOCK, READ = Waits("S", "futex_wait_queue"), Waits("S", "pipe_read")
 
 

@@ -33,7 +33,8 @@ from fullwire.words import sentences
 STUCK_AFTER_S = 10.0
 _STUCK_STEPS = 10  # a job is stuck after so many steps without bytes, too
 _STUCK_BYTES = 4096  # a second and rank; less is heartbeats
-_BUSY = 0.2  # of a processor: a rank computes
+_BUSY = 0.2  # of a processor: a rank computes, or would with one
+_LOOKED_S = 1.0  # between two looks, longer gaps tell nothing
 _TRANSFER = {"line_rate", "latency", "transport"}
 # The parts that a verdict may blame. The second ones all look idle from outside.
 _BLAMED = ("line_rate", "transport", "straggler", "input", "host")
@@ -148,7 +149,8 @@ def stuck_in(watcher: Watcher, step_s: float | None) -> Stuck | None:
     """Return who waits for whom, if the job's connections carry nothing for too long.
 
     Connections say when they last carried anything, so this holds for a hang that is older than
-    the watch. Ranks that all compute alike evaluate, or load: they are not stuck.
+    the watch. Ranks that all compute alike evaluate, or load: they are not stuck, nor are those
+    that wait for a processor.
     """
     after_s = max(STUCK_AFTER_S, _STUCK_STEPS * (step_s or 0.0))
     since_s, busy = np.inf, {}
@@ -159,12 +161,16 @@ def stuck_in(watcher: Watcher, step_s: float | None) -> Stuck | None:
         now_s = table[-1, 0] / 1e9
         carried = table[:, 4] + table[:, 5]
         moved = np.flatnonzero(carried[-1] - carried > _STUCK_BYTES)
-        # quiet since the last bytes that were seen, or since the kernel last saw any
-        quiet_s = now_s - table[moved[-1] + 1, 0] / 1e9 if len(moved) else table[-1, 7]
+        # Quiet since the last bytes that were seen, or since the kernel last saw any. Where we had
+        # no processor ourselves, or the machine stood still, the ranks had none either.
+        between_s = np.diff(table[moved[-1] + 1 :, 0]) / 1e9 if len(moved) else np.zeros(0)
+        quiet_s = np.minimum(between_s, _LOOKED_S).sum() if len(moved) else table[-1, 7]
         since_s = min(since_s, quiet_s)
         latest = table[table[:, 0] > (now_s - 2) * 1e9]
         spent_s = (latest[-1, 0] - latest[0, 0]) / 1e9
-        busy[rank] = (latest[-1, 1] - latest[0, 1]) / 1e9 / spent_s if spent_s > 0 else 0.0
+        # A thread that is ready and has no processor would compute.
+        worked_s = (latest[-1, 1:3] - latest[0, 1:3]).sum() / 1e9
+        busy[rank] = worked_s / spent_s if spent_s > 0 else 0.0
     if not after_s <= since_s < np.inf or len(busy) < 2 or min(busy.values()) > _BUSY:
         return None
     waits = {each.rank: waits_of(each.pid) for each in watcher.job.ranks}
