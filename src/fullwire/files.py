@@ -5,10 +5,12 @@ Errors become sentences that name the file.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +19,7 @@ from fullwire.packed import unpacked, unpacked_beginning, unpacked_elsewhere
 from fullwire.units import shown
 
 SNIFFED_BYTES = 128 * 1024
+_COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m")  # launchers colour lines for terminals
 MOST_SNIFFED_BYTES = 1024 * 1024  # Of text whose format its beginning does not show.
 _MOST_BELOW = 200_000  # Files and folders: a job has fewer, and `/` would take minutes.
 
@@ -121,6 +124,14 @@ def lines_in(file: BinaryIO, path: Path, *, most: int, longest: int) -> Iterator
             raise DamagedInput(path, f"longer than {longest} bytes", line=number)
         yield line
     raise DamagedInput(path, f"more than {most} lines")
+
+
+def plain_line(line: str) -> str:
+    """Return a line of output without colours and without the JSON that Docker puts around it."""
+    if line.startswith('{"log":"'):
+        with suppress(ValueError, KeyError, RecursionError):  # cut: it is read as it stands
+            line = str(json.loads(line)["log"])
+    return _COLOUR.sub("", line) if "\x1b" in line else line
 
 
 @contextmanager

@@ -650,6 +650,21 @@ def test_elements_that_are_none_are_not_told(tmp_path: Path) -> None:
     assert set(run.collectives.dtype) == {"unknown"}
 
 
+@pytest.mark.parametrize("duration", ["4099999999999999999999", "1e300", "1.9e15"])
+def test_operations_of_damaged_lengths_are_left_out(tmp_path: Path, duration: str) -> None:
+    job = Job().step(0, 0, 900)
+    for begin in range(10, 70, 10):
+        job.event("cpu_op", "aten::addmm", begin, begin + 5, tid=begin, **_DIMENSIONS)
+    job.event("cpu_op", "aten::mm", 80, 95, tid=1, **_DIMENSIONS)
+    text = job.text().replace('"dur": 5,', f'"dur": {duration},')
+    assert duration in text
+    path = tmp_path / "damaged.json"
+    path.write_text(text)
+    operations = read(path).operations
+    assert operations.name.tolist() == ["aten::mm"]
+    assert operations.busy_ns.tolist() == [15_000]
+
+
 def _tables(scanner: Any) -> list[dict[str, Any]]:
     return [
         scanner.work(),

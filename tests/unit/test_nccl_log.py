@@ -39,6 +39,20 @@ def said_of(*paths: Path) -> dict[str, str]:
     return {each.key: sentence(each) for each in nccl_evidence(run)}
 
 
+def test_docker_and_colours_around_a_line_do_not_matter(tmp_path: Path) -> None:
+    lines = a_log(tmp_path, "Using network Socket", "comm 0x5 rank 0 nranks 2 x").read_text()
+    coloured = "".join(f"\x1b[32m{line}\x1b[0m\n" for line in lines.splitlines())
+    wrapped = "".join(
+        '{"log":' + json.dumps(f"{line}\n") + ',"stream":"stdout"}\n'
+        for line in coloured.splitlines()
+    )
+    assert wrapped.startswith('{"log":"\\u001b[32mn1:7:8')
+    path = tmp_path / "docker.log"
+    path.write_text(wrapped + '{"log":"n1:7:8 [0] NCCL INFO cut')
+    assert facts_of(path).nccl_network == "Socket"
+    assert facts_of(path).workers == 2
+
+
 @pytest.mark.parametrize(
     ("name", "channels", "layout_bps"),
     [("healthy_24_channels", 24, 1.92e12), ("fault_2_channels", 2, 0.16e12)],

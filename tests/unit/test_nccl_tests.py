@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +117,92 @@ def test_launchers_tags_do_not_matter_even_within_a_row(tmp_path: Path) -> None:
         (2048, 10.52, 10.33),
     ]
     assert table.workers == 2
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "node1: ",
+        "worker-0  | ",
+        "(RayWorker pid=1234, ip=10.0.0.1) ",
+        "[default0]:",
+        "2024-05-01 12:00:0{0},123 INFO: ",
+        "2024-05-01T12:00:00.12345678{0}Z stdout F ",
+        "[prterun-node1-123@1,0]<stdout>: ",
+        "Wed May  1 12:00:0{0} 2024[1,0]<stdout>:",
+        "\x1b[32m",
+        "> ",
+    ],
+)
+def test_words_before_each_line_do_not_matter(
+    shared_data: Path, tmp_path: Path, prefix: str
+) -> None:
+    plain = shared_data / "nccl" / "nccl_allreduce.log"
+    lines = plain.read_text().splitlines()
+    path = tmp_path / plain.name
+    path.write_text("".join(f"{prefix.format(n % 10)}{line}\n" for n, line in enumerate(lines)))
+    [table], [expected] = read_tables(path), read_tables(plain)
+    assert table.rows == expected.rows
+    assert (table.op, table.workers, table.device) == ("allreduce", 8, expected.device)
+    path.write_text("".join(json.dumps({"log": f"{line}\n", "time": "1"}) + "\n" for line in lines))
+    path.write_text(path.read_text().replace('{"log": "', '{"log":"'))  # as Docker writes it
+    assert read_tables(path)[0].rows == expected.rows
+
+
+def a_report(**more: object) -> dict[str, Any]:
+    """Return the JSON of `all_reduce_perf -J FILE`, as src/util.cu of nccl-tests writes it."""
+    place = {"time": 79.83, "alg_bw": 26.27, "bus_bw": 26.27, "nwrong": 0.0}
+    row = {"size": 2097152, "count": 524288, "type": "float", "redop": "sum", "root": "    -1"}
+    device = {"rank": 0, "group": 0, "pid": 7, "device": 0, "device_info": "NVIDIA GH200 120GB"}
+    return {
+        "version": 4,
+        "start_time": "2026-05-01 12:00:00",
+        "args": ["./build/all_reduce_perf", "-b", "1M", "-J", "out.json"],
+        "env": ["HOME=/root"],
+        "nccl_version": 22703,
+        "config": {
+            "nthreads": 1,
+            "devices": [device | {"hostname": "n1"}, device | {"rank": 1, "hostname": "n2"}],
+        },
+        "results": [
+            row | {"out_of_place": place, "in_place": place | {"time": 79.35, "nwrong": None}}
+        ],
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": 26.27},
+        "end_time": "2026-05-01 12:00:09",
+    } | more
+
+
+def test_the_json_of_nccl_tests_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text(json.dumps(a_report()))
+    [table] = tables(path)
+    assert (table.op, table.workers, table.nodes, table.problems) == ("allreduce", 2, 2, ())
+    [row] = table.rows
+    assert (row.bytes, row.dtype, row.time_us, row.bus_gb_s) == (2097152, "float32", 79.83, 26.27)
+    assert row.in_place_us == 79.35
+    run = fullwire.read(path)
+    assert run.facts.device == "NVIDIA GH200 120GB"
+    assert set(run.collectives.op) == {"allreduce"}
+    assert "HOME=/root" not in str(run)  # the environment may hold secrets
+
+
+def test_rows_of_that_json_that_cannot_be_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    [row] = a_report()["results"]
+    wrong = row | {"out_of_place": row["out_of_place"] | {"nwrong": 3.0}}
+    report = a_report(results=[wrong, row | {"out_of_place": None}], end_time="")
+    path.write_text(json.dumps(report))
+    [table] = tables(path)
+    assert len(table.rows) == 1
+    assert [problem.partition(": ")[2] for problem in table.problems] == [
+        "3 values were wrong, by its own validation",
+        "1 row is not whole, and is left out",
+        "it ends before its average, so sizes may be missing",
+    ]
+    path.write_text(json.dumps(report)[:-200])
+    with pytest.raises(DamagedInput, match="expected the JSON of nccl-tests"):
+        tables(path)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])

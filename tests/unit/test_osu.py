@@ -89,11 +89,21 @@ def test_a_barrier_has_no_size_and_ranks_that_nothing_tells_are_said(tmp_path: P
     assert "its number of ranks is not told: taken for one" in table.problems[0]
 
 
-@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", " 0: ", "[0] "])
+@pytest.mark.parametrize(
+    "tag",
+    ["[1,0]<stdout>:", " 0: ", "[0] ", "node1: ", "job-0 | ", "2024-05-01 12:00:00,123 INFO "],
+)
 def test_launchers_tags_do_not_matter(tmp_path: Path, tag: str) -> None:
     tagged = "".join(f"{tag}{line}\n" for line in ALLREDUCE.splitlines())
     [table] = tables(written(tmp_path, tagged))
     assert len(table.rows) == 2
+
+
+def test_the_benchmarks_in_python_print_the_same_table(tmp_path: Path) -> None:
+    text = "# OMB Python MPI Latency Test\n# Size (B)      Latency (us)\n1024          21.92\n"
+    [table] = tables(written(tmp_path, text))
+    assert (table.op, table.workers) == ("sendrecv", 2)
+    assert [(row.bytes, row.time_us) for row in table.rows] == [(1024, 21.92)]
 
 
 def test_tables_are_a_run_of_collectives_one_after_another(tmp_path: Path) -> None:

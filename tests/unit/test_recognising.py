@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import lzma
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from fullwire import files
 from fullwire.errors import DamagedInput, FullwireError
-from fullwire.files import MOST_SNIFFED_BYTES
+from fullwire.files import MOST_SNIFFED_BYTES, SNIFFED_BYTES
 from fullwire.importers import FORMATS, read
 from fullwire.importers._recognise import kinds_of
 
@@ -105,6 +109,7 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
             b'<graphs version="1">',
             "a dump of NCCL's rings and trees .*: not read; NCCL_TOPO_DUMP_FILE",
         ),
+        ("zeros", bytes(4096), "none of the formats that are read"),
         ("x.svg", b'<?xml version="1.0"?><svg ', "a picture: not read"),
         ("out.txt", "# nThread 1".encode("utf-16"), "text in UTF-16.*: not read; `iconv -f"),
         ("train.sh", b"#!/bin/sh\n", "a script: not read"),
@@ -127,6 +132,36 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
         ("out.json", b'{"rocprofiler-sdk-tool": []}', r"a trace of rocprofv3 \(JSON\): not read"),
         ("LICENSE", "Ünder terms\n".encode(), "a text without lines of a known tool: not read"),
         ("a.json", b'{"loss": [1, 2]}', "JSON that is no known trace: not read"),
+        ("model.pt", b"PK\x03\x04" + bytes(26) + b"model/data.pkl", "a checkpoint: not read"),
+        ("m.pth", b"PK\x03\x04", "a checkpoint: not read"),
+        ("x.zip", b"PK\x03\x04", "a zip archive: unpack it first"),
+        (
+            "p.json",
+            b'[\n{"name": "Group", "cat": "GROUP", "ph": "b", "id": 0}',
+            "the events of NCCL's profiler plugin: not read",
+        ),
+        (
+            "h-pid1.log",
+            b'{"header":{"id":"0x7f","rank":0},"metadata":{"inspector_output_format_version":"v4"',
+            "the output of NCCL's Inspector plugin: not read",
+        ),
+        ("bw.txt", b"RDMA_Write BW Test\n #bytes     #iterations  BW", "a report of perftest"),
+        ("imb.txt", b"#---\n#    Intel(R) MPI Benchmarks 2021.3\n", "Intel MPI Benchmarks: not"),
+        ("i.json", b'{"start":{"connected":[],"version":"iperf 3.9"}}', "a report of iperf: not"),
+        ("i.txt", b"-" * 60 + b"\nClient connecting to 10.0.0.1, TCP", "a report of iperf: not"),
+        ("nvbw.txt", b"nvbandwidth Version: v0.4\n", "a report of nvbandwidth: not read"),
+        ("smi.txt", b"==== ROCm System Management Interface ====\n", "the output of rocm-smi"),
+        ("t.txt", b"12:00:00.000000 IP 10.0.0.1.1 > 10.0.0.2.2: Flags", "packets as text"),
+        ("s.txt", b'execve("/bin/ls", ["ls"], 0x7f) = 0\n', "a log of strace: not read"),
+        ("f.txt", b"# tracer: nop\n#\n", r"a trace of the kernel \(ftrace\): not read"),
+        ("sar.txt", b"Linux 5.4.0 (host) \t05/01/2024 \t_x86_64_\t(8 CPU)\n", "sysstat"),
+        ("hlo.txt", b"HloModule jit_f\n", r"a program of XLA \(HLO\): not read"),
+        ("x.arrow", b"ARROW1\0\0", "a table in Arrow or Feather: not read"),
+        ("x.yaml", b"a: 1\n", "settings: not read"),
+        ("x.toml", b"[a]\nb = 1\n", "settings: not read"),
+        ("x.py", b"import torch\n", "source code: not read"),
+        ("x.dot", b"digraph G {}\n", r"a graph \(DOT\): not read"),
+        ("x.onnx", b"\x08\x07\x12\x07pytorch", "a model: not read"),
         ("t.csv.xz", lzma.compress(b"step,loss\n1,2\n"), r"a table \(CSV\): not read"),
     ],
 )
@@ -138,20 +173,55 @@ def test_what_is_not_read_is_refused_under_its_own_name(
     path.write_bytes(whole)
     with pytest.raises(DamagedInput, match=reason) as refused:
         read(path)
-    assert "none of the formats" not in str(refused.value)
+    assert ("none of the formats" in str(refused.value)) == (name == "zeros")
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ('[{"ph": "X", "name": "a", "ts": 1, "dur": 2}]', "resembles Horovod timelines, but lacks"),
-        (
-            '{"events": [{"ph": "X"}]}',
-            "resembles profiler traces, but lacks the list",
-        ),
-    ],
-)
-def test_a_near_miss_says_what_is_missing(tmp_path: Path, content: str, reason: str) -> None:
-    (tmp_path / "x").write_text(content)
-    with pytest.raises(DamagedInput, match=reason):
+NEAR_MISSES = {
+    "capture": (b"snoop\0\0\0\0\0\0\2", "the mark of pcap"),
+    "chakra": (b'{"nodes": [{"name": "aten::mm", "op_schema": ""}]}', 'its "schema"'),
+    "chrome": (b'{\n  "fullwire": 1,\n  "traceEvents": []\n}', "another program wrote it anew"),
+    "flight-recorder": (b'{"entries": [], "pg_status": {}}', "entries with their profiling_name"),
+    "horovod": (b'[{"ph": "X", "name": "a", "ts": 1, "dur": 2}]', "its events NEGOTIATE_"),
+    "kineto": (b'{"events": [{"ph": "X"}]}', 'the list "traceEvents"'),
+    "mlflow": (b"1795409435913 2.0\n1795409435914 3.0\n", "the step behind each time"),
+    "nccl-log": (b"NCCL version 2.27.7+cuda13.0\nhello\n", "without NCCL_DEBUG=INFO"),
+    "nccl-tests": (b"size, time, algbw and busbw follow\n", "whole rows: size, count"),
+    "netx": (b"1\n3\n483.5,4000\n12.25,64\n", "its first line"),
+    "osu": (b"# Size       Avg Latency(us)\n4    10.05\n", "a title such as"),
+    "tensorboard": (b"\0" * 100 + b"brain.Event:2", "its version at the beginning"),
+    "training-log": (b"step 12: loss 2.31\nstep 13: loss 2.30\n", "the length of a step"),
+    "wandb": (b"\0\0:W&B\0\0", "its mark in the first bytes"),
+    "xla": (b'{"events": [{"args": {"hlo_op": "fusion.1"}}]}', "/device:GPU:0"),
+}
+
+
+@pytest.mark.parametrize("key", FORMATS)
+def test_a_near_miss_says_what_is_missing(tmp_path: Path, key: str) -> None:
+    content, lacks = NEAR_MISSES[key]
+    (tmp_path / "x").write_bytes(content)
+    label = FORMATS[key].label
+    with pytest.raises(DamagedInput) as refused:
         read(tmp_path / "x")
+    assert f"it resembles {label}, but lacks " in str(refused.value)
+    assert lacks in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [b"a line of a log\n", b'{"a": 1,\n', b"NCCL version 2.2\n"])
+def test_a_look_reads_one_mebibyte_at_most(
+    tmp_path: Path, text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, farthest = tmp_path / "large.log", [0]
+    path.write_bytes(text * (8 * MOST_SNIFFED_BYTES // len(text)))
+    opened = files.opened
+
+    @contextmanager
+    def watched(path: Path) -> Iterator[BinaryIO]:
+        with opened(path) as file:
+            yield file
+            farthest.append(file.tell())
+
+    monkeypatch.setattr(files, "opened", watched)
+    with pytest.raises(DamagedInput):
+        kinds_of(FORMATS, path)
+    assert SNIFFED_BYTES < max(farthest) <= MOST_SNIFFED_BYTES
+    assert len(farthest) == 3  # the start, a first look and a longer one

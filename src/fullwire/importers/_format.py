@@ -32,7 +32,13 @@ CERTAIN = Likeness(1.0)  # The file names its format, at the place reserved for 
 LIKELY = Likeness(0.8)  # Only this format has these names of fields.
 POSSIBLE = Likeness(0.5)  # It holds lines of this format, maybe among others.
 UNLIKE = Likeness(0.0)
+NEAR_BYTES = 64 * 1024  # of a beginning, in which near misses are looked for
 OF_XLA = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow and JAX
+
+
+def near_miss(is_near: object, lacks: str) -> Likeness:
+    """Return a file's likeness to a format that it is not: if near, with the mark that it lacks."""
+    return Likeness(0.0, lacks) if is_near else UNLIKE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

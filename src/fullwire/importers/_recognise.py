@@ -161,41 +161,48 @@ def _refuse_unfinished(path: Path, recording: Path) -> None:
 
 
 def _of_file(formats: Mapping[str, Format], path: Path) -> str:
-    kind = _kind_of_file(formats, path)
-    if kind == _ARCHIVE:
-        refuse_packed([path])
-    if kind:
+    kind, beginning = _looked_at(formats, path)
+    if kind and kind != _ARCHIVE:
         return kind
-    if not beginning_of(path):
+    if not beginning:
         raise DamagedInput(path, "the file is empty")
     from fullwire.run.store import is_run
 
     if is_run(path.parent):
         raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")
     # Name the kind of a file that is not read, or the formats that it resembles.
-    beginning = beginning_of(path, MOST_SNIFFED_BYTES)
     if named := unread(path, beginning):
         raise DamagedInput(path, named)
+    if kind == _ARCHIVE:
+        raise DamagedInput(path, unpacked_elsewhere(beginning))
     likeness = {each.label: each.looks_like(beginning).lacks for each in formats.values()}
-    near = near_miss({label: lacks for label, lacks in likeness.items() if lacks})
-    known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
-    if not near and b"\0" not in beginning[:_LOOKED_AT]:
+    near = "; ".join(
+        f"it resembles {label}, but lacks {mark}" for label, mark in likeness.items() if mark
+    )
+    if beginning.lstrip()[:1] in (b"{", b"["):
+        known = "JSON that is no known trace: not read"
+    elif b"\0" not in beginning[:_LOOKED_AT]:
         known = "a text without lines of a known tool: not read; --pattern REGEX says how the lines"
         known += " of a log tell a step"
-        if beginning.lstrip()[:1] in (b"{", b"["):
-            known = "JSON that is no known trace: not read"
-    raise DamagedInput(path, f"{near}: {known}" if near else known)
+    else:
+        known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
+    raise DamagedInput(path, f"{known}; {near}" if near else known)
 
 
 def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:
-    """Return a file's kind by its beginning; read more of a text that does not show it yet."""
+    return _looked_at(formats, path)[0]
+
+
+def _looked_at(formats: Mapping[str, Format], path: Path) -> tuple[str, bytes]:
+    """Return a file's kind, and its beginning; read more of a text that does not show it yet."""
     beginning = beginning_of(path)
     kind = _by_beginning(formats, beginning)
     # Lines of NCCL come first in the log of a job; lines that tell more may follow.
     is_open = not kind or (len(formats) > 1 and _adds(formats, [kind]))
-    if not is_open or not _may_say_later(beginning):
-        return kind
-    return _by_beginning(formats, beginning_of(path, MOST_SNIFFED_BYTES))
+    if is_open and _may_say_later(beginning):
+        beginning = beginning_of(path, MOST_SNIFFED_BYTES)
+        kind = _by_beginning(formats, beginning)
+    return kind, beginning
 
 
 def _may_say_later(beginning: bytes) -> bool:
@@ -226,7 +233,7 @@ class _Unread(NamedTuple):
     """A kind of file: how it begins, or how its name ends, and a command that helps."""
 
     what: str
-    begins: bytes = b"\0" * 64  # a regular expression for its first bytes
+    begins: bytes = rb"(?!)"  # a regular expression for its first bytes; this one fits none
     ends: tuple[str, ...] = ()  # endings of names, where the content does not tell
     instead: str = ""
 
@@ -255,11 +262,15 @@ _KINDS = (
     _Unread("a profile of perf (perf.data)", rb"PERFILE2|2ELIFREP"),
     _Unread("a trace of Windows (.etl)", ends=(".etl",)),
     _Unread("a profile of pprof", ends=(".pprof", ".pb.gz", ".prof")),
-    _Unread("a checkpoint", ends=(".safetensors", ".ckpt", ".pth", ".pt", ".gguf", ".distcp")),
+    _Unread(
+        "a checkpoint",
+        rb"PK\x03\x04.{26}[^/]{0,200}/data\.pkl",
+        ends=(".safetensors", ".ckpt", ".pth", ".pt", ".gguf", ".distcp"),
+    ),
     _Unread("arrays of NumPy", ends=(".npz",)),
     _Unread("a notebook", rb"\s{0,40}\{\s{0,40}\"cells\"\s{0,8}:", ends=(".ipynb",)),
     _Unread("a table in Parquet", rb"PAR1", instead="a run is a folder: name the folder"),
-    _Unread("a trace of Perfetto (protobuf)", ends=(".pftrace", ".perfetto-trace")),
+    _Unread("a trace of Perfetto (protobuf)", ends=(".pftrace", ".perfetto-trace", ".perfetto")),
     _Unread("a trace in OTF2", ends=(".otf2",)),
     _Unread("a snapshot of PyTorch's memory", rb"\x80.{0,4000}?(?:segments|device_traces)"),
     _Unread(
@@ -289,6 +300,54 @@ _KINDS = (
         instead="below that of nvidia-smi topo -m, `fullwire cluster show` reads it as a cluster",
     ),
     _Unread("the output of ethtool -S", rb"NIC statistics:\s"),
+    _Unread(
+        "the events of NCCL's profiler plugin",
+        rb"\s{0,40}\[\s{0,40}\{\"name\": \"[\w ]{1,40}\", "
+        rb"\"cat\": \"(?:GROUP|COLL|P2P|KERNEL|PROXY|NET)",
+        instead="`fullwire record` the job, or the PyTorch profiler",
+    ),
+    _Unread(
+        "the output of NCCL's Inspector plugin",
+        rb"\s{0,40}\{\s{0,40}\"header\".{1,2000}?\"inspector_output_format_version\"",
+        instead="it holds a sample of collectives: `fullwire record` the job",
+    ),
+    _Unread(
+        "a report of perftest (ib_write_bw and others)",
+        rb".{0,4000}?#bytes {1,12}#iterations",
+        instead="it measures one link: give its rate as --line-rate",
+    ),
+    _Unread(
+        "a table of the Intel MPI Benchmarks",
+        rb"(?:#[^\n]{0,200}\n){0,8}#\s{1,8}Intel ?\(R\) MPI Benchmarks",
+        instead="those of OSU and of nccl-tests are",
+    ),
+    _Unread(
+        "a report of iperf",
+        rb"\s{0,40}\{\s{0,40}\"start\"\s?:\s?\{.{0,2000}?\"version\"\s?:\s?\"iperf|-{20,80}\s{1,4}(?:Client|Server)"
+        rb" (?:connecting|listening)|Connecting to host [^\n]{1,200}, port \d",
+        instead="it measures one link: give its rate as --line-rate",
+    ),
+    _Unread("a report of nvbandwidth", rb"nvbandwidth Version"),
+    _Unread("the output of rocm-smi", rb"[\s=]{0,200}ROCm System Management Interface"),
+    _Unread(
+        "packets as text (tcpdump)",
+        rb"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d\.\d{6} (?:IP6?|ARP) ",
+        instead="`tcpdump -w FILE` writes a capture, which is",
+    ),
+    _Unread("a log of strace", rb"(?:\d+ +)?(?:[\d:.]+ +)?execve\(\""),
+    _Unread("a trace of the kernel (ftrace)", rb"# tracer: "),
+    _Unread("a report of perf", rb"# To display the perf\.data header|# ={8}\n# captured on"),
+    _Unread("a report of sysstat (sar)", rb"Linux \d[^\n]{1,200}_\w+_\s"),
+    _Unread("a program of XLA (HLO)", rb"HloModule "),
+    _Unread("a profile of speedscope", rb"\s{0,40}\{.{0,200}speedscope\.app/"),
+    _Unread("a processor profile of Chrome", ends=(".cpuprofile",)),
+    _Unread("stacks of a flame graph", ends=(".collapsed", ".folded")),
+    _Unread("a graph (DOT)", rb"\s{0,40}(?:strict )?(?:di)?graph\s[^{\n]{0,80}\{", ends=(".dot",)),
+    _Unread("a model", ends=(".onnx", ".pb", ".tflite", ".engine")),
+    _Unread("a table in Arrow or Feather", rb"ARROW1\0|FEA1"),
+    _Unread("a film", rb".{4}ftyp|\x1aE\xdf\xa3", ends=(".mp4",)),
+    _Unread("settings", ends=(".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf")),
+    _Unread("source code", ends=(".py", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".js", ".ts")),
     _Unread("a file of HDF5", rb"\x89HDF\r\n\x1a\n"),
     _Unread("an array of NumPy", rb"\x93NUMPY"),
     _Unread("a program or a library", rb"\x7fELF"),
@@ -313,8 +372,3 @@ def unread(path: Path, beginning: bytes) -> str:
         if path.name.endswith(kind.ends or ("\0",)) or begins.match(beginning[:_LOOKED_AT]):
             return f"{kind.what}: not read" + (f"; {kind.instead}" if kind.instead else "")
     return ""
-
-
-def near_miss(lacks: dict[str, str]) -> str:
-    """Name the formats that a file resembles, each with the mark that it lacks."""
-    return "; ".join(f"it resembles {label}, but lacks {mark}" for label, mark in lacks.items())

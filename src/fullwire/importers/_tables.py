@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.collectives.cost import bus_factor
-from fullwire.files import name_of
+from fullwire.files import name_of, plain_line
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Collectives, Provenance, Run
@@ -25,11 +25,37 @@ _TAGS = re.compile(
     r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^ {0,6}\d{1,7}:"
     r"|^\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?) ?"
 )
+_MOST_PREFIXES = 16
+_LONGEST_PREFIX = 200
 
 
 def without_tags(line: str) -> str:
     """Return a line without the words that launchers put before it and into it."""
-    return _TAGS.sub("", line)
+    return _TAGS.sub("", plain_line(line))
+
+
+class Prefixes:
+    """Words that a launcher or a collector of logs puts before each line, such as its host.
+
+    They are learned from the lines that show where the output itself begins: the headings.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, re.Pattern[str]] = {}
+
+    def learn(self, prefix: str) -> None:
+        """Remember words before a heading; other lines may have other numbers in them."""
+        if prefix.strip() and len(prefix) <= _LONGEST_PREFIX:
+            pattern = re.sub(r"\d+", r"\\d+", re.escape(prefix.rstrip()))
+            if pattern not in self._known and len(self._known) < _MOST_PREFIXES:
+                self._known[pattern] = re.compile(pattern, re.ASCII)
+
+    def cut(self, line: str) -> str:
+        """Return a line without such words."""
+        for pattern in self._known.values():
+            if (found := pattern.match(line)) is not None:
+                return line[found.end() :]
+        return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,15 @@ import numpy as np
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
 from fullwire.importers._encodings import BrokenMessageError, fields, messages, signed
-from fullwire.importers._format import LIKELY, POSSIBLE, UNLIKE, Format, Likeness
+from fullwire.importers._format import (
+    LIKELY,
+    NEAR_BYTES,
+    POSSIBLE,
+    UNLIKE,
+    Format,
+    Likeness,
+    near_miss,
+)
 from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -130,7 +138,12 @@ def looks_like(beginning: bytes) -> Likeness:
         # PyTorch wrote 1.0.1 before it took Chakra's names.
         is_graph = _SCHEMA.match(text) is not None and b'"nodes"' in text[:_SCHEMA_BYTES]
         found = is_metadata or is_graph or any(key in text for key in keys)
-        return POSSIBLE if found else UNLIKE
+        if found:
+            return POSSIBLE
+        is_near = b'"nodes"' in text[:NEAR_BYTES] and (
+            b'"op_schema"' in text[:NEAR_BYTES] or b'"ctrl_deps"' in text[:NEAR_BYTES]
+        )
+        return near_miss(is_near, 'its "schema" before its "nodes"')
     return LIKELY if _METADATA.match(beginning) else UNLIKE
 
 

@@ -10,6 +10,7 @@ own. The others describe no job that Fullwire could explain.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -20,12 +21,13 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of, opened_plain
-from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness
+from fullwire.importers._format import CERTAIN, Format, Likeness, near_miss
 from fullwire.run.facts import Facts, named
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
 
 _BEGINNING = b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": ['
+_ANEW = re.compile(rb'\s{0,40}\{\s{0,40}"fullwire"\s?:')
 _LONGEST_LINE = 2**20
 _MOST_EVENTS = 200_000_000
 _ROWS = 50_000  # rows that wait before they become columns
@@ -73,7 +75,9 @@ _ARGUMENTS = msgspec.json.Decoder(_Arguments)
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such an export."""
-    return CERTAIN if beginning.startswith(_BEGINNING) else UNLIKE
+    if beginning.startswith(_BEGINNING):
+        return CERTAIN
+    return near_miss(_ANEW.match(beginning), "its lines: another program wrote it anew")
 
 
 def read_chrome(path: Path) -> Run:

@@ -32,7 +32,7 @@ import numpy as np
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
 from fullwire.importers._encodings import is_pickle, read_pickle
-from fullwire.importers._format import POSSIBLE, UNLIKE, Format, Likeness
+from fullwire.importers._format import NEAR_BYTES, POSSIBLE, Format, Likeness, near_miss
 from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -84,7 +84,11 @@ def looks_like(beginning: bytes) -> Likeness:
     is_one = is_pickle(beginning) or beginning.lstrip()[:1] == b"{"
     told = (b"profiling_name", b"collective_seq_id", b"pg_config", b"comm_lib_version")
     is_one = is_one and any(key in beginning for key in told) and b"traceEvents" not in beginning
-    return POSSIBLE if is_one else UNLIKE
+    if is_one:
+        return POSSIBLE
+    soon = beginning[:NEAR_BYTES]
+    is_near = b"entries" in soon and (b"pg_status" in soon or b"nccl_comm_state" in soon)
+    return near_miss(is_near, "entries with their profiling_name")
 
 
 def read_flight_recorder(paths: Sequence[Path]) -> Run:

@@ -32,7 +32,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
-from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
+from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, near_miss
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
@@ -119,7 +119,7 @@ def looks_like(beginning: bytes) -> Likeness:
         or (b'"process_name"' in text and b'"process_sort_index"' in text)
     )
     if not is_one and text[:1] == b"[" and b'"ph"' in text:
-        return Likeness(0, "its events NEGOTIATE_... or CYCLE_START")
+        return near_miss(True, "its events NEGOTIATE_... or CYCLE_START")
     return LIKELY if is_one else UNLIKE
 
 

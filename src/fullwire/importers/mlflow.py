@@ -14,7 +14,14 @@ from pathlib import Path
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of
-from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, MetricRow, run_of_metrics
+from fullwire.importers._format import (
+    LIKELY,
+    Format,
+    Likeness,
+    MetricRow,
+    near_miss,
+    run_of_metrics,
+)
 from fullwire.run.run import Run
 
 _LINE = re.compile(
@@ -22,6 +29,7 @@ _LINE = re.compile(
     rb"(?P<value>[-+]?(?:\d{1,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?|nan|inf))"
     rb" (?P<step>-?\d{1,18})(?: [^\r\n]{0,200})?\r?\n?"
 )
+_NO_STEP = re.compile(rb"[1-8]?\d{12} [-+\d.eE]{1,60}\r?")
 _LONGEST_LINE = 1024
 _MOST_LINES = 10_000_000  # of a file
 
@@ -29,7 +37,9 @@ _MOST_LINES = 10_000_000  # of a file
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning holds the values of a metric."""
     first = beginning.split(b"\n", 1)[0]
-    return LIKELY if _LINE.fullmatch(first) else UNLIKE
+    if _LINE.fullmatch(first):
+        return LIKELY
+    return near_miss(_NO_STEP.fullmatch(first), "the step behind each time and value")
 
 
 def read_mlflow(paths: Sequence[Path]) -> Run:

@@ -22,8 +22,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fullwire.errors import DamagedInput
-from fullwire.files import name_of, opened_plain
-from fullwire.importers._format import POSSIBLE, UNLIKE, Format, Likeness
+from fullwire.files import name_of, opened_plain, plain_line
+from fullwire.importers._format import (
+    NEAR_BYTES,
+    POSSIBLE,
+    Format,
+    Likeness,
+    near_miss,
+)
 from fullwire.run.facts import NO_FACTS, Facts, named
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Provenance, Run
@@ -39,10 +45,10 @@ _LONGEST_WORDS = 200
 _MESSAGE = re.compile(
     r":(\d{1,10}):(\d{1,10}) \[-?\d{1,5}\] (?:\S{1,80} ){0,2}?NCCL (INFO|WARN) ", re.ASCII
 )
-_COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m")  # launchers colour lines for terminals
 _LONGEST_HOST = 255
 _PLAIN = "NCCL INFO "
 _A_LINE = re.compile(rb"NCCL INFO (?<!\SNCCL INFO )[\x20-\x7e]")  # searched from the words on
+_FEW = re.compile(rb"\bNCCL WARN |\b[NR]CCL version \d")
 _VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
 # IBext is NVIDIA's plugin and FastSocket is Google's. Since 2.27 each communicator has its own.
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\S.{0,60}?)(?: to comm)?\s*$")
@@ -84,7 +90,10 @@ _SEEN = re.compile(r"(GPU/[\w-]{1,32}) \(\d+/(\d{1,6}\.\d{1,6})/(?:NVL|NVB)\)")
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning holds such lines."""
-    return POSSIBLE if _A_LINE.search(beginning) else UNLIKE
+    if _A_LINE.search(beginning):
+        return POSSIBLE
+    is_near = _FEW.search(beginning, 0, NEAR_BYTES)
+    return near_miss(is_near, "lines of NCCL INFO: the job ran without NCCL_DEBUG=INFO")
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> Run:
@@ -155,7 +164,7 @@ class Log:
         """Read the messages of a line, which may hold any number of them."""
         if "CCL" not in line:
             return
-        line = _COLOUR.sub("", line) if "\x1b" in line else line
+        line = plain_line(line)
         version = _VERSION.search(line)
         if version is not None:
             _count(self._versions, f"{version[1]} {version[2]}")

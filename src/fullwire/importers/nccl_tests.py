@@ -13,6 +13,10 @@ place (src/common.cu there):
 
     numCycle,collective,ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,#wrong
     0,AllReduce,8,1,1,1024,float,sum,0,50.0,0.02048,0.03584,0
+
+nccl-tests writes a JSON of its own with `-J FILE` (src/util.cu there): one object, with the
+command (`args`), the devices (`config.devices`) and the rows (`results`), each with `out_of_place`
+and `in_place`.
 """
 
 from __future__ import annotations
@@ -30,8 +34,15 @@ import msgspec
 from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import SNIFFED_BYTES, lines_in, name_of, opened_plain
-from fullwire.importers._format import LIKELY, POSSIBLE, UNLIKE, Format, Likeness
-from fullwire.importers._tables import Row, Table, run_of, without_tags
+from fullwire.importers._format import (
+    LIKELY,
+    NEAR_BYTES,
+    POSSIBLE,
+    Format,
+    Likeness,
+    near_miss,
+)
+from fullwire.importers._tables import Prefixes, Row, Table, run_of, without_tags
 from fullwire.importers.nccl_log import Log, log_facts, read_nccl_logs
 from fullwire.run.facts import NO_FACTS
 from fullwire.run.gaps import Gap
@@ -48,6 +59,10 @@ _OF_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] ")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\](.*)")
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
+_MARK = re.compile(  # the beginning of a line of its own, wherever a launcher's words end
+    r"#\s{1,3}(?:nThread:? |Collective test |Using devices|Rank +\d|nccl-tests version "
+    r"|Out of bounds |Avg bus )|# {5,8}(?:size +count|\(B\) )"
+)
 _HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
 # A heading that lost its mark, or a row without its heading, with both places or only the first.
 _BARE = re.compile(
@@ -60,6 +75,8 @@ _SEPARATED = re.compile(
     rb"\s{0,40}(?:\[\s{0,40}\{\"numCycle\":|[^\n]{0,200}\bsize,[^\n]{0,200}\balgbw,\s?busbw\b)",
     re.IGNORECASE,
 )
+_REPORT = re.compile(rb'\s{0,40}\{\s{0,40}"version"\s?:\s?\d{1,4},\s{0,40}"start_time"\s?:')
+_INFINITE = re.compile(rb":\s?-?inf\b")  # a bandwidth without a time, which is no JSON
 _MOST_SEPARATED_BYTES = 64 * 2**20
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
 _OPS = {
@@ -84,9 +101,12 @@ def looks_like(beginning: bytes) -> Likeness:
     has_table = _HEADING.search(beginning) is not None
     if has_table or any(each in beginning for each in begins):
         return LIKELY
-    if _SEPARATED.match(beginning):
+    if _SEPARATED.match(beginning) or (_REPORT.match(beginning) and b'"args"' in beginning):
         return LIKELY
-    return POSSIBLE if _BARE.search(beginning, 0, SNIFFED_BYTES) else UNLIKE
+    if _BARE.search(beginning, 0, SNIFFED_BYTES):
+        return POSSIBLE
+    soon = beginning[:NEAR_BYTES]
+    return near_miss(b"algbw" in soon and b"busbw" in soon, "whole rows: size, count, type, time")
 
 
 def read_tables(path: Path, log: Log | None = None) -> list[Table]:
@@ -94,17 +114,25 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
 
     `log` takes the lines of NCCL among them.
     """
-    tables, reading = list[Table](), _Reading()
+    tables, reading, prefixes = list[Table](), _Reading(), Prefixes()
     with opened_plain(path) as file:
-        is_separated = _SEPARATED.match(file.read(1024))
+        beginning = file.read(1024)
         file.seek(0)
-        if is_separated:
-            return _separated(path, file.read(_MOST_SEPARATED_BYTES + 1))
+        if _SEPARATED.match(beginning) or _REPORT.match(beginning):
+            content = file.read(_MOST_SEPARATED_BYTES + 1)
+            if len(content) > _MOST_SEPARATED_BYTES:
+                raise DamagedInput(path, f"larger than {_MOST_SEPARATED_BYTES:,} bytes unpacked")
+            return (
+                _reported(path, content) if _REPORT.match(beginning) else _separated(path, content)
+            )
         for line in lines_in(file, path, most=_MOST_LINES, longest=_LONGEST_LINE):
             whole = line.decode(errors="replace")
             if log is not None:
                 log.take(whole)
             text = without_tags(_OF_NCCL.split(whole, maxsplit=1)[0])
+            mark = _MARK.search(text) if "#" in text else None
+            prefixes.learn(text[: mark.start()] if mark else "")
+            text = text[mark.start() :] if mark else prefixes.cut(text)
             if _BEGINS_TABLE.search(text) and reading.has_rows:
                 tables += reading.tables(path)
                 reading = _Reading(op=reading.mentioned)
@@ -251,8 +279,6 @@ def _columns_of(words: list[str]) -> list[str]:
 
 def _separated(path: Path, content: bytes) -> list[Table]:
     """Read the CSV or the JSON of rccl-tests: one table for each operation and number of ranks."""
-    if len(content) > _MOST_SEPARATED_BYTES:
-        raise DamagedInput(path, f"larger than {_MOST_SEPARATED_BYTES:,} bytes unpacked")
     text = content.decode(errors="replace")
     try:
         if text.lstrip()[:1] == "[":
@@ -305,6 +331,94 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     if not found:
         raise DamagedInput(path, "expected the results of rccl-tests, and no whole row is in it")
     return found
+
+
+class _Device(msgspec.Struct, gc=False):
+    hostname: str | None = ""
+    device_info: str | None = ""
+
+
+class _Config(msgspec.Struct, gc=False):
+    devices: list[_Device] = []
+
+
+class _Place(msgspec.Struct, gc=False):
+    time: float | None = None
+    cpu_time: float | None = None
+    alg_bw: float | str | None = None
+    bus_bw: float | str | None = None
+    nwrong: float | str | None = None
+
+
+class _Result(msgspec.Struct, gc=False):
+    size: int
+    type: str
+    out_of_place: _Place | None = None
+    in_place: _Place | None = None
+
+
+class _Report(msgspec.Struct, gc=False):
+    args: list[str | None] = []
+    config: _Config = msgspec.field(default_factory=_Config)
+    results: list[_Result] = []
+    end_time: str = ""
+
+
+def _reported(path: Path, content: bytes) -> list[Table]:
+    """Read the JSON that nccl-tests writes with -J: one table."""
+    try:
+        report = msgspec.json.decode(_INFINITE.sub(b":null", content), type=_Report)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedInput(path, f"expected the JSON of nccl-tests: {error}") from None
+    rows, broken, wrong = list[Row](), 0, 0.0
+    for each in report.results[:_MOST_ROWS]:
+        outside, inside = each.out_of_place or _Place(), each.in_place or _Place()
+        time_us = outside.time or outside.cpu_time or 0.0
+        rates = [
+            rate if isinstance(rate, float) and 0 <= rate < math.inf else None
+            for rate in (outside.alg_bw, outside.bus_bw, inside.bus_bw)
+        ]
+        is_usable = 0 < time_us <= _LONGEST_US and 0 <= each.size <= _MOST_BYTES
+        if not is_usable or rates[0] is None or rates[1] is None:
+            broken += 1
+            continue
+        wrong += sum(
+            place.nwrong
+            for place in (outside, inside)
+            if isinstance(place.nwrong, float) and 0 < place.nwrong < math.inf
+        )
+        rows.append(
+            Row(
+                bytes=each.size,
+                dtype=_DTYPES.get(each.type[:40], each.type[:40]),
+                time_us=time_us,
+                algorithm_gb_s=rates[0],
+                bus_gb_s=rates[1],
+                in_place_us=inside.time or inside.cpu_time,
+                in_place_bus_gb_s=rates[2],
+            )
+        )
+    if not rows:
+        raise DamagedInput(path, "expected the JSON of nccl-tests, and no whole row is in it")
+    op = _op(Path((report.args or [""])[0] or path.stem).name)
+    devices, widest = report.config.devices, max(rows, key=lambda row: row.bus_gb_s)
+    problems = _problems(int(wrong), broken, len(report.results) - len(report.results[:_MOST_ROWS]))
+    if not report.end_time:
+        problems.append("it ends before its average, so sizes may be missing")
+    is_damaged = bool(problems)
+    if not devices:
+        problems.append("its ranks are not listed")
+    return [
+        Table(
+            op=op,
+            workers=len(devices) or _ranks_told(op, widest) or 1,
+            device=", ".join(sorted({each.device_info or "" for each in devices} - {""})[:8]),
+            rows=tuple(rows),
+            problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
+            nodes=len({each.hostname for each in devices}),
+            is_damaged=is_damaged,
+        )
+    ]
 
 
 def _problems(wrong: int, broken: int, beyond: int) -> list[str]:

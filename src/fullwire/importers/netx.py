@@ -28,12 +28,13 @@ import numpy as np
 from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of, name_of, path_of
-from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, Options
+from fullwire.importers._format import CERTAIN, Format, Likeness, Options, near_miss
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Gradients, Provenance, Real, Run, Spans, Whole
 from fullwire.units import NUMBER, seconds, shown
 
+_NO_HEADER = re.compile(rb"\d{1,9}\n\d{1,9}\n(?:\d[\d.]{0,20},\d{1,15}\n){2}")
 HEADER = "first line is for"
 _LONGEST_LINE = 1_000  # Characters; a real line has some 30.
 _MOST_LINES = 1_100_000  # Blank lines cost time too.
@@ -64,7 +65,9 @@ class _Log(NamedTuple):
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a log."""
-    return CERTAIN if beginning.startswith(HEADER.encode()) else UNLIKE
+    if beginning.startswith(HEADER.encode()):
+        return CERTAIN
+    return near_miss(_NO_HEADER.match(beginning), "its first line, which explains it")
 
 
 def read_netx(path: Path, *, step_time_s: float | None, reduce_cost: Path | None) -> Run:

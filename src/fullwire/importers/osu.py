@@ -22,8 +22,8 @@ from pathlib import Path
 from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
-from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
-from fullwire.importers._tables import Row, Table, run_of, without_tags
+from fullwire.importers._format import LIKELY, NEAR_BYTES, Format, Likeness, near_miss
+from fullwire.importers._tables import Prefixes, Row, Table, run_of, without_tags
 from fullwire.run.run import Run
 
 _LONGEST_LINE = 64 * 1024
@@ -33,8 +33,12 @@ _MOST_TABLES = 1_000
 _MOST_BYTES = 2**50
 _MOST_RANKS = 100_000
 _LONGEST_US = 3.6e9
-_TITLE = re.compile(r"# OSU (MPI|NCCL|RCCL|XCCL)(?:-\w+)?[ _](.{1,80}?) [Tt]est(?: v\S+)?")
-_BEGINS = re.compile(rb"# OSU (?:MPI|NCCL|RCCL|XCCL)[-_ ]")
+_MARK = re.compile(r"# (?:OSU|OMB Python) ")
+_TITLE = re.compile(
+    r"# (?:OSU|OMB Python) (MPI|NCCL|RCCL|XCCL)(?:-\w+)?[ _](.{1,80}?) [Tt]est(?: v\S+)?"
+)
+_BEGINS = re.compile(rb"# (?:OSU|OMB Python) (?:MPI|NCCL|RCCL|XCCL)[-_ ]")
+_NO_TITLE = re.compile(rb"# Size {2,20}(?:Avg )?(?:Latency|Bandwidth) ?\(")
 _RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})\s")
 _ROW = re.compile(r"\s*(\d{1,16})\s+(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,8}\s*$", re.ASCII)
 _ALONE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,3}\s*$", re.ASCII)
@@ -62,7 +66,10 @@ _BY_PART = ("allgather", "alltoall", "gather", "scatter")  # sizes are those of 
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning holds such a table."""
-    return LIKELY if _BEGINS.search(beginning) else UNLIKE
+    if _BEGINS.search(beginning):
+        return LIKELY
+    is_near = _NO_TITLE.search(beginning, 0, NEAR_BYTES)
+    return near_miss(is_near, 'a title such as "# OSU MPI Allreduce Latency Test"')
 
 
 @dataclass(slots=True)
@@ -123,9 +130,12 @@ def read_tables(path: Path) -> list[Table]:
     """Read the tables that one or more of the benchmarks printed into a file."""
     readings: list[_Reading] = []
     left_out: dict[str, None] = {}
-    ranks, is_inside = 0, False
+    ranks, is_inside, prefixes = 0, False, Prefixes()
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
-        text = without_tags(line.decode(errors="replace")).strip()
+        text = without_tags(line.decode(errors="replace"))
+        mark = _MARK.search(text)
+        prefixes.learn(text[: mark.start()] if mark else "")
+        text = prefixes.cut(text).strip()
         if "osu_" in text and (told := _RANKS.search(f"{text} ")):
             ranks = int(told[1]) if 0 < int(told[1]) <= _MOST_RANKS else 0
         if (title := _TITLE.match(text)) is not None:

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fullwire.importers._encodings import BrokenMessageError, fields, signed
-from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, MetricRow, read_metrics
+from fullwire.importers._format import (
+    CERTAIN,
+    NEAR_BYTES,
+    Format,
+    Likeness,
+    MetricRow,
+    near_miss,
+    read_metrics,
+)
 from fullwire.run.run import Run
 
 _MARK, _HEAD_BYTES = b"brain.Event:", 12
@@ -34,7 +42,9 @@ _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is an event file."""
-    return CERTAIN if _MARK in beginning[_HEAD_BYTES : _HEAD_BYTES + 64] else UNLIKE
+    if _MARK in beginning[_HEAD_BYTES : _HEAD_BYTES + 64]:
+        return CERTAIN
+    return near_miss(_MARK in beginning[:NEAR_BYTES], "its version at the beginning")
 
 
 def read_tensorboard(paths: Sequence[Path]) -> Run:

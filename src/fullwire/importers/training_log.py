@@ -22,7 +22,14 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of, name_of
-from fullwire.importers._format import POSSIBLE, UNLIKE, Format, Likeness, compiled
+from fullwire.importers._format import (
+    NEAR_BYTES,
+    POSSIBLE,
+    Format,
+    Likeness,
+    compiled,
+    near_miss,
+)
 from fullwire.importers.nccl_log import Log
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -53,9 +60,18 @@ _BEGINS = re.compile(
 )
 
 
+_TRAINS = re.compile(
+    rb"(?:[Ss]tep|[Ii]ter|[Ii]teration|[Ee]poch)[ :=\[]{1,3}\d[^\n]{0,200}\b[Ll]oss\b"
+    rb"|\d(?:it/s|s/it)\b"
+)
+
+
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning holds lines of a known script."""
-    return POSSIBLE if _BEGINS.search(beginning) else UNLIKE
+    if _BEGINS.search(beginning):
+        return POSSIBLE
+    is_near = _TRAINS.search(beginning, 0, NEAR_BYTES)
+    return near_miss(is_near, "the length of a step as a known script prints it")
 
 
 def read_training_log(path: Path, pattern: str | None) -> Run:

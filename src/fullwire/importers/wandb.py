@@ -21,7 +21,14 @@ from typing import BinaryIO
 import msgspec
 
 from fullwire.importers._encodings import BrokenMessageError, fields
-from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, MetricRow, read_metrics
+from fullwire.importers._format import (
+    CERTAIN,
+    Format,
+    Likeness,
+    MetricRow,
+    near_miss,
+    read_metrics,
+)
 from fullwire.run.run import Run
 
 _MARK = b":W&B\xe1\xbe"
@@ -41,7 +48,9 @@ _KEY, _NESTED_KEY, _JSON = 1, 2, 16
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is a run of wandb."""
-    return CERTAIN if beginning.startswith(_MARK) else UNLIKE
+    if beginning.startswith(_MARK):
+        return CERTAIN
+    return near_miss(_MARK[:4] in beginning[:64], "its mark in the first bytes")
 
 
 def read_wandb(paths: Sequence[Path]) -> Run:

@@ -24,7 +24,14 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
-from fullwire.importers._format import LIKELY, OF_XLA, UNLIKE, Format, Likeness
+from fullwire.importers._format import (
+    LIKELY,
+    NEAR_BYTES,
+    OF_XLA,
+    Format,
+    Likeness,
+    near_miss,
+)
 from fullwire.importers.kineto.recognise import Known, asked_for, kinds_of, op_of, span_name
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -71,7 +78,10 @@ class _Timeline(msgspec.Struct):
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a timeline."""
     is_trace = beginning.lstrip()[:1] == b"{" and b'"traceEvents"' in beginning
-    return LIKELY if is_trace and OF_XLA.search(beginning) else UNLIKE
+    if is_trace and OF_XLA.search(beginning):
+        return LIKELY
+    is_near = b'"hlo_op"' in beginning[:NEAR_BYTES] or b'"XLA Ops"' in beginning[:NEAR_BYTES]
+    return near_miss(is_near, 'the list "traceEvents" with processes such as "/device:GPU:0"')
 
 
 def read_xla(path: Path, *, communication: str | None = None) -> Run:

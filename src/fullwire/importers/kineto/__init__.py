@@ -17,6 +17,7 @@ from fullwire.importers._format import (
     Likeness,
     Options,
     Writing,
+    near_miss,
 )
 from fullwire.importers._recognise import files_among
 
@@ -35,6 +36,9 @@ _EVENTS = re.compile(
 _ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")
 
 
+_OF_AN_EXPORT = 64  # bytes: `fullwire export` begins with its own name
+
+
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is a Kineto trace: metadata may come before events."""
     soon = beginning[:_SOON_BYTES].lstrip()
@@ -42,13 +46,13 @@ def looks_like(beginning: bytes) -> Likeness:
         return CERTAIN if _EVENTS.search(beginning) else UNLIKE
     if soon[:1] != b"{":
         return UNLIKE
-    if OF_XLA.search(soon):
+    if OF_XLA.search(soon) or b'"fullwire"' in soon[:_OF_AN_EXPORT]:
         return UNLIKE
     if sum(key in soon for key in _KEYS) > 1:
         return CERTAIN
     is_one = any(key in soon for key in _KEYS) or b'"traceEvents"' in beginning
     if not is_one and b'"ph"' in soon:
-        return Likeness(0, 'the list "traceEvents"')
+        return near_miss(True, 'the list "traceEvents"')
     return LIKELY if is_one else UNLIKE
 
 

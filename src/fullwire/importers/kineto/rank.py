@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fullwire.importers.kineto import collectives as found_collectives
 from fullwire.importers.kineto.collectives import Found
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
-from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace, last_around
+from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, MOST_US, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
 from fullwire.run.run import SIZE_UNKNOWN, Gradients, Operations, Spans, Text, Whole
 
@@ -223,6 +223,8 @@ def _operations(trace: Trace, steps: Steps) -> Operations:
         key = (number, each.name, each.shapes, each.dtype)
         calls[key] += 1
         busy_ns[key] += each.busy_ns
+    for key in [key for key, total_ns in busy_ns.items() if total_ns > MOST_US * 1000]:
+        del calls[key], busy_ns[key]  # a damaged trace: no step lasts that long
     columns = list(zip(*calls, strict=True)) if calls else [(), (), (), ()]
     return Operations(
         rank=np.zeros(len(calls), np.int64),

@@ -127,14 +127,11 @@ _OPERATOR = re.compile(
     rb'|_(?:To|From)TorchTensor\w*|Optimizer\.step#[^"]*)"'
 )
 _KERNEL = re.compile(
-    rb'"cat"\s*:\s*"kernel"(?:(?!"ph").)*?"dur"\s*:\s*([\d.]+)(?:(?!"ph").)*?'
-    rb'"External id"\s*:\s*(\d+)',
+    rb'"cat"\s*:\s*"kernel"(?:(?!"ph").)*?"dur"\s*:\s*(\d+(?:\.\d+)?)(?:(?!"ph").)*?'
+    rb'"External id"\s*:\s*(\d{1,18})\b',
     re.DOTALL,
 )
-_TELLS_SHAPES = b'"Input Dims"'
-_LONG_EVENT = 2**14  # bytes; a longer one is no operation with few tensors
-
-
+MOST_US = 2.0e15  # 64 years, as for the scanner; a longer time is damage
 _TELLS_SHAPES = b'"Input Dims"'
 _BLOCK_BYTES = 2**20
 WAIT = "_c10d_functional::wait_tensor"
@@ -171,12 +168,15 @@ class _Shapes:
             start, end = block.rfind(b"{", 0, match.start()), block.find(b"}", match.end())
             end = block.find(b"}", end + 1)
             try:
-                self.operators.append(msgspec.json.decode(block[start : end + 1], type=_Operator))
+                operator = msgspec.json.decode(block[start : end + 1], type=_Operator)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # the scanner tells of damage; a name with a bracket is no loss
+            if abs(operator.ts) <= MOST_US and 0 <= operator.dur <= MOST_US:
+                self.operators.append(operator)
         for match in _KERNEL.finditer(block):
-            number = int(match[2])
-            self.kernels_us[number] = self.kernels_us.get(number, 0.0) + float(match[1])
+            number, duration_us = int(match[2]), float(match[1])
+            if duration_us <= MOST_US:
+                self.kernels_us[number] = self.kernels_us.get(number, 0.0) + duration_us
 
     def shaped(self) -> Iterator[Shaped]:
         """Yield the operations. A wrapper is `dispatch`; an optimizer's step is one operation."""
