@@ -438,8 +438,8 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
 
 
 # The error of one run's T1, below and above, as shares of it. With probe steps, 18 of 19 recordings
-# of validation/contention.py's cells were within it, with 2 or 4 ranks on two processors. The rule
-# was chosen on these.
+# of validation/contention.py's cells were within it, with 2 or 4 ranks on two processors. It was
+# chosen on these, when T1 had no least running time, and has not been judged on others.
 _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
     "probe steps": (0.25, 0.25),
     "run delay": (0.40, 0.30),  # Work beside memory traffic is slower too.
