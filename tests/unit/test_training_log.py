@@ -88,6 +88,19 @@ def test_a_pattern_finds_the_steps_of_any_script(
     assert run.metrics.value.tolist() == ([0.1, 0.2] if "accuracy" in pattern else [])
 
 
+def test_each_state_of_a_progress_bar_is_a_line(tmp_path: Path) -> None:
+    bar = "\r".join(f" 10%|#   | {n}/90 [00:01<00:09,  {n}.00it/s]" for n in (2, 4, 5))
+    path = tmp_path / "job.log"
+    path.write_bytes(f"{bar}\r\nthe end\n".encode())
+    run = read(path, pattern=r"(?P<step>\d+)/90 .*?(?P<per_s>[\d.]+)it/s")
+    assert run.spans.step.tolist() == [2, 4, 5]
+    assert (run.spans.end_ns - run.spans.start_ns).tolist() == [
+        500_000_000,
+        250_000_000,
+        200_000_000,
+    ]
+
+
 @pytest.mark.parametrize("lines", [1, 5_000])
 def test_steps_and_lines_of_nccl_in_one_log_are_both_read(tmp_path: Path, lines: int) -> None:
     line = "n1:7:8 [0] NCCL INFO Using network Socket\n"

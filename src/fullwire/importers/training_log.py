@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,8 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
     steps: list[tuple[int, float, float]] = []  # number or -1, seconds, seconds of input wait
     metrics: list[tuple[int, str, float]] = []  # place among the steps, name, value
     odd, log = 0, Log()
-    for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
-        text = line.decode(errors="replace")
+    lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
+    for text in chain.from_iterable(map(_shown, lines)):
         log.take(text)
         told = next((found for each in known if (found := each.search(text))), None)
         if told is None:
@@ -159,6 +160,11 @@ def _asked_for(pattern: str) -> re.Pattern[str]:
             r"'step time: (?P<ms>[\d.]+)', got " + shown(pattern)
         )
     return found
+
+
+def _shown(line: bytes) -> list[str]:
+    """Return the states of a line that a terminal showed: a progress bar writes it anew."""
+    return line.decode(errors="replace").rstrip("\r\n").split("\r")
 
 
 def _number(text: str | None) -> float | None:
