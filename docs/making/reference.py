@@ -341,14 +341,14 @@ def _constants(module: Any) -> Iterator[tuple[str, str, str]]:
 
 def glossary() -> str:
     """List the words of an answer with their meanings."""
-    from fullwire.words.glossary import GLOSSARY
+    from fullwire.words.glossary import glossary as words_by_subject
 
     parts = [
         "# Glossary",
         "The terminal, the page and the JSON keys use these words. `fullwire explain --glossary` "
         "prints them.",
     ]
-    for subject, words in GLOSSARY.items():
+    for subject, words in words_by_subject().items():
         rows = [[f"**{word}**", meaning] for word, meaning in words.items()]
         parts += [f"## {subject}", table(["word", "meaning"], rows)]
     return "\n\n".join(parts)

@@ -6,14 +6,14 @@ A file whose name begins with an underscore is a piece that entries share. `keys
 and loads none of them; asking for one entry loads its file only.
 
 An installed package adds an entry with an entry point: its group is the registry's, its name is the
-key, and its value names the entry (`acme = "acme_traces:FORMAT"`).
+key, and its value names the entry (`acme = "acme_traces:FORMAT"`). A class stands for its instance.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -55,7 +55,7 @@ class Registry(Mapping[str, EntryT]):
                 if entry.key == key:
                     return entry
         if key in self._outside:
-            return self._of_package(self._outside[key])
+            return entry_of(self._outside[key], self._type)
         return self._by_key[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -68,10 +68,7 @@ class Registry(Mapping[str, EntryT]):
                 seen.add(entry.key)
                 yield entry.key
         for key, point in self._outside.items():
-            if key in seen:
-                raise UsageError(
-                    f"{_origin(point)}: fullwire has its own {key!r}: choose another name"
-                )
+            refuse_own_key(point, seen)
             yield key
 
     def __len__(self) -> int:
@@ -84,17 +81,14 @@ class Registry(Mapping[str, EntryT]):
 
     @cached_property
     def _outside(self) -> dict[str, EntryPoint]:
-        if self._group is None:
-            return {}
-        from importlib.metadata import entry_points  # here: it takes longer than all else
-
-        return {point.name: point for point in entry_points(group=self._group)}
+        return {} if self._group is None else entries_outside(self._group)
 
     @cached_property
     def _by_key(self) -> dict[str, EntryT]:
         own = {entry.key: entry for file in self._files for entry in self._of_file(file)}
         return {
-            key: own[key] if key in own else self._of_package(self._outside[key]) for key in self
+            key: own[key] if key in own else entry_of(self._outside[key], self._type)
+            for key in self
         }
 
     def _of_file(self, file: str) -> tuple[EntryT, ...]:
@@ -103,19 +97,35 @@ class Registry(Mapping[str, EntryT]):
             self._loaded[file] = held if isinstance(held, tuple) else (held,)
         return self._loaded[file]
 
-    def _of_package(self, point: EntryPoint) -> EntryT:
-        """Load what another package adds; its mistakes are told with its name."""
-        try:
-            entry = point.load()
-        except (ImportError, AttributeError) as error:
-            raise UsageError(f"{_origin(point)}: cannot be loaded: {error}") from error
-        if not isinstance(entry, self._type):
-            raise UsageError(
-                f"{_origin(point)}: expected a {self._type.__name__}, got {type(entry).__name__}"
-            )
-        if entry.key != point.name:
-            raise UsageError(f"{_origin(point)}: its entry has another key, {entry.key!r}")
-        return entry
+
+def entries_outside(group: str) -> dict[str, EntryPoint]:
+    """Return the entries that other packages add to a group, by key; this loads none of them."""
+    from importlib.metadata import entry_points  # here: it takes longer than all else
+
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def refuse_own_key(point: EntryPoint, own: Collection[str]) -> None:
+    """Refuse the entry of another package that has the key of one of ours."""
+    if point.name in own:
+        raise UsageError(
+            f"{_origin(point)}: fullwire has its own {point.name!r}: choose another name"
+        )
+
+
+def entry_of(point: EntryPoint, of: type[EntryT]) -> EntryT:
+    """Load what another package adds; its mistakes are told with its name."""
+    try:
+        entry = point.load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{_origin(point)}: cannot be loaded: {error}") from error
+    if isinstance(entry, type) and issubclass(entry, of):
+        entry = entry()
+    if not isinstance(entry, of):
+        raise UsageError(f"{_origin(point)}: expected a {of.__name__}, got {type(entry).__name__}")
+    if entry.key != point.name:
+        raise UsageError(f"{_origin(point)}: its entry has another key, {entry.key!r}")
+    return entry
 
 
 def keys_in(folder: str) -> tuple[str, ...]:

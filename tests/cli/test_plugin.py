@@ -1,4 +1,4 @@
-"""The package in `examples/plugin` adds a format: recognised, read, listed, and refused by name."""
+"""The package in `examples/plugin` adds a format, a codec and a fix, used like those of ours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     info = site / f"{about['name'].replace('-', '_')}-{about['version']}.dist-info"
     info.mkdir(parents=True)
-    shutil.copy(PLUGIN / "fullwire_stopwatch.py", site)
+    for module in PLUGIN.glob("*.py"):
+        shutil.copy(module, site)
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n"
     )
@@ -55,3 +56,29 @@ def test_its_label_is_in_the_list_of_formats(tmp_path: Path, cli: Cli) -> None:
     refused = cli("import", tmp_path / "x.txt", "-o", tmp_path / "x.run")
     assert refused.returncode == 3
     assert refused.stderr.endswith(", or stopwatch files\n")
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_codec_is_predicted(cli: Cli) -> None:
+    asked = ("whatif", "resnet50@v100", "--workers", "8", "--bandwidth", "1Gbps")
+    plain = json.loads(cli(*asked, "--json").stdout)["rows"]
+    packed = json.loads(cli(*asked, "--compression", "thirds", "--json").stdout)["rows"]
+    assert packed[0]["step_s"] < plain[0]["step_s"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_fix_is_listed_and_applied(cli: Cli) -> None:
+    assert "arenas of malloc in each process" in " ".join(cli("fixes").stdout.split())
+    job = [sys.executable, "-c", "import os; print(os.environ['MALLOC_ARENA_MAX'])"]
+    done = cli("apply", "arenas:2", "--", *job)
+    assert (done.returncode, done.stdout) == (0, "2\n")
+
+
+def test_a_fix_with_the_key_of_ours_names_its_package(
+    installed: None, tmp_path: Path, cli: Cli
+) -> None:
+    [entries] = tmp_path.glob("site/*.dist-info/entry_points.txt")
+    entries.write_text(entries.read_text().replace("arenas = ", "buckets = "))
+    refused = cli("fixes")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "of fullwire-stopwatch: fullwire has its own 'buckets'" in refused.stderr

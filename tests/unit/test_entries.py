@@ -25,8 +25,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 }
 ENTRIES = [(name, key) for name, registry in REGISTRIES.items() for key in registry]
 TESTS = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-WORDS = "\n".join(path.read_text().lower() for path in DOCUMENTS)
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docs/fullwire.1"]
+WORDS = "\n".join(path.read_text().lower().replace("\\-", "-") for path in DOCUMENTS)
 
 
 @pytest.mark.parametrize(("registry", "key"), ENTRIES)

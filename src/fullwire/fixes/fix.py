@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from fullwire.errors import UsageError
+from fullwire.registry import entries_outside, entry_of, refuse_own_key
 from fullwire.units import shown
 
 if TYPE_CHECKING:  # In a job, fixes are applied and not predicted: it starts without predictions.
@@ -212,12 +213,16 @@ def fix_kind(key: str) -> FixKind:
 
 @cache
 def fix_kinds() -> Mapping[str, FixKind]:
-    """Return all kinds of fix by key, as the files of this folder register them."""
+    """Return all kinds of fix by key: those of this folder's files, and of other packages."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name.startswith("_"):
             continue
         importlib.import_module(f"{__package__}.{module.name}")
-    return dict(sorted(_KINDS.items()))
+    own = dict(_KINDS)
+    outside = entries_outside("fullwire.fixes")
+    for point in outside.values():
+        refuse_own_key(point, own)
+    return dict(sorted({**own, **{k: entry_of(p, FixKind) for k, p in outside.items()}}.items()))
 
 
 def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast | None:

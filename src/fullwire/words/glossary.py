@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 
-GLOSSARY: Mapping[str, Mapping[str, str]] = {
+_VERDICTS = "Verdicts"
+
+_WORDS: Mapping[str, Mapping[str, str]] = {
     "The account of a step": {
         "step": "One pass over a batch, up to the update of the weights. Its time is that "
         "of the usual step.",
@@ -30,12 +32,9 @@ GLOSSARY: Mapping[str, Mapping[str, str]] = {
         "host": "The rest of a step: Python, logs, checkpoints, metrics.",
         "unexplained": "Exposed time that no rule can attribute. The notes name the missing data.",
     },
-    "Verdicts": {
+    _VERDICTS: {  # the kinds of verdict add their own
         "verdict": "The largest part of the account other than compute, if it is at least 10 % of "
         "the step.",
-        "scales": "The verdict where no part reaches 10 % of the step.",
-        "overlap": "The verdict where transfers would fit under computation, but begin too late.",
-        "unknown": "The verdict where the data cannot decide. It lists the missing data.",
         "break-even": "The link speed or the number of workers at which the verdict changes.",
         "evidence": "Measurements of links, sockets and processors that support the verdict.",
     },
@@ -72,15 +71,23 @@ GLOSSARY: Mapping[str, Mapping[str, str]] = {
 }
 
 
+def glossary() -> Mapping[str, Mapping[str, str]]:
+    """Return the words with their meanings, by subject."""
+    from fullwire.findings.verdicts import verdict_kinds  # here: it loads numpy
+
+    kinds = {key: kind.meaning for key, kind in verdict_kinds().items() if kind.meaning}
+    return {**_WORDS, _VERDICTS: {**_WORDS[_VERDICTS], **kinds}}
+
+
 def meanings() -> Mapping[str, str]:
     """Return the meaning of every word."""
-    return {word: meaning for words in GLOSSARY.values() for word, meaning in words.items()}
+    return {word: meaning for words in glossary().values() for word, meaning in words.items()}
 
 
 def glossary_lines(columns: int) -> Iterator[str]:
     """Yield the lines of the glossary, as a terminal of some width shows it."""
     widest = max(map(len, meanings()))
-    for subject, words in GLOSSARY.items():
+    for subject, words in glossary().items():
         yield subject
         for word, meaning in words.items():
             first, *more = wrap(meaning, max(columns - widest - 4, 20))

@@ -59,6 +59,7 @@ class VerdictKind(ABC):
     heading: ClassVar[str] = ""  # Its label among one rank's parts, where `label` would mislead.
     colour: ClassVar[Colour | None] = None  # The colours of its part.
     lost_to: ClassVar[str] = ""  # The loss in words, for the verdicts of other kinds.
+    meaning: ClassVar[str] = ""  # Its meaning, if no part of the account has the same name.
     within: ClassVar[str] = ""  # Its part within a sentence, if not the key.
     is_transfer: ClassVar[bool] = False  # It shares the exposed transfers with others.
     is_of_one: ClassVar[bool] = False  # A single worker can lose it too.

@@ -64,6 +64,7 @@ class Overlap(VerdictKind):
     """Transfers that begin too late."""
 
     key = "overlap"
+    meaning = "The verdict where transfers would fit under computation, but begin too late."
     part = Part.LINE_RATE.key
     is_transfer = True
 

@@ -47,6 +47,7 @@ class Scales(VerdictKind):
     """No loss reaches the threshold."""
 
     key = "scales"
+    meaning = "The verdict where no part reaches 10 % of the step."
     part = NOTHING
 
     def says(self, case: Case) -> Finding:

@@ -204,6 +204,7 @@ class Unknown(VerdictKind):
     """The data cannot decide."""
 
     key = "unknown"
+    meaning = "The verdict where the data cannot decide. It lists the missing data."
     part = Part.UNEXPLAINED.key
     label = "unexplained"
     colour = Colour("#7d7468", "#8d867c")
