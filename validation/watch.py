@@ -83,7 +83,7 @@ STUCK = (
     Case(workers=3, given={"hang": "input", "bytes": 2_000_000}, rank=1),
     Case(workers=3, given={"hang": "missing", "bytes": 2_000_000}, rank=1),
     Case(workers=3, given={"hang": "stopped", "bytes": 2_000_000}, rank=1),
-    Case(workers=3, given={"bytes": 2_000_000}, lab=("--at", "8s", "cut", "2"), rank=2),
+    Case(workers=3, given={"hang": "full-disk", "bytes": 2_000_000}, rank=1),
 )
 
 

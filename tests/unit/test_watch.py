@@ -16,7 +16,7 @@ import fullwire as fw
 from fullwire.answers.watch import _judged, job_named
 from fullwire.answers.watched import waited_for
 from fullwire.recorder.jobs_here import JobHere, RankHere
-from fullwire.recorder.outside import Waits, Watcher, waits_of
+from fullwire.recorder.outside import Waits, Watcher, _main_thread, waits_of
 from fullwire.report.as_data import watched_object
 from fullwire.report.explanation import print_watched
 
@@ -154,6 +154,9 @@ def test_the_stack_names_the_rank_that_is_in_no_collective() -> None:
     assert waited_for({0: alike, 1: late, 2: alike}, dict.fromkeys(range(3), 0.0)) == 1
     assert str(late).endswith("at dataset.py:88 (load)")
     assert waited_for({0: alike, 1: alike}, dict.fromkeys(range(2), 0.0)) is None
+    other = Waits("S", "futex_wait_queue", "train.py:52 (save)", is_in_collective=True)
+    assert waited_for({0: alike, 1: other, 2: alike}, dict.fromkeys(range(3), 0.0)) == 1
+    assert waited_for({0: alike, 1: other}, dict.fromkeys(range(2), 0.0)) is None
 
 
 def test_a_process_that_waits_is_shown_with_its_line(tmp_path: Path) -> None:
@@ -304,3 +307,21 @@ def test_short_steps_whose_pauses_are_often_missed_keep_their_length() -> None:
     found = _judged(a_watcher(looks), 1e9, at_s, has_ended=False)
     assert found.explanation is not None
     assert len(found.explanation.detail.steps) == pytest.approx(200, abs=4)
+
+
+def test_a_process_in_a_container_is_shown_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = tmp_path / "py-spy"
+    frame = (
+        '{"filename": "/job/dataset.py", "short_filename": "dataset.py", "line": 3, "name": "x"}'
+    )
+    spy.write_text(f'#!/bin/sh\necho \'[{{"os_thread_id": 4, "frames": [{frame}]}}]\'\n')
+    spy.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr("fullwire.recorder.outside._main_thread", lambda pid: 4)
+    assert waits_of(os.getpid()).line == "dataset.py:3 (x)"
+
+
+def test_a_process_without_a_container_has_its_own_number() -> None:
+    assert _main_thread(os.getpid()) == os.getpid()

@@ -204,9 +204,16 @@ def waited_for(waits: Mapping[int, Waits], busy: Mapping[int, float]) -> int | N
         lambda rank: waits[rank].state == "D",
         lambda rank: bool(waits[rank].line) and not waits[rank].is_in_collective,
         lambda rank: bool(waits[rank].place) and not waits[rank].for_other_threads,
+        lambda rank: _is_elsewhere(rank, waits),
     )
     for is_late in signs:
         late = [rank for rank in waits if is_late(rank)]
         if len(late) == 1:
             return late[0]
     return None
+
+
+def _is_elsewhere(rank: int, waits: Mapping[int, Waits]) -> bool:
+    """Return whether the others are together at one line of the script, and a rank is not."""
+    others = [each.line for one, each in waits.items() if one != rank]
+    return len(others) > 1 and set(others) == {others[0]} != {waits[rank].line} and others[0] != ""

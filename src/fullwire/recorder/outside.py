@@ -117,7 +117,17 @@ def _python_frames(pid: int) -> list[dict[str, Any]]:
         threads = json.loads(subprocess.run(command, capture_output=True, timeout=_SPY_S).stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return []  # there is no py-spy, the process has ended, or we may not read its memory
-    return next((each["frames"] for each in threads if each["os_thread_id"] == pid), [])
+    main = _main_thread(pid)
+    return next((each["frames"] for each in threads if each["os_thread_id"] == main), [])
+
+
+def _main_thread(pid: int) -> int:
+    """Return the number of a process in its own container, which py-spy gives its main thread."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return pid
 
 
 class Watcher:
