@@ -245,8 +245,8 @@ class Mesh:
         return self.committed is not None and self.committed.step >= step
 
     def await_change(self, epoch: int) -> None:
-        """Return when this epoch has ended; after a while without a reason, ask for another."""
-        asks_ns = time.monotonic_ns() + self._detect_ns * 3 // 2
+        """Return when this epoch has ended; if nobody is lost, ask for another soon."""
+        asks_ns = time.monotonic_ns() + int(_RETRY_S * 1e9)
         with self._changed:
             while self._member is not None and self._member.membership.epoch == epoch:
                 self._raise_failure()

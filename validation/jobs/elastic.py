@@ -1,0 +1,106 @@
+"""A training of 2 MB of parameters and steps of 10 ms that notes each committed step.
+
+    FOLDER STEPS elastic|ddp
+
+A line holds the time, the step, the world size, the checksum of the parameters, and the samples.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+STEP_S = 0.010
+WARM_UP = 20
+
+
+def network() -> torch.nn.Sequential:
+    """Return a model of 2 MB."""
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 896)]
+    return torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(896, 10))
+
+
+class Samples:
+    """As many samples as a long job needs, from few in memory."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._inputs = torch.randn(4096, 64, generator=torch.Generator().manual_seed(2))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._inputs[index % len(self._inputs)], index % 10
+
+
+def rest(began: float) -> None:
+    """Fill the pass up to its time without a processor, as an accelerator's would."""
+    time.sleep(max(began + STEP_S - time.perf_counter(), 0))
+
+
+def elastic(folder: Path, steps: int) -> None:
+    """Train with `fullwire.elastic`."""
+    import fullwire
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    dataset = Samples(48 * steps)
+    job = fullwire.elastic(model, optimizer)
+    noted = (folder / f"steps of {os.environ['FULLWIRE_ELASTIC_WORKER']}").open("w", buffering=1)
+    times = []
+    for given, wanted in job.batches(dataset, batch_size=48, shuffle=False):
+        began, before = time.perf_counter(), job.step_number
+        with job.step():
+            loss = torch.nn.functional.cross_entropy(job.model(given), wanted)
+            rest(began)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if job.step_number > before:
+            times.append(time.perf_counter() - began)
+            if job.step_number % 10 == 0 or job.world_size < 3:
+                whole = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+                digest = zlib.crc32(whole)
+            else:
+                digest = 0
+            part = f"{job.samples[0]} {job.samples[-1]}"
+            print(time.monotonic(), job.step_number, job.world_size, digest, part, file=noted)
+    if job.rank == 0:
+        print(f"median {statistics.median(times[WARM_UP:]):.6f}", flush=True)
+
+
+def ddp(steps: int) -> None:
+    """Train the same under torch's DistributedDataParallel, on the same backend."""
+    dist.init_process_group("fullwire")
+    model = torch.nn.parallel.DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    times = []
+    for _ in range(steps):
+        given, wanted = torch.randn(16, 64), torch.arange(16) % 10
+        began = time.perf_counter()
+        loss = torch.nn.functional.cross_entropy(model(given), wanted)
+        rest(began)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        times.append(time.perf_counter() - began)
+    if dist.get_rank() == 0:
+        print(f"median {statistics.median(times[WARM_UP:]):.6f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[3] == "ddp":
+        ddp(int(sys.argv[2]))
+    else:
+        elastic(Path(sys.argv[1]), int(sys.argv[2]))
