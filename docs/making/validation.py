@@ -54,6 +54,7 @@ PAGES = {
         "soak",
         "torch-tests",
         "membership",
+        "elastic-recovery",
     ),
     "compression": (
         "compression-goals",
