@@ -39,7 +39,7 @@ PAGES = {
     "lab": ("links", "spine", "hierarchies", "papers"),
     "recording": ("recorder", "capturing", "recorder-exhaustion"),
     "captures": ("wires", "wires-labs", "packet-speed", "damaged-captures"),
-    "traces": ("importing", "fleet", "fuzz", "damaged-traces", "fuzz-formats"),
+    "traces": ("importing", "fleet", "fuzz", "damaged-traces", "fuzz-formats", "commands"),
     "transport": (
         "transport",
         "transport-other-days",
