@@ -165,6 +165,18 @@ def test_explain_prints_the_glossary_within_the_terminal(cli: Cli) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 60
 
 
+def test_the_glossary_is_the_same_whatever_was_imported_first() -> None:
+    asked = (
+        "from fullwire.words.glossary import glossary_lines; print(*glossary_lines(60), sep='\\n')"
+    )
+    first = "import fullwire.findings.verdicts.unknown"
+    lines = [
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+        for code in (asked, f"{first}; {asked}")
+    ]
+    assert lines[0] == lines[1]
+
+
 def test_the_man_page_is_what_the_help_says() -> None:
     assert manual.PAGE.read_text() == manual.manual(), "run: python -m docs.making.manual"
 

@@ -75,7 +75,8 @@ def glossary() -> Mapping[str, Mapping[str, str]]:
     """Return the words with their meanings, by subject."""
     from fullwire.findings.verdicts import verdict_kinds  # here: it loads numpy
 
-    kinds = {key: kind.meaning for key, kind in verdict_kinds().items() if kind.meaning}
+    # By name: the order in which kinds register is that in which somebody imported them.
+    kinds = {key: kind.meaning for key, kind in sorted(verdict_kinds().items()) if kind.meaning}
     return {**_WORDS, _VERDICTS: {**_WORDS[_VERDICTS], **kinds}}
 
 
