@@ -100,4 +100,15 @@ def test_the_json_of_a_machine_gives_a_prediction_its_costs(cli: Cli, tmp_path: 
 def test_a_docstring_names_every_parameter_and_its_example_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_docstring(name, tmp_path, monkeypatch)
+    import torch  # the file also loads where torch is not installed
+
+    model = torch.nn.Linear(4, 2)
+    check_docstring(
+        name,
+        tmp_path,
+        monkeypatch,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        criterion=torch.nn.functional.cross_entropy,
+        dataset=[(torch.randn(4), number % 2) for number in range(96)],
+    )

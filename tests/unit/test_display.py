@@ -200,8 +200,10 @@ def test_a_docstring_names_every_parameter_and_its_example_runs(
     check_docstring(name, tmp_path, monkeypatch)
 
 
-def check_docstring(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for every parameter in a docstring, and run its example."""
+def check_docstring(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **given: Any
+) -> None:
+    """Look for every parameter in a docstring, and run its example; `given` are its names."""
     function = getattr(fw, name)
     doc = inspect.getdoc(function) or ""
     for parameter in inspect.signature(function).parameters:
@@ -228,5 +230,4 @@ def check_docstring(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if name == "plan":
         traced(tmp_path / "traces", tp=2)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"fw": fw}
-    exec(compiled, names)
+    exec(compiled, {"fw": fw, **given})

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -53,8 +52,8 @@ def measure(choice: Choice, gradients: Sequence[Tensor], *, repeats: int) -> Mea
     speeds = []
     for threads in sorted({1, torch.get_num_threads()}):
         with _on_threads(threads):
-            pack_s = _usual_s(lambda: method.pack(bucket), repeats)
-            unpack_s = _usual_s(lambda: method.unpack(packed, (SIDE, SIDE)), repeats)
+            pack_s = _least_s(lambda: method.pack(bucket), repeats)
+            unpack_s = _least_s(lambda: method.unpack(packed, (SIDE, SIDE)), repeats)
         bits = 8 * BUCKET_BYTES
         speeds.append(Speeds(threads=threads, pack_bps=bits / pack_s, unpack_bps=bits / unpack_s))
     return MeasuredCodec(
@@ -135,14 +134,15 @@ def _on_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _usual_s(work: Callable[[], Any], repeats: int) -> float:
+def _least_s(work: Callable[[], Any], repeats: int) -> float:
+    """Return the time that work takes when nothing else runs: other work only adds to it."""
     work()  # Memory is taken and pages are touched.
     took_s = []
     for _ in range(repeats):
         began_s = time.perf_counter()
         work()
         took_s.append(time.perf_counter() - began_s)
-    return median(took_s)
+    return min(took_s)
 
 
 def _error(choice: Choice, gradients: Sequence[Tensor]) -> float:
