@@ -488,6 +488,8 @@ def _become(command: Sequence[str], place: Path, out: int, err: int) -> None:
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.environ["HOME"] = str(place)
+        if "--plot" in command:  # the renderer's threads do not survive a fork, if it has drawn
+            os.execv(sys.executable, [sys.executable, "-m", "fullwire", *command])
         sys.stdout = os.fdopen(1, "w", errors="strict", encoding="utf-8")
         sys.stderr = os.fdopen(2, "w", errors="backslashreplace", encoding="utf-8")
         sys.argv = ["fullwire", *command]
