@@ -202,7 +202,7 @@ def test_a_process_of_another_user_is_refused_with_both_users(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     with pytest.raises(
-        fw.UsageError, match=r"watch \d+: expected a process of 4000000, got one of \w+: "
+        fw.UsageError, match=r"watch \d+: expected a process of 4000000, got one of \S+: "
     ):
         fw.watch(os.getpid())
 
