@@ -122,6 +122,27 @@ def test_runs_at_two_batches_show_what_computing_costs_anyway(jobs: tuple[Run, R
     assert any("for each sample" in sentence(note) for note in table.all_notes)
 
 
+def test_a_curve_without_a_usual_step_still_has_its_metric(jobs: tuple[Run, Run]) -> None:
+    spans = jobs[1].spans
+    large = dataclasses.replace(jobs[1], spans=spans.rows(spans.name == "step"))
+    table = fw.whatif(jobs[0], target=GOAL, curve=large, workers=4, global_batch=256)
+    assert any("computing is assumed to grow" in sentence(note) for note in table.all_notes)
+    alone = dataclasses.replace(jobs[1], spans=Spans.empty())
+    asked = fw.whatif(jobs[0], target=GOAL, curve=alone, workers=4, global_batch=256)
+    assert table.columns()["steps"] == pytest.approx(asked.columns()["steps"])
+
+
+def test_computing_that_is_quicker_is_doubted_less(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs[0], dataclasses.replace(jobs[1], spans=Spans.empty())
+    widths = []
+    for speed in (1, 8):
+        asked: dict[str, Any] = {"workers": 4, "bandwidth": "1Gbps", "compute_speed": speed}
+        found = fw.whatif(small, target=GOAL, curve=large, global_batch=1024, **asked)
+        assert found.to_target is not None
+        widths.append(float(np.log(found.to_target.high_s / found.to_target.low_s)[0]))
+    assert widths[1] < 0.9 * widths[0]
+
+
 @pytest.mark.parametrize(
     ("shown_s", "start_s", "sample_s"),
     [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -26,7 +27,6 @@ from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.convergence.batches import (
     BatchLaw,
-    Computing,
     Critical,
     Excess,
     Point,
@@ -36,7 +36,7 @@ from fullwire.convergence.batches import (
     noise_scale,
 )
 from fullwire.convergence.curves import Goal, curve_of, reach, read_goal
-from fullwire.errors import UsageError
+from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
     BeyondTheCurve,
@@ -63,7 +63,7 @@ from fullwire.findings.targets import (
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions
-from fullwire.simulation.typical import typical_step
+from fullwire.simulation.subject import plain_subject
 from fullwire.timeline.passes import passes_of_step
 from fullwire.units import NUMBER, ratio, shown
 from fullwire.words import sentence
@@ -113,8 +113,6 @@ class Evidence:
 
     goal: Goal
     law: BatchLaw
-    pass_samples: int  # of one worker, as the predicted run was recorded
-    computing: Computing
     notes: tuple[Finding, ...]
 
 
@@ -173,21 +171,19 @@ def read_price(text: str | None) -> Price | None:
 
 
 def evidence(
-    subject: tuple[str, Run],
+    many: Sequence[tuple[str, Run]],
     goal: Goal,
     *,
-    curves: RunLike | Sequence[RunLike] = (),
     recorded_batch: Sequence[int] = (),
     critical_batch: float | None = None,
     is_same_batch: bool = False,
 ) -> Evidence:
     """Read the goal's curve in each run that has it, and fit the samples by batch.
 
-    The subject is the predicted run with its name.
+    The first run is the predicted one; each has its name.
     `recorded_batch` is the batch of the whole job for each run, where a run does not know its own.
     With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown.
     """
-    many = [subject, *(named(curves) if curves else [])]
     if recorded_batch and len(recorded_batch) != len(many):
         raise UsageError(
             f"recorded batch: expected one for each of {len(many)} runs, got {len(recorded_batch)}"
@@ -195,7 +191,7 @@ def evidence(
     points: list[Point] = []
     notes: list[Finding] = []
     for number, (name, each) in enumerate(many):
-        if number == 0 and curves and goal.metric not in set(each.metrics.name.tolist()):
+        if number == 0 and many[1:] and goal.metric not in set(each.metrics.name.tolist()):
             continue  # the predicted run may be a workload, and the curves others' runs
         whole = recorded_batch[number] if recorded_batch else global_batch(name, each)
         curve = curve_of(each.metrics, goal.metric, name)
@@ -222,25 +218,30 @@ def evidence(
         middle, low, high = law.critical_between()
         batches = tuple(f"{batch:g}" for batch in sorted({point.batch for point in points}))
         said = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
-    sizes = [
-        _pass_samples(name, each)
-        if not recorded_batch
-        else max(1, round(recorded_batch[number] / _passes(each)))
-        for number, (name, each) in enumerate(many)
-    ]
-    alike = [
-        (name, samples, typical_step(each).alone_ns * 1e-9)
-        for (name, each), samples in zip(many, sizes, strict=True)
-        if len(each.spans) and gradient_bytes(each) == gradient_bytes(many[0][1])
-    ]
     notes = [*([] if said is None else [said]), *notes]
-    return Evidence(
-        goal=goal,
-        law=law,
-        pass_samples=sizes[0],
-        computing=computing(alike),
-        notes=tuple(notes),
+    return Evidence(goal=goal, law=law, notes=tuple(notes))
+
+
+def _own_work(
+    many: Sequence[tuple[str, Run]], recorded_batch: Sequence[int]
+) -> list[tuple[str, int, float]]:
+    """Return the work of a worker's pass in the first run, and in others of the same model."""
+    own, *others = (
+        (name, run, recorded_batch[number] if recorded_batch else None)
+        for number, (name, run) in enumerate(many)
     )
+    shown_s = [_computed(*own)]
+    for name, run, whole in others:
+        if gradient_bytes(run) == gradient_bytes(own[1]):
+            with suppress(FullwireError):  # a run without a usual step still has its metric
+                shown_s.append(_computed(name, run, whole))
+    return shown_s
+
+
+def _computed(name: str, run: Run, whole: int | None) -> tuple[str, int, float]:
+    """Return a run's name, the samples of a worker's pass, and the seconds of its own work."""
+    samples = _pass_samples(name, run) if whole is None else max(1, round(whole / _passes(run)))
+    return name, samples, plain_subject(name, run).step.alone_ns * 1e-9
 
 
 def _critical(
@@ -346,29 +347,30 @@ def to_goal(
         first = predict(more)
         sizes = first.grid.workers
     goal = read_goal(str(asked.target))
+    many = [(name, run), *(named(asked.curve) if asked.curve else [])]
+    recorded_batch = _counts(asked.recorded_batch, "recorded batch")
     known_at = partial(
         evidence,
-        (name, run),
-        curves=asked.curve,
-        recorded_batch=_counts(asked.recorded_batch, "recorded batch"),
+        many,
+        recorded_batch=recorded_batch,
         critical_batch=asked.critical_batch,
         is_same_batch=not batches and sizes == (run.facts.workers,),
     )
-    known = known_at(goal)
+    known, shown_s = known_at(goal), _own_work(many, recorded_batch)
+    law, own_samples = computing(shown_s), shown_s[0][1]
     predictions, between_s = first.predictions, first.interval_s
+    speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
     if batches:
-        speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
         if len(speed) > 1:
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
         parts = []
         for size in sizes:
             shares = np.array(batches) / (together[0] * size)
-            recorded_s = known.computing.time_s(np.array(known.pass_samples))
-            speeds = speed[0] * recorded_s / known.computing.time_s(shares)
+            speeds = speed[0] * law.time_s(np.array(own_samples)) / law.time_s(shares)
             asked_more = {**more, "compute_speed": speeds.tolist()}
             parts.append(predict(asked_more, workers=size, nodes=None))
         predictions, between_s = _joined(parts, batches)
-    whole = known.pass_samples * together[0]
+    whole = own_samples * together[0]
     batch = predictions["workers"].astype(float) * whole
     if batches:
         batch = predictions["batch"].astype(float)
@@ -379,15 +381,14 @@ def to_goal(
     if is_far.any():
         notes.append(FarBatches(count=int(is_far.sum()), largest=known.law.largest))
     if (np.abs(batch / (whole * predictions["workers"]) - 1) > 1e-9).any():
-        law = known.computing
         notes.append(
             SamplesCostApart(runs=law.runs, start_s=law.start_s, sample_s=law.sample_s)
             if law.runs
-            else SamplesCostAlike(run=name, samples=known.pass_samples)
+            else SamplesCostAlike(run=name, samples=own_samples)
         )
     samples = batch / predictions["workers"] / together[0]
-    share = np.minimum(known.computing.time_s(samples) / predictions["step_s"], 1.0)
-    doubt = known.computing.doubt(samples) * share
+    share = np.minimum(law.time_s(samples) / speed[0] / predictions["step_s"], 1.0)
+    doubt = law.doubt(samples) * share
     needed = replace(needed, notes=tuple(notes))
     found = _times(needed, predictions, between_s, doubt, together[0], price)
     return first, predictions, between_s, found

@@ -62,7 +62,8 @@ class Codec:
     method: Callable[..., Method] | None = None  # By the options; None for predictions only.
     by_shape: bool = False  # Its ratio depends on the shapes of gradients.
     most_error: float | None = None  # The guard's limit, where nobody gives one.
-    # By settings, as "rank=2": the least and most of three trainings (validation/compression.py).
+    # By settings, as "rank=2": the least and most of small trainings (validation/compression.py,
+    # and for PowerSGD validation/settings_to_target.py as well).
     steps: Mapping[str, MoreSteps] = field(default_factory=dict)
 
     def compressor(
