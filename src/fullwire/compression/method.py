@@ -153,7 +153,7 @@ class Format(Method):
         """Return a gradient's packed bytes."""
         if not gradient.numel():
             return _bytes_like(gradient, 1, 0)[0]
-        rows = _in_rows(gradient.reshape(-1), 1, self._whole_blocks(gradient.numel()))
+        rows = self._in_rows(gradient.reshape(-1), 1, self._whole_blocks(gradient.numel()))
         packed = _bytes_like(rows, 1, self.row_bytes(rows.shape[1]))
         self.pack_rows(rows, packed)
         return packed[0]
@@ -170,17 +170,12 @@ class Format(Method):
 
     def average(self, bucket: Bucket, group: Any) -> Loss | None:
         """Leave the mean over the ranks in the bucket by direct exchange."""
-        import torch
         import torch.distributed as dist
 
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         values, size = bucket.values, bucket.values.numel()
         count = self._whole_blocks(-(-size // ranks))
-        rows = values.view(ranks, -1) if size == ranks * count else None
-        if rows is None:
-            rows = self._space("padded", values, ranks, FLOAT_BYTES * count).view(torch.float32)
-            rows.view(-1)[:size] = values
-            rows.view(-1)[size:] = 0
+        rows = self._in_rows(values, ranks, count)
         row_bytes = self.row_bytes(count)
         packed = self._space("packed", values, ranks, row_bytes)
         for sent in (slice(0, rank), slice(rank + 1, ranks)):  # The own part stays float32.
@@ -188,8 +183,7 @@ class Format(Method):
                 self.pack_rows(rows[sent], packed[sent])
         received = self._space("received", values, ranks, row_bytes)
         dist.all_to_all_single(received, packed, group=bucket.direct or group)
-        sums = self._space("sums", values, 2, FLOAT_BYTES * count).view(torch.float32)
-        total, theirs = sums.split(1)
+        total, theirs = self._numbers("sums", values, 2, count).split(1)
         total.copy_(rows[rank])
         for other in range(ranks):
             if other != rank:
@@ -200,7 +194,7 @@ class Format(Method):
         received = gathered(rounded[0], ranks, bucket.direct or group, received)
         loss = None
         if bucket.error is not None or bucket.is_measured:
-            arrived = self.unpack_rows(packed, torch.empty_like(rows)).float()
+            arrived = self.unpack_rows(packed, rows.new_empty(rows.shape)).float()
             if bucket.is_measured:
                 others = [other for other in range(ranks) if other != rank]
                 loss = Loss.of(rows[others], arrived[others])
@@ -213,6 +207,21 @@ class Format(Method):
         if found.data_ptr() != values.data_ptr():
             values.copy_(found)
         return loss
+
+    def _in_rows(self, values: Tensor, rows: int, count: int) -> Tensor:
+        """Return values as rows of so many, with zeros at the end."""
+        if values.numel() == rows * count:
+            return values.view(rows, count)
+        padded = self._numbers("padded", values, rows, count)
+        padded.view(-1)[: values.numel()] = values
+        padded.view(-1)[values.numel() :] = 0
+        return padded
+
+    def _numbers(self, use: str, like: Tensor, rows: int, count: int) -> Tensor:
+        """Return rows of float32 in memory that is kept."""
+        import torch
+
+        return self._space(use, like, rows, FLOAT_BYTES * count).view(torch.float32)
 
     def _space(self, use: str, like: Tensor, rows: int, row_bytes: int) -> Tensor:
         """Return rows of bytes, in memory that is kept: new memory costs more than packing."""
@@ -234,15 +243,6 @@ def gathered(packed: Tensor, ranks: int, group: Any, rows: Tensor | None = None)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(rows.view(-1), packed, group=group)
     return rows
-
-
-def _in_rows(values: Tensor, rows: int, count: int) -> Tensor:
-    """Return values as rows of so many, with zeros at the end."""
-    if values.numel() == rows * count:
-        return values.view(rows, count)
-    padded = values.new_zeros(rows * count)
-    padded[: values.numel()] = values
-    return padded.view(rows, count)
 
 
 def _bytes_like(values: Tensor, rows: int, count: int) -> Tensor:
