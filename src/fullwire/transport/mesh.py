@@ -31,17 +31,15 @@ from typing import NamedTuple
 import msgspec
 
 from fullwire.errors import TransportError
-from fullwire.transport.keys import Protection, protection
+from fullwire.transport.keys import protection
 from fullwire.transport.membership import Committed, Ended, Entered, Member, Membership, Message
 from fullwire.transport.place import Place
 from fullwire.transport.rendezvous import (
-    MAGIC,
     Door,
     Meeting,
     NotYet,
     introduced,
     listening,
-    machine,
 )
 
 START_S = 120.0  # the longest wait for a worker that has not come yet, or to be let in
@@ -156,14 +154,12 @@ class Mesh:
         self._kept: dict[int, bytearray] = {}  # for members that have not connected yet
         self._ignored: set[int] = set()
         self._boards: dict[int, dict[str, str]] = {}  # what ranks posted, by epoch
-        self._watched: tuple[int, Callable[[], None]] | None = (
-            None  # an epoch, and what its end asks
-        )
+        # An epoch, and what its end asks for.
+        self._watched: tuple[int, Callable[[], None]] | None = None
         self._hearing = Hearing(self._detect_ns, int(place.stuck_s * 1e9))
         self._awaited_since_ns: dict[int, int] = {}
         self._next_beat_ns = 0
-        protected: Protection = protection()
-        self._meeting = Meeting(place.folder, self.rank, _MOST_RANKS, "mesh", protected)
+        self._meeting = Meeting(place.folder, self.rank, _MOST_RANKS, "mesh", protection())
         self._selector = selectors.DefaultSelector()
         self._listener = listening(place.folder)
         self._door = Door(self._listener, self._meeting)
@@ -172,10 +168,7 @@ class Mesh:
         self._woken.setblocking(False)
         self._wakes.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        host, port = self._listener.getsockname()[:2]
-        place.folder.set(
-            f"rank {self.rank}", f"{host} {port} {machine()} {protected}/{MAGIC.decode()}"
-        )
+        self._meeting.announce(self._listener)
         self._asks = self.rank >= place.starters
         if not self._asks:
             with self._changed:

@@ -43,7 +43,7 @@ from fullwire.transport.congestion import choose
 from fullwire.transport.keys import SECRET_BYTES, Protection, expanded, extracted
 
 INTERFACE_VARIABLE = "FULLWIRE_INTERFACE"  # the address, or the interface, to listen at
-MAGIC = b"FWT4"  # changes whenever ranks of two versions would not understand each other
+_MAGIC = b"FWT4"  # changes whenever ranks of two versions would not understand each other
 _HELLO = struct.Struct("!4sII32s32s")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -90,8 +90,14 @@ class Meeting:
     def secret(self) -> bytes:
         """Derive the secret of this group, from the number that the store holds at present."""
         number = bytes.fromhex(_read(self.store, "number"))
-        purpose = f"{MAGIC.decode()} {self.protection} {self.size} {self.name}"
+        purpose = f"{_MAGIC.decode()} {self.protection} {self.size} {self.name}"
         return expanded(extracted(number, self.protection.key), purpose.encode())
+
+    def announce(self, listener: socket.socket) -> None:
+        """Tell the others where this rank listens, on which machine, and how it is protected."""
+        host, port = listener.getsockname()[:2]
+        protection = f"{self.protection}/{_MAGIC.decode()}"
+        self.store.set(f"rank {self.rank}", f"{host} {port} {_machine()} {protection}")
 
     def record(self, other: int) -> tuple[str, int, str]:
         """Return a rank's address and machine."""
@@ -100,10 +106,10 @@ class Meeting:
             raise NotYet(said.removeprefix(_FAILED).split(" ", 2)[2])
         host, port, machine, rest = said.split(" ")
         protection, _, version = rest.partition("/")
-        if version != MAGIC.decode():
+        if version != _MAGIC.decode():
             raise NotYet(
                 f"its version of Fullwire speaks {version or 'an older form'} and this rank's "
-                f"{MAGIC.decode()}: install the same version on every host"
+                f"{_MAGIC.decode()}: install the same version on every host"
             )
         if protection != str(self.protection):
             raise NotYet(
@@ -141,11 +147,9 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
     until = time.monotonic() + timeout_s
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(listening(store))
-        host, port = listener.getsockname()[:2]
         if rank == 0:
             store.set("number", secrets.token_hex(_NONCE_BYTES))
-        protection = f"{meeting.protection}/{MAGIC.decode()}"
-        store.set(f"rank {rank}", f"{host} {port} {machine()} {protection}")
+        meeting.announce(listener)
         door = Door(listener, meeting)
         opened.callback(door.close)
         found: dict[int, Trusted] = {}
@@ -272,7 +276,7 @@ def introduced(host: str, port: int, meeting: Meeting, other: int, patience_s: f
     secret = meeting.secret()
     own = secrets.token_bytes(SECRET_BYTES)
     nonce, public = secrets.token_bytes(_NONCE_BYTES), _public(meeting, own)
-    hello = _HELLO.pack(MAGIC, meeting.rank, other, nonce, public)
+    hello = _HELLO.pack(_MAGIC, meeting.rank, other, nonce, public)
     with contextlib.ExitStack() as unless_trusted:
         connection = socket.socket(_family(host))
         unless_trusted.callback(connection.close)
@@ -413,7 +417,7 @@ class Door:
     def _greet(self, guest: _Guest, hello: bytes) -> None:
         meeting = self.meeting
         magic, guest.rank, looked_for, _, _ = _HELLO.unpack(hello)
-        is_plausible = magic == MAGIC and looked_for == meeting.rank < guest.rank < meeting.size
+        is_plausible = magic == _MAGIC and looked_for == meeting.rank < guest.rank < meeting.size
         if not is_plausible:
             return self._turn_away(guest)
         try:  # derived each time: an earlier number may be of an earlier attempt
@@ -526,7 +530,7 @@ def interface_address(name: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def machine() -> str:
+def _machine() -> str:
     """Return a name of the running kernel; ranks with the same one share its processors."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
