@@ -20,14 +20,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from fullwire.errors import UsageError
 from fullwire.transport import place
 from fullwire.transport.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
 from fullwire.transport.place import TOO_FEW_STATUS, Folder
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *_FOR_SCRIPTS)
 _GRACE_S = 10.0  # for workers that are told to end
 _LAST_ONES_S = 15.0  # for workers that have not ended when others completed the job
 _MOST_EARLY_DEATHS = 3  # of new workers in a row, before they took part
@@ -104,14 +105,9 @@ class Workers:
             )
         except OSError as error:
             raise UsageError(f"run: {self._command[0]}: {error.strerror}") from None
-        assert process.stdout is not None
-        assert process.stderr is not None
         worker = _Worker(number, process, {}, is_late)
         self._running[number] = worker
-        for stream, out in (
-            (process.stdout, sys.stdout.buffer),
-            (process.stderr, sys.stderr.buffer),
-        ):
+        for stream, out in _streams(process):
             os.set_blocking(stream.fileno(), False)
             worker.lines[stream.fileno()] = b""
             self._selector.register(stream, selectors.EVENT_READ, (worker, out))
@@ -150,11 +146,7 @@ class Workers:
     def _bury(self, worker: _Worker) -> None:
         """A worker has ended: tell the others, and replace it where that helps."""
         del self._running[worker.number]
-        for stream, out in (
-            (worker.process.stdout, sys.stdout.buffer),
-            (worker.process.stderr, sys.stderr.buffer),
-        ):
-            assert stream is not None
+        for stream, out in _streams(worker.process):
             while stream.fileno() in self._selector.get_map():
                 before = worker.lines[stream.fileno()]
                 self._pass_on(worker, stream.fileno(), out)
@@ -202,24 +194,23 @@ class Workers:
         return TOO_FEW_STATUS
 
     def _tell(self, number: int) -> None:
+        """Send a signal to all workers; unless it is one for the script, the job ends soon."""
         for worker in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.process.pid, number)
-        self._ends_s = time.monotonic() + _GRACE_S
+        if number not in _FOR_SCRIPTS:
+            self._ends_s = time.monotonic() + _GRACE_S
 
     @contextlib.contextmanager
     def _passing_on_signals(self) -> Iterator[None]:
         """Pass signals to all workers. Those that end a job end it."""
 
         def heard(number: int, _: FrameType | None) -> None:
-            for worker in self._running.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(worker.process.pid, number)
-            if number not in (signal.SIGUSR1, signal.SIGUSR2):
+            self._tell(number)
+            if number not in _FOR_SCRIPTS:
                 self._signal = number
-                self._ends_s = time.monotonic() + _GRACE_S
 
-        before = {each: signal.signal(each, heard) for each in (*_PASSED_ON, signal.SIGINT)}
+        before = {each: signal.signal(each, heard) for each in _PASSED_ON}
         try:
             yield
         finally:
@@ -248,6 +239,13 @@ def run_workers(
         fw.run_workers(["python", "train.py"], workers=4, least=2, respawn=True)
     """
     return Workers(command, workers, least, respawns=respawn, detect_s=detect_s).run()
+
+
+def _streams(process: subprocess.Popen[bytes]) -> tuple[tuple[IO[bytes], BinaryIO], ...]:
+    """Return what a worker prints to, each with where it goes."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return (process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)
 
 
 def _ended(status: int) -> str:
