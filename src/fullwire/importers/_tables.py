@@ -37,25 +37,28 @@ def without_tags(line: str) -> str:
 class Prefixes:
     """Words that a launcher or a collector of logs puts before each line, such as its host.
 
-    They are learned from the lines that show where the output itself begins: the headings.
+    They are learned from the headings, which show by a mark, `#`, where the output itself begins.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, re.Pattern[str]] = {}
 
-    def learn(self, prefix: str) -> None:
+    def without(self, line: str, mark: re.Pattern[str]) -> str:
+        """Return a line from its mark on, and learn the words before; else cut known words."""
+        if "#" in line and (found := mark.search(line)) is not None:
+            self._learn(line[: found.start()])
+            return line[found.start() :]
+        for pattern in self._known.values():
+            if (known := pattern.match(line)) is not None:
+                return line[known.end() :]
+        return line
+
+    def _learn(self, prefix: str) -> None:
         """Remember words before a heading; other lines may have other numbers in them."""
         if prefix.strip() and len(prefix) <= _LONGEST_PREFIX:
             pattern = re.sub(r"\d+", r"\\d+", re.escape(prefix.rstrip()))
             if pattern not in self._known and len(self._known) < _MOST_PREFIXES:
                 self._known[pattern] = re.compile(pattern, re.ASCII)
-
-    def cut(self, line: str) -> str:
-        """Return a line without such words."""
-        for pattern in self._known.values():
-            if (found := pattern.match(line)) is not None:
-                return line[found.end() :]
-        return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

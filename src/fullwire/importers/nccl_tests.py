@@ -129,10 +129,7 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
             whole = line.decode(errors="replace")
             if log is not None:
                 log.take(whole)
-            text = without_tags(_OF_NCCL.split(whole, maxsplit=1)[0])
-            mark = _MARK.search(text) if "#" in text else None
-            prefixes.learn(text[: mark.start()] if mark else "")
-            text = text[mark.start() :] if mark else prefixes.cut(text)
+            text = prefixes.without(without_tags(_OF_NCCL.split(whole, maxsplit=1)[0]), _MARK)
             if _BEGINS_TABLE.search(text) and reading.has_rows:
                 tables += reading.tables(path)
                 reading = _Reading(op=reading.mentioned)

@@ -132,10 +132,7 @@ def read_tables(path: Path) -> list[Table]:
     left_out: dict[str, None] = {}
     ranks, is_inside, prefixes = 0, False, Prefixes()
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
-        text = without_tags(line.decode(errors="replace"))
-        mark = _MARK.search(text)
-        prefixes.learn(text[: mark.start()] if mark else "")
-        text = prefixes.cut(text).strip()
+        text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
         if "osu_" in text and (told := _RANKS.search(f"{text} ")):
             ranks = int(told[1]) if 0 < int(told[1]) <= _MOST_RANKS else 0
         if (title := _TITLE.match(text)) is not None:
