@@ -383,8 +383,7 @@ class _Search:
                 change=applied.why,
                 fix=str(applied),
                 predicted_s=predicted_s,
-                low_s=applied.low_s,
-                high_s=applied.high_s,
+                interval=of_tuning.time_range(applied.low_s, applied.high_s),
                 left_s=max(self._job.left_s, 0.0),
             )
         )

@@ -5,6 +5,20 @@ from __future__ import annotations
 from fullwire.findings.finding import Finding
 
 
+class TimeRange(Finding):
+    """The ends of an interval, in brackets."""
+
+    template = " ({low_s:time} to {high_s:time})"
+
+    low_s: float
+    high_s: float
+
+
+def time_range(low_s: float | None, high_s: float | None) -> TimeRange | None:
+    """Return the ends of an interval, if there is one."""
+    return None if low_s is None or high_s is None else TimeRange(low_s=low_s, high_s=high_s)
+
+
 class NoGain(Finding):
     """The first look at a fix is no faster than the best so far."""
 
@@ -116,16 +130,15 @@ class TrialBegins(Finding):
     """A fix is about to be tried."""
 
     template = (
-        "trial {number}: {change} ({fix}), predicted "
-        "{predicted_s:time}{high_s:? ({low_s:time} to {high_s:time})}, {left_s:duration} left"
+        "trial {number}: {change} ({fix}), predicted {predicted_s:time}{interval}, "
+        "{left_s:duration} left"
     )
 
     number: int
     change: str
     fix: str
     predicted_s: float
-    low_s: float | None
-    high_s: float | None
+    interval: TimeRange | None
     left_s: float
 
 
@@ -207,15 +220,6 @@ class NothingHelped(Finding):
     """No fix was kept."""
 
     template = "the same: no fix helped by more than noise"
-
-
-class TimeRange(Finding):
-    """The ends of an interval, in brackets."""
-
-    template = " ({low_s:time} to {high_s:time})"
-
-    low_s: float
-    high_s: float
 
 
 class After(Finding):

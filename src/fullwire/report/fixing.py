@@ -11,7 +11,7 @@ from fullwire.findings.tuning import (
     LastShowNoise,
     LossesOfKept,
     NothingHelped,
-    TimeRange,
+    time_range,
 )
 from fullwire.report.terminal import print_table, say
 from fullwire.units import show_time
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
 def print_tuning(result: Tuning) -> None:
     """Print the trials of a tuning, the step before and after, and how to apply the recipe."""
-    print(f"  before  {show_time(result.before_s)} a step{_between(result.before_interval)}")
+    before, after = (
+        ends or (None, None) for ends in (result.before_interval, result.after_interval)
+    )
+    print(f"  before  {show_time(result.before_s)} a step{_between(*before)}")
     rows = [
         [
             str(number),
             trial.words,
-            f"{show_time(trial.predicted_s)}{_between(_ends(trial.low_s, trial.high_s))}",
+            f"{show_time(trial.predicted_s)}{_between(trial.low_s, trial.high_s)}",
             "-" if trial.measured_s is None else show_time(trial.measured_s),
             "yes" if trial.kept else f"no: {trial.reason}",
         ]
@@ -42,13 +45,13 @@ def print_tuning(result: Tuning) -> None:
     if not result.kept:
         print(f"  after   {sentence(NothingHelped())}")
         return
-    after = After(
+    tuned = After(
         step_s=result.after_s,
-        interval=_range(result.after_interval),
+        interval=time_range(*after),
         times=result.before_s / result.after_s,
         is_exact=all(trial.risk == "exact" for trial in result.kept),
     )
-    print(f"  after   {sentence(after)}")
+    print(f"  after   {sentence(tuned)}")
     if result.is_significant is False:
         print(f"  {sentence(LastShowNoise())}")
     for trial in result.kept:
@@ -57,16 +60,8 @@ def print_tuning(result: Tuning) -> None:
     print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
 
 
-def _ends(low_s: float | None, high_s: float | None) -> tuple[float, float] | None:
-    return None if low_s is None or high_s is None else (low_s, high_s)
-
-
-def _range(interval: tuple[float, float] | None) -> TimeRange | None:
-    return None if interval is None else TimeRange(low_s=interval[0], high_s=interval[1])
-
-
-def _between(interval: tuple[float, float] | None) -> str:
-    found = _range(interval)
+def _between(low_s: float | None, high_s: float | None) -> str:
+    found = time_range(low_s, high_s)
     return "" if found is None else sentence(found)
 
 
