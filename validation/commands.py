@@ -145,208 +145,53 @@ tune -o out -- false
 """.strip().splitlines()
 )
 
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.split("|"))
+
+
 NUMBERS = (
-    *(
-        "0",
-        "-1",
-        "-0",
-        "1",
-        "0.5",
-        "1.5",
-        "nan",
-        "inf",
-        "-inf",
-        "1e308",
-        "1e400",
-        "-1e400",
-        "1e-320",
-    ),
-    *(
-        "9" * 19,
-        "9" * 400,
-        "0x10",
-        "1_000",
-        "+5",
-        " 7",
-        "٣",
-        "½",
-        "1,2,,3",
-        ",",
-        "1,",
-        "NaN",
-        "1e15",
-    ),
-    *(
-        "18446744073709551616",
-        "2147483648",
-        "-2147483649",
-        "1000001",
-        "007",
-        "1/0",
-        "5%",
-        "-5%",
-        "500%",
+    *_listed("0|-1|-0|1|0.5|1.5|nan|inf|-inf|1e308|1e400|-1e400|1e-320"),
+    "9" * 19,
+    "9" * 400,
+    *_listed(
+        "0x10|1_000|+5| 7|٣|½|1,2,,3|,|1,|NaN|1e15|18446744073709551616|2147483648|"
+        "-2147483649|1000001|007|1/0|5%|-5%|500%"
     ),
 )
 UNITS = (
-    *(
-        "0Gbps",
-        "-1Gbps",
-        "nanGbps",
-        "infGbps",
-        "1e300Gbps",
-        "1e-300bps",
-        "10XB",
-        "Gbps",
-        "10",
-        "10 Gbps",
-    ),
-    *(
-        "10gbps",
-        "600h",
-        "1e99h",
-        "-5us",
-        "0s",
-        "1us,",
-        "1MiB",
-        "0MiB",
-        "-1MB",
-        "1e30MiB",
-        "5ms/5ms",
-        "1:0",
+    *_listed(
+        "0Gbps|-1Gbps|nanGbps|infGbps|1e300Gbps|1e-300bps|10XB|Gbps|10|10 Gbps|10gbps|600h|"
+        "1e99h|-5us|0s|1us,|1MiB|0MiB|-1MB|1e30MiB|5ms/5ms|1:0"
     ),
 )
 NAMES = (
-    *(
-        "",
-        " ",
-        "-",
-        "--",
-        "---x",
-        "none",
-        "None",
-        "null",
-        "true",
-        "auto",
-        "measured",
-        "full",
-        "full:0",
+    *_listed(
+        "| |-|--|---x|none|None|null|true|auto|measured|full|full:0|full:-1|full:2|full:nan|"
+        "ring|nonsense|nccl|{}|[]|'|\"|%s%n|$HOME|~|*|loss<=|loss<=nan|loss<=-1|<=|0|1.5|"
+        "-0.5|tp=0|tp=-1,pp=1e9|tp=|tp|tp=8,tp=4|lognormal:nan%|lognormal:-5%|"
+        "exponential:1e9%|llama3-8b|vgg16@|@|vgg16@nothing|vgg16@v100:0|vgg16@v100:-1|"
+        "vgg16@v100:1e9|bf16:rank=2|powersgd:rank=0|powersgd:rank=1e9|topk:density=2|"
+        "topk:density=nan|4,0GB/s,1GB/s,sum|0,1GB/s,1GB/s,sum|\x1b[31mred\x1b[0m|\u202eevil|"
+        "\x07bell|a\nb|a\tb|\u2066x|é|日本|\udce4|🙂"
     ),
-    *(
-        "full:-1",
-        "full:2",
-        "full:nan",
-        "ring",
-        "nonsense",
-        "nccl",
-        "{}",
-        "[]",
-        "'",
-        '"',
-        "%s%n",
-        "$HOME",
-    ),
-    *(
-        "~",
-        "*",
-        "loss<=",
-        "loss<=nan",
-        "loss<=-1",
-        "<=",
-        "0",
-        "1.5",
-        "-0.5",
-        "tp=0",
-        "tp=-1,pp=1e9",
-        "tp=",
-    ),
-    *(
-        "tp",
-        "tp=8,tp=4",
-        "lognormal:nan%",
-        "lognormal:-5%",
-        "exponential:1e9%",
-        "llama3-8b",
-        "vgg16@",
-        "@",
-    ),
-    *(
-        "vgg16@nothing",
-        "vgg16@v100:0",
-        "vgg16@v100:-1",
-        "vgg16@v100:1e9",
-        "bf16:rank=2",
-        "powersgd:rank=0",
-    ),
-    *(
-        "powersgd:rank=1e9",
-        "topk:density=2",
-        "topk:density=nan",
-        "4,0GB/s,1GB/s,sum",
-        "0,1GB/s,1GB/s,sum",
-    ),
-    *(
-        "\x1b[31mred\x1b[0m",
-        "\u202eevil",
-        "\x07bell",
-        "a\nb",
-        "a\tb",
-        "\u2066x",
-        "é",
-        "日本",
-        "\udce4",
-        "🙂",
-    ),
-    *("a" * 300, "a" * 5000, "/" * 300, "x=" * 2000, "[" * 3000, "{" * 3000),
+    "a" * 300,
+    "a" * 5000,
+    "/" * 300,
+    "x=" * 2000,
+    "[" * 3000,
+    "{" * 3000,
 )
 PATHS = (
-    *(
-        "missing.run",
-        "missing/x.run",
-        "dir",
-        "empty",
-        "fifo",
-        "loop",
-        "dangling",
-        "noise.bin",
-        "x.txt",
+    *_listed(
+        "missing.run|missing/x.run|dir|empty|fifo|loop|dangling|noise.bin|x.txt|/|/dev/null|"
+        "/dev/zero|/dev/full|/proc/self/mem|/proc/self/fd/0|..|.|./"
     ),
-    *(
-        "/",
-        "/dev/null",
-        "/dev/zero",
-        "/dev/full",
-        "/proc/self/mem",
-        "/proc/self/fd/0",
-        "..",
-        ".",
-        "./",
-        "a" * 300,
-    ),
-    *(
-        "\x1b[31m.run",
-        "\u202egnp.run",
-        "a\nb.run",
-        "\udce4.run",
-        "broken.run",
-        "newer.run",
-        "deep.toml",
-    ),
-    *(
-        "nan.toml",
-        "broken.toml",
-        "broken.json",
-        "lab-gloo.run/run.json",
-        "lab-gloo.run/spans.parquet",
-    ),
-    *(
-        "kept.html",
-        "kept.json",
-        "kept.toml",
-        "lab-gloo.run",
-        "netx.run",
-        "recipe.toml",
-        "huge.json",
+    "a" * 300,
+    *_listed(
+        "\x1b[31m.run|\u202egnp.run|a\nb.run|\udce4.run|broken.run|newer.run|deep.toml|"
+        "nan.toml|broken.toml|broken.json|lab-gloo.run/run.json|lab-gloo.run/spans.parquet|"
+        "kept.html|kept.json|kept.toml|lab-gloo.run|netx.run|recipe.toml|huge.json"
     ),
 )
 VALUES = (*NUMBERS, *UNITS, *NAMES, *PATHS)
