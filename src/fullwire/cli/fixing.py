@@ -94,6 +94,9 @@ def apply(
     )
 
 
+_LEAST, _DETECT = 1, "2s"  # with --workers
+
+
 def run(
     recipe: Annotated[
         Path | None,
@@ -110,11 +113,11 @@ def run(
     ] = None,
     least: Annotated[
         int, typer.Option("--min", help="End the job with fewer workers: exit status 4")
-    ] = 1,
+    ] = _LEAST,
     respawn: Annotated[bool, typer.Option("--respawn", help="Replace lost workers")] = False,
     detect: Annotated[
         str, typer.Option(metavar="TIME", help="Silence after which a worker counts as lost")
-    ] = "2s",
+    ] = _DETECT,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ..."),
@@ -138,6 +141,8 @@ def run(
     if workers is not None:
         if recipe is not None or export is not None:
             raise UsageError("run: expected --workers or --recipe, got both")
+        if strict:
+            raise UsageError("run: expected --strict with --recipe, got it with --workers")
         from fullwire.transport.workers import run_workers
         from fullwire.units import seconds
 
@@ -152,6 +157,8 @@ def run(
         )
     if recipe is None:
         raise UsageError("run: expected --recipe FILE.toml or --workers N, got neither")
+    if respawn or (least, detect) != (_LEAST, _DETECT):
+        raise UsageError("run: expected --min, --respawn and --detect with --workers alone")
     from fullwire.answers.fixing import exported, run_recipe
 
     if export is not None:
