@@ -2,10 +2,10 @@
 
     .venv/bin/python -m validation.commands [--count 2000] [--seed 1] [--most-s 900]
 
-A case is a command that works, with one or two of its values spoiled: a number that cannot be, a
-unit, a name, a path, text with control characters. Or an option of the command is added with such
-a value. Commands run in a folder of their own with small runs, traces, tables and descriptions. A
-case fails if
+A case is a command that works, with one or two of its values spoiled. The value becomes a number
+that cannot be, a unit, a name, a path, or text with control characters. Or an option of the command
+is added with such a value. Commands run in a folder of their own with small runs, traces, tables
+and descriptions. A case fails if
 
 - it ends in a traceback, by a signal, or with an exit status that no command has,
 - it takes longer than 40 seconds,

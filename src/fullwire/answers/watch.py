@@ -242,10 +242,9 @@ def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, Finding | None]:
 def _same_bytes(signal: Reals) -> tuple[NDArray[np.int64], float]:
     """Return where steps begin that all carry the same bytes, and the share that do.
 
-    How long a step takes changes with what else the machine does, and how many bytes it carries
-    does not. So steps are looked for on an axis of bytes: the job is quiet after each whole number
-    of steps. Where many pauses lie so near each other that any bytes would fit, only the longer
-    ones are looked at.
+    Other work on the machine changes the length of a step, and leaves its bytes the same. So steps
+    are looked for on an axis of bytes: the job is quiet after each whole number of steps. Where
+    many pauses lie so near each other that any bytes would fit, only the longer ones are looked at.
     """
     none = np.empty(0, np.int64)
     if not signal.any():
@@ -317,7 +316,7 @@ def _walk(places: Reals, lengths: Reals, size: float) -> tuple[list[float], floa
             else:
                 pause = int(low + np.argmax(lengths[low:high]))
                 at, met = float(places[pause]), met + float(lengths[pause])
-                # What a step carries was known to a cell only.
+                # The bytes of a step were known to a cell only.
                 step += (at - starts[-1] - step) / min(len(starts) + 1, 20)
             starts.append(at)
         if met > best[0]:

@@ -1,4 +1,4 @@
-"""The answer about a job that was watched from outside: what cannot be told, and who is stuck.
+"""The answer about a job that was watched from outside: its doubts, and the ranks that are stuck.
 
 An idle rank may wait for another rank, for its data or for a disk. A burst ends somewhere between
 two looks. So each part has a range, and the verdict is "cannot tell" where ranges let several

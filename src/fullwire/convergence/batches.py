@@ -304,8 +304,8 @@ class Computing:
     def doubt(self, samples: Floats) -> Floats:
         """Return how far the logarithm of this time may be off, beyond the recorded samples.
 
-        Larger passes use a device better, until it is full: small models trained here took up to a
-        third less than this law, at four times the samples (validation/settings_to_target.py).
+        Larger passes use a device better, until it is full. A small model trained here took a third
+        less than this law at four times the samples (validation/settings_to_target.py).
         """
         fewest, most = self.recorded
         away = np.log(np.maximum(samples / most, fewest / samples))

@@ -255,11 +255,11 @@ def by_size(served: Sequence[Range]) -> Finding:
 
 
 class FittedTo(Finding):
-    """What a fitted cluster rests on: its description, and the tables of the fit."""
+    """The sources of a fitted cluster: its description, and the tables of the fit."""
 
     template = "{before:?{before} }Fitted by fullwire cluster fit to {sources:list}."
 
-    before: str  # What its description rests on.
+    before: str  # The sources of its description.
     sources: tuple[str, ...]
 
 
