@@ -1,15 +1,18 @@
 """Questions to old runs: their answers, stored as files, and the comparison of two answers.
 
-    python -m tests.old_answers
+    python -m tests.old_answers NAME...
+    python -m tests.old_answers --all
 
-asks all questions again and writes `data/answers` anew, from the root of a checkout. Look at the
-difference that git shows before you commit it. A number may change only if an answer was wrong. A
+asks the questions of these answers again, or all of them, and writes their files in `data/answers`
+anew, from the root of a checkout. With --all, answers without a question go. Look at the difference
+that git shows before you commit it. A number may change only if an answer was wrong. A
 `.txt` may change if its words were changed on purpose. Runs and inputs are never written again,
 because they test that files of older programs still open (`data/README.md` says how).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import io
@@ -123,19 +126,28 @@ def _alike(expected: Any, got: Any) -> bool:
     return bool(expected == got)
 
 
-def write_answers() -> None:
-    """Ask all questions, and write the answers."""
-    ANSWERS.mkdir(exist_ok=True)
+def write_answers(given: list[str]) -> None:
+    """Ask the questions of the named answers, and write the answers."""
+    parser = argparse.ArgumentParser(prog="python -m tests.old_answers")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="an answer, as explain-lab.json")
+    parser.add_argument("--all", action="store_true", help="write every answer")
+    chosen = parser.parse_args(given)
     asked = questions()
+    for name in chosen.names:
+        if name not in asked:
+            parser.error(f"expected the name of an answer in {DATA / 'questions.txt'}, got {name}")
+    if bool(chosen.names) == chosen.all:
+        parser.error("expected names of answers or --all")
+    ANSWERS.mkdir(exist_ok=True)
     for path in ANSWERS.iterdir():
-        if path.name not in asked:
+        if chosen.all and path.name not in asked:
             path.unlink()
-    for name, question in asked.items():
-        text = answer(question)
+    for name in chosen.names or asked:
+        text = answer(asked[name])
         if name.endswith(".json"):
             text = json.dumps(json.loads(text), indent=1, ensure_ascii=False) + "\n"
         (ANSWERS / name).write_text(text)
 
 
 if __name__ == "__main__":
-    write_answers()
+    write_answers(sys.argv[1:])
