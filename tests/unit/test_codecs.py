@@ -26,10 +26,12 @@ def test_a_codec_has_a_cost_with_its_source_or_says_that_it_has_none(
     assert compressor.label == codec.key
     assert not compressor.is_free
     if cost is None:
-        assert "unknown" in compressor.caveat
+        assert compressor.unmeasured_on
+        assert not compressor.cost_source
     else:
         assert cost.source
-        assert bool(compressor.caveat) is not cost.is_measured
+        assert compressor.cost_source == cost.source
+        assert bool(compressor.unmeasured_on) is not cost.is_measured
         again = parse_codec(str(compressor))
         assert again.ratio == pytest.approx(compressor.ratio, rel=1e-9)
         assert again.encode_bps == compressor.encode_bps
@@ -47,14 +49,17 @@ def test_a_codec_is_a_condition_beside_ratios(key: str) -> None:
     assert ratio == last or CODECS[key].by_shape
     assert codec < none
     assert ideal <= codec or CODECS[key].by_shape  # It may have more than the usual ratio.
-    caveat = CODECS[key].compressor(on_gpu=True).caveat
-    assert (f"{key}: {caveat}." in table.warnings) is bool(caveat)
+    compressor = CODECS[key].compressor(on_gpu=True)
+    said = [line for line in table.warnings if line.startswith(f"{key}: its cost on a GPU is ")]
+    source = compressor.cost_source or "unknown and counts as nothing"
+    expected = [f"{key}: its cost on a GPU is {source}."] if compressor.unmeasured_on else []
+    assert said == expected
 
 
 def test_a_cost_that_nobody_knows_counts_as_nothing_and_is_said() -> None:
     unknown = Codec(key="new", label="gradients as something new", ratio=2).compressor(on_gpu=True)
     assert unknown.codec_s_per_byte(8) == 0
-    assert unknown.caveat == "its cost on a GPU is unknown and counts as nothing"
+    assert (unknown.unmeasured_on, unknown.cost_source) == ("a GPU", "")
     assert not unknown.is_free
 
 
@@ -69,7 +74,7 @@ def test_bfloat16_halves_the_bytes_and_its_cost_on_a_gpu_is_unknown() -> None:
     assert codec == pytest.approx(none / 2, rel=0.02)
     on_processor = CODECS["bf16"].compressor(on_gpu=False)
     assert on_processor.codec_s_per_byte(8) == pytest.approx(1 / 14e9 + (2 - 1 / 8) / 12e9)
-    assert "unknown" in CODECS["bf16"].compressor(on_gpu=True).caveat
+    assert CODECS["bf16"].compressor(on_gpu=True).unmeasured_on == "a GPU"
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,12 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.tuning import (
     AppliedInSome,
     FixToldWhy,
+    MaskedWordsDiffer,
     NobodyCalled,
     NoOutcome,
+    OtherVersion,
     Outcome,
+    RecipeOfAnotherCommand,
 )
 from fullwire.fixes._in_job import (
     APPLIED,
@@ -145,8 +148,8 @@ def run_recipe(
     found = read_recipe(path)
     for difference in _differences(found, command):
         if strict:
-            raise UsageError(f"{path}: {difference}")
-        say(f"{path}: {difference}; its fixes are applied all the same")
+            raise UsageError(f"{path}: {sentence(difference)}")
+        say(f"{path}: {sentence(difference)}; its fixes are applied all the same")
     workers = "" if found.workers is None else f"{found.workers}{'!' if strict else ''}"
     return apply_fixes(found.fixes, command, workers=workers, say=say)
 
@@ -192,15 +195,16 @@ def versions_here() -> dict[str, str]:
     return found
 
 
-def _differences(recipe: Recipe, command: Sequence[str]) -> list[str]:
-    here, found = versions_here(), []
+def _differences(recipe: Recipe, command: Sequence[str]) -> list[Finding]:
+    here = versions_here()
+    found: list[Finding] = []
     if recipe.command and recipe.command != without_secrets(command):
-        found.append(f"command: the recipe was made for {recipe.command}")
+        found.append(RecipeOfAnotherCommand(command=recipe.command))
     if recipe.command_sha256 and not found and recipe.command_sha256 != hash_of(command):
-        found.append("command: the words that are masked in the recipe are others")
+        found.append(MaskedWordsDiffer())
     for name, made_with in recipe.versions.items():
         if name in here and here[name] != made_with:
-            found.append(f"{name}: expected {made_with}, got {here[name]}")
+            found.append(OtherVersion(program=name, expected=made_with, got=here[name]))
     return found
 
 

@@ -43,14 +43,10 @@ from fullwire.simulation.step_price import Job, Plans, Priced, price
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import RECOMPUTE, SCHEDULES, Precision
-from fullwire.workloads.stage_memory import BESIDE_BYTES, GIB, MOST_RESERVED, Columns, Held, peaks
+from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, verdict
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
 DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
-_COMPONENTS = (
-    *("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"),
-    *("gathered_bytes", "buffers_bytes"),
-)
 _MOST_TRIED = 12  # numbers of nodes, in search of one on which a plan fits
 
 
@@ -212,17 +208,21 @@ def _distinct(plans: Plans, priced: Priced, order: Ints) -> Iterator[int]:
 
 
 def _too_large(question: Question, memory: Held, plans: Plans) -> str:
-    """Say which component is too large in the plan that needs the least, and what would fit."""
-    needed = MOST_RESERVED * memory.peak_allocated_bytes + BESIDE_BYTES
-    row = int(np.argmin(needed))
-    parts = {name.removesuffix("_bytes"): float(getattr(memory, name)[row]) for name in _COMPONENTS}
-    largest = max(parts, key=lambda name: parts[name])
+    """Say which stage and component is too large in the plan that needs the least, and what fits.
+
+    A single change fits only where the user fixed a choice: the search tries all others.
+    """
+    row = int(np.argmin(memory.peak_allocated_bytes))
     has, nodes = question.device.memory_bytes, question.cluster.nodes
-    enough = _enough_nodes(question, math.ceil(nodes * needed[row] / has))
+    leanest = verdict(question.model, plans.layout(row, question.precision, question.model), has)
+    needed = leanest.needed_bytes
+    enough = _enough_nodes(question, math.ceil(nodes * needed / has))
+    instead = f", or {leanest.change_name}" if leanest.change_name else ""
     return (
-        f"memory: no plan fits in {has / GIB:.0f} GiB: the leanest (tp {plans.tp[row]}, pp "
-        f"{plans.pp[row]}, dp {plans.dp[row]}) needs {needed[row] / GIB:.0f} GiB, "
-        f"{parts[largest] / GIB:.0f} GiB of it {largest}; expected {enough} instead of {nodes}"
+        f"memory: no plan fits in {has / GIB:.0f} GiB: stage {leanest.stage} of the leanest (tp "
+        f"{plans.tp[row]}, pp {plans.pp[row]}, dp {plans.dp[row]}) needs {needed / GIB:.0f} GiB, "
+        f"{leanest.component_bytes / GIB:.0f} GiB of it {leanest.component}; expected {enough} "
+        f"instead of {nodes}{instead}"
     )
 
 

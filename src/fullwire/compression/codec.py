@@ -85,7 +85,7 @@ class Codec:
             ratio=self.ratio if ratio is None else ratio,
             combining=self.combining,
             name=name or self.key,
-            caveat=f"its cost on {where} is unknown and counts as nothing",
+            unmeasured_on=where,
             steps=self.steps.get(settings),
         )
         if cost is None:
@@ -95,7 +95,8 @@ class Codec:
             encode_bps=cost.encode_bps,
             decode_bps=cost.decode_bps,
             work_per_byte=cost.work_per_byte,
-            caveat="" if cost.is_measured else f"its cost on {where} is {cost.source}",
+            unmeasured_on="" if cost.is_measured else where,
+            cost_source=cost.source,
         )
 
 

@@ -43,7 +43,10 @@ class Compressor:
     combining: Combining = "sum"
     work_per_byte: float = 1.0  # of sending and adding a compressed byte, relative to a float32's
     name: str = ""  # of a codec with a name
-    caveat: str = ""  # the unknown part of its cost
+    # Where its cost is not measured: "a processor" or "a GPU". The speeds then come from
+    # `cost_source`, or count as nothing if that is empty.
+    unmeasured_on: str = ""
+    cost_source: str = ""
     steps: MoreSteps | None = None  # to the same loss; None if nobody measured them
 
     def __post_init__(self) -> None:

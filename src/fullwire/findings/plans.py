@@ -114,3 +114,59 @@ class OnHalfTheBandwidth(Finding):
     slower: float  # Share of the best plan's step.
     is_slower: bool
     plan: str  # Empty if it is the same.
+
+
+class TrainingTakes(Finding):
+    """The expected length of a training under failures, and its goodput."""
+
+    template = (
+        "{hours:,.0f} hours of training take {wall_s:duration} ({low_s:duration} to "
+        "{high_s:duration}): goodput {goodput:.1%} ({goodput_low:.1%} to {goodput_high:.1%})."
+    )
+
+    hours: float  # Without failures.
+    wall_s: float
+    low_s: float
+    high_s: float
+    goodput: float  # Share of the time that goes into steps that stay.
+    goodput_low: float
+    goodput_high: float
+
+
+class Loss(Finding):
+    """The time that a training loses for one reason."""
+
+    template = "{reason} {lost_s:duration}"
+
+    reason: str
+    lost_s: float
+
+
+class ExpectedLosses(Finding):
+    """What a training loses, by name."""
+
+    template = "Expected losses: {losses:list}, in {interruptions:,.0f} interruptions."
+
+    losses: tuple[Loss, ...]
+    interruptions: float
+
+
+class BestCheckpoints(Finding):
+    """The interval between checkpoints that loses the least."""
+
+    template = (
+        "Best interval between checkpoints: {interval_s:duration} of work; a checkpoint has "
+        "{checkpoint_bytes:bytes}."
+    )
+
+    interval_s: float
+    checkpoint_bytes: int
+
+
+class DeviceHours(Finding):
+    """What a training uses, and what the user pays for it."""
+
+    template = "Device-hours: {device_hours:,.0f}.{cost:? Cost at your price: {cost:,.0f}.}"
+
+    device_hours: float
+    cost: float | None  # In the unit of the user's price.

@@ -200,12 +200,22 @@ class UsualStartup(Finding):
 
 
 class CodecCost(Finding):
-    """The cost of a codec is unknown, or was measured elsewhere."""
+    """The cost of a codec was not measured on this kind of device."""
 
-    template = "{codec}: {caveat}."
+    template = "{codec}: its cost on {device} is {source}."
 
     codec: str
-    caveat: str
+    device: str
+    source: str
+
+
+class UnknownCodecCost(Finding):
+    """Nobody knows the cost of a codec on this kind of device."""
+
+    template = "{codec}: its cost on {device} is unknown and counts as nothing."
+
+    codec: str
+    device: str
 
 
 class TreeAtItsBest(Finding):
@@ -392,8 +402,11 @@ def prediction_notes(
     for (name, run), subject in zip(named, subjects, strict=True):
         yield from _of_run(name, run, subject, is_measured=bool(measured))
     for compressor in grid.compressors:
-        if compressor.caveat:
-            yield CodecCost(codec=compressor.name, caveat=compressor.caveat)
+        codec, packed_on = compressor.name, compressor.unmeasured_on
+        if packed_on and compressor.cost_source:
+            yield CodecCost(codec=codec, device=packed_on, source=compressor.cost_source)
+        elif packed_on:
+            yield UnknownCodecCost(codec=codec, device=packed_on)
     for transport in measured:
         if max(grid.workers) > transport.workers and not ranks_are_placed:
             yield MoreHostsAlike(

@@ -249,3 +249,27 @@ class LossesOfKept(Finding):
 
     change: str
     difference: float  # Relative to the mean loss.
+
+
+class RecipeOfAnotherCommand(Finding):
+    """A recipe was made for another command."""
+
+    template = "command: the recipe was made for {command}"
+
+    command: str
+
+
+class MaskedWordsDiffer(Finding):
+    """The secrets of a command are not those of the recipe's."""
+
+    template = "command: the words that are masked in the recipe are others"
+
+
+class OtherVersion(Finding):
+    """A recipe was made with another version of a program."""
+
+    template = "{program}: expected {expected}, got {got}"
+
+    program: str
+    expected: str
+    got: str

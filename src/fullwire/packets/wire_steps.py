@@ -18,7 +18,10 @@ from fullwire.packets.messages import SeenCollectives
 from fullwire.run.facts import Facts
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 
-FROM_PACKETS = "its steps are iterations that packets show"  # a run's remark
+FROM_PACKETS = (  # a run's remark
+    "its steps are iterations that packets show, from the first bytes of one to the first of the "
+    "next; what was computed in them is not known"
+)
 
 
 def with_steps(run: Run, traffic: Traffic) -> Run:
@@ -52,11 +55,9 @@ def with_steps(run: Run, traffic: Traffic) -> Run:
         for rank in ranks.tolist()
         for lane, name, until_ns in kinds
     ]
-    remark = f"{FROM_PACKETS}, from the first bytes of one to the first of the next; "
-    remark += "what was computed in them is not known"
     return replace(
         run,
-        facts=run.facts | Facts(remarks=remark, workers=traffic.ranks),
+        facts=run.facts | Facts(remarks=FROM_PACKETS, workers=traffic.ranks),
         spans=Spans.joined(spans),
         collectives=collectives,
     )

@@ -7,7 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullwire.findings.plans import AnotherChoice, OnHalfTheBandwidth, OthersLeftOut
+from fullwire.findings.plans import (
+    AnotherChoice,
+    BestCheckpoints,
+    DeviceHours,
+    ExpectedLosses,
+    Loss,
+    OnHalfTheBandwidth,
+    OthersLeftOut,
+    TrainingTakes,
+)
 from fullwire.report.terminal import print_table, say
 from fullwire.units import show_rate
 from fullwire.words import sentence, sentences
@@ -207,32 +216,29 @@ def _degrees(one: Planned) -> str:
 
 
 def _print_lasting(found: Lasting) -> None:
-    low, high = found.wall_interval.low_s, found.wall_interval.high_s
-    say(
-        f"{found.work_s / 3600:,.0f} hours of training take {_days(found.wall_s)} "
-        f"({_days(low)} to {_days(high)}): goodput {found.goodput:.1%} "
-        f"({found.goodput_low:.1%} to {found.goodput_high:.1%})."
-    )
     losses = [
-        f"{_LOSSES[name]} {_hours(lost_s)}" for name, lost_s in found.losses.items() if lost_s > 0
+        Loss(reason=_LOSSES[name], lost_s=lost_s)
+        for name, lost_s in found.losses.items()
+        if lost_s > 0
     ]
-    say(f"Expected losses: {', '.join(losses)}, in {found.interruptions:,.0f} interruptions.")
-    say(
-        f"Best interval between checkpoints: {_hours(found.checkpoint_interval_s)} of work; a "
-        f"checkpoint has {found.checkpoint_bytes / 1e12:.2g} TB."
+    told = (
+        TrainingTakes(
+            hours=found.work_s / 3600,
+            wall_s=found.wall_s,
+            low_s=found.wall_interval.low_s,
+            high_s=found.wall_interval.high_s,
+            goodput=found.goodput,
+            goodput_low=found.goodput_low,
+            goodput_high=found.goodput_high,
+        ),
+        ExpectedLosses(losses=tuple(losses), interruptions=found.interruptions),
+        BestCheckpoints(
+            interval_s=found.checkpoint_interval_s, checkpoint_bytes=found.checkpoint_bytes
+        ),
+        DeviceHours(device_hours=found.device_hours, cost=found.cost),
     )
-    paid = "" if found.cost is None else f" Cost at your price: {found.cost:,.0f}."
-    say(f"Device-hours: {found.device_hours:,.0f}.{paid}")
-
-
-def _days(time_s: float) -> str:
-    return f"{time_s / 86400:.3g} days" if time_s >= 2 * 86400 else _hours(time_s)
-
-
-def _hours(time_s: float) -> str:
-    if time_s >= 2 * 3600:
-        return f"{time_s / 3600:,.1f} h"
-    return f"{time_s / 60:.0f} min" if time_s >= 120 else f"{time_s:.0f} s"
+    for line in sentences(told):
+        say(line)
 
 
 def plot_plans(result: PlanAnswer, path: Path) -> None:

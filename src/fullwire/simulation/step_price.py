@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,20 @@ class Plans:
     def rows(self, which: Ints) -> Plans:
         """Return some of the plans."""
         return Plans(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def layout(self, row: int, precision: Precision, model: Architecture) -> Layout:
+        """Return one of the plans by itself."""
+        one: dict[str, Any] = {each.name: getattr(self, each.name)[row] for each in fields(self)}
+        share, layers = float(one.pop("recomputed")), model.layers / int(one["pp"])
+        one = {name: int(value) for name, value in one.items()}
+        flags = ("sequence_parallel", "flash_attention", "tp_overlap", "dp_overlap", "ep_overlap")
+        one |= {name: bool(one[name]) for name in flags}
+        one["recompute"] = RECOMPUTE[one["recompute"]]
+        one["schedule"] = SCHEDULES[one["schedule"]]
+        one["context_kind"] = CONTEXT_KINDS[one["context_kind"]]
+        if one["recompute"] == "full" and share < 1:
+            one["recompute_layers"] = max(1, round(share * layers))
+        return Layout(**one, precision=precision)
 
     @property
     def microbatches(self) -> Ints:

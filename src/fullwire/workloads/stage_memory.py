@@ -147,19 +147,7 @@ class Verdict:
     needed_bytes: float  # with the most that allocators reserve, the context and NCCL
     device_bytes: int
     change: Layout | None  # the plan with the cheapest single change that makes it fit
-    change_name: str
-
-    @property
-    def sentence(self) -> str:
-        """Return the verdict in words."""
-        needed, held = self.needed_bytes / GIB, self.device_bytes / GIB
-        if self.fits:
-            return f"fits: stage {self.stage} needs {needed:.1f} of {held:.1f} GiB"
-        helps = self.change_name or "no single change of the plan makes it fit"
-        return (
-            f"does not fit: stage {self.stage} needs {needed:.1f} of {held:.1f} GiB, most of it "
-            f"{self.component} ({self.component_bytes / GIB:.1f} GiB); {helps}"
-        )
+    change_name: str  # such as "microbatch 2"; empty if none helps
 
 
 _COMPONENTS = {
@@ -196,7 +184,7 @@ def verdict(model: Architecture, layout: Layout, device_bytes: int) -> Verdict:
         needed_bytes=MOST_RESERVED * float(held.peak_allocated_bytes[stage]) + BESIDE_BYTES,
         device_bytes=device_bytes,
         change=change,
-        change_name=name and f"it fits with {name}",
+        change_name=name,
     )
 
 
