@@ -17,8 +17,10 @@ import typer
 
 import fullwire
 from docs.making.diagrams import run_tables
+from docs.making.keys import MEANINGS
 from docs.making.validation import table
 from fullwire.display import Result
+from fullwire.fixes.fix import Fix, fix_kinds
 
 PACKAGE = Path(fullwire.__file__).parent
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -229,11 +231,30 @@ def json_keys() -> str:
         "unit: `_s` seconds, `_bps` bits per second, `_bytes` bytes. Each table below lists the "
         "keys of the answer to the command above it; `[]` marks a list.",
     ]
+    used = set()
     for command, answer in _answers():
-        rows = [[f"`{key}`", kind, _unit(key)] for key, kind in _flat(answer)]
-        parts += [f"## {command.split()[0]}", f"```sh\nfullwire {command} --json\n```"]
-        parts.append(table(["key", "type", "unit"], rows))
+        name = command.split()[0]
+        rows = []
+        for key, kind in _flat(answer):
+            known_as = _known_as(f"{name}.{key.replace('[]', '')}")
+            used.add(known_as)
+            rows.append([f"`{key}`", kind, _unit(key), MEANINGS[known_as]])
+        parts += [f"## {name}", f"```sh\nfullwire {command} --json\n```"]
+        parts.append(table(["key", "type", "unit", "meaning"], rows))
+    if unused := set(MEANINGS) - used:
+        raise RuntimeError(f"docs/making/keys.py: no answer has {', '.join(sorted(unused))}")
     return "\n\n".join(parts)
+
+
+def _known_as(path: str) -> str:
+    """Return the longest name of a key that has a meaning; a star stands for its last word."""
+    words = path.split(".")
+    for begin in range(len(words)):
+        for end in (words[-1], "*"):
+            name = ".".join([*words[begin:-1], end])
+            if name in MEANINGS:
+                return name
+    raise RuntimeError(f"docs/making/keys.py does not say what {path} means")
 
 
 def _answers() -> Iterator[tuple[str, Any]]:
@@ -355,7 +376,7 @@ def glossary() -> str:
 
 
 def settings() -> str:
-    """List the variables of the environment that the code reads."""
+    """List the variables of the environment that the code reads, and settings of frameworks."""
     found = _variables()
     if unknown := found - set(VARIABLES) - OF_ITS_OWN:
         raise RuntimeError(f"docs/making/reference.py does not describe {', '.join(unknown)}")
@@ -371,8 +392,37 @@ def settings() -> str:
             "Commands take their settings as options ([commands](commands.md)). These variables "
             "of the environment reach parts that have no command line:",
             table(["variable", "effect"], [*rows, *others]),
+            "## In the words of a framework",
+            "`fullwire explain` prints these lines for the framework that the job uses, with its "
+            "own values in place of the words in capitals. `torch` stands for a script with a "
+            "loop of its own.",
+            *_framework_settings(),
         ]
     )
+
+
+def _framework_settings() -> Iterator[str]:
+    """Show the lines that make each fix, by framework."""
+    for kind in _kinds_below(Fix):
+        if not kind.lines or any(each.lines for each in kind.__subclasses__()):
+            continue  # a kind below has these lines and more
+        yield f"### {_with_names(kind.template)}"
+        yield _prose(kind.__doc__)
+        for framework, lines in kind.lines.items():
+            yield f"**{framework}**\n\n```text\n{_with_names(lines).rstrip()}\n```"
+
+
+def _kinds_below(kind: type[Fix]) -> Iterator[type[Fix]]:
+    fix_kinds()  # loads the files that declare them
+    for each in kind.__subclasses__():
+        yield each
+        yield from _kinds_below(each)
+
+
+def _with_names(template: str) -> str:
+    """Put the names of fields in capitals in place of the fields."""
+    named = re.sub(r"(?<!{){(\w+)[^{}]*}(?!})", lambda field: field[1].upper(), template)
+    return named.replace("{{", "{").replace("}}", "}")
 
 
 def _variables() -> set[str]:

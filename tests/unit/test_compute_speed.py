@@ -75,4 +75,4 @@ def test_a_speed_that_cannot_be_is_refused(speed: str) -> None:
 
 def test_a_condition_that_nobody_knows_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"whatif: expected .*compute_speed.*, got 'colour'"):
-        fw.whatif("vgg16@v100", colour="blue")
+        fw.whatif("vgg16@v100", colour="blue")  # type: ignore[call-arg]

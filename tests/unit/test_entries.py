@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fullwire.answers.conditions import Asked
+from fullwire.answers.subjects import Conditions
 from fullwire.cli.whatif import whatif
 from fullwire.compression.codec import CODECS
 from fullwire.importers import FORMATS
 from fullwire.registry import keys_in
-from fullwire.simulation.conditions import CHANGES, CONDITIONS
+from fullwire.simulation.conditions import CHANGES, CONDITIONS, AllConditions, StepConditions
 from fullwire.simulation.grid import AXES
 from fullwire.workloads import RECIPES
 
@@ -68,3 +71,10 @@ def test_every_axis_of_a_grid_has_a_record_and_every_change_an_option() -> None:
     assert set(AXES) <= set(CONDITIONS)
     options = inspect.signature(whatif).parameters
     assert all(name in options for name in CHANGES)
+
+
+def test_editors_complete_every_condition() -> None:
+    of_a_step = {*(field.name for field in fields(Conditions)), *CHANGES}
+    assert set(StepConditions.__annotations__) == of_a_step
+    of_a_target = {field.name for field in fields(Asked)}
+    assert set(AllConditions.__annotations__) == of_a_step | of_a_target

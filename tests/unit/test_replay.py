@@ -74,6 +74,6 @@ def test_a_replay_needs_one_value_of_each_condition() -> None:
     with pytest.raises(UsageError, match="one value of each condition"):
         fw.replay(a_run(), workers="8,64", bandwidth="10Gbps")
     with pytest.raises(UsageError, match="expected conditions among"):
-        fw.replay(a_run(), workers=8, bandwidth="10Gbps", target=0.9)
+        fw.replay(a_run(), workers=8, bandwidth="10Gbps", target=0.9)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="expected accumulate 1"):
         fw.replay(a_run(), workers=8, bandwidth="10Gbps", accumulate=4)

@@ -429,7 +429,7 @@ def test_help_lists_every_condition_and_a_wrong_name_lists_them_too() -> None:
         assert listed[name].kind is inspect.Parameter.KEYWORD_ONLY
     assert listed["transport"].default == "full"
     with pytest.raises(UsageError, match=r"bandwidth, .*price, compute_speed.*got 'bandwith'"):
-        fw.whatif("vgg16@v100", bandwith="10Gbps")
+        fw.whatif("vgg16@v100", bandwith="10Gbps")  # type: ignore[call-arg]
 
 
 def test_settings_that_change_nothing_are_answered_as_one() -> None:

@@ -32,7 +32,14 @@ from fullwire.findings.predictions import (
     suspicion_finding,
 )
 from fullwire.run.run import Run
-from fullwire.simulation.conditions import Changes, changed, unfolded, with_names
+from fullwire.simulation.conditions import (
+    AllConditions,
+    Changes,
+    StepConditions,
+    changed,
+    unfolded,
+    with_names,
+)
 from fullwire.simulation.grid import (
     AXES_GIVEN,
     Grid,
@@ -51,6 +58,8 @@ from fullwire.units import ratio, show_time
 from fullwire.words import sentences
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from fullwire.answers.search import Best
     from fullwire.answers.time_to_target import ToTarget
     from fullwire.simulation.target import Targets
@@ -234,7 +243,7 @@ def whatif(
     line_rate: str | float | None = None,
     progress: Progress | None = None,
     on: str = HERE,
-    **more: OneOrMany,
+    **more: Unpack[AllConditions],
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
 
@@ -275,18 +284,19 @@ def whatif(
         table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
         table.to_pandas()
     """
-    goal, conditions = taken(Asked, more), taken(Conditions, more)
+    changes: dict[str, OneOrMany] = {**more}
+    goal, conditions = taken(Asked, changes), taken(Conditions, changes)
     opened = with_batches(runs, batch)
     predict = partial(_table, opened, calibrate=calibrate, line_rate=line_rate, on=on)
     if not goal.is_metric:
-        return predict(conditions, more, target=goal.target, progress=progress)
+        return predict(conditions, changes, target=goal.target, progress=progress)
 
-    def changed_to(changes: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
-        return predict(replace(conditions, **changed), changes)
+    def changed_to(others: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
+        return predict(replace(conditions, **changed), others)
 
     from fullwire.answers.time_to_target import to_goal
 
-    first, predictions, around_s, found = to_goal(changed_to, opened, goal, conditions, more)
+    first, predictions, around_s, found = to_goal(changed_to, opened, goal, conditions, changes)
     return replace(
         first, predictions=predictions, interval_s=around_s, to_target=found, further=None
     )
@@ -379,7 +389,7 @@ def replay(
     calibrate: RunLike | Sequence[RunLike] = (),
     batch: OneOrMany = None,
     line_rate: str | float | None = None,
-    **more: OneOrMany,
+    **more: Unpack[StepConditions],
 ) -> Run:
     """Play a run's typical step under one set of conditions, and return it as a run.
 
@@ -391,8 +401,9 @@ def replay(
 
         fw.explain(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"))
     """
-    conditions = taken(Conditions, more)
-    changes = asked_changes("replay", more, Conditions)
+    given: dict[str, OneOrMany] = {**more}
+    conditions = taken(Conditions, given)
+    changes = asked_changes("replay", given, Conditions)
     [(name, only), *others] = named(with_batches(run, batch), line_rate)
     found = Transports([only], calibrate, (name,), line_rate)
     grid = conditions.grid([only], found)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from fullwire.errors import UsageError
 from fullwire.units import ratio, show_rate, show_time, shown
@@ -20,6 +21,41 @@ if TYPE_CHECKING:
     from fullwire.simulation.grid import Predictions, Subject
 
 Changes: TypeAlias = Mapping[str, tuple[Any, ...]]  # by axis, the values that were asked for
+
+
+class StepConditions(TypedDict, total=False):
+    """The conditions of a step by their names, so that editors complete them."""
+
+    bandwidth: Any
+    workers: Any
+    compression: Any
+    codec: Any
+    codec_costs: str | Path | None
+    transport: Any
+    buckets: Any
+    algorithm: Any
+    latency: Any
+    cluster: Any
+    nodes: Any
+    placement: str
+    accumulate: Any
+    local_steps: Any
+    jitter: Any
+    lane: str
+    compute_speed: Any
+    ranks_per_host: Any
+    fragments: Any
+
+
+class AllConditions(StepConditions, total=False):
+    """Those of a step, and those of a training that has a target."""
+
+    target: str | float | None
+    global_batch: Any
+    curve: Any
+    recorded_batch: Any
+    critical_batch: float | None
+    price: str | None
 
 
 def _number(value: Any) -> str:
