@@ -52,7 +52,7 @@ def printed(question: str, wide: int = WIDE) -> list[str]:
 
 
 @pytest.mark.parametrize("question", ASKED)
-@pytest.mark.parametrize("wide", [60, 80, 120])
+@pytest.mark.parametrize("wide", [60, 80, 100, 120, 200])
 def test_no_line_of_an_answer_is_wider_than_the_terminal(question: str, wide: int) -> None:
     assert max(map(len, printed(question, wide))) <= wide
 
