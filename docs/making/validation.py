@@ -25,7 +25,9 @@ PAGES = {
         "closed-loop",
         "emulation",
     ),
-    "verdicts": ("causes", "contention", "filled-lines", "repeats"),
+    "verdicts": ("causes", "contention", "crowded", "filled-lines", "repeats"),
+    "watch": ("watch", "watch-stuck"),
+    "tune": ("tune",),
     "collectives": (
         "netx",
         "astra",
