@@ -437,8 +437,8 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-# The error of one run's T1, below and above, as shares of it. With probe steps it is three times the
-# worst error of the 8 fitted cells of validation/contention.py, with 2 or 4 ranks on two processors.
+# The error of one run's T1, below and above, as shares of it. With probe steps it is three times
+# the worst error of the 8 fitted cells of validation/contention.py (2 or 4 ranks, two processors).
 # 23 of the 24 judged cells were within the interval.
 _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
     "probe steps": (0.15, 0.15),
