@@ -516,6 +516,30 @@ def test_a_job_that_fails_on_a_full_disk_ends_with_its_own_status(tmp_path: Path
     assert "No space left on device; what was recorded is in" in done.stderr
 
 
+@needs_torch
+@pytest.mark.parametrize("gap_s", [0.02, 0.3, 1.0])
+def test_after_ctrl_c_twice_what_was_recorded_opens(tmp_path: Path, gap_s: float) -> None:
+    """As in a terminal: the job and its recorder both get the signal, at any moment of the end."""
+    place = tmp_path / "job.run"
+    fullwire = [sys.executable, "-m", "fullwire", "record", "-o", str(place), "--"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*fullwire, *solo("endless")], stdout=pipe, stderr=pipe, process_group=0
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # most of thirty steps are written
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(gap_s)
+        with contextlib.suppress(ProcessLookupError):  # all of them may have ended
+            os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.count(b"Traceback") <= 1  # the job's own
+    if not place.exists():
+        join([tmp_path / "job.run.recording"], place)
+    assert span_count(read_run(place), "host", "step") >= 6
+
+
 def test_who_is_interrupted_while_making_the_run_is_told_what_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
