@@ -15,6 +15,7 @@ PARTS = {  # of the account
     "latency": "Waiting for messages that are too small for the line rate to matter.",
     "transport": "Waiting for bytes beyond what the line rate and latency explain.",
     "straggler": "Waiting for a rank that is late.",
+    "bubble": "Stages of a pipeline that wait for each other.",
     "codec": "Packing and unpacking of gradients.",
     "input": "Waiting for data.",
     "host": "Work of the host that is no computing of the model, as metrics and checkpoints.",

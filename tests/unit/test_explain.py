@@ -565,6 +565,7 @@ def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path)
         "latency",
         "transport",
         "straggler",
+        "bubble",
         "codec",
         "input",
         "host",

@@ -73,10 +73,11 @@ class Part(IntEnum):
     LATENCY = 3
     TRANSPORT = 4
     STRAGGLER = 5
-    CODEC = 6
-    INPUT = 7
-    HOST = 8
-    UNEXPLAINED = 9
+    BUBBLE = 6  # stages of a pipeline wait for each other
+    CODEC = 7
+    INPUT = 8
+    HOST = 9
+    UNEXPLAINED = 10
 
     @property
     def key(self) -> str:
@@ -87,6 +88,7 @@ class Part(IntEnum):
 _PART_OF = {
     Doing.COMPUTE: Part.COMPUTE,
     Doing.WAITING: Part.STRAGGLER,
+    Doing.BUBBLE: Part.BUBBLE,
     Doing.UNTOLD: Part.UNEXPLAINED,
     Doing.CODEC: Part.CODEC,
     Doing.INPUT: Part.INPUT,

@@ -50,6 +50,8 @@ def rank_breakdown(line: Timeline) -> RankBreakdown:
         communication_s=line.total_ns(line.is_communicating) * 1e-9,
         exposed_s=exposed_ns * 1e-9,
         overlap_s=line.total_ns(is_overlapped) * 1e-9,
-        waiting_s=None if is_untold else line.total_ns(line.doing == Doing.WAITING) * 1e-9,
+        waiting_s=None
+        if is_untold
+        else line.total_ns(np.isin(line.doing, (Doing.WAITING, Doing.BUBBLE))) * 1e-9,
         idle_s=(span_ns - line.total_ns(line.is_busy)) * 1e-9,
     )

@@ -43,9 +43,10 @@ class Doing(IntEnum):
     WAITING = 1
     TRANSFER = 2
     UNTOLD = 3  # communication that may be waiting or transfer
-    CODEC = 4
-    INPUT = 5
-    REST = 6
+    BUBBLE = 4  # a stage of a pipeline waits for another one
+    CODEC = 5
+    INPUT = 6
+    REST = 7
 
 
 class Kind(IntEnum):
@@ -259,6 +260,8 @@ def _timeline(
     covered = {kind: _covers(moments, *intervals[kind]) for kind in Kind}
     period = _inside(moments, periods.start_ns, periods.end_ns)
     outstanding = _covers(moments, issue, end)
+    of_pipeline = transfers.is_of_pipeline[collectives]
+    is_between_stages = _covers(moments, issue[of_pipeline], end[of_pipeline])
     is_untold = _covers(moments, *untold) | covered[Kind.SENDING]
     is_at_work = covered[Kind.COMPUTE] & ~covered[Kind.BLOCKED]
     is_computing = is_at_work & ~covered[Kind.PACKING]
@@ -270,6 +273,7 @@ def _timeline(
             is_at_work,
             period >= 0,
             is_untold,
+            is_between_stages,
             outstanding,
             is_packing,
             covered[Kind.INPUT],
@@ -279,6 +283,7 @@ def _timeline(
             Doing.CODEC,
             Doing.TRANSFER,
             Doing.UNTOLD,
+            Doing.BUBBLE,
             Doing.WAITING,
             Doing.CODEC,
             Doing.INPUT,

@@ -16,6 +16,7 @@ part of the waiting is assigned to no rank here. It already counts where the ran
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ from fullwire.units import ratio, shown
 MOST_WORKERS = 100_000_000
 CLOCK_SHARE = 0.1  # of the collectives may end before their latest issue: clocks differ a little
 _NEED_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
+_PIPELINE = re.compile(r"(?:^|[^a-z])(?:pp|pipe(?:line)?|stages)(?:[^a-z]|$)")
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -47,7 +49,8 @@ class Transfers:
     is_in_host: NDArray[np.bool_]  # between ranks of one host, by its processors
     codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
     hops: Whole  # messages that wait for each other
-    caused_ns: Floats  # the waiting of all other ranks for this one
+    caused_ns: Floats  # the waiting of all other ranks for this one, but for stages of a pipeline
+    is_of_pipeline: NDArray[np.bool_]  # between its stages, by the names of groups
     clock_error_ns: int  # the least error between ranks' clocks; 0 where none is seen
 
 
@@ -73,6 +76,8 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     is_in_host = _are_in_one_host(run, group)[group.codes]
     has_size = table.dtype != SIZE_UNKNOWN
     ready_ns = np.clip(latest_ns, table.issue_ns, table.end_ns)
+    names_pipeline = [_PIPELINE.search(str(name).lower()) is not None for name in group.names]
+    is_of_pipeline = np.array(names_pipeline, bool)[group.codes]
     return Transfers(
         ready_ns=ready_ns,
         is_known=is_known,
@@ -83,7 +88,8 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
         codec_ns=codec_ns,
         # A collective of unknown size cannot serve as a small one that shows a message's cost.
         hops=np.where(has_size, np.asarray(cost.hops, np.int64), 0),
-        caused_ns=matched.caused_ns(table, group.codes, ready_ns),
+        caused_ns=np.where(is_of_pipeline, 0.0, matched.caused_ns(table, group.codes, ready_ns)),
+        is_of_pipeline=is_of_pipeline,
         clock_error_ns=_clock_error_ns(run, latest_ns, is_known),
     )
 

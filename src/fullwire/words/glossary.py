@@ -27,6 +27,7 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
         "transport": "Exposed time beyond line rate and latency. The library that sends, such as "
         "Gloo or NCCL, leaves the links idle for so long.",
         "straggler": "Ranks wait for the latest rank of a collective.",
+        "bubble": "Stages of a pipeline wait for each other.",
         "codec": "Gradients are packed and unpacked, by a compressor or a communication hook.",
         "input": "The rank waits for its next batch.",
         "host": "The rest of a step: Python, logs, checkpoints, metrics.",
