@@ -14,12 +14,25 @@ import fullwire as fw
 from fullwire.errors import FullwireError
 from fullwire.report.as_data import run_object
 from fullwire.report.chrome import write_chrome
+from fullwire.report.explanation import print_explanation
+from fullwire.report.page import contents as page_contents
 from fullwire.report.terminal import print_run
 from fullwire.run.facts import named
 from fullwire.run.run import Collectives, Provenance, Run
+from tests.jobs_by_hand import a_trained_job
 from tests.strategies import cases, odd_jobs, runs
 
 any_runs = odd_jobs() | runs()
+
+
+SOUND = a_trained_job()
+
+
+def _explained(run: Run) -> None:
+    found = fw.explain(run)
+    with contextlib.redirect_stdout(io.StringIO()):
+        print_explanation(found)
+    assert "<script" not in found._repr_html_()
 
 
 def _shown(run: Run) -> None:
@@ -31,13 +44,31 @@ def _shown(run: Run) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        fw.explain,
+        _explained,
         fw.whatif,
         lambda run: fw.whatif(run, workers=[1, 7], bandwidth=["1bps", "400Gbps"]),
+        lambda run: fw.whatif(run, target="loss<=0.3", recorded_batch=64),
+        lambda run: fw.compare(SOUND, run),
+        lambda run: fw.compare(run, SOUND),
+        lambda run: fw.flows(run),
+        lambda run: fw.plan(recorded=run, to="tp=2", cluster="dgx-h100", nodes=1),
+        lambda run: page_contents([SOUND, run]),
         lambda run: write_chrome(run, io.BytesIO()),
         _shown,
     ],
-    ids=["explain", "whatif", "whatif of other workers", "export", "show"],
+    ids=[
+        "explain",
+        "whatif",
+        "whatif of other workers",
+        "target",
+        "compare after",
+        "compare before",
+        "flows",
+        "plan",
+        "page",
+        "export",
+        "show",
+    ],
 )
 @cases(60)
 @given(any_runs)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.packets.edges import (
     EdgeFacts,
     Edges,
@@ -57,6 +57,7 @@ _SAME_PERIOD = 0.05
 _LEAST_GAP_NS = 500_000_000  # A job takes longer to start.
 _LEAST_SHARE = 0.02  # Share of the payload: a job has more.
 _MOST_JOBS = 16
+_MOST_BYTES = 2.0**60  # of all packets of a run
 _LEAST_BUSY = 0.5  # A slow link is busy for this share of the time.
 _MUCH_BUSIER = 1.6  # It is busier than the others by this factor.
 _MUCH_SLOWER = 1.4  # It is slower by this factor: else it just has more to send.
@@ -126,6 +127,9 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
                 ["flows: this holds no TCP, UDP or RoCEv2 packets between hosts", *run.missing[:1]]
             )
         )
+    all_bytes = float(np.sum(run.flows.payload_bytes + 0.0) + np.sum(run.flows.wire_bytes + 0.0))
+    if all_bytes > _MOST_BYTES:
+        raise DamagedInput(run.provenance.source, f"flows: {all_bytes:.3g} bytes cannot be")
     turns = trainings_in_turn(run)
     if len(turns) == 1:
         return _at_once(run, model_bytes)

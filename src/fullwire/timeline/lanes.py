@@ -155,7 +155,13 @@ def drawing(run: Run, account: Account, parts: Iterable[Spans] | None = None) ->
     waiting = np.array([row[Part.STRAGGLER.key] for row in account.rank_parts_s()])
     order = np.argsort(-abs(waiting - np.median(waiting)), kind="stable")
     ranks = np.sort(np.array(account.ranks)[order[:MOST_RANKS]])
-    chosen = _chosen_steps(account, max(3, min(MOST_STEPS, _MOST_PAGES // max(len(ranks), 1))))
+    chosen = {
+        place: word
+        for place, word in _chosen_steps(
+            account, max(3, min(MOST_STEPS, _MOST_PAGES // max(len(ranks), 1)))
+        ).items()
+        if account.parts_ns[:, place].sum(axis=1).all()  # a step without length shows nothing
+    }
     numbers = [int(account.steps[place]) for place in chosen]
     drawn = [
         [rows.in_step(number) for number in numbers]
