@@ -69,7 +69,13 @@ PAGES = {
     "models": ("models",),
     "operations": ("operations", "memory"),
     "plans": ("plans",),
-    "time-to-target": ("reference-points", "time-to-target", "diloco", "replicas"),
+    "time-to-target": (
+        "reference-points",
+        "time-to-target",
+        "settings-to-target",
+        "diloco",
+        "replicas",
+    ),
 }
 
 
