@@ -47,7 +47,9 @@ class Question:
         str,
         typer.Option(help="step (the least time), cost (device-hours) or goodput (with failures)"),
     ] = "step"
-    fix: Annotated[str | None, typer.Option(help="What is decided: tp=8,recompute=none")] = None
+    fix: Annotated[
+        str | None, typer.Option(help="Choices that the search keeps: tp=8,recompute=none")
+    ] = None
     top: Annotated[int, typer.Option(help="Show so many plans")] = 20
     why: Annotated[bool, typer.Option("--why", help="The gain of each choice")] = False
     bandwidth: Annotated[

@@ -242,7 +242,7 @@ _TABLE = (
         across=6,
         scale=1,
         option="compute_speed",
-        help="What a worker does alone, so many times as fast: 1,1.5,2",
+        help="Speed of a worker's own work, 1 as recorded: 1,1.5,2",
         read=lambda value: ratio(value, "compute speed"),
         apply=_at_speed,
     ),
