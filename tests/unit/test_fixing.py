@@ -491,3 +491,26 @@ def test_a_confirmation_that_fails_loses_no_trial(tmp_path: Path) -> None:
     assert [str(each) for each in read_recipe(found.recipe).fixes] == ["buckets:50", "threads:1"]
     assert found.after_s < found.before_s
     assert found.is_significant is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "gain", "is_kept"), [(3, 0.1, True), (9, 0.1, False), (3, 0.02, False)]
+)
+def test_a_gain_that_may_be_noise_gets_more_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs: int, gain: float, is_kept: bool
+) -> None:
+    """Two pairs cannot tell a gain of a tenth here; so many can. A gain of 2 % gets no more."""
+    job: Any = Recordings(tmp_path, 99, UsageError("none"))
+    search = _Search(job, ("exact",), lambda sentence: None)
+    search.begin()
+
+    def judged(before: Sequence[_Recorded], after: Sequence[_Recorded]) -> SimpleNamespace:
+        is_clear = len(after) >= pairs
+        return SimpleNamespace(
+            ratio=1 - gain, after_s=1 - gain, before_s=1.0, is_significant=is_clear
+        )
+
+    monkeypatch.setattr(search, "_judged", judged)
+    made = job.made
+    assert search._tried(parse_fix("buckets:50"))[1] is is_kept
+    assert job.made - made == {True: 5, False: 7 if gain > 0.03 else 3}[is_kept]

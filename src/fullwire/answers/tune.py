@@ -65,6 +65,7 @@ RECIPE = "recipe.toml"
 _FIRST_STEPS = 30
 _RECORDING_S = 6.0  # of steps in a recording, where --steps is not given
 _STEPS = (24, 120)
+_WORTH_MORE_PAIRS, _MOST_PAIRS = 0.03, 4  # of the step; A B B A has two
 _LEAST_GAIN = 0.01  # of the step: a smaller one is not tried a second time
 _SLOWER = 3.0  # times as long as the first recording: a trial that takes longer hangs
 _LEAST_LIMIT_S = 30.0
@@ -465,6 +466,10 @@ class _Search:
             after = [look, self._job.recorded(fixes)]
             before = [self._best[-1], self._job.recorded(self._kept)]
             found = self._judged(before, after)
+            while self._is_open(found) and len(after) < _MOST_PAIRS and self._job.allows(7):
+                before.append(self._job.recorded(self._kept))
+                after.append(self._job.recorded(fixes))
+                found = self._judged(before, after)
         except FullwireError as error:
             return None, False, of_tuning.TrialEnded(why=str(error)), differs
         self._best = before
@@ -474,6 +479,10 @@ class _Search:
         self._last = None if self._kept else found
         self._kept, self._best = fixes, after
         return found.after_s, True, of_tuning.Faster(times=1 / found.ratio), differs
+
+    def _is_open(self, found: Against) -> bool:
+        """Say whether a gain that is worth more pairs may still be noise."""
+        return not found.is_significant and found.ratio < 1 - _WORTH_MORE_PAIRS
 
     def _loss_difference(self, recorded: _Recorded) -> float | None:
         """Return how far the first losses are from those of the job as it is, relatively."""
