@@ -93,6 +93,9 @@ def without_memory(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     given = torch.ones(3 << 24)
     output = torch.empty(1 << 24)
     dist.barrier()
+    # A rank that has left the barrier may fail while others are still in it, and they hear of it.
+    store.set(f"past the barrier {rank}", "")
+    store.wait([f"past the barrier {each}" for each in range(size)])
     if rank == LACKING:
         with open("/proc/self/statm") as statm:
             used_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
