@@ -15,11 +15,13 @@ import pytest
 import fullwire as fw
 from fullwire.answers.search import explorer
 from fullwire.errors import UsageError
+from fullwire.findings.verdicts import drawn_parts
 from fullwire.report.page import contents, page, write_page
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Provenance, Run, Spans
 from fullwire.timeline.lanes import drawing
+from fullwire.timeline.timeline import Doing
 from tests.browser import Browser
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
@@ -31,6 +33,19 @@ EVIL = (
     "\"'`{{data}} \u202e\u05e9\u05dc\u05d5\u05dd \x1b[31m " + "A" * 10_000
 )
 SCALING = r"scaling factor (\d\.\d+)"
+
+
+def test_each_part_and_each_activity_has_a_colour_on_screen_and_on_paper_and_words() -> None:
+    place = Path(fw.__file__).parent / "report" / "page"
+    style, script = (place / "page.css").read_text(), (place / "page.js").read_text()
+    words = re.search(r"DOING_WORDS = {(.*?)}", script, re.DOTALL)
+    assert words is not None
+    for doing in Doing:
+        assert re.search(rf"\b{doing.name.lower()}: ", words[1]), doing
+        assert f"svg .{doing.name.lower()}" in style, doing
+    on_paper = style.partition("@media print")[2]
+    for part in drawn_parts():
+        assert f"--{part}: #" in on_paper, part
 
 
 @pytest.fixture

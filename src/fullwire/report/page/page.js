@@ -479,8 +479,8 @@
   const MOST_ROWS = 10; // of collectives that overlap
   const ROW = { doing: 7, compute: 20, communication: 14, input: 11, host: 11, gap: 3, apart: 18 };
   const LANE_WORDS = { compute: "compute", communication: "network", input: "input", host: "host" };
-  const DOING_WORDS = { compute: "compute", waiting: "waiting for the latest rank", transfer: "transfer", untold: "waiting or transfer",
-    codec: "codec", input: "input", rest: "host" };
+  const DOING_WORDS = { compute: "compute", waiting: "waiting for the latest rank", bubble: "waiting for other stages",
+    transfer: "transfer", untold: "waiting or transfer", codec: "codec", input: "input", rest: "host" };
 
   // Bars come as columns: names, starts as differences, lengths, counts; of collectives also their
   // time in the queue, until the last rank came, and bytes. A column of one value is that value.
