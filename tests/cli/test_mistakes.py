@@ -148,3 +148,11 @@ def test_where_something_was_written_is_said_without_escapes(cli: Cli, tmp_path:
     write(a_trained_job(), tmp_path / "x.run")
     done = cli("export", "x.run", "-o", "\x1b[2J.json", cwd=tmp_path)
     assert done.stderr == "written: \\x1b[2J.json\n"
+
+
+def test_a_command_that_cannot_begin_is_named_without_escapes(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "\x1b[2J\u202e.py").write_text("#!/nothing/there\n")
+    (tmp_path / "\x1b[2J\u202e.py").chmod(0o755)
+    done = cli("record", "-o", "x.run", "--", "./\x1b[2J\u202e.py", cwd=tmp_path)
+    assert "./\\x1b[2J\\u202e.py: cannot be run: No such file" in done.stderr
+    assert done.stderr.replace("\n", "").isprintable()

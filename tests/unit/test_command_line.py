@@ -32,6 +32,47 @@ def test_values_of_what_is_named_a_secret_are_masked(command: list[str], kept: s
     assert without_secrets(command) == expected
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["env", "API_KEY=x hunter2"],
+        ["env", "PGPASSWORD=hunter2"],
+        ["env", "SSHPASS=hunter2"],
+        ["env", "DB_PASS=hunter2"],
+        ["p", "--password=it's hunter2"],
+        ["p", "--MYSECRETKEY=hunter2"],
+        ["p", "--auth", "me:hunter2"],
+        ["p", '{"api_key": "hunter2"}'],
+        ["p", "api_key: hunter2"],
+        ["srun", "--export=ALL,HF_TOKEN=hunter2,LR=3", "p"],
+        ["docker", "run", "-eHF_TOKEN=hunter2"],
+        ["curl", "-H", "Authorization: Bearer hunter2"],
+        ["curl", "-u", "me:hunter2", "http://host"],
+        ["curl", "http://host/?a=1&access_token=hunter2&b=2"],
+        ["sh", "-c", "curl -H 'X-Api-Key: hunter2' http://host; python t.py"],
+        ["sh", "-c", "API_KEY='a'\"hunter2\" python t.py"],
+        ["sh", "-c", "API_KEY=a\\ hunter2 python t.py"],
+        ["sh", "-c", "API_KEY=$(echo hunter2) python t.py"],
+        ["git", "clone", "postgres://me:a@hunter2@host/x"],
+        ["huggingface-cli", "login", "hf_hunter2AbcdefghijklmnopqrstuvwX"],
+        ["git", "clone", "https://ghp_hunter2Abcdefghijklmnopqrstuvwx@github.com/x"],
+        ["p", "sk-proj-hunter2-Abcdefghijklmnopqr"],
+        ["p", "-----BEGIN RSA PRIVATE KEY-----\nhunter2"],
+    ],
+)
+def test_a_secret_is_masked_wherever_it_stands(command: list[str]) -> None:
+    assert "hunter2" not in without_secrets(command)
+    assert "***" in without_secrets(command)
+
+
+def test_a_command_without_secrets_stays_as_it_is() -> None:
+    command = (
+        "torchrun --nproc-per-node=2 --rdzv-endpoint=host:29500 t.py --tokens 512 author=me "
+        "--data s3://b/c --passes=3 --bypass --monkey 3 --user me"
+    )
+    assert without_secrets(command.split()) == command
+
+
 @pytest.mark.parametrize("mask", [0o077, 0o022, 0o002])
 def test_a_run_has_the_mode_that_the_umask_says_and_no_secret(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)

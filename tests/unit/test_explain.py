@@ -284,6 +284,7 @@ def test_a_baseline_gives_t1_and_tells_inflated_computation() -> None:
         fw.explain(a_job(slower, slower), baseline=unmarked)
     longer = fw.explain(a_job(slower, slower), baseline=a_job(Rank(90, [computing(90)])))
     assert any("can hardly be the same work" in each for each in longer.warnings)
+    assert longer.compute_inflation_s == 0  # no rank computes longer than the one worker
 
 
 def test_every_answer_is_of_the_usual_step_and_a_long_one_is_told_beside_it() -> None:

@@ -187,6 +187,8 @@ def test_a_recipe_with_a_mistake_is_refused(tmp_path: Path, text: str, sentence:
         "UCX_GDB_COMMAND=evil",
         "FULLWIRE_ENCRYPT=0",
         "FULLWIRE_KEY_FILE=key",
+        "NCCL_ALGO=Tree\u202e",
+        "NCCL_ALGO=\x1b[31mTree",
     ],
 )
 def test_a_recipe_of_a_stranger_runs_no_code_and_reaches_nobody(

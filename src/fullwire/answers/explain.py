@@ -483,7 +483,8 @@ def _baseline(
     by_chance = 2 * float(np.std(lengths_s)) / by_one.step_s / len(lengths_s) ** 0.5
     off = math.hypot(_REPEATS, by_chance)
     between_s = by_one.step_s * max(1 - off, 0.0), by_one.step_s * (1 + off)
-    return by_one.step_s, between_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
+    longer_s = max(parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key], 0.0)
+    return by_one.step_s, between_s, longer_s
 
 
 def break_even(

@@ -158,6 +158,7 @@ def device(
     fullwire bench device -o mine.toml
     """
     from fullwire.studies.device_speed import measure_device
+    from fullwire.units import visible
 
     found = measure_device(output, seconds=seconds, replace_file=force, quick=quick)
     peak = found.device.peak_flops_per_s(found.precision)
@@ -185,4 +186,4 @@ def device(
         f"{found.shapes} products in {found.took_s:.0f} s; {found.judged} that the fit did not see "
         f"are off by {found.median_error:.1%} in the median"
     )
-    typer.echo(f"wrote {output}")
+    typer.echo(f"wrote {visible(str(output))}")

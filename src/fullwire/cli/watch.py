@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from fullwire.cli.options import Json, print_json
+from fullwire.cli.telling import tell
 from fullwire.errors import UsageError
+from fullwire.units import visible
 
 
 def watch(
@@ -58,7 +60,7 @@ def watch(
 
     def show(so_far: Watched) -> None:
         step = "no step yet" if so_far.explanation is None else so_far.sentence
-        sys.stderr.write(f"\r\x1b[K{so_far.seconds:.0f} s: {step[:60]}")
+        sys.stderr.write(f"\r\x1b[K{so_far.seconds:.0f} s: {visible(step[:60])}")
         sys.stderr.flush()
 
     is_shown = sys.stderr.isatty()
@@ -73,7 +75,7 @@ def watch(
     if is_shown:
         sys.stderr.write("\r\x1b[K")
     if out is not None and result.run is None:
-        typer.echo(f"{out} was not written: no steps were found that a run could have", err=True)
+        tell(f"{out} was not written: no steps were found that a run could have")
     if json:
         print_json(watched_object(result))
     else:
@@ -82,7 +84,6 @@ def watch(
 
 def _list_jobs(*, json: bool) -> None:
     from fullwire.recorder.jobs_here import jobs_here
-    from fullwire.units import visible
 
     rows: list[dict[str, Any]] = [
         {

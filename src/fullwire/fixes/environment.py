@@ -80,7 +80,8 @@ class Environment(FixKind):
     def checked_in_recipe(self, setting: str) -> str:
         """Take a variable that tunes a library; refuse one that could run a stranger's code."""
         name, _, value = self.checked(setting).partition("=")
-        if not _TUNES.fullmatch(name) or _REACHES_OUT.search(name) or "/" in value:
+        is_plain = value.isprintable() and "/" not in value
+        if not _TUNES.fullmatch(name) or _REACHES_OUT.search(name) or not is_plain:
             raise UsageError(
                 "fix environment: expected a variable that tunes NCCL, Gloo or threads, got "
                 f"{shown(setting)}: a recipe sets no others, give them in the command"

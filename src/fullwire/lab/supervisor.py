@@ -25,6 +25,7 @@ from fullwire.lab.description import LabDescription
 from fullwire.lab.faults import Fault
 from fullwire.lab.messages import Ended, Ready, Refused, Signal, Start
 from fullwire.lab.terminal import take_terminal
+from fullwire.units import visible
 
 if TYPE_CHECKING:  # pyroute2, which it loads, is large, and namespaces want no threads
     from fullwire.lab.links import Host
@@ -244,7 +245,8 @@ def _become_command(host: Host, request: Start, processors: frozenset[int]) -> N
             environment[request.packet_socket] = ",".join(sockets)
         os.execvpe(request.command[0], request.command, environment)
     except OSError as error:
-        sys.stderr.write(f"fullwire: host {host.number}: {request.command[0]}: {error.strerror}\n")
+        named = visible(request.command[0])
+        sys.stderr.write(f"fullwire: host {host.number}: {named}: {error.strerror}\n")
         sys.stderr.flush()
     finally:
         os._exit(_NOT_STARTED)

@@ -64,7 +64,8 @@ def main(directory: str, *command: str) -> None:
             os.unlink(os.path.join(directory, _ENTERED))  # we made it, before any Python of the job
         os.execvp(command[0], command)
     except OSError as error:
-        sys.stderr.write(f"fullwire: {command[0]}: cannot be run: {error.strerror}\n")
+        named = repr(command[0])[1:-1]  # no terminal obeys it
+        sys.stderr.write(f"fullwire: {named}: cannot be run: {error.strerror}\n")
         sys.exit(_NOT_STARTED)
 
 

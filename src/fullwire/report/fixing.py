@@ -14,7 +14,7 @@ from fullwire.findings.tuning import (
     time_range,
 )
 from fullwire.report.terminal import print_table, say
-from fullwire.units import show_time
+from fullwire.units import show_time, visible
 from fullwire.words import sentence
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def print_tuning(result: Tuning) -> None:
     for trial in result.kept:
         if trial.risk != "exact" and trial.loss_difference is not None:
             say(sentence(LossesOfKept(change=trial.words, difference=trial.loss_difference)))
-    print(f"\nNext: fullwire run --recipe {result.recipe} -- {result.command}")
+    print(f"\nNext: fullwire run --recipe {visible(f'{result.recipe} -- {result.command}')}")
 
 
 def _between(low_s: float | None, high_s: float | None) -> str:
