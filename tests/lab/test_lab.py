@@ -473,6 +473,18 @@ def test_a_timetable_kills_every_process_of_a_host_and_of_no_other() -> None:
 
 
 @needs_namespaces
+def test_no_process_of_a_killed_host_sees_another_die() -> None:
+    # As in a host that loses its power. Python walks a set of few numbers by their last three bits.
+    child_is_walked_first = "[ $(($! % 8)) -lt $(($$ % 8)) ] || { kill $!; exit 1; }"
+    parent = f"sleep 30 & {child_is_walked_first}; wait; echo survived"
+    script = f"while :; do bash -c '{parent}' && break; done; sleep 30"
+    options = ["--workers", "1", "--rate", "1Gbps", "--at", "0.4s", "kill", "0"]
+    done = finished(lab_run(*options, command=["bash", "-c", script]))
+    assert done.returncode == 137
+    assert done.stdout == b""
+
+
+@needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_that_has_only_just_been_started_is_reached(number: signal.Signals) -> None:
     """The command is then still moving to its host and to a group of its own."""

@@ -129,6 +129,8 @@ class _Inside:
             elif request.kind == "cut":
                 self._network.cut(host)
             elif request.kind == "kill":
+                # Stopped first: no process of a dead host may see another one end, and act on it.
+                self._processes.signal_host(host, signal.SIGSTOP)
                 self._processes.signal_host(host, signal.SIGKILL)
             elif request.kind == "pause":
                 self._processes.signal_host(host, signal.SIGSTOP)
