@@ -237,8 +237,14 @@ def main() -> None:
         found = results.spread(list(errors.values()))
         within = sum(abs(error) <= 0.1 for error in errors.values()) / len(errors)
         print(f"{half}: {len(errors)} tests, {found}, {within:.0%} within 10 %")
-        rows.append([half, len(errors), *(f"{found[key]:.1%}" for key in ("median", "p90")),
-                     f"{within:.0%}"])  # fmt: skip
+        rows.append(
+            [
+                half,
+                len(errors),
+                *(f"{found[key]:.1%}" for key in ("median", "p90")),
+                f"{within:.0%}",
+            ]
+        )
         for test, error in sorted(errors.items(), key=lambda item: -abs(item[1]))[:8]:
             print(f"  {error:+.0%}  {test}")
     for reason, count in refused.items():
@@ -255,15 +261,17 @@ def main() -> None:
         **found,
         tables=[
             results.Table(
-                title="Tests by half", columns=["half", "tests", "median", "p90", "within 10 %"],
+                title="Tests by half",
+                columns=["half", "tests", "median", "p90", "within 10 %"],
                 rows=rows,
             ),
             results.Table(
-                title="Rows left out", columns=["reason", "rows"],
+                title="Rows left out",
+                columns=["reason", "rows"],
                 rows=[[reason, count] for reason, count in refused.items()],
             ),
         ],
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -133,10 +133,15 @@ def main() -> None:
         size = np.abs(table.errors(held))
         judged += size.tolist()
         rows.append(
-            [f"{table.device.title}, {table.precision}", int((~held).sum()), int(held.sum()),
-             f"{np.median(np.abs(table.errors(~held))):.1%}", f"{np.median(size):.1%}",
-             f"{np.quantile(size, 0.9):.1%}"]
-        )  # fmt: skip
+            [
+                f"{table.device.title}, {table.precision}",
+                int((~held).sum()),
+                int(held.sum()),
+                f"{np.median(np.abs(table.errors(~held))):.1%}",
+                f"{np.median(size):.1%}",
+                f"{np.quantile(size, 0.9):.1%}",
+            ]
+        )
     if given.fit:
         return
     passes: list[list[results.Cell]] = []
@@ -159,8 +164,14 @@ def main() -> None:
         tables=[
             results.Table(
                 title="Matrix products with 512 rows or more",
-                columns=["device", "fitted", "judged", "fitted median", "judged median",
-                         "judged p90"],
+                columns=[
+                    "device",
+                    "fitted",
+                    "judged",
+                    "fitted median",
+                    "judged median",
+                    "judged p90",
+                ],
                 rows=rows,
             ),
             results.Table(
@@ -169,7 +180,7 @@ def main() -> None:
                 rows=passes,
             ),
         ],
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

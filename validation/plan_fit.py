@@ -36,9 +36,15 @@ NAMES: Mapping[str, float] = {
     "slowdown": 0.7, "microbatch": 1.0, "step": 1.0,
 }  # fmt: skip
 LABORATORIES = (
-    ("megatron_sc21", "korthikanti"), ("bloom",), ("mtnlg",), ("mosaic",), ("mcore08",),
-    ("nemo_",), ("mbridge",), ("mlperf",),
-)  # fmt: skip
+    ("megatron_sc21", "korthikanti"),
+    ("bloom",),
+    ("mtnlg",),
+    ("mosaic",),
+    ("mcore08",),
+    ("nemo_",),
+    ("mbridge",),
+    ("mlperf",),
+)
 _FAR = 0.12  # from here on a row counts less
 _STEP = 0.05
 _TOGETHER = 100.0  # as if so many rows were independent of each other

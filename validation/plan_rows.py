@@ -206,10 +206,18 @@ def _by_size(row: Mapping[str, str], name: str, assumed: list[str]) -> Architect
         each = 3 * hidden * ffn * layers
         moe = Moe(experts=64 * max(1, round(size * 1e9 / each / 64)), top_k=8, ffn=ffn)
     return Architecture(
-        name=name, layers=layers, hidden=hidden, heads=max(1, hidden // 128),
-        kv_heads=max(1, hidden // 128), head_dim=128, ffn=4 * hidden, moe=moe,
-        vocab=whole(row, "vocab") or 131072, sequence=whole(row, "seq") or 4096, is_gated=False,
-    )  # fmt: skip
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=max(1, hidden // 128),
+        kv_heads=max(1, hidden // 128),
+        head_dim=128,
+        ffn=4 * hidden,
+        moe=moe,
+        vocab=whole(row, "vocab") or 131072,
+        sequence=whole(row, "seq") or 4096,
+        is_gated=False,
+    )
 
 
 _SIZES = {"nano": 31.6, "super": 120.0, "ultra": 550.0, "v4-flash": 285.0, "lightning": 31.6}

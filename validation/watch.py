@@ -229,8 +229,16 @@ def write_watched(rows: Sequence[Mapping[str, Any]]) -> None:
         **results.spread(errors),
         tables=[
             results.Table(
-                columns=["job", "own step", "from outside", "bytes", "transfer inside",
-                         "transfer outside", "verdict inside", "verdict outside"],
+                columns=[
+                    "job",
+                    "own step",
+                    "from outside",
+                    "bytes",
+                    "transfer inside",
+                    "transfer outside",
+                    "verdict inside",
+                    "verdict outside",
+                ],
                 rows=[
                     [
                         row["job"],
@@ -252,7 +260,7 @@ def write_watched(rows: Sequence[Mapping[str, Any]]) -> None:
                 ],
             )
         ],
-    )  # fmt: skip
+    )
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:

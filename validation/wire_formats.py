@@ -61,9 +61,18 @@ def error_of_mean(name: str, workers: int) -> float:
     def average(rank: int) -> None:
         place = [(given[rank].ctypes.data, given[rank].nbytes)]
         task = mesh.engines[rank].collective(
-            f"all_reduce as {name}", programs.packed_allreduce(workers, rank), place, place, 0, 0,
-            workers, 30.0, False, FORMATS[name], math.inf,
-        )  # fmt: skip
+            f"all_reduce as {name}",
+            programs.packed_allreduce(workers, rank),
+            place,
+            place,
+            0,
+            0,
+            workers,
+            30.0,
+            False,
+            FORMATS[name],
+            math.inf,
+        )
         mesh.engines[rank].wait(task, 30.0)
 
     try:

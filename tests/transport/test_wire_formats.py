@@ -315,9 +315,18 @@ def test_ranks_with_two_formats_find_out(mesh: Any) -> None:
         place = [(arrays[rank].ctypes.data, arrays[rank].nbytes)]
         name = ("bf16", "fp16")[rank]
         task = made.engines[rank].collective(
-            f"all_reduce as {name}", programs.packed_allreduce(2, rank), place, place, SUM, FLOAT32,
-            1, 30.0, False, FORMATS[name], math.inf,
-        )  # fmt: skip
+            f"all_reduce as {name}",
+            programs.packed_allreduce(2, rank),
+            place,
+            place,
+            SUM,
+            FLOAT32,
+            1,
+            30.0,
+            False,
+            FORMATS[name],
+            math.inf,
+        )
         made.engines[rank].wait(task, 30.0)
         return task.problem
 

@@ -110,16 +110,26 @@ def test_sides_that_are_no_multiple_of_eight_are_slow() -> None:
         hidden, tokens = 13824, 8192
         products = sum(
             3 * product_s(a100, tokens, outputs / 8, inner)
-            for outputs, inner in ((3 * hidden, hidden), (8 * hidden, hidden / 8),
-                                   (4 * hidden, hidden), (8 * hidden, hidden / 2))
-        )  # fmt: skip
+            for outputs, inner in (
+                (3 * hidden, hidden),
+                (8 * hidden, hidden / 8),
+                (4 * hidden, hidden),
+                (8 * hidden, hidden / 2),
+            )
+        )
         passes = (
             attention_s(
-                a100, queries=2048, keys=1024, heads=heads / 8, head_dim=hidden // heads,
-                batch=4, backward=backward, is_fused=False,
+                a100,
+                queries=2048,
+                keys=1024,
+                heads=heads / 8,
+                head_dim=hidden // heads,
+                batch=4,
+                backward=backward,
+                is_fused=False,
             )
             for backward in (False, True)
-        )  # fmt: skip
+        )
         return float(products + sum(passes))
 
     assert layer_s(128) / layer_s(96) == pytest.approx(1.33, abs=0.08)
@@ -128,9 +138,14 @@ def test_sides_that_are_no_multiple_of_eight_are_slow() -> None:
 def test_backward_attention_takes_longer_and_unfused_attention_longest() -> None:
     def time_s(*, backward: bool = False, is_fused: bool = True) -> float:
         time = attention_s(
-            H100, queries=8192, keys=4096, heads=32, head_dim=128, backward=backward,
+            H100,
+            queries=8192,
+            keys=4096,
+            heads=32,
+            head_dim=128,
+            backward=backward,
             is_fused=is_fused,
-        )  # fmt: skip
+        )
         return float(time)
 
     assert time_s(backward=True) > 2 * time_s()

@@ -116,15 +116,33 @@ def test_layers_with_experts_are_counted_by_stage() -> None:
 
 
 def test_many_plans_equal_their_single_ones() -> None:
-    plans = [PLAN, replace(PLAN, tp=4, dp=4), replace(PLAN, zero=3, pp=1, dp=8),
-             replace(PLAN, vpp=2, schedule="interleaved", recompute="full")]  # fmt: skip
+    plans = [
+        PLAN,
+        replace(PLAN, tp=4, dp=4),
+        replace(PLAN, zero=3, pp=1, dp=8),
+        replace(PLAN, vpp=2, schedule="interleaved", recompute="full"),
+    ]
 
     class Columns:
         """The same plans as columns."""
 
     columns = Columns()
-    for name in ("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "zero", "microbatch", "global_batch",
-                 "sequence", "sequence_parallel", "gradient_bytes", "flash_attention"):  # fmt: skip
+    for name in (
+        "tp",
+        "pp",
+        "vpp",
+        "dp",
+        "cp",
+        "ep",
+        "etp",
+        "zero",
+        "microbatch",
+        "global_batch",
+        "sequence",
+        "sequence_parallel",
+        "gradient_bytes",
+        "flash_attention",
+    ):
         setattr(columns, name, np.array([getattr(plan, name) for plan in plans]))
     columns.shard = np.array([plan.shard_group for plan in plans])  # type: ignore[attr-defined]
     columns.recompute = np.array([0, 0, 0, 2])  # type: ignore[attr-defined]
@@ -166,10 +184,19 @@ def test_fitting_counts_with_the_most_that_allocators_reserve() -> None:
 
 def test_runs_that_ran_out_of_memory_do_not_fit() -> None:
     """BLOOM's first runs (bigscience, chronicles-prequel): DeepSpeed holds gradients twice."""
-    model = gpt(layers=100, hidden=12288, heads=64, kv_heads=64, head_dim=192, ffn=49152,
-                vocab=250880)  # fmt: skip
+    model = gpt(
+        layers=100, hidden=12288, heads=64, kv_heads=64, head_dim=192, ffn=49152, vocab=250880
+    )
     layout = Layout(
-        tp=4, pp=6, dp=16, microbatch=2, global_batch=2048, sequence=2048, recompute="full",
-        sequence_parallel=False, gradient_bytes=6, flash_attention=False,
-    )  # fmt: skip
+        tp=4,
+        pp=6,
+        dp=16,
+        microbatch=2,
+        global_batch=2048,
+        sequence=2048,
+        recompute="full",
+        sequence_parallel=False,
+        gradient_bytes=6,
+        flash_attention=False,
+    )
     assert not verdict(model, layout, DEVICE_BYTES).fits

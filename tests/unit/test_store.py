@@ -258,13 +258,13 @@ def test_a_table_that_is_no_file_is_not_waited_for(
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda d: d.update(format=3, written_by="9.1"), "format 3: Fullwire 9.1 wrote and reads"),
-        (lambda d: d.update(format=3, written_by="\x1b[2J"), "Fullwire '\\x1b[2J' wrote and reads"),
         (
-            lambda d: d.update(format=3, written_by=""),
-            "format 3: a newer version wrote and reads it",
+            lambda d: d.update(format=3, written_by="9.1"),
+            "format 3: expected 1 to 2, which Fullwire 0.1.0 reads; Fullwire 9.1 wrote and reads it",
         ),
-        (lambda d: d.update(format=10**30), "this is Fullwire 0.1.0, which reads up to format 2"),
+        (lambda d: d.update(format=3, written_by="\x1b[2J"), "Fullwire '\\x1b[2J' wrote and reads"),
+        (lambda d: d.update(format=3, written_by=""), "; a newer version wrote and reads it"),
+        (lambda d: d.update(format=10**30), "so the number was changed since"),
         (lambda d: d.update(format=1), "unknown field `written_by`"),
         (
             lambda d: d.update(more=1, written_by="9.1"),
@@ -289,7 +289,7 @@ def test_a_table_that_is_no_file_is_not_waited_for(
         (lambda d: d["facts"].update(workers=0), "fact 'workers': expected 1 or more, got 0"),
         (lambda d: d["facts"].update(workers=True), "got `bool`"),
         (lambda d: d["facts"].update(workers=10**30), "Expected `int` <= 9223372036854775807"),
-        (lambda d: d["facts"].update(line_rate_bps=float("nan")), "not the description"),
+        (lambda d: d["facts"].update(line_rate_bps=float("nan")), "after `line_rate_bps`"),
     ],
 )
 def test_a_description_that_cannot_be_believed_is_refused(
@@ -323,6 +323,24 @@ def test_a_description_that_cannot_be_believed_is_refused(
 def test_what_is_no_description_is_refused(place: Path, content: bytes) -> None:
     (place / "run.json").write_bytes(content)
     with pytest.raises(DamagedInput, match=r"run\.json: not the description of a run: "):
+        read_run(place)
+
+
+@pytest.mark.parametrize(
+    ("damage", "field"),
+    [
+        (lambda text: text[: text.index('"basis"')], "source"),
+        (lambda text: text[: text.index('"rows"') + 9], "rows"),
+        (lambda text: text.replace('"workers": 1', '"workers": \x00'), "workers"),
+    ],
+)
+def test_a_description_that_is_cut_or_broken_names_the_field(
+    place: Path, damage: Callable[[str], str], field: str
+) -> None:
+    edit(place, lambda _: None)
+    path = place / "run.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(DamagedInput, match=f"at or after `{field}`"):
         read_run(place)
 
 
@@ -567,7 +585,7 @@ def test_a_newer_format_is_one_sentence_and_status_3(cli: Cli, place: Path) -> N
     edit(place, lambda shown: shown.update(format=99))
     done = cli("show", place)
     assert done.returncode == 3
-    assert re.fullmatch(r"fullwire: .*run\.json: format 99: Fullwire .* format 2\n", done.stderr)
+    assert re.fullmatch(r"fullwire: .*run\.json: format 99: expected 1 to 2, .*\n", done.stderr)
 
 
 def test_a_run_at_a_place_whose_name_is_no_text_opens(tmp_path: Path) -> None:

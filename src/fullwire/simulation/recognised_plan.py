@@ -28,13 +28,19 @@ _PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 _ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_attention_|flash_attn")
 _PRECISIONS: Mapping[str, Precision] = {
-    "float": "fp32", "c10::half": "fp16", "c10::bfloat16": "bf16", "c10::float8_e4m3fn": "fp8",
-}  # fmt: skip
+    "float": "fp32",
+    "c10::half": "fp16",
+    "c10::bfloat16": "bf16",
+    "c10::float8_e4m3fn": "fp8",
+}
 # Words in the descriptions of groups, as DeviceMesh, Megatron, torchtitan and DeepSpeed write them.
 _WORDS = {
-    "tp": r"tp|tensor", "pp": r"pp|pipe(?:line)?", "cp": r"cp|context", "ep": r"ep|expert",
+    "tp": r"tp|tensor",
+    "pp": r"pp|pipe(?:line)?",
+    "cp": r"cp|context",
+    "ep": r"ep|expert",
     "dp": r"dp|data|fsdp|ddp|shard|replicate",
-}  # fmt: skip
+}
 _SMALL_BYTES = 1024  # sums of a loss or of norms
 
 
@@ -117,12 +123,19 @@ class _Recognising:
         return Recognised(
             model=model,
             layout=Layout(
-                tp=tp, pp=pp, dp=dp, cp=cp, zero=zero,
-                recompute=self._recompute(), microbatch=batch,
-                global_batch=batch * micro * dp, sequence=sequence * cp,
+                tp=tp,
+                pp=pp,
+                dp=dp,
+                cp=cp,
+                zero=zero,
+                recompute=self._recompute(),
+                microbatch=batch,
+                global_batch=batch * micro * dp,
+                sequence=sequence * cp,
                 sequence_parallel=tp > 1 and any(op == "allgather" for op, *_ in kinds["tp"]),
                 precision=_PRECISIONS[kind.lower()],
-                tp_overlap=False, dp_overlap=beside > 0.3 or dp == 1,
+                tp_overlap=False,
+                dp_overlap=beside > 0.3 or dp == 1,
             ),
             device=self.run.facts.device or "",
             steps=len(self.steps),
@@ -132,7 +145,7 @@ class _Recognising:
             unlike_group=self.unlike_group,
             has_usual_mlp=self.has_usual_mlp,
             source=self.run.provenance.source,
-        )  # fmt: skip
+        )
 
     def _shapes(self, rank: int, *names: str) -> Iterator[tuple[list[list[int]], int]]:
         """Yield the sizes of operations with these names, and their calls."""

@@ -88,9 +88,14 @@ class Recorded:
         """Return the degrees of another plan: those that are asked for, the others as recorded."""
         layout = self.recognised.layout
         kept: dict[str, int | str] = {
-            "vpp": 1, "cp": layout.cp, "ep": 1, "recompute": layout.recompute,
-            "microbatch": layout.microbatch, "zero": layout.zero, **asked,
-        }  # fmt: skip
+            "vpp": 1,
+            "cp": layout.cp,
+            "ep": 1,
+            "recompute": layout.recompute,
+            "microbatch": layout.microbatch,
+            "zero": layout.zero,
+            **asked,
+        }
         together = math.prod(int(kept.get(name, 1)) for name in ("tp", "pp", "cp"))
         if devices == together and "zero" not in asked:
             kept["zero"] = 0  # nobody shares with this rank
@@ -316,10 +321,14 @@ def _device(found: Recognised) -> Accelerator:
         peaks=tuple((kind, rate) for kind in ("fp32", "fp16", "bf16")),
         products=(("bf16", even),),
         attention=Attention(
-            forward=1.0, backward=1.0, wide_forward=1.0, wide_backward=1.0,
-            forward_ns=0.0, backward_ns=0.0,
+            forward=1.0,
+            backward=1.0,
+            wide_forward=1.0,
+            wide_backward=1.0,
+            forward_ns=0.0,
+            backward_ns=0.0,
         ),
         memory_share=1.0,
         spread=0.1,
         is_measured=True,
-    )  # fmt: skip
+    )

@@ -225,8 +225,22 @@ def _changes(layout: Layout, model: Architecture) -> Iterator[tuple[str, Layout]
 
 
 def _columns(layout: Layout, model: Architecture) -> Columns:
-    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "zero", "microbatch", "global_batch",
-             "sequence", "sequence_parallel", "gradient_bytes", "flash_attention")  # fmt: skip
+    names = (
+        "tp",
+        "pp",
+        "vpp",
+        "dp",
+        "cp",
+        "ep",
+        "etp",
+        "zero",
+        "microbatch",
+        "global_batch",
+        "sequence",
+        "sequence_parallel",
+        "gradient_bytes",
+        "flash_attention",
+    )
     stage_layers = model.layers / layout.pp
     share = min(1.0, (layout.recompute_layers or stage_layers) / stage_layers)
     columns = SimpleNamespace(
@@ -272,8 +286,9 @@ def _held(
     gates = 2 if model.is_gated else 1
     working = width * (2 * own * model.hidden + gates * tokens * inner / plans.tp)
     messages = np.where(pp > 1, 2 * width * own * model.hidden, 0)
-    messages = messages + np.where(np.asarray(plans.cp) > 1, 4 * width * tokens / plans.tp
-                                   * model.kv_heads * model.head_dim, 0)  # fmt: skip
+    messages = messages + np.where(
+        np.asarray(plans.cp) > 1, 4 * width * tokens / plans.tp * model.kv_heads * model.head_dim, 0
+    )
     behind = np.where(is_last, np.maximum(0, working - logits), working)
     return Held(
         *states[:3],

@@ -231,17 +231,19 @@ def read_description(place: Path) -> Described:
             described = msgspec.convert(past.next(), type=Described)
             is_edited = past.was_edited()
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise DamagedInput(path, f"not the description of a run: {error}{_by(content)}") from None
+        problem = f"{error}{_near(str(error), content)}{_by(content)}"
+        raise DamagedInput(path, f"not the description of a run: {problem}") from None
     if version.format < 1:
         problem = f"there is no format {version.format}{_by(content)}"
         raise DamagedInput(path, f"not the description of a run: {problem}")
     if version.format > FORMAT:
-        by = f"Fullwire {_plain(version.written_by)}" if version.written_by else "a newer version"
-        raise DamagedInput(
-            path,
-            f"format {version.format}: {by} wrote and reads it; "
-            f"this is Fullwire {__version__}, which reads up to format {FORMAT}",
-        )
+        reader = f"Fullwire {_plain(version.written_by)} wrote and reads it"
+        if not version.written_by:
+            reader = "a newer version wrote and reads it"
+        elif version.written_by == __version__:
+            reader = "this version wrote the run, so the number was changed since"
+        problem = f"expected 1 to {FORMAT}, which Fullwire {__version__} reads; {reader}"
+        raise DamagedInput(path, f"format {version.format}: {problem}")
     if is_edited:
         described.gaps.append(_EDITED)
     described.gaps += [
@@ -250,6 +252,16 @@ def read_description(place: Path) -> Described:
         if name not in TABLES
     ]
     return described
+
+
+def _near(problem: str, content: bytes) -> str:
+    """Name the last field before the place where a description stops being JSON."""
+    place = re.search(r"\(byte (\d+)\)$", problem)
+    if "$" in problem or not (place or "truncated" in problem):
+        return ""  # it names its field
+    before = content[: int(place[1])] if place else content
+    fields = re.findall(rb'"([\w.]{1,40})"\s*:', before)
+    return f", at or after `{fields[-1].decode()}`" if fields else ""
 
 
 def _by(content: bytes) -> str:
