@@ -260,7 +260,7 @@ def test_a_table_that_is_no_file_is_not_waited_for(
     [
         (
             lambda d: d.update(format=3, written_by="9.1"),
-            "format 3: expected 1 to 2, which Fullwire 0.1.0 reads; Fullwire 9.1 wrote and reads it",
+            "expected 1 to 2, which Fullwire 0.1.0 reads; Fullwire 9.1 wrote and reads it",
         ),
         (lambda d: d.update(format=3, written_by="\x1b[2J"), "Fullwire '\\x1b[2J' wrote and reads"),
         (lambda d: d.update(format=3, written_by=""), "; a newer version wrote and reads it"),

@@ -56,7 +56,7 @@ class AuditedTraffic(Result, Traffic):
 
 def audited(traffic: Traffic) -> AuditedTraffic:
     """Return traffic with its audit, of each training by itself."""
-    known = {each.name: getattr(traffic, each.name) for each in fields(traffic)}
+    known = {field.name: getattr(traffic, field.name) for field in fields(traffic)}
     # Packets with such times are impossible: every iteration takes some time.
     source = traffic.detail.run.provenance.source
     check_shares(source, busy_share=traffic.busy_fractions)

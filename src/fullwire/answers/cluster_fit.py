@@ -61,7 +61,7 @@ class ClusterFit:
 
     def quantile(self, share: float) -> float:
         """Return the error that this share of the rows does not exceed."""
-        return float(np.quantile([abs(each.error) for each in self.residuals], share))
+        return float(np.quantile([abs(residual.error) for residual in self.residuals], share))
 
 
 class _BenchRow(msgspec.Struct):
@@ -203,7 +203,7 @@ def _points(path: Path, table: Printed) -> tuple[tuple[int, float], ...]:
 def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> Cluster:
     """Return a cluster that is made from the tables alone."""
     if devices_per_node is None:
-        told = {-(-each.workers // each.nodes) for each in tables if each.nodes}
+        told = {-(-table.workers // table.nodes) for table in tables if table.nodes}
         if not told:
             raise UsageError(
                 "cluster fit: expected --devices-per-node N, or --cluster FILE that states it: no "
@@ -218,10 +218,10 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
         """Return the best bus bandwidth within a node, or among several; 0 if there is none."""
         return max(
             (
-                8 * size * bus_factor(each.op, each.workers) / time_s
-                for each in tables
-                for size, time_s in each.points
-                if (each.workers <= devices_per_node) == inside
+                8 * size * bus_factor(table.op, table.workers) / time_s
+                for table in tables
+                for size, time_s in table.points
+                if (table.workers <= devices_per_node) == inside
             ),
             default=0.0,
         )
@@ -231,7 +231,7 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
     between_bps = (between_bps or inside_bps) / large.between_share
     return Cluster(
         name=name,
-        nodes=-(-max(each.workers for each in tables) // devices_per_node),
+        nodes=-(-max(table.workers for table in tables) // devices_per_node),
         devices_per_node=devices_per_node,
         inside=Inside(kind="switch", rate_bps=inside_bps) if devices_per_node > 1 else None,
         nics=Nics(per_node=devices_per_node, rate_bps=between_bps / devices_per_node),

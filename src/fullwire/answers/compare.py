@@ -218,8 +218,8 @@ class Comparison(Result):
         return {
             "recordings": {
                 "side": sides,
-                "steps": [each.steps for each in recordings],
-                "step_s": [each.step_s for each in recordings],
+                "steps": [recording.steps for recording in recordings],
+                "step_s": [recording.step_s for recording in recordings],
             },
             "facts": {
                 name: [row[number] for row in self.differing_facts]

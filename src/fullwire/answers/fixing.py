@@ -86,7 +86,7 @@ def apply_fixes(
 
         fw.apply_fixes(["buckets:50", "transport:fullwire"], ["torchrun", "train.py"])
     """
-    chosen = [parse_fix(each) if isinstance(each, str) else each for each in fixes]
+    chosen = [parse_fix(fix) if isinstance(fix, str) else fix for fix in fixes]
     if not command:
         raise UsageError("expected a command to run, got none")
     keys = [each.fix for each in chosen if each.fix != "environment"]
@@ -164,11 +164,11 @@ def exported(recipe: str | Path, way: str) -> str:
     found = read_recipe(path_of(recipe, "recipe"))
     variables: dict[str, str] = {}
     lines = []
-    for each in found.fixes:
-        kind = fix_kinds()[each.fix]
-        variables |= kind.environment(each.setting)
-        if each.fix != "environment" and (line := kind.by_hand(each.setting)):
-            lines.append(f"{line}  # {each}")
+    for fix in found.fixes:
+        kind = fix_kinds()[fix.fix]
+        variables |= kind.environment(fix.setting)
+        if fix.fix != "environment" and (line := kind.by_hand(fix.setting)):
+            lines.append(f"{line}  # {fix}")
     pairs = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     if way == "python":
         given = [f"os.environ[{name!r}] = {value!r}" for name, value in variables.items()]

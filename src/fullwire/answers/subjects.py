@@ -162,7 +162,9 @@ class Conditions:
         transports = several(self.transport, lambda text: found.named(str(text)))
         stated = chosen
         # A measured transport has its own start-up.
-        if self.cluster is not None and all(isinstance(each, FullTransport) for each in transports):
+        if self.cluster is not None and all(
+            isinstance(transport, FullTransport) for transport in transports
+        ):
             chosen = with_usual_startup(cluster(self.cluster))
         recorded_workers = _recorded(runs, "workers", None)
         if recorded_workers == 1:  # A profile of one worker: the question is how it will scale.

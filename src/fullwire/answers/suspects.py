@@ -129,7 +129,9 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
     assert cluster is not None
     network, faster = cluster.network, _faster(point)
     [rate_bps] = point.bandwidth_bps
-    not_slow = tuple(each for each in cluster.other_hosts if each.nic_rate_bps >= rate_bps)
+    not_slow = tuple(
+        other_host for other_host in cluster.other_hosts if other_host.nic_rate_bps >= rate_bps
+    )
     if not_slow != cluster.other_hosts:
         wider = replace(cluster, other_hosts=not_slow)
         change = f"every host at {show_rate(rate_bps)}"
@@ -163,8 +165,8 @@ def _faster(point: Grid) -> Grid:
     """Return the cluster with NICs of twice the rate, slow hosts too; uplinks follow."""
     assert point.cluster is not None
     others = tuple(
-        replace(each, nic_rate_bps=_FASTER * each.nic_rate_bps)
-        for each in point.cluster.other_hosts
+        replace(other_host, nic_rate_bps=_FASTER * other_host.nic_rate_bps)
+        for other_host in point.cluster.other_hosts
     )
     return replace(
         point,

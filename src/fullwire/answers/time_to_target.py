@@ -446,7 +446,7 @@ def _needed(
 ) -> _Needed:
     """Find the samples of each row: by its batch, its replicas and its codec."""
     goal, notes = known.goal, list(known.notes)
-    samples, low, high = (each.copy() for each in known.law.samples(batch))
+    samples, low, high = (sample.copy() for sample in known.law.samples(batch))
     more, less = np.log(high / samples), np.log(samples / low)
     pairs = np.stack([predictions["workers"], predictions["local_steps"]], axis=1)
     unreached: list[Finding] = []

@@ -131,7 +131,7 @@ class Tuning(Result):
 
     def _tables(self) -> Mapping[str, Mapping[str, Any]]:
         names = ("fix", "setting", "predicted_s", "measured_s", "kept", "reason")
-        return {"trials": {name: [getattr(each, name) for each in self.trials] for name in names}}
+        return {"trials": {name: [getattr(trial, name) for trial in self.trials] for name in names}}
 
 
 def tune(
@@ -349,7 +349,7 @@ class _Search:
         while len(self.before) < _MOST_REPEATS and job.allows(3):
             self.before.append(job.recorded([]))
             runs = [paces_s(each.run) for each in self.before]
-            is_long = [float(each.mean()) > _OFTEN_LONG * usual_length_s(each) for each in runs]
+            is_long = [float(run.mean()) > _OFTEN_LONG * usual_length_s(run) for run in runs]
             self._length_of = (lambda each: float(each.mean())) if all(is_long) else usual_length_s
             noise = noise_of([runs], self._length_of)
             if noise is None or noise.off([1 / len(runs)]) <= _QUIET:
@@ -370,9 +370,10 @@ class _Search:
         tried = {(trial.fix, trial.setting) for trial in self.trials}
         done = {trial.fix for trial in self.trials if trial.fix not in _SEVERAL}
         found = [
-            each
-            for each in self._candidates()
-            if (each[0].fix, each[0].setting) not in tried and each[0].fix not in done
+            candidate
+            for candidate in self._candidates()
+            if (candidate[0].fix, candidate[0].setting) not in tried
+            and candidate[0].fix not in done
         ]
         if not found:
             return False
@@ -432,7 +433,7 @@ class _Search:
             times = now_s / ((from_s or told.step_s) / passes)
             setting = fix_kinds()[fix.kind].checked(filled(fix.applied, fix))
             ends_s = [each / passes * times for each in (fix.low_s, fix.step_s, fix.high_s)]
-            low_s, step_s, high_s = (None if each != each else each for each in ends_s)
+            low_s, step_s, high_s = (None if end_s != end_s else end_s for end_s in ends_s)
             if step_s is not None:
                 found.append(
                     Applied(
@@ -520,7 +521,7 @@ class _Search:
                 self._best = without
 
     def _roll_back(self, fixes: Sequence[Applied], why: Finding) -> None:
-        gone = {(each.fix, each.setting) for each in fixes}
+        gone = {(fix.fix, fix.setting) for fix in fixes}
         self._kept = [each for each in self._kept if each not in fixes]
         self.trials = [
             replace(trial, kept=False, outcome=why) if (trial.fix, trial.setting) in gone else trial

@@ -137,7 +137,7 @@ def watch(
     line_bps = None if bandwidth is None else rate(bandwidth)
     if not 0 < seconds <= MOST_S:
         raise UsageError(f"watch: expected seconds above 0, {MOST_S:g} at most, got {seconds:g}")
-    if any(each.uses_gpu for each in job.ranks):
+    if any(rank.uses_gpu for rank in job.ranks):
         raise UsageError(
             f"watch {pid}: expected ranks that compute on processors, got ranks on a GPU, whose "
             "work does not show in the processors' counters; use fullwire record"
@@ -168,7 +168,7 @@ def watch(
 def job_named(words: str) -> int:
     """Return a process of the one job whose command has these words."""
     jobs = jobs_here()
-    named = [each for each in jobs if any(words in one.command for one in each.ranks)]
+    named = [job for job in jobs if any(words in one.command for one in job.ranks)]
     if len(named) == 1:
         return named[0].ranks[0].pid
     if named:
@@ -417,7 +417,7 @@ def _as_run(
         provenance=Provenance(origin="measured", source=job.ranks[0].command),
         facts=Facts(
             workers=job.workers,
-            hosts=",".join(f"{socket.gethostname()}/{each.network}" for each in job.ranks),
+            hosts=",".join(f"{socket.gethostname()}/{rank.network}" for rank in job.ranks),
             line_rate_bps=line_bps,
             run_delay_s=tuple(
                 (rank, float(seen.delayed[place][inside].sum() * seen.bin_ns / 1e9 / steps))

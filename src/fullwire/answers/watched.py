@@ -173,7 +173,7 @@ def stuck_in(watcher: Watcher, step_s: float | None) -> Stuck | None:
         busy[rank] = worked_s / spent_s if spent_s > 0 else 0.0
     if not after_s <= since_s < np.inf or len(busy) < 2 or min(busy.values()) > _BUSY:
         return None
-    waits = {each.rank: waits_of(each.pid) for each in watcher.job.ranks}
+    waits = {rank.rank: waits_of(rank.pid) for rank in watcher.job.ranks}
     late = waited_for(waits, busy)
     where: tuple[Finding, ...]
     if late is None:

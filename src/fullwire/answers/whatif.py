@@ -161,7 +161,7 @@ class WhatIf(Result):
     @property
     def holding_back(self) -> tuple[Finding, ...]:
         """Return the links of a described cluster that hold each job back."""
-        return tuple(suspicion_finding(each) for each in self.suspicions)
+        return tuple(suspicion_finding(suspicion) for suspicion in self.suspicions)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns by name, as a data frame takes them."""
@@ -224,8 +224,10 @@ class WhatIf(Result):
         if axis == "bandwidth_bps":
             values = _spread(self.grid.bandwidth_bps, points)
             return self._swept(replace(self.grid, bandwidth_bps=values))
-        if axis == "compression" and all(each.is_free for each in self.grid.compressors):
-            ratios = _spread([each.ratio for each in self.grid.compressors], points)
+        if axis == "compression" and all(
+            compressor.is_free for compressor in self.grid.compressors
+        ):
+            ratios = _spread([compressor.ratio for compressor in self.grid.compressors], points)
             free = tuple(Compressor(ratio=value) for value in ratios)
             return self._swept(replace(self.grid, compressors=free))
         return None
@@ -426,7 +428,9 @@ def _spread(values: Sequence[float], points: int) -> tuple[float, ...]:
 
 def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
     """Yield the choices of "auto" where the line decides; other transports weigh messages."""
-    transports = [each for each in grid.transports if isinstance(each, FullTransport)]
+    transports = [
+        transport for transport in grid.transports if isinstance(transport, FullTransport)
+    ]
     if AUTO not in grid.algorithms or not transports:
         return
     share = transports[0].share

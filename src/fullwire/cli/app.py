@@ -108,11 +108,11 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     if first == ["--"]:  # a command may follow
         return app
     alone = copy(app)
-    alone.registered_commands = [each for each in app.registered_commands if each.name in first]
-    alone.registered_groups = [each for each in app.registered_groups if each.name in first]
+    alone.registered_commands = [known for known in app.registered_commands if known.name in first]
+    alone.registered_groups = [known for known in app.registered_groups if known.name in first]
     if not alone.registered_commands and not alone.registered_groups:
-        alone.registered_commands = [copy(each) for each in app.registered_commands]
-        alone.registered_groups = [copy(each) for each in app.registered_groups]
+        alone.registered_commands = [copy(known) for known in app.registered_commands]
+        alone.registered_groups = [copy(known) for known in app.registered_groups]
         for command in alone.registered_commands:
             command.callback = _without_options
         for group in alone.registered_groups:

@@ -72,7 +72,9 @@ def with_options(
             (change.option, Annotated[str | None, typer.Option(help=change.help)], None)
             for change in (CHANGES.values() if changes else ())
         ]
-        first = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+        first = [
+            parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY
+        ]
         whole = [
             *first,
             *(_option(*option) for option in options),

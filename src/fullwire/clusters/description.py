@@ -398,12 +398,12 @@ def _measured_lines(measured: Measured) -> Iterator[str]:
     yield from ("", "[measured]", f"source = {_quoted(measured.source)}")
     for key in ("tree_share", "pair_share", "spread"):
         yield f"{key} = {float(getattr(measured, key))!r}"
-    for each in measured.protocols:
-        yield from ("", "[[measured.protocols]]", f"name = {_quoted(each.name)}")
+    for protocol in measured.protocols:
+        yield from ("", "[[measured.protocols]]", f"name = {_quoted(protocol.name)}")
         for key in ("startup", "inside_hop", "between_hop"):
-            yield f'{key} = "{_printed(getattr(each, f"{key}_s"), _TIMES)}"'
+            yield f'{key} = "{_printed(getattr(protocol, f"{key}_s"), _TIMES)}"'
         for key in ("inside_share", "between_share"):
-            yield f"{key} = {float(getattr(each, key))!r}"
+            yield f"{key} = {float(getattr(protocol, key))!r}"
     for table in measured.shown:
         yield from ("", "[[measured.shown]]", f"op = {_quoted(table.op)}")
         yield f"workers = {table.workers}"

@@ -149,12 +149,12 @@ def _logarithms(measured: Measured) -> Floats:
     last = measured.protocols[-1]
     numbers = [
         number
-        for each in measured.protocols
+        for protocol in measured.protocols
         for number in (
-            each.startup_s,
-            each.inside_hop_s,
-            each.between_hop_s,
-            each.between_share / last.between_share,
+            protocol.startup_s,
+            protocol.inside_hop_s,
+            protocol.between_hop_s,
+            protocol.between_share / last.between_share,
         )
     ]
     numbers += [last.inside_share, last.between_share]

@@ -158,7 +158,7 @@ class Compression:
             return
         is_plain = self.is_off or flat.dtype != torch.float32
         keeps_small = not (self.packs_small or self._method.sends_vectors)
-        small = [each for each in gradients if keeps_small and is_small(each)]
+        small = [gradient for gradient in gradients if keeps_small and is_small(gradient)]
         if is_plain or len(small) == len(gradients):
             self._tell_type(flat.dtype)
             dist.all_reduce(flat, group=self._group)

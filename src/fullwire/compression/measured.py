@@ -107,7 +107,7 @@ def gradients_of_small_network() -> list[Tensor]:
         with torch.no_grad():  # By hand, as torch.optim takes seconds to load.
             for parameter in network.parameters():
                 parameter -= 0.1 * parameter.grad
-    return [each.grad for each in network.parameters()]
+    return [parameter.grad for parameter in network.parameters()]
 
 
 def machine() -> str:

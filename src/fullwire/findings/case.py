@@ -107,7 +107,7 @@ class Case:
 def communicates(case: Case) -> bool:
     """Say whether any communication was recorded: within the steps, if the recorder marked them."""
     spans, collectives = case.run.spans, case.run.collectives
-    is_told = any(each.communication_s for each in case.account.breakdowns)
+    is_told = any(breakdown.communication_s for breakdown in case.account.breakdowns)
     if case.run.provenance.origin == "measured" and not case.account.is_whole_trace:
         spans = spans.rows(np.isin(spans.step, case.account.steps))
         collectives = collectives.rows(np.isin(collectives.step, case.account.steps))

@@ -440,7 +440,7 @@ def about_changes(
         yield FactsChanged(facts=first, more=len(told) - len(first))
     if not parts:
         return
-    much = [each for each in parts if abs(each[2] - each[1]) >= SMALL * step_s]
+    much = [part for part in parts if abs(part[2] - part[1]) >= SMALL * step_s]
     if not much:
         yield PartsAsBefore(rest=SMALL, of_passes=of_passes)
         return

@@ -398,7 +398,9 @@ def prediction_notes(
             load = workload(run.provenance.source)
             if not load.memory.fits:
                 yield memory_finding(load)
-    measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
+    measured = [
+        transport for transport in grid.transports if isinstance(transport, MeasuredTransport)
+    ]
     for (name, run), subject in zip(named, subjects, strict=True):
         yield from _of_run(name, run, subject, is_measured=bool(measured))
     for compressor in grid.compressors:
@@ -415,7 +417,7 @@ def prediction_notes(
                 processors=transport.processors,
             )
     for transport in measured:
-        limits_bps = {each: transport.line_limits_up_to_bps(each) for each in grid.workers}
+        limits_bps = {workers: transport.line_limits_up_to_bps(workers) for workers in grid.workers}
         workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
         if max(grid.bandwidth_bps) > limits_bps[workers]:
             yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
@@ -450,7 +452,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     elif max(crowded_s, delay_s) > notable_s > 0:
         yield ContentionIsKept(run=name)
     if is_measured:
-        yield from (OfRun(run=name, what=each) for each in about_others(run))
+        yield from (OfRun(run=name, what=finding) for finding in about_others(run))
     if subject.step.shards > 1:
         yield SummedInGroups(run=name, shards=subject.step.shards)
     if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):

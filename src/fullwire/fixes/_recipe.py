@@ -104,14 +104,14 @@ def read_recipe(path: Path) -> Recipe:
         for name, value in vars(of).items():
             if name.endswith("_s") and value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"{path}: {name}: expected a time of 0 s or more, got {value:g}")
-    for each in recipe.fixes:
-        kind = appliable(each.fix)
+    for fix in recipe.fixes:
+        kind = appliable(fix.fix)
         try:
-            setting = kind.checked_in_recipe(each.setting)
+            setting = kind.checked_in_recipe(fix.setting)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
-        if setting != each.setting:
-            raise UsageError(f"{path}: fix {each.fix}: expected {setting}, got {each.setting}")
+        if setting != fix.setting:
+            raise UsageError(f"{path}: fix {fix.fix}: expected {setting}, got {fix.setting}")
     return recipe
 
 
@@ -129,8 +129,8 @@ def as_toml(recipe: Recipe) -> str:
     )
     if recipe.versions:
         lines += ["", "[versions]", *_pairs(**recipe.versions)]
-    for each in recipe.fixes:
-        lines += ["", "[[fixes]]", *_pairs(**vars(each))]
+    for fix in recipe.fixes:
+        lines += ["", "[[fixes]]", *_pairs(**vars(fix))]
     return "\n".join(lines) + "\n"
 
 

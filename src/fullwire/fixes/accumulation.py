@@ -114,9 +114,9 @@ def _send_now(model: Any) -> None:
     import torch.distributed as dist
 
     group = model.process_group
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # A rank may lack a gradient that another one has.
-    have = torch.tensor([each.grad is not None for each in parameters], dtype=torch.uint8)
+    have = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
     have = have.to(parameters[0].device)
     dist.all_reduce(have, dist.ReduceOp.MAX, group=group)
     for parameter, somebody_has in zip(parameters, have.tolist(), strict=True):

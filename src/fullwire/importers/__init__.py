@@ -202,7 +202,7 @@ def _refuse_others(found: Given, options: Options) -> None:
     for option in asked:
         if getattr(options, option) is not None and option not in takes:
             taker = next(each for each in FORMATS.values() if option in each.options)
-            flags = [f"--{each.replace('_', '-')}" for each in taker.options]
+            flags = [f"--{option.replace('_', '-')}" for option in taker.options]
             raise UsageError(
                 f"{found.traces[0]}: {' and '.join(flags)} belong{'s' * (len(flags) == 1)} to "
                 f"{taker.label}, not to a {found.kind}"

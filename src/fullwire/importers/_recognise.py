@@ -49,7 +49,7 @@ def given(
         for place, of_place in zip(places, found, strict=True):
             of_place += _others_in(formats, place, of_place[0])
     traces_alone = [each[0] for each in found if not _adds(formats, each)]
-    kind = (traces_alone or [each for each in kinds if not _adds(formats, [each])] or kinds)[0]
+    kind = (traces_alone or [kind for kind in kinds if not _adds(formats, [kind])] or kinds)[0]
     for place, of_place in zip(places, found, strict=True):
         if of_place[0] != kind and not _adds(formats, of_place):
             raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {of_place[0]}")
@@ -61,7 +61,9 @@ def given(
     left_out = []
     for place, of_place in zip(places, found, strict=True):
         others = {*of_place} - {kind}
-        unused = sorted(each for each in others if each == _ARCHIVE or not _adds(formats, [each]))
+        unused = sorted(
+            other for other in others if other == _ARCHIVE or not _adds(formats, [other])
+        )
         if unused:
             left_out.append(
                 f"{name_of(place)}: left out is what else is in it ({', '.join(unused)}): a run "
@@ -175,7 +177,7 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
         raise DamagedInput(path, named)
     if kind == _ARCHIVE:
         raise DamagedInput(path, unpacked_elsewhere(beginning))
-    likeness = {each.label: each.looks_like(beginning).lacks for each in formats.values()}
+    likeness = {format_.label: format_.looks_like(beginning).lacks for format_ in formats.values()}
     near = "; ".join(
         f"it resembles {label}, but lacks {mark}" for label, mark in likeness.items() if mark
     )

@@ -178,7 +178,9 @@ def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]
         least = "" if stated else "at least "  # the highest rank number implies that many
         missing.append(f"{len(traces)} of {least}{world} ranks are here")
     rows = [collective for trace in traces.values() for collective in trace.collectives]
-    computations = [(rank, *each) for rank, trace in traces.items() for each in trace.computations]
+    computations = [
+        (rank, *computation) for rank, trace in traces.items() for computation in trace.computations
+    ]
     starts = [collective.start_ns for collective in rows if collective.duration_ns]
     zero_ns = min([*starts, *(start_ns for _, _, start_ns, _ in computations)], default=0)
     untimed = sum(not collective.duration_ns for collective in rows)
@@ -225,13 +227,13 @@ def _table(rank: int, trace: _Trace, zero_ns: int) -> Collectives:
         rank=np.full(len(rows), rank),
         step=np.full(len(rows), -1),
         sequence=np.array(sequence, np.int64),
-        group=np.array([each.group for each in rows], object),
-        op=np.array([each.op for each in rows], object),
-        dtype=np.array([each.dtype for each in rows], object),
-        bytes=np.array([each.bytes for each in rows], np.int64),
+        group=np.array([row.group for row in rows], object),
+        op=np.array([row.op for row in rows], object),
+        dtype=np.array([row.dtype for row in rows], object),
+        bytes=np.array([row.bytes for row in rows], np.int64),
         issue_ns=start_ns,
         start_ns=start_ns,
-        end_ns=start_ns + np.array([each.duration_ns for each in rows], np.int64),
+        end_ns=start_ns + np.array([row.duration_ns for row in rows], np.int64),
     )
 
 
@@ -319,7 +321,7 @@ def _size(node: _Node) -> tuple[int, str]:
         return told, ""
     dtype, item_bytes = dtype_of(str(node.attributes.get("dtype", "")))
     elements = [node.attributes.get(f"{side}_msg_nelems") for side in ("in", "out")]
-    known = [each for each in elements if isinstance(each, int) and each >= 0]
+    known = [element for element in elements if isinstance(element, int) and element >= 0]
     if item_bytes and known and max(known) * item_bytes <= _MOST_BYTES:
         return max(known) * item_bytes, dtype
     size, named = node.arguments

@@ -155,7 +155,7 @@ def _remarks(entries: Sequence[_Entry], dumps: Mapping[int, _Dump]) -> Iterator[
             f"how long {len(entries) - timed:,} of {len(entries):,} took is not in the dumps "
             "(TORCH_NCCL_ENABLE_TIMING=1 would tell)"
         )
-    open_ = sum(not each.has_ended for each in entries)
+    open_ = sum(not entry.has_ended for entry in entries)
     if open_:
         yield f"{open_:,} had not been seen to end"
     # Name the ranks that never asked for a group's last collective, which others wait for.
@@ -189,7 +189,7 @@ def _dump(path: Path) -> _Dump:
     if problem:
         # The file ended early: search the values read so far for the parts of a dump.
         values = list(unfinished)
-        entries = [each for each in values if _is_entry(each)]
+        entries = [value for value in values if _is_entry(value)]
         for each in values:
             if isinstance(each, list):
                 entries += [inner for inner in each if _is_entry(inner)]

@@ -131,7 +131,7 @@ def read_horovod(path: Path) -> Run:
         raise DamagedInput(
             path, missing[0].partition(": ")[2] if missing else "no collective is in this timeline"
         )
-    ranks = sorted({rank for each in book.collectives for rank in each.ready_ns} | {0})
+    ranks = sorted({rank for collective in book.collectives for rank in collective.ready_ns} | {0})
     alone = sum(len(collective.ready_ns) < len(ranks) for collective in book.collectives)
     if len(ranks) == 1:
         missing.append("the timeline tells of rank 0 alone: when others were ready is not in it")
@@ -145,7 +145,7 @@ def read_horovod(path: Path) -> Run:
     steps = np.empty(0, np.int64)
     if counts:
         usual = max(counts, key=lambda count: (counts[count] * count, count))
-        times = [sorted(each) for each in begins.values() if len(each) == usual]
+        times = [sorted(begin) for begin in begins.values() if len(begin) == usual]
         steps = np.unique(np.array(times, np.int64).min(axis=0))
     facts = Facts(
         workers=ranks[-1] + 1,

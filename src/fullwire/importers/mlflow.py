@@ -70,7 +70,7 @@ def read_mlflow(paths: Sequence[Path]) -> Run:
 
 def _home_of(path: Path) -> Path:
     """Return the `metrics` folder of a file, or its own folder."""
-    return next((each for each in path.parents if each.name == "metrics"), path.parent)
+    return next((parent for parent in path.parents if parent.name == "metrics"), path.parent)
 
 
 def _lines(path: Path) -> Iterator[re.Match[bytes] | None]:

@@ -288,7 +288,7 @@ class Log:
         ]
         # The network's name comes from messages, else from paths, else from the devices found.
         network = _listed(self._networks)
-        if self._sockets_of_libfabric and all("Libfabric" in each for each in self._networks):
+        if self._sockets_of_libfabric and all("Libfabric" in network for network in self._networks):
             network = f"Socket (libfabric's {self._sockets_of_libfabric})"
         if not network:
             used = Counter[str]()

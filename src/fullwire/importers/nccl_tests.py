@@ -99,7 +99,7 @@ def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is the output of nccl-tests."""
     begins = (b"# nThread ", b"# nThread: ", b"# Collective test starting")
     has_table = _HEADING.search(beginning) is not None
-    if has_table or any(each in beginning for each in begins):
+    if has_table or any(begin in beginning for begin in begins):
         return LIKELY
     if _SEPARATED.match(beginning) or (_REPORT.match(beginning) and b'"args"' in beginning):
         return LIKELY
@@ -368,14 +368,14 @@ def _reported(path: Path, content: bytes) -> list[Table]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedInput(path, f"expected the JSON of nccl-tests: {error}") from None
     rows, broken, wrong = list[Row](), 0, 0.0
-    for each in report.results[:_MOST_ROWS]:
-        outside, inside = each.out_of_place or _Place(), each.in_place or _Place()
+    for result in report.results[:_MOST_ROWS]:
+        outside, inside = result.out_of_place or _Place(), result.in_place or _Place()
         time_us = outside.time or outside.cpu_time or 0.0
         rates = [
             rate if isinstance(rate, float) and 0 <= rate < math.inf else None
             for rate in (outside.alg_bw, outside.bus_bw, inside.bus_bw)
         ]
-        is_usable = 0 < time_us <= _LONGEST_US and 0 <= each.size <= _MOST_BYTES
+        is_usable = 0 < time_us <= _LONGEST_US and 0 <= result.size <= _MOST_BYTES
         if not is_usable or rates[0] is None or rates[1] is None:
             broken += 1
             continue
@@ -386,8 +386,8 @@ def _reported(path: Path, content: bytes) -> list[Table]:
         )
         rows.append(
             Row(
-                bytes=each.size,
-                dtype=_DTYPES.get(each.type[:40], each.type[:40]),
+                bytes=result.size,
+                dtype=_DTYPES.get(result.type[:40], result.type[:40]),
                 time_us=time_us,
                 algorithm_gb_s=rates[0],
                 bus_gb_s=rates[1],
@@ -409,10 +409,10 @@ def _reported(path: Path, content: bytes) -> list[Table]:
         Table(
             op=op,
             workers=len(devices) or _ranks_told(op, widest) or 1,
-            device=", ".join(sorted({each.device_info or "" for each in devices} - {""})[:8]),
+            device=", ".join(sorted({device.device_info or "" for device in devices} - {""})[:8]),
             rows=tuple(rows),
             problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
-            nodes=len({each.hostname for each in devices}),
+            nodes=len({device.hostname for device in devices}),
             is_damaged=is_damaged,
         )
     ]
@@ -446,7 +446,7 @@ def _row_of(words: list[str], columns: list[str]) -> Row | None:
     numbers = [_number(word) for word in words[first : first + 7]]
     if len(numbers) < 3 or None in numbers[:3] or size > _MOST_BYTES:
         return None
-    time_us, algorithm, bus = (each or 0.0 for each in numbers[:3])
+    time_us, algorithm, bus = (number or 0.0 for number in numbers[:3])
     if not 0 < time_us <= _LONGEST_US or not math.isfinite(algorithm + bus):
         return None
     return Row(

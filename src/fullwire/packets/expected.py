@@ -146,7 +146,7 @@ def _broadcast(
         for sent in (before, single)
         if (sent > LARGE * gradient).any()
     ]
-    fitting = (each for each in sizes if _ranks(hosts, iterations.usual_bytes, each))
+    fitting = (size for size in sizes if _ranks(hosts, iterations.usual_bytes, size))
     return next(fitting, sizes[0] if sizes else None)
 
 

@@ -139,13 +139,13 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
         edges_of(run),
         tuple(
             replace(
-                _at_once(each, model_bytes),
+                _at_once(turn, model_bytes),
                 during_s=(
-                    (int(each.flows.start_ns.min()) - zero_ns) * 1e-9,
-                    (int(each.flows.end_ns.max()) - zero_ns) * 1e-9,
+                    (int(turn.flows.start_ns.min()) - zero_ns) * 1e-9,
+                    (int(turn.flows.end_ns.max()) - zero_ns) * 1e-9,
                 ),
             )
-            for each in turns
+            for turn in turns
         ),
     )
 

@@ -66,7 +66,7 @@ def job_of(pid: int) -> JobHere:
         )
     members = _members()
     for near in ({pid, *_descendants(pid)}, _ancestors(pid)):  # a loader stands for its rank
-        named = [each for each in members if near & set(each[0].values())]
+        named = [member for member in members if near & set(member[0].values())]
         if len(named) > 1:
             firsts = ", ".join(str(min(ranks.values())) for ranks, _, _ in named)
             raise UsageError(f"watch {pid}: {len(named)} jobs run below it; name one of {firsts}")

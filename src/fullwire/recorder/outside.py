@@ -118,7 +118,7 @@ def _python_frames(pid: int) -> list[dict[str, Any]]:
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return []  # there is no py-spy, the process has ended, or we may not read its memory
     main = _main_thread(pid)
-    return next((each["frames"] for each in threads if each["os_thread_id"] == main), [])
+    return next((thread["frames"] for thread in threads if thread["os_thread_id"] == main), [])
 
 
 def _main_thread(pid: int) -> int:
@@ -135,14 +135,14 @@ class Watcher:
 
     def __init__(self, job: JobHere) -> None:
         self.job = job
-        self.looks: dict[int, list[tuple[float, ...]]] = {each.rank: [] for each in job.ranks}
+        self.looks: dict[int, list[tuple[float, ...]]] = {rank.rank: [] for rank in job.ranks}
         self.took_s = 0.0  # processor time of looking
-        self._threads = {each.rank: _Threads(each.pid) for each in job.ranks}
+        self._threads = {rank.rank: _Threads(rank.pid) for rank in job.ranks}
         together: dict[int, list[RankHere]] = {}
-        for each in job.ranks:
-            together.setdefault(each.network, []).append(each)
+        for rank in job.ranks:
+            together.setdefault(rank.network, []).append(rank)
         self._networks = [_network_of(ranks) for ranks in together.values()]
-        self._counted = {each.rank: Counted() for each in job.ranks}
+        self._counted = {rank.rank: Counted() for rank in job.ranks}
         self._look_again_s = 0.0
         self._usual_s = 0.0  # processor time of a look
 
@@ -150,10 +150,10 @@ class Watcher:
     def without_connections(self) -> tuple[int, ...]:
         """Return the ranks whose bytes are those of all interfaces that they see."""
         return tuple(
-            each.rank
+            rank.rank
             for network in self._networks
             if isinstance(network, _Interfaces)
-            for each in network.ranks
+            for rank in network.ranks
         )
 
     def __enter__(self) -> Watcher:
@@ -273,9 +273,9 @@ class _Connections:
         """Add what connections carried since the last look."""
         if is_new:
             self._owners = {
-                inode_of(target): each.rank
-                for each in self.ranks
-                for _, target in opened_by(each.pid)
+                inode_of(target): rank.rank
+                for rank in self.ranks
+                for _, target in opened_by(rank.pid)
                 if target.startswith("socket:")
             }
             requests = [
@@ -307,7 +307,7 @@ class _Connections:
                 self._then[inode] = sent + received
         if is_new:
             self._busy = {inode: left - 1 for inode, left in self._busy.items() if left > 1}
-        quiet_s = {each.rank: math.inf for each in self.ranks}
+        quiet_s = {rank.rank: math.inf for rank in self.ranks}
         for inode, since_s in self._quiet_s.items():
             if (rank := self._owners.get(inode)) is not None:
                 quiet_s[rank] = min(quiet_s[rank], since_s)
@@ -367,9 +367,9 @@ class _Interfaces:
                     sent += int(fields[8])
         before = self._last or (sent, received)
         self._last = sent, received
-        for each in self.ranks:
-            counted[each.rank].sent_bytes += (sent - before[0]) // len(self.ranks)
-            counted[each.rank].received_bytes += (received - before[1]) // len(self.ranks)
+        for rank in self.ranks:
+            counted[rank.rank].sent_bytes += (sent - before[0]) // len(self.ranks)
+            counted[rank.rank].received_bytes += (received - before[1]) // len(self.ranks)
 
 
 def _network_of(ranks: Sequence[RankHere]) -> _Connections | _Interfaces:

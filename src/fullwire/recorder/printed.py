@@ -97,7 +97,7 @@ class Output:
     ) -> None:
         """Begin to match. `steps` counts the job's steps so far."""
         path = directory / f"{os.getpid()}{SUFFIX}"
-        texts = [each.text for each in patterns]
+        texts = [pattern.text for pattern in patterns]
         # A session of its own: Ctrl-C is for the job.
         self._matcher = subprocess.Popen(
             [sys.executable, "-I", "-c", _MATCHER, "\n".join(sys.path), str(path), *texts],

@@ -74,7 +74,7 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
             "sentences": list(sentences(result.reaching)),
         }
     if result.suspicions:
-        shown["cluster"] = [asdict(each) for each in result.suspicions]
+        shown["cluster"] = [asdict(suspicion) for suspicion in result.suspicions]
         shown["cluster_sentences"] = list(sentences(result.holding_back))
     return shown
 
@@ -137,8 +137,8 @@ def watched_object(result: Watched) -> dict[str, Any]:
         "watching_share": result.looked_share,
         "has_ended": result.has_ended,
         "processes": [
-            {"rank": each.rank, "pid": each.pid, "command": each.command}
-            for each in result.job.ranks
+            {"rank": rank.rank, "pid": rank.pid, "command": rank.command}
+            for rank in result.job.ranks
         ],
     }
 
@@ -231,7 +231,7 @@ def verification_object(result: Verification | None) -> dict[str, Any] | None:
 
 def comparison_object(result: Comparison) -> dict[str, Any]:
     """Return a comparison as a JSON object."""
-    shown = {each.name: getattr(result, each.name) for each in fields(result)}
+    shown = {field.name: getattr(result, field.name) for field in fields(result)}
     del shown["notes"], shown["noise"]
     for side in ("before_recordings", "after_recordings"):
         shown[side] = [asdict(each) for each in shown[side]]
@@ -381,8 +381,8 @@ def cluster_object(cluster: Cluster) -> dict[str, Any]:
         "inside": None if cluster.inside is None else asdict(cluster.inside),
         "nics": asdict(cluster.nics),
         "network": {"kind": cluster.network.kind, **asdict(cluster.network)},
-        "other_hosts": [asdict(each) for each in cluster.other_hosts],
-        "links": [asdict(each) for each in link_classes(cluster)],
+        "other_hosts": [asdict(other_host) for other_host in cluster.other_hosts],
+        "links": [asdict(one_class) for one_class in link_classes(cluster)],
         "rests_on": cluster.rests_on,
         "measured": None if cluster.measured is None else asdict(cluster.measured),
     }
@@ -394,7 +394,7 @@ def cluster_fit_object(fit: ClusterFit) -> dict[str, Any]:
         "cluster": cluster_object(fit.cluster),
         "median": fit.quantile(0.5),
         "p90": fit.quantile(0.9),
-        "residuals": [{**asdict(each), "error": each.error} for each in fit.residuals],
+        "residuals": [{**asdict(residual), "error": residual.error} for residual in fit.residuals],
         "choices": [asdict(choice) for choice in fit.choices],
     }
 
@@ -433,7 +433,7 @@ def traffic_object(result: AuditedTraffic) -> dict[str, Any]:
         if usual is None
         else {
             "number": usual.number,
-            "collectives": [asdict(each) for each in usual.collectives],
+            "collectives": [asdict(collective) for collective in usual.collectives],
         },
         "audit": list(result.audit),
         "warnings": list(result.warnings),

@@ -76,7 +76,8 @@ def cluster_sentence(cluster: Cluster) -> str:
     others = ""
     if cluster.other_hosts:
         named = ", ".join(
-            f"node{each.node} at {show_rate(each.nic_rate_bps)}" for each in cluster.other_hosts[:4]
+            f"node{other_host.node} at {show_rate(other_host.nic_rate_bps)}"
+            for other_host in cluster.other_hosts[:4]
         )
         more = len(cluster.other_hosts) - 4
         others = f", but {named}" + (f" and {more} more" if more > 0 else "")
@@ -122,8 +123,8 @@ def drawing(cluster: Cluster) -> Iterator[str]:
         yield _switch(rails if by_rail else "switch", cells)
         yield _row("NICs", [_or_gap(cell, _strands(cluster.nics_per_node)) for cell in cells])
         rate = f"{cluster.nics_per_node} x {show_rate(cluster.nics.rate_bps)}"
-        yield _row("", [_or_gap(each, rate) for each in cells])
-        yield _row("nodes", [_or_gap(each, f"node{each}") for each in cells])
+        yield _row("", [_or_gap(cell, rate) for cell in cells])
+        yield _row("nodes", [_or_gap(cell, f"node{cell}") for cell in cells])
     yield ""
     # One node: its devices as squares, below them the NIC that each of them uses.
     shown = some(cluster.devices_per_node, _MOST_IN_ROW)
@@ -217,32 +218,35 @@ def print_cluster_fit(fit: ClusterFit) -> None:
     heads = ["protocol", "start-up", "hop in a node", "hop between", "fills inside", "fills NICs"]
     rows = [
         [
-            each.name,
-            show_time(each.startup_s),
-            show_time(each.inside_hop_s),
-            show_time(each.between_hop_s),
-            f"{each.inside_share:.1%}",
-            f"{each.between_share:.1%}",
+            protocol.name,
+            show_time(protocol.startup_s),
+            show_time(protocol.inside_hop_s),
+            show_time(protocol.between_hop_s),
+            f"{protocol.inside_share:.1%}",
+            f"{protocol.between_share:.1%}",
         ]
-        for each in fit.protocols
+        for protocol in fit.protocols
     ]
     print_table(heads, rows, texts={"protocol"})
     heads = ["collective", "workers", "from", "to", "algorithm", "protocol"]
     rows = [
         [
-            each.op,
-            f"{each.workers}",
-            show_bytes(each.from_bytes),
-            "" if each.to_bytes is None else show_bytes(each.to_bytes),
-            each.algorithm,
-            each.protocol,
+            choice.op,
+            f"{choice.workers}",
+            show_bytes(choice.from_bytes),
+            "" if choice.to_bytes is None else show_bytes(choice.to_bytes),
+            choice.algorithm,
+            choice.protocol,
         ]
-        for each in fit.choices
+        for choice in fit.choices
     ]
     print_table(heads, rows, texts={"collective", "algorithm", "protocol"})
-    tables = dict.fromkeys((each.op, each.workers) for each in fit.residuals)
+    tables = dict.fromkeys((residual.op, residual.workers) for residual in fit.residuals)
     names = [f"{op} {workers}" for op, workers in tables]
-    errors = {(each.op, each.workers, each.bytes): each.error for each in fit.residuals}
+    errors = {
+        (residual.op, residual.workers, residual.bytes): residual.error
+        for residual in fit.residuals
+    }
     off = f"median {fit.quantile(0.5):.1%}, p90 {fit.quantile(0.9):.1%}"
     say(f"The protocols against the tables, off by size ({off}):")
     rows = [
@@ -253,7 +257,7 @@ def print_cluster_fit(fit: ClusterFit) -> None:
                 for table in tables
             ),
         ]
-        for size in sorted({each.bytes for each in fit.residuals})
+        for size in sorted({residual.bytes for residual in fit.residuals})
     ]
     print_table(["bytes", *names], rows, texts=set())
     say("")
@@ -266,12 +270,12 @@ def plot_cluster_fit(fit: ClusterFit, path: Path) -> None:
 
     points = [
         {
-            "bytes": each.bytes,
-            "measured": each.measured_s * 1e6,
-            "predicted": each.predicted_s * 1e6,
-            "table": f"{each.op}, {each.workers}",
+            "bytes": residual.bytes,
+            "measured": residual.measured_s * 1e6,
+            "predicted": residual.predicted_s * 1e6,
+            "table": f"{residual.op}, {residual.workers}",
         }
-        for each in fit.residuals
+        for residual in fit.residuals
     ]
     base = alt.Chart(alt.Data(values=points)).encode(
         x=alt.X("bytes:Q", scale=alt.Scale(type="log"), title="bytes"),

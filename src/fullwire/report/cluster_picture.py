@@ -87,7 +87,7 @@ class _Sheet:
     def chart(self) -> alt.LayerChart:
         import altair as alt
 
-        lowest = max(each["y2"] for each in self.boxes)
+        lowest = max(box["y2"] for box in self.boxes)
         height = max([lowest, *(word["y"] + 8 for word in self.words)]) + 4
         across = {"axis": None, "scale": alt.Scale(domain=[0, _WIDE], nice=False)}
         down = {"axis": None, "scale": alt.Scale(domain=[height, 0], nice=False)}
@@ -104,7 +104,7 @@ class _Sheet:
             )
         )
         words = [
-            alt.Chart(alt.Data(values=[each for each in self.words if each["align"] == align]))
+            alt.Chart(alt.Data(values=[word for word in self.words if word["align"] == align]))
             .mark_text(baseline="middle", align=align)
             .encode(
                 x=alt.X("x:Q", **across),
@@ -208,7 +208,9 @@ def _draw_host(
 ) -> None:
     """Draw a node and its NICs' links up; one of another rate is red, and its width is its rate."""
     x, step = place
-    other = next((each for each in cluster.other_hosts if each.node == node), None)
+    other = next(
+        (other_host for other_host in cluster.other_hosts if other_host.node == node), None
+    )
     share = 1.0 if other is None else other.nic_rate_bps / cluster.nics.rate_bps
     half = min(0.4 * step, 26)
     by_rail = isinstance(cluster.network, LeafSpine) and cluster.network.by_rail
@@ -262,13 +264,13 @@ def _move_up(sheet: _Sheet, by: float) -> None:
     """Move the drawing up into the room of a missing spine, or down."""
     for each in (*sheet.boxes, *sheet.words):
         each["y"] -= by
-    for each in sheet.boxes:
-        each["y2"] -= by
+    for box in sheet.boxes:
+        box["y2"] -= by
 
 
 def _draw_torus(sheet: _Sheet, cluster: Cluster, torus: Torus) -> None:
     step = 62
-    slow = {each.node: each.nic_rate_bps for each in cluster.other_hosts}
+    slow = {other_host.node: other_host.nic_rate_bps for other_host in cluster.other_hosts}
     columns, rows = some(torus.columns, 12), some(torus.rows, 8)
     begin = (_WIDE - step * len(columns)) / 2
     for line, row in enumerate(rows):

@@ -102,8 +102,8 @@ def _print_recorded(one: FromRun) -> None:
         f"{one.ffn:,}, {one.vocab:,} words; step {one.step_s:.3g} s"
     )
     rows = [
-        [each.work, f"{each.measured_s:.3g} s", f"{each.modelled_s:.3g} s", f"{each.ratio:.2f}"]
-        for each in one.ratios
+        [ratio.work, f"{ratio.measured_s:.3g} s", f"{ratio.modelled_s:.3g} s", f"{ratio.ratio:.2f}"]
+        for ratio in one.ratios
     ]
     print_table(["work of the recorded step", "measured", "modelled", "ratio"], rows, {"work"})
     for part in sentences(one.not_recognised):

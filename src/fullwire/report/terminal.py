@@ -137,7 +137,9 @@ def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
             cells.append([*conditions, f"{found.batch[row]:g}", "-", step, *unknown])
             continue
         times_s = (found.time_s[row], found.low_s[row], found.high_s[row])
-        (middle, unit), (low, low_unit), high = (show_duration(each).split() for each in times_s)
+        (middle, unit), (low, low_unit), high = (
+            show_duration(time_s).split() for time_s in times_s
+        )
         between = f"{low if low_unit == unit == high[1] else f'{low} {low_unit}'}-{' '.join(high)}"
         cost = [] if found.price is None else [found.price.show(float(found.device_hours[row]))]
         cells.append(

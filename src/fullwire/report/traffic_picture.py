@@ -166,7 +166,7 @@ def _pattern(result: Traffic) -> alt.LayerChart:
     )
     dots = alt.Chart(alt.Data(values=hosts)).mark_circle(size=260 * scale_down, opacity=1)
     names = [
-        alt.Chart(alt.Data(values=[each for each in hosts if each["align"] == align]))
+        alt.Chart(alt.Data(values=[host for host in hosts if host["align"] == align]))
         .mark_text(fontSize=12, color=_INK, align=align)
         .encode(x=alt.X("lx:Q", **plain), y=alt.Y("ly:Q", **plain), text="host:N")
         for align in ("left", "center", "right")
@@ -395,7 +395,7 @@ def _iteration(usual: UsualIteration, result: Traffic) -> alt.LayerChart:
     waits = base.mark_bar(height=3, color=_FAINT, opacity=1).encode(
         x=alt.X("came:Q", title="time in the iteration (ms)"), x2="data:Q"
     )
-    ops = list(dict.fromkeys(each["op"] for each in bars))
+    ops = list(dict.fromkeys(bar["op"] for bar in bars))
     sends = base.mark_bar(height=11, stroke="white").encode(
         x="data:Q",
         x2="end:Q",

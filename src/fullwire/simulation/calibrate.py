@@ -261,8 +261,8 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
             rate_bps=rate_bps,
             time_s=middle_s,
             count=len(times_s),
-            wire_bytes=tuple(float(each.wire_bytes) for each in costs),
-            hops=tuple(float(each.hops) for each in costs),
+            wire_bytes=tuple(float(cost.wire_bytes) for cost in costs),
+            hops=tuple(float(cost.hops) for cost in costs),
             spread=float(np.sqrt(_LEAST_SPREAD**2 + of_median**2 + (_START_S / middle_s) ** 2)),
         )
 
@@ -402,8 +402,8 @@ def _used_in(run: Run) -> _Used | None:
         for op, count in dict.fromkeys(zip(rows.op.tolist(), members.tolist(), strict=True))
     ]
     return _Used(
-        wire_bytes=sum(float(each.wire_bytes.sum()) for each in costs) / rank_steps,
-        hops=sum(each.hops * each.wire_bytes.size for each in costs) / rank_steps,
+        wire_bytes=sum(float(cost.wire_bytes.sum()) for cost in costs) / rank_steps,
+        hops=sum(cost.hops * cost.wire_bytes.size for cost in costs) / rank_steps,
         processor_s=float(np.mean([used_s for _, used_s in per_rank])),
     )
 
@@ -477,10 +477,12 @@ class _Fit:
         """Return the fit to one more recording like the first, on links of another rate."""
         first = self._observations[0]
         supposed = [
-            replace(each, rate_bps=rate_bps, time_s=predicted_s)
-            for each in self._observations
-            if (each.rate_bps, each.workers) == (first.rate_bps, first.workers)
-            for predicted_s in [self._predicted_s(transport, replace(each, rate_bps=rate_bps))]
+            replace(observation, rate_bps=rate_bps, time_s=predicted_s)
+            for observation in self._observations
+            if (observation.rate_bps, observation.workers) == (first.rate_bps, first.workers)
+            for predicted_s in [
+                self._predicted_s(transport, replace(observation, rate_bps=rate_bps))
+            ]
         ]
         return _Fit(
             [*self._observations, *supposed],

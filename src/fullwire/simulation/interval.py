@@ -159,7 +159,7 @@ def further_recording(
     lab_workers = transport.workers if transport.machines == 1 else None
     if quiet <= _NEAR_BEST * best:  # that costs no other links
         return Further(row=row, rate_bps=None, share=quiet, lab_workers=lab_workers)
-    share, rate_bps = next(each for each in shares if each[0] <= _NEAR_BEST * best)
+    share, rate_bps = next(share for share in shares if share[0] <= _NEAR_BEST * best)
     return Further(row=row, rate_bps=rate_bps, share=share, lab_workers=lab_workers)
 
 

@@ -277,7 +277,7 @@ class _Recognising:
         found: Counter[int] = Counter()
         rank = self.ranks[0]
         for sizes, calls in self._shapes(rank, *_PRODUCTS):
-            two = [each for each in sizes if len(each) == 2][-2:]
+            two = [size for size in sizes if len(size) == 2][-2:]
             if len(two) < 2:
                 continue
             sides = [two[0][0], two[0][1], two[1][1]]

@@ -179,7 +179,7 @@ def calibrated(found: Recognised, cluster: Cluster | None) -> Recorded:
         Ratio("attention", busy_s["attention"], work_s["attention"]),
         Ratio("norms, activations", max(rest_s, 0.05 * work_s["vector"]), work_s["vector"]),
     ]
-    gemm, attention, vector = (each.ratio for each in ratios)
+    gemm, attention, vector = (ratio.ratio for ratio in ratios)
     known = replace(
         habits,
         gemm=habits.gemm * gemm,

@@ -78,7 +78,7 @@ class Plans:
 
     def layout(self, row: int, precision: Precision, model: Architecture) -> Layout:
         """Return one of the plans by itself."""
-        one: dict[str, Any] = {each.name: getattr(self, each.name)[row] for each in fields(self)}
+        one: dict[str, Any] = {field.name: getattr(self, field.name)[row] for field in fields(self)}
         share, layers = float(one.pop("recomputed")), model.layers / int(one["pp"])
         one = {name: int(value) for name, value in one.items()}
         flags = ("sequence_parallel", "flash_attention", "tp_overlap", "dp_overlap", "ep_overlap")

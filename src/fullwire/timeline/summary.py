@@ -81,7 +81,7 @@ class _Sums:
         self._by_step = more
         of_first = marks_between_gaps(part.spans)
         first = min(self._ranks, default=0)
-        self._marks = [each for each in self._marks if each.rank[0] == first]
+        self._marks = [mark for mark in self._marks if mark.rank[0] == first]
         if len(of_first) and of_first.rank[0] == first:
             self._marks.append(of_first)
 
@@ -89,7 +89,7 @@ class _Sums:
         count, *sums = self._by_step
         # As in an account: the steps that all ranks have.
         shared = np.flatnonzero((count > 0) & (count == count.max(initial=0)))
-        length_s, of_bytes, exposed_s = (each[shared] / count[shared] for each in sums)
+        length_s, of_bytes, exposed_s = (sum_[shared] / count[shared] for sum_ in sums)
         length_s, exposed_s = length_s * 1e-9, exposed_s * 1e-9
         if not (length_s > 0).any():
             return Summary(

@@ -102,7 +102,7 @@ def sockets_used(run: Run, lines: Sequence[Timeline]) -> SocketUse | None:
         looked = _looked(run, lines, host, flow.time_ns)
         sent = _gained(flow.time_ns, flow.bytes_acked, looked)
         columns = (flow.busy_ns, flow.receiver_window_limited_ns, flow.send_buffer_limited_ns)
-        busy, window, buffer = (_gained(flow.time_ns, each, looked) for each in columns)
+        busy, window, buffer = (_gained(flow.time_ns, column, looked) for column in columns)
         idle = max(looked.total_ns - busy, 0.0)
         totals += np.array([1.0, busy, window, buffer, idle]) * sent
         retransmits += _gained(flow.time_ns, flow.retransmits, looked)

@@ -56,14 +56,14 @@ def _tell(group: Any, buckets: Sequence[Sequence[Any]]) -> None:
     Places are never forgotten, as ranks free their models at different times and have to agree.
     """
     for parameters in buckets:
-        ends = accumulate((each.numel() for each in parameters), initial=0)
+        ends = accumulate((parameter.numel() for parameter in parameters), initial=0)
         small = [
             torch.arange(first, end)
             for each, (first, end) in zip(parameters, pairwise(ends), strict=True)
             if is_small(each) and each.dtype is torch.float32
         ]
         if small:
-            numbers = sum(each.numel() for each in parameters)
+            numbers = sum(parameter.numel() for parameter in parameters)
             known = group.small_places.get(numbers, small[0][:0])
             group.small_places[numbers] = torch.cat([known, *small]).unique()
 
@@ -94,7 +94,10 @@ class _Watching:
         )
         if hasattr(process_group, "small_places"):
             _reducers[self] = _Watched(process_group, any(sparse))
-            _tell(process_group, [[params[index] for index in each] for each in bucket_indices])
+            _tell(
+                process_group,
+                [[params[index] for index in bucket_index] for bucket_index in bucket_indices],
+            )
 
     def _rebuild_buckets(self) -> Any:
         has_moved = _originals["_rebuild_buckets"](self)

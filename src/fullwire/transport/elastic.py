@@ -309,7 +309,7 @@ class _Step:
         job = self._job
         self._before = job.step_number
         self._random = torch.get_rng_state()
-        self._buffers = [(each, each.clone()) for each in job.model.buffers()]
+        self._buffers = [(buffer, buffer.clone()) for buffer in job.model.buffers()]
         job._is_in_step = True
         job._sums.begin()
 
@@ -338,8 +338,10 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self.parameters = parameters
-        self.flat = torch.zeros(sum(each.numel() for each in parameters), dtype=parameters[0].dtype)
-        parts = self.flat.split([each.numel() for each in parameters])
+        self.flat = torch.zeros(
+            sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype
+        )
+        parts = self.flat.split([parameter.numel() for parameter in parameters])
         self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
         self.missing = set(range(len(parameters)))
         self.work: Any = None
@@ -353,7 +355,7 @@ class _Sums:
         self.weight = 1.0
         self.tries = 0
         self._then = then
-        trained = [each for each in parameters if each.requires_grad]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         if not trained or any(each.device.type != "cpu" for each in trained):
             raise UsageError(
                 "fullwire.elastic: expected a model with parameters to train, on the CPU, got "
@@ -461,7 +463,7 @@ def _collated(dataset: Any, indices: list[int], collate: Callable[[list[Any]], A
     if isinstance(dataset, torch.Tensor):
         return dataset[indices]
     if collate is None and isinstance(dataset, torch.utils.data.TensorDataset):
-        return [each[indices] for each in dataset.tensors]
+        return [tensor[indices] for tensor in dataset.tensors]
     given = [dataset[index] for index in indices]
     return (collate or torch.utils.data.default_collate)(given)
 
@@ -470,12 +472,12 @@ def _divided(parameters: Sequence[Any]) -> Iterator[list[Any]]:
     """Group parameters in the order in which their gradients come, the last layer's first."""
     bucket: list[Any] = []
     size_bytes, limit_bytes = 0, _FIRST_BUCKET_BYTES
-    for each in reversed(parameters):
-        if bucket and (each.dtype != bucket[0].dtype or size_bytes >= limit_bytes):
+    for parameter in reversed(parameters):
+        if bucket and (parameter.dtype != bucket[0].dtype or size_bytes >= limit_bytes):
             yield bucket
             bucket, size_bytes, limit_bytes = [], 0, _BUCKET_BYTES
-        bucket.append(each)
-        size_bytes += each.numel() * each.element_size()
+        bucket.append(parameter)
+        size_bytes += parameter.numel() * parameter.element_size()
     yield bucket
 
 

@@ -356,7 +356,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     ) -> Work:
         """Collect several tensors in lists, one list for each rank."""
         tasks = [
-            self._gathering(given, [memory_of(each[index]) for each in outputs], opts)
+            self._gathering(given, [memory_of(output[index]) for output in outputs], opts)
             for index, given in enumerate(inputs)
         ]
         return self._work(tasks, list(outputs), (outputs, inputs))
@@ -376,7 +376,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         output = only(outputs)
         parts = [each.contiguous() for each in listed(inputs)]
         [landing], spread = landing_for([output])
-        task = self._scattering(landing, [memory_of(each) for each in parts], opts)
+        task = self._scattering(landing, [memory_of(part) for part in parts], opts)
         return self._work([task], [output], (landing, parts), spread)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
@@ -463,10 +463,10 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         [landing], spread = landing_for([output])
         memory = memory_of(landing)
         lists = listed(inputs) if self._rank == root else []
-        parts = [each.contiguous() for each in lists]
+        parts = [part.contiguous() for part in lists]
         source = [_EMPTY] * self._size
         if self._rank == root:
-            source = [memory_of(each) for each in parts]
+            source = [memory_of(part) for part in parts]
             self._require_places(source, memory[1], "scatter")
         places = [memory if rank == self._rank else _EMPTY for rank in range(self._size + 1)]
         program = programs.scatter(self._size, self._rank, root)

@@ -191,8 +191,8 @@ def broadcast(workers: int, rank: int, root: int, small: bool) -> Any:
     """Return a program that copies the root's block 0 to all; empty block 1 confirms that."""
     stated = plan("broadcast", "tree" if small else "ring", workers)
     sends, receives = _as_seen_from(stated, (rank - root) % workers)
-    sends = [_turned(each, root, workers) for each in sends]
-    receives = [_turned(each, root, workers) for each in receives]
+    sends = [_turned(send, root, workers) for send in sends]
+    receives = [_turned(receive, root, workers) for receive in receives]
     others = _others(workers, rank)
     if rank == root:
         receives += [Receive(other, 1) for other in others]

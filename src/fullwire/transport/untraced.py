@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound=type)
 
 def untraced(kind: Kind) -> Kind:
     """Keep the methods of a class, and all functions that they call, out of graphs."""
-    codes = [each.__code__ for each in vars(kind).values() if isinstance(each, FunctionType)]
+    codes = [member.__code__ for member in vars(kind).values() if isinstance(member, FunctionType)]
     with contextlib.suppress(AttributeError):  # a torch without this compiler
         kernel = torch._C._dynamo.eval_frame
         for code in codes:

@@ -210,7 +210,7 @@ def wire(
     if parameters is None:
         after.name = name
     else:
-        after.by_numbers = before.by_numbers | {each.numel(): name for each in parameters}
+        after.by_numbers = before.by_numbers | {parameter.numel(): name for parameter in parameters}
     if name == AUTO and after.automatic_from is None and after.workers > 1:
         # Kept with the group's choice before, so that the next block need not try again.
         before.automatic_from = after.automatic_from = measured(group.trials)

@@ -203,7 +203,7 @@ class InFlight:
         """Keep a work until it has ended."""
         with self._lock:
             if len(self._works) >= self._most:  # some may have ended without a wait
-                self._works = {each for each in self._works if not each.is_completed()}
+                self._works = {work for work in self._works if not work.is_completed()}
                 self._most = 2 * len(self._works) + 1
             self._works.add(work)
 
@@ -316,7 +316,9 @@ def memory_of(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
 
 def landing_for(outputs: Sequence[Any]) -> tuple[list[Any], Callable[[], None] | None]:
     """Return tensors without gaps to receive in, and a function that copies them to the others."""
-    dense = [each if each.is_contiguous() else each.new_empty(each.shape) for each in outputs]
+    dense = [
+        output if output.is_contiguous() else output.new_empty(output.shape) for output in outputs
+    ]
     apart = [(out, one) for out, one in zip(outputs, dense, strict=True) if out is not one]
 
     def spread() -> None:

@@ -134,9 +134,9 @@ class PowerSgd(Method):
         import torch.distributed as dist
 
         if factors:
-            together = torch.cat([each.reshape(-1) for each in factors])
+            together = torch.cat([factor.reshape(-1) for factor in factors])
             dist.broadcast(together, group=group, group_src=0)
-            agreed = together.split([each.numel() for each in factors])
+            agreed = together.split([factor.numel() for factor in factors])
             for factor, same in zip(factors, agreed, strict=True):
                 factor.copy_(same.view(factor.shape))
 
@@ -151,16 +151,16 @@ def _summed(tensors: list[Tensor], ranks: int, group: Any) -> list[Tensor]:
     import torch
     import torch.distributed as dist
 
-    together = torch.cat([each.reshape(-1) for each in tensors])
+    together = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(together, group=group)
     together /= ranks
-    parts = together.split([each.numel() for each in tensors])
+    parts = together.split([tensor.numel() for tensor in tensors])
     return [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
 
 def _finite(factors: list[Tensor]) -> list[Tensor]:
     """Return factors that LAPACK takes; what was lost is seen in the sums themselves."""
-    return [each.nan_to_num(0.0, 0.0, 0.0) for each in factors]
+    return [factor.nan_to_num(0.0, 0.0, 0.0) for factor in factors]
 
 
 def _loss(bucket: Bucket, split: list[tuple[str, Tensor]], rights: list[Tensor]) -> Loss:

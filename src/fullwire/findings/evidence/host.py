@@ -154,7 +154,7 @@ def host_evidence(run: Run, account: Account) -> Iterator[Evidence]:
 
 def copies_evidence(account: Account) -> Iterator[Evidence]:
     """Yield the time that devices copied, if it is worth a sentence."""
-    has_devices = any(each.compute_s for each in account.breakdowns)
+    has_devices = any(breakdown.compute_s for breakdown in account.breakdowns)
     if has_devices and account.copies_s > NOTABLE * account.step_s:
         yield DeviceCopies(value=account.copies_s / account.step_s, copies_s=account.copies_s)
 

@@ -140,7 +140,10 @@ def _of_network(run: Run) -> Iterator[Evidence]:
     if facts.nccl_adapters:
         signs.append(FoundAdapters(adapters=facts.nccl_adapters))
     interfaces = (facts.nccl_interfaces or "").split(", ")
-    of_rdma = next((each for each in interfaces if re.fullmatch(r"ib\w*\d\w*|hsn\d+", each)), None)
+    of_rdma = next(
+        (interface for interface in interfaces if re.fullmatch(r"ib\w*\d\w*|hsn\d+", interface)),
+        None,
+    )
     if of_rdma is not None:
         signs.append(InterfaceOfRdma(name=of_rdma, is_slingshot=of_rdma.startswith("hsn")))
     elif "libfabric" in (facts.nccl_network or ""):
@@ -156,7 +159,7 @@ def _of_network(run: Run) -> Iterator[Evidence]:
         reasons.append(NoVerbs())
     elif "No device found" in opened:
         reasons.append(NoAdapter())
-    by_sockets = [each for each in networks if each.split(" (")[0] == "Socket"]
+    by_sockets = [network for network in networks if network.split(" (")[0] == "Socket"]
     if not by_sockets:
         yield NcclNetwork(value=0.0, networks=networks)
     elif len(by_sockets) < len(networks):

@@ -176,12 +176,14 @@ def near_kinds(case: Case, kind: VerdictKind) -> tuple[str, ...]:
         if drawn.needs_clocks and case.clock_error_s > part_s - near_s:
             found.add("unknown")
         found |= {
-            each.key
+            verdict_kind.key
             for off_s in (-near_s, 0.0, near_s)
-            for each in verdict_kinds().values()
-            if each.rule(replace(case, floor_off_s=off_s), Blame(part, ())) is not None
+            for verdict_kind in verdict_kinds().values()
+            if verdict_kind.rule(replace(case, floor_off_s=off_s), Blame(part, ())) is not None
         }
-    return tuple(each for each in verdict_kinds() if each in found - {kind.key})
+    return tuple(
+        verdict_kind for verdict_kind in verdict_kinds() if verdict_kind in found - {kind.key}
+    )
 
 
 def _why_untold(case: Case) -> Iterator[Finding]:

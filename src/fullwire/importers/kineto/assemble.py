@@ -113,7 +113,7 @@ class Job:
         named = _RANK_IN_NAME.search(outline.path.name)
         if named is None and self._in_folder[outline.path.parent] == 1:  # alone in its folder
             named = _RANK_IN_NAME.fullmatch(outline.path.parent.name)
-        if named is None and any(each.rank is not None for each in self.ranks.values()):
+        if named is None and any(rank.rank is not None for rank in self.ranks.values()):
             return None
         free = next(n for n in range(len(self.ranks) + 1) if n not in self.ranks)
         rank, where = (int(named[1]), "as its name says") if named else (free, "for want of better")
@@ -291,10 +291,10 @@ def read_kineto(
         provenance=outline_of_all.provenance,
         facts=outline_of_all.facts,
         gaps=outline_of_all.gaps,
-        spans=Spans.joined([each.spans for each in ranks]),
-        gradients=Gradients.joined([each.gradients for each in ranks]),
-        collectives=Collectives.joined([each.collectives for each in ranks]),
-        operations=Operations.joined([each.operations for each in ranks]),
+        spans=Spans.joined([rank.spans for rank in ranks]),
+        gradients=Gradients.joined([rank.gradients for rank in ranks]),
+        collectives=Collectives.joined([rank.collectives for rank in ranks]),
+        operations=Operations.joined([rank.operations for rank in ranks]),
     )
 
 

@@ -160,8 +160,8 @@ def is_inside_a_mark(trace: Trace, launched: Launched, rows: NDArray[np.intp]) -
 def _tells_an_operation(trace: Trace) -> NDArray[np.bool_]:
     """Say which marks are of record_param_comms with arguments (PyTorch 2.3 and later)."""
     name, note = trace.marks["name"], trace.marks["note"]
-    is_named = np.array([each == "record_param_comms" for each in trace.names])[name]
-    has_op = np.array([bool(each) for each in trace.names])[_at(trace.notes["op"], note)]
+    is_named = np.array([name == "record_param_comms" for name in trace.names])[name]
+    has_op = np.array([bool(name) for name in trace.names])[_at(trace.notes["op"], note)]
     return np.asarray(is_named & (note >= 0) & has_op)
 
 
@@ -204,7 +204,7 @@ def _found(
     rows = _described(trace, note)
     op, group, members, dtype, size = [], [], [], [], []
     for place, row in enumerate(rows):
-        named = row.op or next((str(each[place]) for each in ops if each[place]), "")
+        named = row.op or next((str(op[place]) for op in ops if op[place]), "")
         op.append(named)
         group.append(row.group or str(unnamed[place]))
         members.append(row.members)

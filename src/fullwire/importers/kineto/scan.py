@@ -225,7 +225,7 @@ def _sizes(given: object) -> str:
         return ""
     tensors = [each for each in given if isinstance(each, list) and each]
     return " ".join(
-        "x".join(str(size) for size in each) for each in tensors if isinstance(each[0], int)
+        "x".join(str(size) for size in tensor) for tensor in tensors if isinstance(tensor[0], int)
     )
 
 

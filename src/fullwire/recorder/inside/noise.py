@@ -65,7 +65,7 @@ class GradientNoise:
 
     def watch(self, parameters: Iterable[Any]) -> None:
         """Take the parameters whose gradients are averaged over ranks."""
-        self._models.append([weakref.ref(each) for each in parameters])
+        self._models.append([weakref.ref(parameter) for parameter in parameters])
 
     def watch_shards(self) -> None:
         """Read the gradients that FSDP2 reduces and scatters."""
@@ -120,7 +120,8 @@ class GradientNoise:
                 self.flush()
                 hook = self._read_own
                 self._hooks = [
-                    each.register_post_accumulate_grad_hook(hook) for each in self._parameters()
+                    parameter.register_post_accumulate_grad_hook(hook)
+                    for parameter in self._parameters()
                 ]
         except Exception as error:  # the job goes on
             self._give_up(error)
@@ -140,10 +141,14 @@ class GradientNoise:
         if not self._is_reading:
             return
         self._passes += 1
-        grads = [each.grad.detach() for each in self._parameters() if each.grad is not None]
+        grads = [
+            parameter.grad.detach()
+            for parameter in self._parameters()
+            if parameter.grad is not None
+        ]
         try:
             if self._shards:
-                self._mean = torch.stack([_of_shard(*each) for each in self._shards])
+                self._mean = torch.stack([_of_shard(*shard) for shard in self._shards])
             elif grads:
                 self._mean = torch.stack(torch._foreach_norm(grads))
         except Exception as error:  # the job goes on

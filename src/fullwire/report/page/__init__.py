@@ -295,7 +295,7 @@ def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {
-        "edges_s": [round(each, 4) for each in found.edges_s.tolist()],
+        "edges_s": [round(edge_s, 4) for edge_s in found.edges_s.tolist()],
         "pictures": [
             {
                 "title": picture.title,

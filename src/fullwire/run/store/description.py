@@ -110,7 +110,7 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
 
     def said(self) -> list[Gap]:
         """Return the gaps of the run when it was written."""
-        return [Gap(each.reason, each.table, each.rank) for each in self.gaps]
+        return [Gap(gap.reason, gap.table, gap.rank) for gap in self.gaps]
 
 
 def encoded(run: Run, rows: dict[str, int], crc32: dict[str, int]) -> bytes:
@@ -122,7 +122,7 @@ def encoded(run: Run, rows: dict[str, int], crc32: dict[str, int]) -> bytes:
             origin=run.provenance.origin, source=run.provenance.source, basis=run.provenance.basis
         ),
         facts=StoredFacts(**run.facts.known()),
-        gaps=[StoredGap(each.reason, each.table, each.rank) for each in run.gaps],
+        gaps=[StoredGap(gap.reason, gap.table, gap.rank) for gap in run.gaps],
         rows=rows,
         crc32=crc32,
     )
