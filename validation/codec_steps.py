@@ -33,32 +33,40 @@ WIRES = ("bf16", "int8")
 
 
 class Job(NamedTuple):
-    """A training: its kind and width (jobs/cell.py), backend, workers and links."""
+    """A training: its kind and width (jobs/cell.py), backend, workers and links, and its codecs."""
 
     kind: str
     width: int
     backend: str
     cell: str
+    codecs: tuple[str, ...] = ()  # The usual ones.
 
     def __str__(self) -> str:
         """Return the words of its row."""
-        return f"{self.kind}, {24 * self.width**2 / 1e6:.0f} MB, {self.backend}"
+        numbers = self.width**2 * (6.25 if self.kind == "uneven" else 6)
+        return f"{self.kind}, {4 * numbers / 1e6:.0f} MB, {self.backend}"
 
 
 CHOSEN_BY = (
     Job("computing", 896, "gloo", "2x1Gbps"),
     Job("one-bucket", 1152, "gloo", "2x500Mbps"),
     Job("computing", 1152, "gloo", "3x700Mbps"),
+    Job("one-bucket", 896, "gloo", "4x1Gbps"),
     Job("computing", 1152, "fullwire", "2x700Mbps"),
+    Job("computing", 1408, "fullwire", "2x400Mbps"),
+    Job("one-bucket", 1152, "fullwire", "4x600Mbps"),
 )
 FRESH = (
-    Job("computing", 1152, "gloo", "2x600Mbps"),
-    Job("one-bucket", 1408, "gloo", "2x1Gbps"),
-    Job("computing", 1408, "gloo", "3x400Mbps"),
-    Job("one-bucket", 896, "gloo", "3x2Gbps"),
-    Job("computing", 1408, "fullwire", "2x400Mbps"),
-    Job("computing", 896, "fullwire", "3x1Gbps"),
-    Job("one-bucket", 1152, "fullwire", "4x600Mbps"),
+    Job("computing", 1024, "gloo", "2x800Mbps", ("bf16", "int8", "powersgd:rank=4")),
+    Job("one-bucket", 1280, "gloo", "2x400Mbps", ("fp16", "int8", "powersgd:rank=2")),
+    Job("uneven", 1024, "gloo", "3x500Mbps", ("bf16", "int8", "topk:density=0.01")),
+    Job("uneven", 768, "gloo", "2x1500Mbps", ("fp16", "int8", "powersgd")),
+    Job("one-bucket", 1024, "gloo", "4x500Mbps", ("bf16", "int8")),
+    Job("computing", 1024, "fullwire", "2x600Mbps"),
+    Job("uneven", 1024, "fullwire", "3x800Mbps"),
+    Job("one-bucket", 1280, "fullwire", "2x1Gbps"),
+    Job("computing", 1280, "fullwire", "4x500Mbps"),
+    Job("uneven", 768, "fullwire", "2x1500Mbps", ("fp16", "int8")),
 )
 COLUMNS = [
     "job",
@@ -95,7 +103,8 @@ def main() -> None:
     until_s = time.monotonic() + given.longest_s
     costs = given.directory / "costs.json"
     if not costs.exists():
-        asked = [sys.executable, "-m", "fullwire", "codecs", *HOOKS, "--quick", "--json"]
+        hooks = {codec for job in (*CHOSEN_BY, *FRESH) for codec in (*HOOKS, *job.codecs)}
+        asked = [sys.executable, "-m", "fullwire", "codecs", *sorted(hooks), "--json"]
         costs.write_bytes(subprocess.run(asked, capture_output=True, check=True).stdout)
     tables, judged = [], {}
     for title, jobs in (("Cells that chose the model", CHOSEN_BY), ("Fresh cells", FRESH)):
@@ -128,7 +137,8 @@ def main() -> None:
 def of_codecs(job: Job, place: Path, until_s: float) -> Iterator[Step]:
     """Predict the step with each codec, and yield it beside the recording."""
     plain: fw.Run | None = None
-    for codec in ("float32", *(WIRES if job.backend == "fullwire" else HOOKS)):
+    usual = WIRES if job.backend == "fullwire" else HOOKS
+    for codec in ("float32", *(job.codecs or usual)):
         name = f"{job.kind}_{job.width}_{job.backend}_{job.cell}_{codec.replace(':', '_')}.run"
         path = place / name
         by_hook, on_the_wire = (codec, "float32")[:: -1 if job.backend == "fullwire" else 1]

@@ -13,7 +13,7 @@ import torch
 
 import fullwire
 
-SAMPLES, BATCH = 480, 48
+SAMPLES, BATCH, WIDTH = 480, 48, int(os.environ.get("WIDTH", "300"))
 FOLDER, EPOCHS, PHASE = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 WORKER = os.environ["FULLWIRE_ELASTIC_WORKER"]
 ENDS_ITSELF = os.environ.get("ENDS", "1") == WORKER
@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(int(WORKER))  # each worker begins with other parameters
     model = torch.nn.Sequential(
-        torch.nn.Linear(8, 300), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(300, 1)
+        torch.nn.Linear(8, WIDTH), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(WIDTH, 1)
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
@@ -62,6 +62,10 @@ def main() -> None:
         digest = hashlib.sha256(whole).hexdigest()
         print(job.step_number, digest, job.rank, job.world_size, *job.samples, file=lines)
         end_in("between", job)
+    halves = [
+        bool((each.grad.view(torch.int32) & 0xFFFF == 0).all()) for each in model.parameters()
+    ]
+    print(f"worker {WORKER} rounded to bf16: {halves}", flush=True)
     print(f"worker {WORKER} done {job.step_number} {scheduler.get_last_lr()}", flush=True)
 
 

@@ -83,6 +83,13 @@ def test_a_worker_is_killed_in_each_phase(tmp_path: Path, phase: str, worker: st
     assert sizes[9] == 2
 
 
+def test_a_wire_format_stays_when_a_worker_is_lost_and_spares_biases(tmp_path: Path) -> None:
+    job = played(tmp_path, "backward", epochs=2, FULLWIRE_WIRE="bf16", WIDTH="8000")
+    assert job.returncode == 0, job.stderr
+    assert check_steps(tmp_path, epochs=2)[20] == 2
+    assert job.stdout.count("rounded to bf16: [True, False, True, False]") == 2
+
+
 def test_a_lost_worker_is_replaced_and_gets_its_state_from_the_others(tmp_path: Path) -> None:
     job = played(tmp_path, "forward", "--respawn", epochs=400)
     assert job.returncode == 0, job.stderr

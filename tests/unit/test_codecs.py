@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.compression.codec import CODECS, Codec, costs_in, parse_choice
+from fullwire.compression.codec import CODECS, HOOK_S, Codec, costs_in, parse_choice
 from fullwire.compression.compressor import parse_codec
 from fullwire.errors import UsageError
 from tests.builders import a_run
@@ -35,6 +36,7 @@ def test_a_codec_has_a_cost_with_its_source_or_says_that_it_has_none(
         again = parse_codec(str(compressor))
         assert again.ratio == pytest.approx(compressor.ratio, rel=1e-9)
         assert again.encode_bps == compressor.encode_bps
+        assert again.bucket_s == compressor.bucket_s
 
 
 @pytest.mark.parametrize("key", CODECS)
@@ -135,6 +137,25 @@ def test_an_exchange_sends_the_bytes_of_a_ring_and_unpacks_about_twice() -> None
     assert one["communication_s"] == pytest.approx(ideal["communication_s"], rel=1e-2)
     with pytest.raises(UsageError, match=r"sum\|exchange\|gather"):
         parse_codec("2,8GB/s,8GB/s,ring")
+
+
+def test_a_hook_takes_its_time_for_each_bucket_and_none_for_one_worker() -> None:
+    assert CODECS["bf16"].compressor(on_gpu=False).bucket_s == HOOK_S
+    assert CODECS["bf16"].compressor(on_gpu=True).bucket_s == 0
+    assert parse_codec("2,8GB/s,8GB/s,exchange,1400us").bucket_s == pytest.approx(1.4e-3)
+    asked: dict[str, Any] = {
+        "workers": (1, 4),
+        "bandwidth": "1Gbps",
+        "buckets": ("ddp", "ddp:256MiB"),
+    }
+    codecs = [f"2,8GB/s,8GB/s,exchange{each}" for each in ("", ",10ms")]
+    longer_s = [fw.whatif("vgg16@v100", codec=each, **asked)["communication_s"] for each in codecs]
+    alone, many, _, few = np.subtract(*longer_s[::-1])
+    assert alone == 0
+    assert many > few > 0
+    assert many / 10e-3 == pytest.approx(round(many / 10e-3)), "so many buckets"
+    with pytest.raises(UsageError, match=r"codec time for a bucket: expected .* got 'fast'"):
+        parse_codec("2,8GB/s,8GB/s,exchange,fast")
 
 
 def test_on_gloo_an_exchange_fills_less_of_the_link_than_a_sum() -> None:

@@ -4,6 +4,7 @@
     computing    DDP whose layers compute
     halves       the same with PyTorch's float16 hook
     one-bucket   as `computing`, with one message after the backward pass
+    uneven       as `computing`, with layers of several widths, norm layers, and usual buckets
     adding       DDP that synchronises every fourth pass only
     by-hand      no DDP: each gradient is summed by a call after the backward pass
     sharded      FSDP2
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,16 +45,17 @@ def main() -> None:
 
 
 def _train(kind: str, steps: str = "16") -> None:
-    plain = (
-        _computing() if kind in ("computing", "halves", "sharded", "one-bucket") else _sleeping()
-    )
+    plain = _uneven() if kind == "uneven" else _computing()
+    if kind in ("sleeping", "adding", "by-hand"):
+        plain = _sleeping()
     model: Any = plain
     if kind == "sharded":
         for layer in plain:
             fully_shard(layer)
         fully_shard(plain)
     elif kind != "by-hand":
-        model = DistributedDataParallel(plain, bucket_cap_mb=64 if kind == "one-bucket" else 8)
+        capacity = {"one-bucket": 64, "uneven": 25}.get(kind, 8)
+        model = DistributedDataParallel(plain, bucket_cap_mb=capacity)
         send_with(model, os.environ.get("CODEC", "float32"))
     if kind == "halves":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -72,6 +75,12 @@ def _train(kind: str, steps: str = "16") -> None:
 
 def _computing() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+
+
+def _uneven() -> nn.Sequential:
+    sides = (WIDTH, 2 * WIDTH, WIDTH // 2, WIDTH, WIDTH // 4, 2 * WIDTH, WIDTH)
+    layers = [(nn.Linear(*each), nn.LayerNorm(each[1]), nn.ReLU()) for each in pairwise(sides)]
+    return nn.Sequential(*(part for layer in layers for part in layer))
 
 
 def _sleeping() -> nn.Sequential:

@@ -44,8 +44,9 @@ class Conditions:
     codec: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather",
-            help="A compressor with its cost: 4,20GB/s,20GB/s,sum. Can be given several times.",
+            metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather[,TIME]",
+            help="A compressor with its cost: 4,20GB/s,20GB/s,sum. TIME is for each bucket. "
+            "Can be given several times.",
         ),
     ] = None
     codec_costs: Annotated[

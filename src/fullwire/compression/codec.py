@@ -20,6 +20,9 @@ from fullwire.files import opened
 from fullwire.registry import Registry
 from fullwire.units import shown
 
+# About 200 calls of torch for a bucket, the small sum in float32, and the wake-ups between threads
+# (validation/codec_steps.py; the cells that chose it).
+HOOK_S = 1.4e-3
 _HOOK = "fullwire.compress("
 _USUAL_VALUES = 2560**2  # In a bucket of 25 MiB.
 _LARGEST_VECTOR = 4096  # Values: biases and norms of usual models have fewer.
@@ -60,6 +63,7 @@ class Codec:
     words: str = ""  # How it sends, and what it loses.
     options: tuple[Option, ...] = ()
     method: Callable[..., Method] | None = None  # By the options; None for predictions only.
+    bucket_s: float = HOOK_S  # Of its hook on processors, beside packing: for each bucket.
     by_shape: bool = False  # Its ratio depends on the shapes of gradients.
     most_error: float | None = None  # The guard's limit, where nobody gives one.
     # By settings, as "rank=2": the least and most of small trainings (validation/compression.py,
@@ -86,6 +90,7 @@ class Codec:
             combining=self.combining,
             name=name or self.key,
             unmeasured_on=where,
+            bucket_s=0.0 if on_gpu or self.method is None else self.bucket_s,
             steps=self.steps.get(settings),
         )
         if cost is None:

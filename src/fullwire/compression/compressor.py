@@ -14,14 +14,17 @@ The paper's compressor is free: it can be summed, and packing takes no time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
 from fullwire.errors import UsageError
-from fullwire.units import bits_per_second, ratio
+from fullwire.units import bits_per_second, ratio, seconds
 
 Combining: TypeAlias = Literal["sum", "exchange", "gather"]
-_EXPECTED = "RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather, like 4,20GB/s,20GB/s,sum"
+_EXPECTED = (
+    "RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather and the time for a bucket if you know it, "
+    "like 4,20GB/s,20GB/s,sum or 2,14GB/s,12GB/s,exchange,1.4ms"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Compressor:
     decode_bps: float = math.inf
     combining: Combining = "sum"
     work_per_byte: float = 1.0  # of sending and adding a compressed byte, relative to a float32's
+    bucket_s: float = 0.0  # of a hook's own work for a bucket, whatever its size
     name: str = ""  # of a codec with a name
     # Where its cost is not measured: "a processor" or "a GPU". The speeds then come from
     # `cost_source`, or count as nothing if that is empty.
@@ -70,21 +74,30 @@ class Compressor:
 
     @property
     def _costs_nothing(self) -> bool:
-        return (
-            self.combining == "sum" and math.isinf(self.encode_bps) and math.isinf(self.decode_bps)
-        )
+        rates_bps = self.encode_bps, self.decode_bps
+        return self.combining == "sum" and not self.bucket_s and min(rates_bps) == math.inf
 
     def codec_s_per_byte(self, workers: int) -> float:
         """Return the time to pack one byte of gradient, and to unpack what comes back for it."""
         unpacked = {"sum": 1.0, "gather": workers, "exchange": 2 - 1 / workers}[self.combining]
         return 8 / self.encode_bps + unpacked * 8 / self.decode_bps
 
+    def slower(self, times: float) -> Compressor:
+        """Return the same compressor with all its work so many times as long."""
+        return replace(
+            self,
+            encode_bps=self.encode_bps / times,
+            decode_bps=self.decode_bps / times,
+            bucket_s=self.bucket_s * times,
+        )
+
     def __str__(self) -> str:
         """Return its figures in the form that `parse_codec` reads."""
         if self._costs_nothing:
             return f"{self.ratio:.12g}"
         rates = f"{_bytes_per_s(self.encode_bps)},{_bytes_per_s(self.decode_bps)}"
-        return f"{self.ratio:.12g},{rates},{self.combining}"
+        for_a_bucket = f",{self.bucket_s:.12g}s" if self.bucket_s else ""
+        return f"{self.ratio:.12g},{rates},{self.combining}{for_a_bucket}"
 
 
 def _bytes_per_s(rate_bps: float) -> str:
@@ -96,13 +109,14 @@ def _bytes_per_s(rate_bps: float) -> str:
 
 
 def parse_codec(text: str) -> Compressor:
-    """Read RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather."""
+    """Read RATIO,ENCODE_RATE,DECODE_RATE,sum|exchange|gather[,TIME for a bucket]."""
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 4 or parts[3] not in get_args(Combining):
+    if len(parts) not in (4, 5) or parts[3] not in get_args(Combining):
         raise UsageError(f"codec: expected {_EXPECTED}, got {text!r}")
     return Compressor(
         ratio=ratio(parts[0], "codec ratio"),
         encode_bps=bits_per_second(parts[1], "codec encode rate"),
         decode_bps=bits_per_second(parts[2], "codec decode rate"),
         combining=cast(Combining, parts[3]),
+        bucket_s=seconds(parts[4], "codec time for a bucket") if len(parts) == 5 else 0.0,
     )

@@ -180,14 +180,7 @@ def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew:
     """Return the variance from packing and unpacking gradients, and from exchanging them."""
     if all(codec.is_free for codec in grid.compressors):
         return np.zeros_like(step_s)
-    slower = [
-        replace(
-            codec,
-            encode_bps=codec.encode_bps / _CODEC_SLOWER,
-            decode_bps=codec.decode_bps / _CODEC_SLOWER,
-        )
-        for codec in grid.compressors
-    ]
+    slower = [codec.slower(_CODEC_SLOWER) for codec in grid.compressors]
     those_s = sweep(subjects, replace(grid, compressors=tuple(slower)), crew=crew)
     variance = np.square(those_s.measures["step_s"] - step_s)
     if all(subject.exchange_factor == 1 for subject in subjects):

@@ -345,12 +345,13 @@ def _way(
             }
         for column, compressor in enumerate(compressors):
             whole = by_kind[compressor.combining]
-            packing = 0.0 if workers == 1 else compressor.codec_s_per_byte(workers)
+            packing = compressor.codec_s_per_byte(workers)
             wire_bits[:, row, column] = 8 * whole.wire_bytes
             hops[row, column] = whole.hops
             sent_bits[:, row, column] = 8 * whole.sent_bytes
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s
-            packing_s[:, row, column] = packing * buckets.bytes
+            packing_s[:, row, column] = packing * buckets.bytes + compressor.bucket_s
+    packing_s[:, np.array(sizes) == 1] = 0.0
     work = np.array([codec.work_per_byte for codec in compressors])
     factor = subject.exchange_factor
     stretch = np.array([1.0 if codec.combining == "sum" else factor for codec in compressors])

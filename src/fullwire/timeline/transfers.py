@@ -242,7 +242,8 @@ def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
             cost = observed_cost(sent, algorithm, workers, size)
         wire_bytes[rows] = cost.wire_bytes / (1.0 if stated is None else stated.ratio)
         if stated is not None:
-            codec_ns[rows] = 1e9 * stated.codec_s_per_byte(workers) * size
+            packing_s = stated.codec_s_per_byte(workers) * size + stated.bucket_s
+            codec_ns[rows] = 1e9 * packing_s
         hops[rows] = cost.hops
     return Cost(wire_bytes, hops, np.zeros(count)), codec_ns  # type: ignore[arg-type]
 

@@ -47,10 +47,10 @@ def read_buckets(group: Any) -> None:
         if known.group is group and known.has_moved and group.wire.is_on and not known.has_sparse:
             known.has_moved = False
             buckets = reducer._get_zeros_like_grad_buckets()
-            _tell(group, [bucket.parameters() for bucket in buckets])
+            tell_small(group, [bucket.parameters() for bucket in buckets])
 
 
-def _tell(group: Any, buckets: Sequence[Sequence[Any]]) -> None:
+def tell_small(group: Any, buckets: Sequence[Sequence[Any]]) -> None:
     """Add the places in these buckets to those that a group spares.
 
     Places are never forgotten, as ranks free their models at different times and have to agree.
@@ -94,7 +94,7 @@ class _Watching:
         )
         if hasattr(process_group, "small_places"):
             _reducers[self] = _Watched(process_group, any(sparse))
-            _tell(
+            tell_small(
                 process_group,
                 [[params[index] for index in bucket_index] for bucket_index in bucket_indices],
             )

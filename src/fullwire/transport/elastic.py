@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from fullwire.errors import TransportError, UsageError
+from fullwire.transport.buckets import tell_small
 from fullwire.transport.group import FullwireGroup
 from fullwire.transport.membership import Membership
 from fullwire.transport.mesh import Mesh
@@ -213,6 +214,7 @@ class Job:
             )
             self._group = FullwireGroup(options)
             self._group.set_timeout(timedelta(seconds=_SUMS_S))
+            tell_small(self._group, [bucket.parameters for bucket in self._sums._buckets])
             mesh.watch(epoch, self._group.abort)
         self._sums.group = self._group
         mesh.post(epoch, f"state {mesh.rank}", str(int(self._has_state)))
