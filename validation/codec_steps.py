@@ -2,8 +2,9 @@
 
 Each job (jobs/cell.py) is recorded in the lab with float32 gradients and with each codec, by a hook
 on Gloo or packed on the wire of Fullwire's transport. The first recording and the costs that
-`fullwire codecs` measured predict the others. The model was chosen by the cells of CHOSEN_BY alone,
-and it is judged on those of FRESH.
+`fullwire codecs` measured predict the others. The model was chosen by earlier recordings of the
+cells of CHOSEN_BY and by the exchanges on the page; it is judged on the cells of FRESH, which are
+recorded first.
 
 Runs stay in DIRECTORY, and an existing run is not recorded again, so the script can be stopped and
 started again. It repeats recordings beside which much other work ran. Run it from the root of a
@@ -58,14 +59,14 @@ CHOSEN_BY = (
 )
 FRESH = (
     Job("computing", 1024, "gloo", "2x800Mbps", ("bf16", "int8", "powersgd:rank=4")),
-    Job("one-bucket", 1280, "gloo", "2x400Mbps", ("fp16", "int8", "powersgd:rank=2")),
-    Job("uneven", 1024, "gloo", "3x500Mbps", ("bf16", "int8", "topk:density=0.01")),
-    Job("uneven", 768, "gloo", "2x1500Mbps", ("fp16", "int8", "powersgd")),
-    Job("one-bucket", 1024, "gloo", "4x500Mbps", ("bf16", "int8")),
     Job("computing", 1024, "fullwire", "2x600Mbps"),
+    Job("uneven", 1024, "gloo", "3x600Mbps", ("bf16", "int8", "topk:density=0.01")),
     Job("uneven", 1024, "fullwire", "3x800Mbps"),
+    Job("one-bucket", 1280, "gloo", "2x600Mbps", ("fp16", "int8", "powersgd:rank=2")),
     Job("one-bucket", 1280, "fullwire", "2x1Gbps"),
-    Job("computing", 1280, "fullwire", "4x500Mbps"),
+    Job("uneven", 768, "gloo", "2x1500Mbps", ("fp16", "int8", "powersgd")),
+    Job("computing", 1280, "fullwire", "4x600Mbps"),
+    Job("one-bucket", 1024, "gloo", "4x600Mbps", ("bf16", "int8")),
     Job("uneven", 768, "fullwire", "2x1500Mbps", ("fp16", "int8")),
 )
 COLUMNS = [
@@ -107,7 +108,7 @@ def main() -> None:
         asked = [sys.executable, "-m", "fullwire", "codecs", *sorted(hooks), "--json"]
         costs.write_bytes(subprocess.run(asked, capture_output=True, check=True).stdout)
     tables, judged = [], {}
-    for title, jobs in (("Cells that chose the model", CHOSEN_BY), ("Fresh cells", FRESH)):
+    for title, jobs in (("Fresh cells", FRESH), ("Cells that chose the model", CHOSEN_BY)):
         print(f"\n{title}\n\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
         steps = [step for job in jobs for step in of_codecs(job, given.directory, until_s)]
         tables.append(
@@ -122,16 +123,18 @@ def main() -> None:
                 told = results.said_of(alone)["summary"]
                 judged[title]["summary"] += f"; {len(alone)} alone on the machine: {told}"
             print(f"\n{judged[title]}")
-    if len(judged) == len(tables):
-        chosen, fresh = judged.values()
-        results.write(
-            "codec-steps",
-            claim="A step with a codec is predicted from a step without and the codec's costs.",
-            anchor="Recordings in the lab with the codec, on cells that did not choose the model.",
-            measure="predicted over measured step, less 1",
-            tables=tables[::-1],
-            **fresh | {"summary": f"{fresh['summary']} (cells that chose: {chosen['summary']})"},
-        )
+    if "Fresh cells" not in judged:
+        return
+    fresh, *chosen = judged.values()
+    beside = f" (cells that chose: {chosen[0]['summary']})" if chosen else ""
+    results.write(
+        "codec-steps",
+        claim="A step with a codec is predicted from a step without and the codec's costs.",
+        anchor="Recordings in the lab with the codec, on cells that did not choose the model.",
+        measure="predicted over measured step, less 1",
+        tables=tables[: len(judged)],
+        **fresh | {"summary": fresh["summary"] + beside},
+    )
 
 
 def of_codecs(job: Job, place: Path, until_s: float) -> Iterator[Step]:

@@ -187,14 +187,26 @@ def guarded(rank: int) -> list[bool]:
     return [compression.is_off, digests(first), bool(torch.allclose(second, exact, atol=1e-6))]
 
 
-def with_two_limits(rank: int) -> str:
+def with_two_choices(rank: int, codec: str, limit: float | None) -> str:
     data = parallel(Linear())
-    fullwire.compress(data, "int8", max_error=0.1 + rank)
+    fullwire.compress(data, codec, max_error=limit)
     try:
         step_with(data, rank, 0)
     except RuntimeError as error:
         return str(error)
     return "nothing"
+
+
+def with_a_new_rank(rank: int, few: Any, alone: Any) -> list[Any]:
+    """Rank 2 comes to two ranks that have made more steps, which their guards have counted."""
+    is_new = rank == 2
+    data = parallel(Linear(), alone if is_new else few)
+    compression = fullwire.compress(data, "int8")
+    for step in range(2 if is_new else 3):
+        step_with(data, rank, step)
+    data._update_process_group(dist.group.WORLD)
+    is_equal = digests(step_with(data, rank, 3))
+    return [is_equal, compression.steps, [each.step for each in compression.measured]]
 
 
 def unused(rank: int) -> bool:
@@ -210,6 +222,15 @@ def doubles(rank: int) -> bool:
     fullwire.compress(data, "int8")
     exact = mean_over_ranks(flat(coefficients(data.module, rank, 0)))
     return bool(torch.allclose(step_with(data, rank, 0), exact))
+
+
+def complex_numbers(rank: int) -> bool:
+    data = parallel(Linear(torch.complex64))
+    fullwire.compress(data, "int8")
+    given = coefficients(data.module, rank, 0)
+    data(given).real.backward()
+    exact = mean_over_ranks(torch.cat([each.conj().resolve_conj().reshape(-1) for each in given]))
+    return bool(torch.allclose(torch.cat([w.grad.reshape(-1) for w in data.module.weights]), exact))
 
 
 def refused() -> list[str]:
@@ -236,7 +257,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group(sys.argv[1])
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    few = dist.new_group(list(range(ranks - 1)))
+    few, alone = dist.new_group(list(range(ranks - 1))), dist.new_group([ranks - 1])
     found: dict[str, Any] = {}
     kept: dict[str, Any] = {}
     for codec in CODECS:
@@ -245,8 +266,11 @@ def main() -> None:
     found["small"] = {codec: small(rank, ranks, codec) for codec in CODECS}
     found["small packed"] = small(rank, ranks, "bf16", packs_small=True)
     found["guarded"], found["unused"] = guarded(rank), unused(rank)
-    found["doubles"], found["refused"] = doubles(rank), refused()
-    found["two limits"] = with_two_limits(rank)
+    found["doubles"], found["complex"] = doubles(rank), complex_numbers(rank)
+    found["refused"] = refused()
+    found["two limits"] = with_two_choices(rank, "int8", 0.1 + rank)
+    found["two codecs"] = with_two_choices(rank, "int8" if rank else "bf16", None)
+    found["new rank"] = with_a_new_rank(rank, few, alone)
     if rank < ranks - 1:
         for codec, (data, _) in kept.items():
             found[codec]["fewer"] = with_fewer(codec, data, rank, few)

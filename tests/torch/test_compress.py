@@ -108,17 +108,27 @@ def test_the_guard_stops_a_codec_on_all_ranks_and_says_so_once(trained: Mapping[
     assert trained["said"].count("compression topk:density=0.1 stops after step 1") == 1
 
 
-def test_ranks_with_two_limits_are_told_before_they_send_in_two_ways(
-    trained: Mapping[str, Any],
-) -> None:
-    expected = "compress: expected the same max_error on every rank, got 0.1 here and 1.1 in the"
-    assert expected in trained["two limits"]
+def test_ranks_with_two_choices_are_told_both_before_they_send(trained: Mapping[str, Any]) -> None:
+    told = "compress: expected the same on every rank, got "
+    for what, own, other in (
+        ("two limits", "int8 with max_error=0.1,", "int8 with max_error=1.1,"),
+        ("two codecs", "bf16 with max_error=0.0001,", "int8 with max_error=0.01,"),
+    ):
+        problem = trained[what]
+        assert told + own in problem, problem
+        assert f" on rank 0 and {other}" in problem, problem
+
+
+def test_a_rank_that_is_new_goes_on_in_the_steps_of_the_others(trained: Mapping[str, Any]) -> None:
+    assert trained["new rank"] == [True, 4, [1, 3]]
 
 
 def test_unused_parameters_and_other_types_are_no_problem(trained: Mapping[str, Any]) -> None:
     assert trained["unused"]
     assert trained["doubles"]
+    assert trained["complex"]
     assert trained["said"].count("leaves gradients of torch.float64 as they are") == 1
+    assert trained["said"].count("leaves gradients of torch.complex64 as they are") == 1
 
 
 def test_mistakes_are_refused_with_what_was_expected(trained: Mapping[str, Any]) -> None:

@@ -166,8 +166,9 @@ def test_on_gloo_an_exchange_fills_less_of_the_link_than_a_sum() -> None:
         return fw.whatif(run, codec=codec, **asked)["communication_s"]
 
     ours = communication_s("fullwire", "2,1000GB/s,1000GB/s,exchange")
+    # Two of three senders meet a first one at each receiver.
     assert communication_s("gloo", "2,1000GB/s,1000GB/s,exchange") == pytest.approx(
-        1.12 * ours, rel=1e-2
+        (1.03 + 0.13 * 2 / 3) * ours, rel=1e-2
     )
     summed = communication_s("fullwire", "2,1000GB/s,1000GB/s,sum")
     assert communication_s("gloo", "2,1000GB/s,1000GB/s,sum") == pytest.approx(summed)

@@ -30,11 +30,20 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fullwire.compression.codec import Choice, hook_of, parse_choice
-from fullwire.compression.method import Bucket, Loss, Tensor, asked_error, error_limit, is_small
+from fullwire.compression.method import (
+    Bucket,
+    Loss,
+    Tensor,
+    asked_error,
+    error_limit,
+    gathered,
+    is_small,
+)
 from fullwire.errors import UsageError
 
 MEASURED_EVERY = 25  # Steps: measuring costs about as much as unpacking.
 _KEPT = 1000  # Measurements.
+_LONGEST_CHOICE = 256  # Bytes of its words.
 _CPU = torch.device("cpu")
 _TAG = 0x66770000  # Of the messages of packed bytes: jobs use small tags.
 
@@ -113,17 +122,21 @@ class Compression:
         """Begin to average a bucket over the ranks, and return a future of it: the DDP hook."""
         model = self._model()
         assert model is not None  # It calls.
-        if bucket.index() == 0:
-            self._steps += 1
-        is_measured = (self._steps - 1) % MEASURED_EVERY == 0 and not self.is_off
-        flat, names = bucket.buffer(), tuple(self._names[id(p)] for p in bucket.parameters())
-        gradients, is_last, group = bucket.gradients(), bucket.is_last(), model.process_group
+        flat, parameters = bucket.buffer(), bucket.parameters()
+        names = tuple(self._names[id(each)] for each in parameters)
+        dtype = parameters[0].dtype  # Torch hands complex numbers over as pairs of real ones.
+        gradients, group = bucket.gradients(), model.process_group
+        is_first, is_last = bucket.index() == 0, bucket.is_last()
 
         def average(_: Any) -> Tensor:
-            self._enter(group)
+            if self._broken is group:
+                raise RuntimeError("fullwire: an earlier message of gradients failed in this group")
             try:
+                self._enter(group)
+                self._steps += is_first
+                is_measured = (self._steps - 1) % MEASURED_EVERY == 0 and not self.is_off
                 with torch.no_grad():
-                    self._average(flat, gradients, names, is_measured)
+                    self._average(flat, gradients, names, dtype, is_measured)
                     if is_measured and is_last:
                         self._judge()
             except BaseException:
@@ -141,26 +154,47 @@ class Compression:
         return averaged
 
     def _enter(self, group: Any) -> None:
-        """Notice another group, in which some ranks may be new."""
-        if self._broken is group:
-            raise RuntimeError("fullwire: an earlier message of gradients failed in this group")
-        if self._group is not group:
-            self._group, self._broken = group, None
-            is_gloo = isinstance(group._get_backend(_CPU), getattr(dist, "ProcessGroupGloo", ()))
-            self._direct = ReceivesFirst(group) if is_gloo else None
-            self._method.forget_group()
+        """Notice another group, in which some ranks may be new, and agree with its ranks."""
+        if self._group is group:
+            return
+        self._group, self._broken = group, None
+        is_gloo = isinstance(group._get_backend(_CPU), getattr(dist, "ProcessGroupGloo", ()))
+        self._direct = ReceivesFirst(group) if is_gloo else None
+        self._method.forget_group()
+        own = (
+            f"{self.choice} with max_error={self.max_error or 0:g}, packs_small={self.packs_small}"
+        )
+        told = torch.zeros(_LONGEST_CHOICE, dtype=torch.uint8)
+        text = f"{self._steps} {self.is_off:d} {own}".encode()[:_LONGEST_CHOICE]
+        told[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = gathered(told, dist.get_world_size(group), group)
+        said = [bytes(row.tolist()).rstrip(b"\0").decode().split(" ", 2) for row in rows]
+        for rank, (_, _, theirs) in enumerate(said):
+            if theirs != own:
+                raise UsageError(
+                    f"compress: expected the same on every rank, got {own} on rank "
+                    f"{dist.get_rank(group)} and {theirs} on rank {rank}"
+                )
+        # A rank that is new has counted no steps, and its guard has seen nothing.
+        self._steps = max(int(steps) for steps, _, _ in said)
+        self.is_off = any(is_off == "1" for _, is_off, _ in said)
 
     def _average(
-        self, flat: Tensor, gradients: Sequence[Tensor], names: tuple[str, ...], is_measured: bool
+        self,
+        flat: Tensor,
+        gradients: Sequence[Tensor],
+        names: tuple[str, ...],
+        dtype: Any,
+        is_measured: bool,
     ) -> None:
         ranks = dist.get_world_size(self._group)
         if ranks == 1:
             return
-        is_plain = self.is_off or flat.dtype != torch.float32
+        is_plain = self.is_off or dtype != torch.float32
         keeps_small = not (self.packs_small or self._method.sends_vectors)
         small = [gradient for gradient in gradients if keeps_small and is_small(gradient)]
         if is_plain or len(small) == len(gradients):
-            self._tell_type(flat.dtype)
+            self._tell_type(dtype)
             dist.all_reduce(flat, group=self._group)
             flat /= ranks
             return
@@ -193,24 +227,15 @@ class Compression:
 
     def _judge(self) -> None:
         """Add up the loss of a step over buckets and ranks, and stop the codec beyond the limit."""
-        limit = self.max_error or 0.0
         own = [
             *(float(sum(getattr(loss, of.name) for loss in self._losses)) for of in fields(Loss)),
             self._errors.squared_norm(),
             float(self._method.widened),
-            limit,
-            limit**2,
         ]
         self._losses.clear()
         sums = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(sums, group=self._group)
-        lost, given, zeroed, values, unsent, widened, limits, squared_limits = sums.tolist()
-        ranks = dist.get_world_size(self._group)
-        if squared_limits * ranks > 1.000001 * limits**2:  # Then they differ.
-            raise UsageError(
-                f"compress: expected the same max_error on every rank, got {limit:g} here and "
-                f"{limits / ranks:g} in the mean (0: none)"
-            )
+        lost, given, zeroed, values, unsent, widened = sums.tolist()
         found = Measured(
             step=self._steps,
             squared_error=lost / given if given else 0.0,

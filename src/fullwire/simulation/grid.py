@@ -140,8 +140,10 @@ class Subject:
     name: str
     step: Step
     adds: AddTimes
-    # Times as long as an all-reduce of as many bytes takes an exchange or a gather of packed ones.
+    # Times as long as an all-reduce of as many bytes takes an exchange or a gather of packed ones:
+    # between two workers, and how much longer where all data meet those of others at a receiver.
     exchange_factor: float = 1.0
+    meeting_factor: float = 0.0
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded

@@ -42,7 +42,7 @@ _MOST_TRIED = 3
 _WIDTH = 2.0  # standard deviations
 _FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
 _ENOUGH_STEPS = 3
-_EXCHANGE_LONGER = 1.12  # times: a standard deviation of the cases behind an exchange's factor
+_EXCHANGE_LONGER = 1.08  # times: a standard deviation of the cases behind an exchange's factor
 _T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
 _CODEC_SLOWER = 1.5  # times: a standard deviation of speeds that were not measured in this job
 

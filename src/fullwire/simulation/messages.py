@@ -41,9 +41,9 @@ class _Way:
     `wire_bits`, `fixed_s`, `packing_s` and `sent_bits` have a row per message, then an axis for
     workers and one for compressors, as `hops` has. `wire_bits` is before compression. `work` is the
     processor work for a byte on the wire, for each compressor. `stretch` is how many times as long
-    as an all-reduce of as many bytes its message takes on the line. On a described cluster `routed`
-    has the times of links for these two axes. They include the latencies, which `fixed_s` then
-    leaves out.
+    as an all-reduce of as many bytes its message takes on the line, for these two axes. On a
+    described cluster `routed` has the times of links for them. They include the latencies, which
+    `fixed_s` then leaves out.
     """
 
     wire_bits: Floats
@@ -59,7 +59,7 @@ class _Way:
         return _Way(
             wire_bits=self.wire_bits[:, :, column],
             work=self.work[column],
-            stretch=self.stretch[column],
+            stretch=self.stretch[:, column],
             hops=self.hops[:, column],
             fixed_s=self.fixed_s[:, :, column],
             packing_s=self.packing_s[:, :, column],
@@ -235,11 +235,12 @@ class Messages:
         def time_s(way: _Way, number: int) -> Floats:
             wire_bits = way.wire_bits[number, chosen, None, :]
             hops, fixed_s = way.hops[chosen, None, :], way.fixed_s[number, chosen, None, :]
+            stretch = way.stretch[chosen, None, :]
             if way.routed:
                 size = float(self.buckets.bytes[number]) / ratio
-                line_s = routed_s(way.routed[chosen], size, per_bit) * way.stretch
+                line_s = routed_s(way.routed[chosen], size, per_bit) * stretch
             else:
-                line_s = wire_bits * way.stretch * per_bit_before_packing
+                line_s = wire_bits * stretch * per_bit_before_packing
             worked_bytes = wire_bits * way.work / (8 * ratio)
             fixed_s = fixed_s + way.packing_s[number, chosen, None, :] * crowd
             return transport.message_s(line_s, worked_bytes, hops, crowd) + fixed_s
@@ -353,8 +354,10 @@ def _way(
             packing_s[:, row, column] = packing * buckets.bytes + compressor.bucket_s
     packing_s[:, np.array(sizes) == 1] = 0.0
     work = np.array([codec.work_per_byte for codec in compressors])
-    factor = subject.exchange_factor
-    stretch = np.array([1.0 if codec.combining == "sum" else factor for codec in compressors])
+    senders = np.maximum(np.array(sizes) - 1, 1)  # to each receiver
+    factor = subject.exchange_factor + subject.meeting_factor * (1 - 1 / senders)
+    are_sums = np.array([codec.combining == "sum" for codec in compressors])
+    stretch = np.where(are_sums, 1.0, factor[:, None])
     by_codec = tuple(tuple(row[codec.combining] for codec in compressors) for row in routed)
     if on_links is not None:  # by the busiest link of the network
         carried = [[kind.network_bits_per_byte for kind in row] for row in by_codec]
