@@ -48,6 +48,7 @@ _MOST_RANKS = 32
 _FIRST_FIXES, _FIRST_PARTS, _FIRST_NOTES = 3, 5, 3  # of the first screen
 _LITTLE = 0.001  # of the step: smaller parts have no row of their own there
 _WIDEST = 100  # columns of an account
+_MUCH_GAINED = 1.1  # by a fix that `tune` can try, for it to be the next command
 _MUCH_BESIDE_STEPS = 0.05  # of a run: evaluations or checkpoints that the first screen names
 
 
@@ -68,8 +69,11 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
         if note.total_s >= _MUCH_BESIDE_STEPS * note.run_s:
             say(sentence(note))
     say("")
-    if result.step_s:
-        _print_account(result, is_whole=is_full)
+    commands = next_commands(result, name, is_full=is_full)
+    if result.step_s and is_full:
+        _print_account(result, most=len(result.account))
+    elif result.step_s:  # a command of several lines takes them from the smallest parts
+        _print_account(result, most=max(_FIRST_PARTS - len(commands[0]) // (columns() - 10), 3))
     turning = result.break_even
     if is_full:
         say("")
@@ -101,7 +105,7 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
             if count
         ]
         say(f"-v shows the evidence{''.join(f', {each}' for each in counted)} and the ranks.")
-    for number, command in enumerate(next_commands(result, name, is_full=is_full)):
+    for number, command in enumerate(commands):
         say_command(f"{'and: ' if number else 'Next:'} {command}")
 
 
@@ -123,7 +127,7 @@ def print_watched(result: Watched, name: str | None = None, *, is_full: bool = F
     if found is None:
         return
     say("")
-    _print_account(found, is_whole=is_full)
+    _print_account(found, most=len(found.account) if is_full else _FIRST_PARTS)
     say("")
     labels = part_labels()
     rows = [
@@ -143,7 +147,7 @@ def print_watched(result: Watched, name: str | None = None, *, is_full: bool = F
 
 
 def _print_fixes(result: Explanation, *, is_full: bool) -> None:
-    """Print the fixes that gain most, or all, each with its risk and the place to change."""
+    """Print the first fixes, or all, each with its gain, its risk and the place to change."""
     if not result.fixes or result.fixes_from_s is None:
         return
     is_of_usual = abs(result.fixes_from_s / result.step_s - 1) <= NOTABLE
@@ -155,15 +159,19 @@ def _print_fixes(result: Explanation, *, is_full: bool) -> None:
         "risk",
         "where",
     ]
+    shown = result.fixes
+    if not is_full and len(shown) > _FIRST_FIXES:  # they answer the verdict, and one gains most
+        first, best = shown[:_FIRST_FIXES], min(shown, key=lambda fix: fix.step_s)
+        shown = first if best in first else (*first[:-1], best)
     rows = [
         [
             sentence(fix),
             show_between(fix.step_s, fix.low_s, fix.high_s),
-            f"{result.fixes_from_s / fix.step_s:.1f}x",
+            f"{gain:.2f}x" if (gain := result.fixes_from_s / fix.step_s) < 1.1 else f"{gain:.1f}x",
             "-" if fix.place == "purchase" else fix.risk,
             fix.place,
         ]
-        for fix in (result.fixes if is_full else result.fixes[:_FIRST_FIXES])
+        for fix in shown
     ]
     print_table(headings, rows, texts={headings[0], headings[1], "risk", "where"})
     framework = result.facts.framework
@@ -182,14 +190,26 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
     if any(isinstance(each, LineRateMissing) for each in result.verdict.needed):
         return [f"fullwire explain {run} --line-rate 10Gbps"]
     is_to_be_made = any(fix.place == "script" for fix in result.fixes)
-    if is_to_be_made and not is_full:
-        return [f"fullwire explain {run} -v"]
     is_of_a_job = result.provenance.origin == result.provenance.basis == "measured"
-    if is_to_be_made and is_of_a_job and "***" not in source:
-        record, hosts = "fullwire record", set((facts.hosts or "").split(","))
-        if facts.machines == 1 and len(hosts) > 1 and facts.line_rate_bps:  # a lab's
-            rate = show_rate(facts.line_rate_bps).replace(" ", "")
-            record = f"fullwire lab run --workers {len(hosts)} --rate {rate}"
+    is_known = is_of_a_job and "***" not in source
+    hosts, cluster = set((facts.hosts or "").split(",")), ""
+    if facts.machines == 1 and len(hosts) > 1 and facts.line_rate_bps:  # a lab's
+        rate = show_rate(facts.line_rate_bps).replace(" ", "")
+        cluster = f" --workers {len(hosts)} --rate {rate}"
+    if is_to_be_made and not is_full:
+        most_s = (result.fixes_from_s or 0.0) / _MUCH_GAINED
+        to_try = [
+            fix
+            for fix in result.fixes
+            if fix.applied and fix.risk != "semantic" and fix.step_s < most_s
+        ]
+        if is_known and to_try:
+            allow = "" if to_try[0].risk == "exact" else f" --allow {to_try[0].risk}"
+            lab = cluster and f" --lab{cluster}"
+            return [f"fullwire tune{allow}{lab} -o tuned -- {source}"]
+        return [f"fullwire explain {run} -v"]
+    if is_to_be_made and is_known:
+        record = f"fullwire lab run{cluster}" if cluster else "fullwire record"
         return [f"{record} -o after.run -- {source}", f"fullwire compare {run} after.run"]
     if result.predictor is not None:
         is_measured = isinstance(result.predictor.grid.transports[0], MeasuredTransport)
@@ -210,16 +230,16 @@ def blamed(result: Explanation) -> str:
     return verdict_kinds()[result.verdict.kind].part
 
 
-def _print_account(result: Explanation, *, is_whole: bool) -> None:
-    """Draw a row for each part, or for the largest alone, and one for the others together.
+def _print_account(result: Explanation, *, most: int) -> None:
+    """Draw a row for each part, or for so many of the largest, and one for the others together.
 
     In the column of bars, each row's piece begins where the piece above ended.
     """
     labels, step_s = part_labels(), result.step_s
     parts = {key: time_s for key, time_s in result.account.items() if time_s > 0}
     largest = list(parts)
-    if not is_whole:
-        by_size = sorted(parts, key=lambda key: -parts[key])[:_FIRST_PARTS]
+    if most < len(result.account):
+        by_size = sorted(parts, key=lambda key: -parts[key])[:most]
         largest = [key for key in by_size if parts[key] > _LITTLE * step_s]
     to_mark = "" if result.is_of_all_steps else blamed(result)
     rows = [(labels[key], parts[key], key == to_mark) for key in parts if key in largest]

@@ -139,14 +139,15 @@ def blamed(case: Case) -> Blame:
     key, largest_s = case.largest()
     inflation_s = case.inflation_s or 0.0
     if inflation_s >= largest_s and case.reaches_threshold(inflation_s):
-        less = PartIsLess(part=key, share=case.share(largest_s))
+        less = PartIsLess(part=drawn_parts()[key].label, share=case.share(largest_s))
         return Blame(Part.COMPUTE.key, (ComputesLonger(longer_s=inflation_s), less))
     drawn, is_much = drawn_parts()[key], case.reaches_threshold(largest_s)
     if is_alone(case) and not (drawn.is_of_one and is_much):
         return Blame(UNTOLD, (OneWorker(),))
     if not largest_s:
         return Blame(NOTHING, (NothingIsLost(),))
-    largest = LargestPart(part=key, share=case.share(largest_s), is_much=is_much, limit=THRESHOLD)
+    share = case.share(largest_s)
+    largest = LargestPart(part=drawn.label, share=share, is_much=is_much, limit=THRESHOLD)
     if not is_much:
         return Blame(NOTHING, (largest,))
     if drawn.needs_clocks and case.clock_error_s > largest_s:
@@ -211,7 +212,7 @@ class LargestPart(Finding):
     """The largest part, and whether it reaches the threshold."""
 
     template = (
-        "{part} is {share:.1%} of the step, the largest part but computation, and "
+        "{part} is {share:.1%} of the step, the largest part besides compute, and "
         "{is_much:reaches|below} the threshold of {limit:.0%}"
     )
 
@@ -224,7 +225,7 @@ class LargestPart(Finding):
 class NothingIsLost(Finding):
     """No part other than compute takes any time."""
 
-    template = "all of the step is computation"
+    template = "all of the step is compute"
 
 
 class ComputesLonger(Finding):

@@ -154,6 +154,9 @@
     const gain = best ? percent(1 - best.step_s / predictedFrom(found)) : "";
     const doing = best ? [el("b", null, name(best.change)), `: a step of ${time(best.step_s)}, ${gain} shorter${isOfReplayed(found) ? `; of the steps that are replayed, ${time(found.median_step_s)} now` : ""}. `, el("code", null, name(best.setting))]
       : run.no_fixes ? name(run.no_fixes) : null;
+    const most = found.fixes.reduce((a, b) => (b.step_s < a.step_s ? b : a), best); // it may answer another loss
+    if (doing && most !== best && !isOfReplayed(found))
+      doing.push(el("br"), "Gains most: ", el("b", null, name(most.change)), `, a step of ${time(most.step_s)}, ${percent(1 - most.step_s / predictedFrom(found))} shorter.`);
     const line = (label, words) => (words ? el("div", null, el("dt", null, label), el("dd", null, words)) : null);
     return el("dl", { class: "answer" }, line("How sure", sure ? name(sure) : null), line("What to do", doing));
   }
@@ -223,7 +226,7 @@
   function fixes(run) {
     const found = run.explanation;
     const section = part("What would help", found.fixes.length
-      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step" + `${isOfReplayed(found) ? ", in the steps that are replayed" : ""}.`
+      ? "Each change is predicted for itself, first those that answer the verdict. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step" + `${isOfReplayed(found) ? ", in the steps that are replayed" : ""}.`
       : null);
     if (found.fixes.length) section.append(...fixList(found));
     else section.append(el("p", null, noFixes(run, found)));
