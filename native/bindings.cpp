@@ -23,6 +23,7 @@
 #include "events/playing.hpp"
 #include "scans/kineto_scan.hpp"
 #include "sampling/packet_capture.hpp"
+#include "sampling/rank_counters.hpp"
 #include "packets/packets.hpp"
 #include "sampling/sampler.hpp"
 #include "transport/transport.hpp"
@@ -531,6 +532,14 @@ std::uint64_t read_packets(fullwire::PacketScan& scan, int file, unsigned thread
     return scan.read(file, threads, enough_bytes);
 }
 
+auto looks_of(fullwire::RankCounters& counters) {
+    auto* kept = new std::vector<double>(counters.take());
+    const nb::capsule owner(kept, [](void* rows) noexcept {
+        delete static_cast<std::vector<double>*>(rows);
+    });
+    return nb::ndarray<nb::numpy, double, nb::ndim<1>>(kept->data(), {kept->size()}, owner);
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -567,6 +576,19 @@ NB_MODULE(_native, module) {
         .def(nb::init<int, const std::vector<std::pair<std::string, int>>&>(), nb::arg("file"),
              nb::arg("sockets"))
         .def("run", &run_capture, nb::arg("watched"));
+    nb::class_<fullwire::RankCounters>(module, "RankCounters")
+        .def(nb::init<std::size_t>(), nb::arg("ranks"))
+        .def("add_thread", &fullwire::RankCounters::add_thread, nb::arg("rank"), nb::arg("file"),
+             nb::arg("communicates"))
+        .def("add_network", &fullwire::RankCounters::add_network, nb::arg("socket"))
+        .def("set_owners", &fullwire::RankCounters::set_owners, nb::arg("network"),
+             nb::arg("owners"))
+        .def("add_interfaces", &fullwire::RankCounters::add_interfaces, nb::arg("file"),
+             nb::arg("ranks"), nb::arg("with_loopback"))
+        .def("watch", &fullwire::RankCounters::watch, nb::arg("seconds"), nb::arg("share"),
+             nb::arg("least_s"), nb::arg("most_s"), Released())
+        .def("take", &looks_of)
+        .def_prop_ro("took_s", &fullwire::RankCounters::took_s);
     nb::class_<fullwire::PacketScan>(module, "PacketScan")
         .def(nb::init<>())
         .def("feed", &feed_packets, nb::arg("piece"))

@@ -13,24 +13,29 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.watch import _judged, job_named
+from fullwire.answers.watch import job_named, judged
 from fullwire.answers.watched import waited_for
 from fullwire.recorder.jobs_here import JobHere, RankHere
-from fullwire.recorder.outside import Waits, Watcher, _main_thread, waits_of
+from fullwire.recorder.outside import Looks, Waits, Watcher, _main_thread, waits_of
 from fullwire.report.as_data import watched_object
 from fullwire.report.explanation import print_watched
 
 LOOK_S = 0.01
 
 
-def a_watcher(looks: dict[int, list[tuple[float, ...]]], workers: int = 2) -> Watcher:
+def seen(looks: dict[int, list[tuple[float, ...]]], workers: int = 2) -> Looks:
     ranks = tuple(
         RankHere(pid=os.getpid(), rank=rank, user="me", command="train", network=1, uses_gpu=False)
         for rank in looks
     )
-    with Watcher(JobHere(ranks=ranks, workers=workers, is_guessed=False)) as watcher:
-        watcher.looks = looks
-    return watcher
+    by_rank = {rank: np.array(rows, float) for rank, rows in looks.items()}
+    first = next(iter(by_rank.values()))
+    return Looks(
+        job=JobHere(ranks=ranks, workers=workers, is_guessed=False),
+        by_rank=by_rank,
+        took_s=0.0,
+        seconds=(first[-1, 0] - first[0, 0]) / 1e9,
+    )
 
 
 def a_job(
@@ -52,7 +57,7 @@ def a_job(
 
 
 def test_the_step_its_bytes_and_the_verdict_are_found_in_counters() -> None:
-    found = _judged(a_watcher(a_job(0.1, 0.2)), 1e9, 12.0, has_ended=False)
+    found = judged(seen(a_job(0.1, 0.2)), 1e9)
     assert found.explanation is not None
     assert found.run is not None
     assert found.explanation.step_s == pytest.approx(0.3, rel=0.01)
@@ -64,7 +69,7 @@ def test_the_step_its_bytes_and_the_verdict_are_found_in_counters() -> None:
 
 
 def test_rest_of_all_ranks_is_not_called_input_or_host() -> None:
-    found = _judged(a_watcher(a_job(0.1, 0.05, 0.2)), 1e9, 14.0, has_ended=False)
+    found = judged(seen(a_job(0.1, 0.05, 0.2)), 1e9)
     assert found.kind == "unknown"
     assert "Cannot tell" in found.sentence
     assert {"input", "host"} <= set(found.possible)
@@ -76,7 +81,7 @@ def test_rest_of_all_ranks_is_not_called_input_or_host() -> None:
 
 
 def test_a_job_that_mostly_computes_is_told_its_transfer_alone() -> None:
-    found = _judged(a_watcher(a_job(0.4, 0.02)), 1e9, 17.0, has_ended=False)
+    found = judged(seen(a_job(0.4, 0.02)), 1e9)
     assert found.kind == "unknown"
     assert "contention" in found.possible
     assert found.sentence.startswith("Transfer that nothing hides is ")
@@ -91,16 +96,16 @@ def test_counters_that_do_not_repeat_give_no_step(capsys: pytest.CaptureFixture[
         ]
         for rank, total in enumerate(np.cumsum(random.exponential(1e5, (2, 2000)), axis=1))
     }
-    found = _judged(a_watcher(looks), 1e9, 20.0, has_ended=False)
+    found = judged(seen(looks), 1e9)
     assert found.explanation is None
     assert watched_object(found)["step_s"] is None
     print_watched(found)
-    assert capsys.readouterr().out.startswith("No step repeated 8 times within 19.98 s")
+    assert capsys.readouterr().out.startswith("No step repeated 6 times within 19.98 s")
 
 
 def test_a_job_that_sends_nothing_any_more_is_stuck() -> None:
     looks = a_job(0.1, 0.2, ends_s=15.0)
-    found = _judged(a_watcher(looks), 1e9, 27.0, has_ended=False)
+    found = judged(seen(looks), 1e9)
     assert found.stuck is not None
     assert found.stuck.since_s == pytest.approx(15, abs=0.1)
     assert found.sentence.startswith("Stuck for 14.99 s. Nothing tells")
@@ -116,7 +121,7 @@ def test_ranks_that_get_no_processor_are_not_stuck() -> None:
         table[:, 1] += 0.15 * late_ns
         table[:, 2] += 0.8 * late_ns  # it evaluates beside many others
         starved[rank] = [tuple(row) for row in table]
-    assert _judged(a_watcher(starved), 1e9, 27.0, has_ended=False).stuck is None
+    assert judged(seen(starved), 1e9).stuck is None
 
 
 def test_a_machine_that_stood_still_is_no_sign_of_a_stuck_job() -> None:
@@ -125,7 +130,7 @@ def test_a_machine_that_stood_still_is_no_sign_of_a_stuck_job() -> None:
         rank: [*rows[:-100], *((row[0] + 60e9, *row[1:]) for row in rows[-100:])]
         for rank, rows in looks.items()
     }
-    assert _judged(a_watcher(frozen), 1e9, 75.0, has_ended=False).stuck is None
+    assert judged(seen(frozen), 1e9).stuck is None
 
 
 LOCK, READ = Waits("S", "futex_wait_queue"), Waits("S", "pipe_read")
@@ -209,9 +214,9 @@ def test_a_process_of_another_user_is_refused_with_both_users(
 
 def test_a_job_that_ends_before_the_first_look_has_an_answer() -> None:
     rank = RankHere(pid=2**22 + 1, rank=0, user="me", command="train", network=1, uses_gpu=False)
-    with Watcher(JobHere(ranks=(rank,), workers=1, is_guessed=True)) as watcher:
-        assert not watcher.watch(1)
-        found = _judged(watcher, None, 0.1, has_ended=True)
+    watcher = Watcher(JobHere(ranks=(rank,), workers=1, is_guessed=True))
+    assert not watcher.watch(1)
+    found = judged(watcher.looks, None, has_ended=True)
     assert found.sentence == "The ranks neither computed nor sent."
 
 
@@ -219,10 +224,10 @@ def test_one_rank_and_one_job_are_told_in_the_singular(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = {0: a_job(0.1, 0.2)[0]}
-    alone = a_watcher(looks, workers=1)
-    print_watched(_judged(alone, 1e9, 12.0, has_ended=False))
+    alone = seen(looks, workers=1)
+    print_watched(judged(alone, 1e9))
     assert "Watched 1 rank of train for 12 s." in capsys.readouterr().out
-    print_watched(_judged(a_watcher(looks), 1e9, 12.0, has_ended=False))
+    print_watched(judged(seen(looks), 1e9))
     assert "Watched 1 of 2 ranks of train" in capsys.readouterr().out
     monkeypatch.setattr("fullwire.answers.watch.jobs_here", lambda: (alone.job,))
     with pytest.raises(fw.UsageError, match="1 job runs here with other ones"):
@@ -235,7 +240,7 @@ def test_one_rank_and_one_job_are_told_in_the_singular(
 def test_200_ranks_of_one_host_are_watched_within_seconds() -> None:
     one = a_job(0.1, 0.2)[0]
     begun_s = time.process_time()
-    found = _judged(a_watcher(dict.fromkeys(range(200), one), 200), 1e9, 12.0, has_ended=False)
+    found = judged(seen(dict.fromkeys(range(200), one), 200), 1e9)
     assert found.explanation is not None
     assert found.explanation.step_s == pytest.approx(0.3, rel=0.01)
     assert time.process_time() - begun_s < 30
@@ -263,7 +268,7 @@ def test_steps_whose_length_changes_are_found_by_their_bytes() -> None:
         rank: [(1e18 + at * 1e9, ran * 1e9, 0, 0, told, told, 0, 0) for at, ran, told in rows]
         for rank in (0, 1)
     }
-    found = _judged(a_watcher(looks), 1e9, at_s, has_ended=False)
+    found = judged(seen(looks), 1e9)
     assert found.run is not None
     own = found.run.spans.rows((found.run.spans.name == "step") & (found.run.spans.rank == 0))
     assert len(own.step) >= 56
@@ -275,18 +280,21 @@ def test_steps_whose_length_changes_are_found_by_their_bytes() -> None:
 
 def test_layers_that_are_nearly_alike_are_not_taken_for_steps() -> None:
     random = np.random.default_rng(5)
-    rates: list[float] = []
+    at_s, sent = [0.0], [0.0]
     for _ in range(40):
-        for layer in range(8):  # bytes never stop, so that only time tells
-            rates += [1.0] * 3 + [0.2] * (3 if layer < 7 else 4)
-    sent = np.cumsum(np.array(rates) * 1e6 * random.uniform(0.9, 1.1, len(rates)))
-    looks: dict[int, list[tuple[float, ...]]] = {
-        rank: [(1e18 + at * 1e7, 0, 0, 0, told, told, 0, 0) for at, told in enumerate(sent)]
-        for rank in (0, 1)
-    }
-    found = _judged(a_watcher(looks), 1e9, len(rates) / 100, has_ended=False)
-    if found.explanation is not None:
-        assert found.explanation.step_s == pytest.approx(0.49, rel=0.05)
+        for layer in range(8):  # bytes never stop
+            for usual_s, size in ((0.03, 3e6), (0.03 if layer < 7 else 0.04, 6e5)):
+                at_s.append(at_s[-1] + usual_s * random.uniform(0.9, 1.1))
+                sent.append(sent[-1] + size)
+    grid_s = np.arange(0, at_s[-1], LOOK_S)
+    counted = zip(grid_s, np.interp(grid_s, at_s, sent), strict=True)
+    rows: list[tuple[float, ...]] = [
+        (1e18 + at * 1e9, 0, 0, 0, told, told, 0, 0) for at, told in counted
+    ]
+    looks: dict[int, list[tuple[float, ...]]] = dict.fromkeys((0, 1), rows)
+    found = judged(seen(looks), 1e9)
+    assert found.explanation is not None
+    assert found.explanation.step_s == pytest.approx(0.49, rel=0.01)
 
 
 def test_short_steps_whose_pauses_are_often_missed_keep_their_length() -> None:
@@ -304,7 +312,7 @@ def test_short_steps_whose_pauses_are_often_missed_keep_their_length() -> None:
         rank: [(1e18 + s * 1e9, 0, 0, 0, b, b, 0, 0) for s, b in zip(at, told, strict=True)]
         for rank in (0, 1)
     }
-    found = _judged(a_watcher(looks), 1e9, at_s, has_ended=False)
+    found = judged(seen(looks), 1e9)
     assert found.explanation is not None
     assert len(found.explanation.detail.steps) == pytest.approx(200, abs=4)
 

@@ -8,7 +8,6 @@ question works on that Run: `explain`, `report`, `compare`.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import explain
 from fullwire.answers.opening import write
-from fullwire.answers.watched import Watched, ranges_of, stuck_in
+from fullwire.answers.watched import Watched, ranges_of, seen_ranks, stuck_in
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
@@ -31,8 +30,9 @@ from fullwire.findings.watching import (
     TakenForAllReduces,
 )
 from fullwire.outputs import refuse_existing
+from fullwire.packets.rhythm import FEWEST_STEPS, rhythm_of
 from fullwire.recorder.jobs_here import JobHere, job_of, jobs_here
-from fullwire.recorder.outside import Watcher
+from fullwire.recorder.outside import Looks, Watcher
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Collectives, Provenance, Run, Spans
@@ -44,22 +44,11 @@ _BIN_S = 0.005  # of the counters, when steps are looked for
 _RUNS = 0.5  # of a bin, for a rank that computes in it
 _LOOK_BINS = 3  # between two looks there are two bins at most
 _FIRST_BYTES = 4096  # in a bin; less is the launcher's own talk
-_FEWEST_STEPS = 8  # that must lie in what was seen
 _ALIKE = 0.5  # correlation of what was seen with itself one step later, to believe a step
 # Of the best correlation: the shortest such time is the step. The layers of FSDP are nearly as like
 # each other as its steps are.
 _AS_ALIKE = 0.95
 _SAME_WORK, _OFTEN = 0.25, 0.75  # so many steps carry the usual bytes, up to that share
-_QUIET = 0.05  # of the usual bytes: nothing flows
-_QUIET_BINS = 2  # a shorter pause may lie within one look
-_LONG_PAUSE = 4  # times the usual one: what is longer counts as that
-_SAME_BYTES = 0.03  # of a step's: as exactly as they are the same in each
-_CARRY_THE_SAME = 0.85  # of the steps, to believe what a step carries
-_SEEN_TO, _MET = 0.6, 0.85  # or of the steps and of the pauses: looks miss short pauses
-_BY_CHANCE = 0.5  # pauses that lie anywhere must not often be met
-_UNLIKE = 0.25  # more than the most alike, to prefer a shorter step
-_AS_OFTEN = 0.5  # as the most frequent distance of pauses
-_MOST_SIZES, _CELLS = 32, 1 << 14
 _FLOWS = 0.5  # of the usual rate while bytes flow: two looks hold a burst's end between them
 _ENOUGH = 40  # steps that make a sure answer
 _FIRST_ANSWER_S, _LATER = 4.0, 1.5  # the next answer comes after so many times the time so far
@@ -79,9 +68,9 @@ class _Seen:
     received: Reals
 
     @classmethod
-    def of(cls, looks: Mapping[int, Sequence[tuple[float, ...]]], bin_s: float) -> _Seen:
+    def of(cls, looks: Mapping[int, Reals], bin_s: float) -> _Seen:
         """Put the looks at all ranks on one grid of time."""
-        tables = {rank: np.array(rows, float) for rank, rows in looks.items() if len(rows) > 1}
+        tables = {rank: rows for rank, rows in looks.items() if len(rows) > 1}
         if len(tables) < len(looks):
             return cls(0, 1, (), *(np.zeros((0, 0)) for _ in range(4)))
         start_ns = max(rows[0, 0] for rows in tables.values())
@@ -144,22 +133,21 @@ def watch(
         )
     if out is not None:
         refuse_existing(Path(out), replace=False)
-    begun_s = time.monotonic()
-    with Watcher(job) as watcher:
-        is_running, until_s = True, min(_FIRST_ANSWER_S, seconds)
-        while True:
-            try:
-                is_running = watcher.watch(begun_s + until_s - time.monotonic())
-            except KeyboardInterrupt:  # the answer so far is the answer
-                seconds = until_s
-            found = _judged(watcher, line_bps, time.monotonic() - begun_s, has_ended=not is_running)
-            if on_look is not None:
-                on_look(found)
-            if not is_running or until_s >= seconds:
-                break
-            if until_sure and (found.stuck or _is_sure(found)):
-                break
-            until_s = min(_LATER * until_s, seconds)
+    watcher = Watcher(job)
+    is_running, until_s = True, min(_FIRST_ANSWER_S, seconds)
+    while True:
+        try:
+            is_running = watcher.watch(until_s - watcher.looks.seconds)
+        except KeyboardInterrupt:  # the answer so far is the answer
+            seconds = until_s
+        found = judged(watcher.looks, line_bps, has_ended=not is_running)
+        if on_look is not None:
+            on_look(found)
+        if not is_running or until_s >= seconds:
+            break
+        if until_sure and (found.stuck or _is_sure(found)):
+            break
+        until_s = min(_LATER * until_s, seconds)
     if out is not None and found.run is not None:
         write(found.run, out)
     return found
@@ -189,26 +177,25 @@ def _is_sure(found: Watched) -> bool:
     return found.explanation is not None and len(found.explanation.detail.steps) >= _ENOUGH
 
 
-def _judged(
-    watcher: Watcher, line_bps: float | None, seconds: float, *, has_ended: bool
-) -> Watched:
-    job = watcher.job
-    looks = len(next(iter(watcher.looks.values())))
-    between_s = seconds / max(looks, 1)
-    seen = _Seen.of(watcher.looks, max(_BIN_S, between_s / 2))
+def judged(looks: Looks, line_bps: float | None, *, has_ended: bool = False) -> Watched:
+    """Say what looks at a job show: its step, its account, its stuck rank."""
+    count = max(len(next(iter(looks.by_rank.values()))), 1)
+    between_s = looks.seconds / count
+    seen = _Seen.of(looks.by_rank, max(_BIN_S, between_s / 2))
     edges, confidence, no_step = _steps(seen)
-    run = _as_run(job, seen, edges, line_bps, watcher) if len(edges) else None
+    run = _as_run(looks.job, seen, edges, line_bps) if len(edges) else None
     explanation = None if run is None else explain(run)
     return Watched(
-        job=job,
-        seconds=seconds,
+        job=looks.job,
+        seconds=looks.seconds,
         confidence=confidence,
         explanation=explanation,
         ranges={} if run is None or explanation is None else ranges_of(explanation, run, between_s),
-        stuck=stuck_in(watcher, None if explanation is None else explanation.step_s),
+        stuck=stuck_in(looks, None if explanation is None else explanation.step_s),
         no_step=no_step,
         run=run,
-        looked_share=watcher.took_s / seconds,
+        ranks=seen_ranks(looks),
+        looked_share=looks.took_s / looks.seconds if looks.seconds else 0.0,
         between_looks_s=between_s,
         has_ended=has_ended,
     )
@@ -227,114 +214,19 @@ def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, Finding | None]:
     if len(seen.ranks) > 1 and bytes_.max() <= _FIRST_BYTES:
         return none, 0.0, NothingSent()
     computing = seen.computing.mean(axis=0)
+    bins = np.arange(seen.bins + 1)
     for first in (0, seen.bins // 2, 3 * seen.bins // 4):
-        signals = [part for part in (bytes_[first:], computing[first:]) if part.any()]
-        if not signals:
-            continue
-        edges, confidence = _same_bytes(bytes_[first:])
-        if len(edges) <= _FEWEST_STEPS:
-            edges, confidence = _repeated(signals)
-        if len(edges) > _FEWEST_STEPS:
-            return edges + first, confidence, None
-    return none, 0.0, NoStep(fewest=_FEWEST_STEPS, watched_s=seen.bins * seen.bin_ns / 1e9)
-
-
-def _same_bytes(signal: Reals) -> tuple[NDArray[np.int64], float]:
-    """Return where steps begin that all carry the same bytes, and the share that do.
-
-    Other work on the machine changes the length of a step, and leaves its bytes the same. So steps
-    are looked for on an axis of bytes: the job is quiet after each whole number of steps. Where
-    many pauses lie so near each other that any bytes would fit, only the longer ones are looked at.
-    """
-    none = np.empty(0, np.int64)
-    if not signal.any():
-        return none, 0.0
-    firsts, lasts = _stretches(signal < _QUIET * np.quantile(signal[signal > 0], 0.8))
-    inner = (firsts > 0) & (lasts - firsts >= _QUIET_BINS)
-    firsts, lengths = firsts[inner], (lasts - firsts)[inner].astype(float)
-    carried = np.concatenate([[0.0], np.cumsum(signal)])
-    found: list[tuple[float, float, NDArray[np.int64], float]] = []  # the last is unlikeness
-    while len(firsts) > _FEWEST_STEPS:
-        places = carried[firsts]
-        capped = np.minimum(lengths, _LONG_PAUSE * np.median(lengths))
-        for size in _sizes(places, capped):
-            starts, share, of_pauses = _walk(places, capped, size)
-            is_step = share >= _CARRY_THE_SAME or min(share / _SEEN_TO, of_pauses / _MET) >= 1
-            if len(starts) > _FEWEST_STEPS and is_step:
-                edges = np.searchsorted(carried, starts)
-                found.append((size, share, edges, _unlike(places, capped, size)))
-        if found:
-            least = min(unlike for *_, unlike in found)
-            size, share, edges, _ = min(
-                (one for one in found if one[3] <= least + _UNLIKE), key=lambda one: one[0]
-            )
-            return edges.astype(np.int64), share
-        longer = lengths > np.median(lengths)
-        firsts, lengths = firsts[longer], lengths[longer]
-    return none, 0.0
-
-
-def _sizes(places: Reals, lengths: Reals) -> list[float]:
-    """Return the bytes that often lie between two pauses; they may be a step's."""
-    cell = (places[-1] - places[0]) / _CELLS
-    if cell <= 0:
-        return []
-    axis = np.zeros(_CELLS + 1)
-    np.add.at(axis, ((places - places[0]) / cell).astype(int), lengths)
-    near = np.convolve(axis, np.ones(3), "same")  # a few bytes more or less are the same
-    spectrum = np.fft.rfft(near, 4 * _CELLS)
-    alike = np.fft.irfft(np.abs(spectrum) ** 2)[: _CELLS // _FEWEST_STEPS]
-    alike /= _CELLS - np.arange(len(alike))
-    peaks = [
-        lag for lag in range(3, len(alike) - 1) if alike[lag - 1] < alike[lag] >= alike[lag + 1]
-    ]
-    best = max((alike[lag] for lag in peaks), default=0.0)
-    often = [lag for lag in peaks if alike[lag] >= _AS_OFTEN * best]
-    density = len(places) / (places[-1] - places[0])
-    return [
-        lag * cell
-        for lag in often[:_MOST_SIZES]
-        if 2 * _SAME_BYTES * lag * cell * density < _BY_CHANCE
-    ]
-
-
-def _walk(places: Reals, lengths: Reals, size: float) -> tuple[list[float], float, float]:
-    """Go from pause to pause, a step's bytes each time; return the bytes at which steps begin.
-
-    The share of steps that began with a pause follows, and the share of pauses that began a step.
-    It starts at that pause of the first two steps from which the longest pauses are met. Where no
-    pause was seen, the step ends after its bytes all the same.
-    """
-    best: tuple[float, list[float], int] = (0.0, [0.0], 0)
-    for start in range(int(np.searchsorted(places, places[0] + 2 * size))):
-        at, step, met, missed = float(places[start]), size, 0.0, 0
-        starts = [at]
-        while (at := at + step) <= places[-1]:
-            low, high = np.searchsorted(places, [at - _SAME_BYTES * step, at + _SAME_BYTES * step])
-            if low == high:
-                missed += 1
-            else:
-                pause = int(low + np.argmax(lengths[low:high]))
-                at, met = float(places[pause]), met + float(lengths[pause])
-                # The bytes of a step were known to a cell only.
-                step += (at - starts[-1] - step) / min(len(starts) + 1, 20)
-            starts.append(at)
-        if met > best[0]:
-            best = met, starts, missed
-    _, starts, missed = best
-    seen = len(starts) - missed
-    return starts, 1 - missed / max(len(starts) - 1, 1), seen / len(places)
-
-
-def _unlike(places: Reals, lengths: Reals, size: float) -> float:
-    """Return how unlike the pauses are that lie some bytes apart, as a mean of logarithms."""
-    at = np.clip(np.searchsorted(places, places + size), 1, len(places) - 1)
-    at -= abs(places[at - 1] - places - size) < abs(places[at] - places - size)
-    near = abs(places[at] - places - size) <= _SAME_BYTES * size
-    if not near.any():
-        return np.inf
-    one, other = lengths[near], lengths[at[near]]
-    return float(np.average(abs(np.log(one / other)), weights=np.maximum(one, other)))
+        carried, computed = (
+            np.concatenate([[0.0], np.cumsum(part[first:])]) for part in (bytes_, computing)
+        )
+        rhythm = rhythm_of(bins[first:].astype(float), carried, computed)
+        if rhythm is not None:
+            return np.rint(rhythm.starts).astype(np.int64), rhythm.confidence, None
+        if len(seen.ranks) == 1 and computing[first:].any():
+            edges, confidence = _repeated([computing[first:]])
+            if len(edges) > FEWEST_STEPS:
+                return edges + first, confidence, None
+    return none, 0.0, NoStep(fewest=FEWEST_STEPS, watched_s=seen.bins * seen.bin_ns / 1e9)
 
 
 def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:
@@ -344,7 +236,7 @@ def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:
     alike = np.mean(each_alike, axis=0)
     peaks = [
         lag
-        for lag in range(3, len(alike) // _FEWEST_STEPS)
+        for lag in range(3, len(alike) // FEWEST_STEPS)
         if alike[lag - 1] < alike[lag] >= alike[lag + 1]
         and min(alike[lag], each_alike[0][lag]) >= _ALIKE
     ]
@@ -399,9 +291,7 @@ def _quietest(pattern: Reals) -> int:
     return int(np.argmin(np.convolve(around, np.ones(window), "valid")[: len(pattern)]))
 
 
-def _as_run(
-    job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float | None, watcher: Watcher
-) -> Run:
+def _as_run(job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float | None) -> Run:
     """Make spans of each rank: its steps, its computing, and the bytes of each burst."""
     spans = _spans(seen, edges)
     columns = np.array(_bursts(seen, edges), np.int64).reshape(-1, 7)

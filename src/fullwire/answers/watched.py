@@ -26,7 +26,17 @@ from fullwire.findings.watching import (
     WaitsFor,
 )
 from fullwire.recorder.jobs_here import JobHere
-from fullwire.recorder.outside import Waits, Watcher, waits_of
+from fullwire.recorder.outside import (
+    COMPUTED,
+    DELAYED,
+    RECEIVED,
+    RETRANSMITS,
+    SENT,
+    TIME,
+    Looks,
+    Waits,
+    waits_of,
+)
 from fullwire.run.run import Run
 from fullwire.words import sentences
 
@@ -40,6 +50,55 @@ _TRANSFER = {"line_rate", "latency", "transport"}
 _BLAMED = ("line_rate", "transport", "straggler", "input", "host")
 _IDLE = ("input", "host", "unexplained")
 _NOTABLE = 0.1  # of the step: smaller parts are no verdict
+_FLOWS = 0.5  # of a rank's usual rate while bytes flow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRank:
+    """What a rank did while it was watched; shares of the time, which add up to 1 with no delay."""
+
+    rank: int
+    computing: float
+    sending: float  # bytes flowed, and it did not compute
+    waiting: float  # neither
+    delayed: float  # of the time it did not compute: ready, and without a processor
+    sent_bytes: float
+    received_bytes: float
+    sent_bps: float  # while bytes flowed
+    retransmits: float
+
+
+def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
+    """Return what each rank did, from its counters alone."""
+    found = []
+    for rank, rows in looks.by_rank.items():
+        table = np.asarray(rows, float)
+        if len(table) < 2:
+            continue
+        spent_ns = np.maximum(np.diff(table[:, TIME]), 1)
+        did = np.diff(table, axis=0)
+        computing = np.minimum(did[:, COMPUTED] / spent_ns, 1)
+        delayed = np.minimum(did[:, DELAYED] / spent_ns, 1 - computing)
+        rate_bps = (did[:, SENT] + did[:, RECEIVED]) * 8e9 / spent_ns
+        usual_bps = np.quantile(rate_bps[rate_bps > 0], 0.8) if (rate_bps > 0).any() else 0.0
+        flows = rate_bps > _FLOWS * usual_bps
+        weights = spent_ns / spent_ns.sum()
+        free = 1 - computing - delayed
+        flowing_s = spent_ns[flows].sum() / 1e9
+        found.append(
+            SeenRank(
+                rank=rank,
+                computing=float((computing * weights).sum()),
+                sending=float((free * weights)[flows].sum()),
+                waiting=float((free * weights)[~flows].sum()),
+                delayed=float((delayed * weights).sum()),
+                sent_bytes=float(did[:, SENT].sum()),
+                received_bytes=float(did[:, RECEIVED].sum()),
+                sent_bps=float(did[flows, SENT].sum() * 8 / flowing_s) if flowing_s else 0.0,
+                retransmits=float(did[:, RETRANSMITS].sum()),
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -54,6 +113,7 @@ class Watched(Result):
     stuck: Stuck | None
     no_step: Finding | None  # why there is no explanation
     run: Run | None
+    ranks: tuple[SeenRank, ...]
     looked_share: float  # of a processor that watching took
     between_looks_s: float
     has_ended: bool
@@ -145,7 +205,7 @@ def ranges_of(
     return found
 
 
-def stuck_in(watcher: Watcher, step_s: float | None) -> Stuck | None:
+def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
     """Return who waits for whom, if the job's connections carry nothing for too long.
 
     Connections say when they last carried anything, so this holds for a hang that is older than
@@ -154,7 +214,7 @@ def stuck_in(watcher: Watcher, step_s: float | None) -> Stuck | None:
     """
     after_s = max(STUCK_AFTER_S, _STUCK_STEPS * (step_s or 0.0))
     since_s, busy = np.inf, {}
-    for rank, rows in watcher.looks.items():
+    for rank, rows in looks.by_rank.items():
         table = np.array(rows, float)
         if not len(table):
             return None
@@ -173,7 +233,7 @@ def stuck_in(watcher: Watcher, step_s: float | None) -> Stuck | None:
         busy[rank] = worked_s / spent_s if spent_s > 0 else 0.0
     if not after_s <= since_s < np.inf or len(busy) < 2 or min(busy.values()) > _BUSY:
         return None
-    waits = {rank.rank: waits_of(rank.pid) for rank in watcher.job.ranks}
+    waits = {each.rank: waits_of(each.pid) for each in looks.job.ranks}
     late = waited_for(waits, busy)
     where: tuple[Finding, ...]
     if late is None:

@@ -1,0 +1,291 @@
+#include "sampling/rank_counters.hpp"
+
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <ctime>
+#include <limits>
+#include <string_view>
+
+namespace fullwire {
+
+namespace {
+
+constexpr double kAtAllEvery_s = 1.0;
+constexpr int kStaysBusy = 5;  // looks at all, after a thread last ran or a connection last carried
+constexpr int kUntilGone = 3;  // looks at all without word of a connection
+constexpr std::uint32_t kCarriesData = 1u << 1 | 1u << 4 | 1u << 5 | 1u << 8;  // as in job_sockets.cpp
+constexpr timeval kLongestWait{1, 0};
+
+double seconds_of(clockid_t clock) {
+    timespec now{};
+    ::clock_gettime(clock, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+}
+
+double nanoseconds_now() {
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
+}
+
+// The next whole number of a text, which is cut off there; -1 without any.
+std::int64_t next_number(std::string_view& text) {
+    while (!text.empty() && (text.front() < '0' || text.front() > '9')) text.remove_prefix(1);
+    std::int64_t value = -1;
+    const auto [end, _] = std::from_chars(text.data(), text.data() + text.size(), value);
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    return value;
+}
+
+std::string request_for(std::uint8_t family, const inet_diag_sockid* id) {
+    struct {
+        nlmsghdr header;
+        inet_diag_req_v2 body;
+    } message{};
+    message.header.nlmsg_len = sizeof message;
+    message.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+    message.header.nlmsg_flags = static_cast<std::uint16_t>(NLM_F_REQUEST | (id ? 0 : NLM_F_DUMP));
+    message.body.sdiag_family = family;
+    message.body.sdiag_protocol = IPPROTO_TCP;
+    message.body.idiag_ext = 1 << (INET_DIAG_INFO - 1);
+    message.body.idiag_states = kCarriesData;
+    if (id) message.body.id = *id;
+    return {reinterpret_cast<const char*>(&message), sizeof message};
+}
+
+}  // namespace
+
+RankCounters::RankCounters(std::size_t ranks)
+    : counted_(ranks * kColumns), left_(ranks), answer_(1 << 17) {
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+        of(rank, quiet_s) = std::numeric_limits<double>::infinity();
+    }
+}
+
+RankCounters::~RankCounters() {
+    for (const Thread& each : threads_) ::close(each.file);
+    for (const Network& each : networks_) ::close(each.socket);
+    for (const Shared& each : shared_) ::close(each.file);
+}
+
+void RankCounters::add_thread(std::size_t rank, int file, bool communicates) {
+    threads_.push_back({rank, file, communicates, kStaysBusy});
+    ++left_[rank];
+}
+
+void RankCounters::add_network(int socket) {
+    ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &kLongestWait, sizeof kLongestWait);
+    networks_.push_back({socket, {}, {}});
+}
+
+void RankCounters::set_owners(std::size_t network,
+                              const std::vector<std::pair<std::uint32_t, std::size_t>>& owners) {
+    networks_.at(network).owners = {owners.begin(), owners.end()};
+    look_at_all_s_ = 0.0;
+}
+
+void RankCounters::add_interfaces(int file, std::vector<std::size_t> ranks, bool with_loopback) {
+    shared_.push_back({file, std::move(ranks), with_loopback});
+}
+
+int RankCounters::watch(double seconds, double share, double least_s, double most_s) {
+    const double end_s = seconds_of(CLOCK_MONOTONIC) + seconds;
+    for (double now_s; (now_s = seconds_of(CLOCK_MONOTONIC)) < end_s;) {
+        const double before_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+        const bool at_all = now_s >= look_at_all_s_;
+        if (at_all) look_at_all_s_ = now_s + kAtAllEvery_s;
+        look(at_all);
+        const auto ended = std::find(left_.begin(), left_.end(), 0);
+        if (ended != left_.end()) return static_cast<int>(ended - left_.begin());
+        rows_.insert(rows_.end(), counted_.begin(), counted_.end());
+        const double took_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - before_s;
+        took_s_ += took_s;
+        // The cost of a look at all comes once a second, and is left out of the usual one.
+        if (!at_all) usual_s_ += usual_s_ > 0 ? (took_s - usual_s_) / 8 : took_s;
+        const double between_s = std::clamp(usual_s_ / share, least_s, most_s);
+        const double wait_s = std::min(now_s + between_s, end_s) - seconds_of(CLOCK_MONOTONIC);
+        if (wait_s > 0) ::usleep(static_cast<useconds_t>(wait_s * 1e6));
+    }
+    return -1;
+}
+
+void RankCounters::look(bool at_all) {
+    for (Network& each : networks_) ask(each, at_all);
+    for (Shared& each : shared_) read_interfaces(each);
+    const double now_ns = nanoseconds_now();
+    for (std::size_t rank = 0; rank < left_.size(); ++rank) of(rank, time) = now_ns;
+    for (Thread& each : threads_) {
+        if (at_all || each.stays_busy > 0) read_thread(each, at_all);
+    }
+    std::erase_if(threads_, [](const Thread& each) { return each.file < 0; });
+}
+
+void RankCounters::read_thread(Thread& thread, bool at_all) {
+    std::array<char, 64> text;
+    const ssize_t bytes = ::pread(thread.file, text.data(), text.size(), 0);
+    if (bytes <= 0) {  // it ended
+        ::close(thread.file);
+        thread.file = -1;
+        --left_[thread.rank];
+        return;
+    }
+    std::string_view left(text.data(), static_cast<std::size_t>(bytes));
+    const std::int64_t ran = next_number(left), delay = next_number(left);
+    if (thread.ran >= 0) {
+        const auto did = static_cast<double>(ran - thread.ran);
+        of(thread.rank, thread.communicates ? communicated : computed) += did;
+        if (!thread.communicates) {
+            of(thread.rank, delayed) += static_cast<double>(delay - thread.delayed);
+        }
+    }
+    thread.ran = ran;
+    thread.delayed = delay;
+    if (!at_all) return;
+    thread.stays_busy = ran > thread.ran_at_all && thread.ran_at_all >= 0
+                            ? kStaysBusy
+                            : std::max(thread.stays_busy - 1, 0);
+    thread.ran_at_all = ran;
+}
+
+void RankCounters::ask(Network& network, bool at_all) {
+    if (at_all) {
+        for (auto& [_, each] : network.connections) {
+            ++each.unseen;
+            each.stays_busy = std::max(each.stays_busy - 1, 0);
+        }
+        for (const std::uint8_t family : {AF_INET, AF_INET6}) {
+            const std::string request = request_for(family, nullptr);
+            if (::send(network.socket, request.data(), request.size(), 0) < 0) continue;
+            receive(network, 1, at_all);
+        }
+        std::erase_if(network.connections,
+                      [](const auto& each) { return each.second.unseen > kUntilGone; });
+    } else {
+        std::string requests;
+        std::size_t asked = 0;
+        for (const auto& [_, each] : network.connections) {
+            if (each.stays_busy == 0) continue;
+            requests += each.request;
+            ++asked;
+        }
+        if (asked > 0 && ::send(network.socket, requests.data(), requests.size(), 0) >= 0) {
+            receive(network, asked, at_all);
+        }
+    }
+    for (const auto& [_, rank] : network.owners) {
+        of(rank, quiet_s) = std::numeric_limits<double>::infinity();
+    }
+    for (const auto& [_, each] : network.connections) {
+        of(each.rank, quiet_s) = std::min(of(each.rank, quiet_s), each.quiet_s);
+    }
+}
+
+void RankCounters::receive(Network& network, std::size_t answers, bool at_all) {
+    while (answers > 0) {  // a list ends with a word of its own; a connection that is gone, too
+        const ssize_t bytes = ::recv(network.socket, answer_.data(), answer_.size(), 0);
+        if (bytes <= 0) return;
+        auto left = static_cast<unsigned>(bytes);
+        for (auto* each = reinterpret_cast<const nlmsghdr*>(answer_.data());
+             answers > 0 && NLMSG_OK(each, left); each = NLMSG_NEXT(each, left)) {
+            const bool is_last = each->nlmsg_type == NLMSG_DONE || each->nlmsg_type == NLMSG_ERROR;
+            if (is_last || !(each->nlmsg_flags & NLM_F_MULTI)) --answers;
+            if (!is_last) {
+                take_answer(network, static_cast<const char*>(NLMSG_DATA(each)),
+                            each->nlmsg_len - NLMSG_HDRLEN, at_all);
+            }
+        }
+    }
+}
+
+void RankCounters::take_answer(Network& network, const char* message, std::size_t bytes, bool at_all) {
+    inet_diag_msg told;
+    if (bytes < sizeof told) return;
+    std::memcpy(&told, message, sizeof told);
+    const auto owner = network.owners.find(told.idiag_inode);
+    if (owner == network.owners.end()) return;
+    tcp_info info{};
+    for (std::size_t at = NLA_ALIGN(sizeof told); at + NLA_HDRLEN <= bytes;) {
+        nlattr attribute;
+        std::memcpy(&attribute, message + at, sizeof attribute);
+        if (attribute.nla_len < NLA_HDRLEN || attribute.nla_len > bytes - at) return;
+        if ((attribute.nla_type & NLA_TYPE_MASK) == INET_DIAG_INFO) {
+            const std::size_t size = attribute.nla_len - NLA_HDRLEN;
+            std::memcpy(&info, message + at + NLA_HDRLEN, std::min(size, sizeof info));
+        }
+        at += NLA_ALIGN(attribute.nla_len);
+    }
+    const std::uint64_t sent = info.tcpi_bytes_acked, received = info.tcpi_bytes_received;
+    auto found = network.connections.find(told.idiag_inode);
+    const bool is_new = found == network.connections.end();
+    if (is_new) {
+        const Connection begun{owner->second, request_for(told.idiag_family, &told.id), kStaysBusy};
+        found = network.connections.emplace(told.idiag_inode, begun).first;
+    }
+    Connection& each = found->second;
+    const std::size_t rank = owner->second;
+    if (!is_new && sent >= each.sent && received >= each.received) {
+        of(rank, RankCounters::sent) += static_cast<double>(sent - each.sent);
+        of(rank, RankCounters::received) += static_cast<double>(received - each.received);
+        of(rank, retransmits) += static_cast<double>(info.tcpi_total_retrans) - static_cast<double>(each.again);
+        of(rank, limited_by_receiver) += (static_cast<double>(info.tcpi_rwnd_limited) - static_cast<double>(each.receiver_us)) * 1e3;
+        of(rank, limited_by_buffer) += (static_cast<double>(info.tcpi_sndbuf_limited) - static_cast<double>(each.buffer_us)) * 1e3;
+    }
+    each.rank = rank;
+    each.again = info.tcpi_total_retrans;
+    each.sent = sent;
+    each.received = received;
+    each.receiver_us = info.tcpi_rwnd_limited;
+    each.buffer_us = info.tcpi_sndbuf_limited;
+    each.unseen = 0;
+    each.quiet_s = sent + received > 0
+                       ? std::min(info.tcpi_last_data_sent, info.tcpi_last_data_recv) / 1e3
+                       : std::numeric_limits<double>::infinity();
+    if (!at_all) return;
+    if (sent + received > each.carried_at_all && !is_new) each.stays_busy = kStaysBusy;
+    each.carried_at_all = sent + received;
+}
+
+void RankCounters::read_interfaces(Shared& shared) {
+    std::array<char, 1 << 14> text;
+    const ssize_t bytes = ::pread(shared.file, text.data(), text.size(), 0);
+    std::string_view left(text.data(), static_cast<std::size_t>(std::max<ssize_t>(bytes, 0)));
+    double sent = 0, received = 0;
+    while (!left.empty()) {
+        std::string_view line = left.substr(0, left.find('\n'));
+        left.remove_prefix(std::min(line.size() + 1, left.size()));
+        const std::size_t colon = line.find(':');
+        if (colon == std::string_view::npos) continue;  // one of the two headings
+        const bool is_loopback = line.substr(0, colon).ends_with("lo") && line.find_first_not_of(' ') + 2 == colon;
+        if (is_loopback && !shared.with_loopback) continue;
+        line.remove_prefix(colon + 1);
+        for (int field = 0; field < 9; ++field) {
+            const auto value = static_cast<double>(next_number(line));
+            if (field == 0) received += value;
+            if (field == 8) sent += value;
+        }
+    }
+    const auto ranks = static_cast<double>(shared.ranks.size());
+    if (shared.sent >= 0 && sent >= shared.sent && received >= shared.received) {
+        for (const std::size_t rank : shared.ranks) {
+            of(rank, RankCounters::sent) += (sent - shared.sent) / ranks;
+            of(rank, RankCounters::received) += (received - shared.received) / ranks;
+        }
+    }
+    shared.sent = sent;
+    shared.received = received;
+}
+
+}  // namespace fullwire

@@ -1,0 +1,99 @@
+// What the kernel counts of a running job's ranks, looked at from outside, again and again.
+//
+// Two things are read of each rank: how long its threads ran and waited for a processor, and what its
+// TCP connections carried. Threads and connections that do nothing are read once a second, so that a
+// look costs some microseconds a rank. Who owns which thread and connection is told by the caller.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace fullwire {
+
+class RankCounters {
+  public:
+    // What a look notes of a rank, in this order. Times in ns, totals since the first look.
+    enum Column {
+        time, computed, delayed, communicated, sent, received, retransmits, quiet_s,
+        limited_by_receiver, limited_by_buffer, kColumns
+    };
+
+    explicit RankCounters(std::size_t ranks);
+    ~RankCounters();
+    RankCounters(const RankCounters&) = delete;
+    RankCounters& operator=(const RankCounters&) = delete;
+
+    // Read a thread's schedstat from an open file, which is ours from now on.
+    void add_thread(std::size_t rank, int file, bool communicates);
+
+    // Ask for connections in another network, through a netlink socket that is ours from now on.
+    void add_network(int socket);
+
+    // Whose connections are whose: pairs of a socket's inode and a rank.
+    void set_owners(std::size_t network, const std::vector<std::pair<std::uint32_t, std::size_t>>& owners);
+
+    // Share among ranks the counters of interfaces, an open /proc/PID/net/dev that is ours from now on.
+    void add_interfaces(int file, std::vector<std::size_t> ranks, bool with_loopback);
+
+    // Look for so long; each look takes that share of a processor at most, within limits. Returns the
+    // rank whose threads have ended, or -1.
+    int watch(double seconds, double share, double least_s, double most_s);
+
+    // The looks since the last taking, kColumns numbers a rank, rank after rank, look after look.
+    std::vector<double> take() { return std::exchange(rows_, {}); }
+    double took_s() const { return took_s_; }
+
+  private:
+    struct Thread {
+        std::size_t rank;
+        int file;
+        bool communicates;
+        int stays_busy;  // for so many more looks at all
+        std::int64_t ran = -1, delayed = 0, ran_at_all = -1;
+    };
+    struct Connection {
+        std::size_t rank;
+        std::string request;
+        int stays_busy;
+        std::uint64_t again = 0, sent = 0, received = 0, receiver_us = 0, buffer_us = 0;
+        std::uint64_t carried_at_all = 0;
+        double quiet_s;
+        int unseen = 0;  // looks at all since the kernel last told of it
+    };
+    struct Network {
+        int socket;
+        std::unordered_map<std::uint32_t, std::size_t> owners;
+        std::unordered_map<std::uint32_t, Connection> connections;
+    };
+    struct Shared {
+        int file;
+        std::vector<std::size_t> ranks;
+        bool with_loopback;
+        double sent = -1, received = -1;
+    };
+
+    double& of(std::size_t rank, Column column) { return counted_[rank * kColumns + column]; }
+    void look(bool at_all);
+    void read_thread(Thread& thread, bool at_all);
+    void ask(Network& network, bool at_all);
+    void receive(Network& network, std::size_t answers, bool at_all);
+    void take_answer(Network& network, const char* message, std::size_t bytes, bool at_all);
+    void read_interfaces(Shared& shared);
+
+    std::vector<double> counted_;
+    std::vector<double> rows_;
+    std::vector<Thread> threads_;
+    std::vector<Network> networks_;
+    std::vector<Shared> shared_;
+    std::vector<int> left_;  // threads that are left, by rank
+    std::vector<char> answer_;
+    double look_at_all_s_ = 0.0;
+    double usual_s_ = 0.0;
+    double took_s_ = 0.0;
+};
+
+}  // namespace fullwire

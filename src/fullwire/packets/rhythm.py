@@ -1,0 +1,169 @@
+"""Find the steps of a training in the bytes that it has carried at each moment.
+
+Each step carries the same bytes, however long it takes. So time is looked at along an axis of
+bytes: where the job pauses, much time passes at one place. These places come again after the bytes
+of a step, so the spectrum of the time has lines at the steps and at their multiples. Work of others
+on the machine makes pauses longer or shorter, and leaves the lines where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Reals = NDArray[np.float64]
+
+FEWEST_STEPS = 6  # that must lie in what was seen
+_CELLS = 1 << 14  # of the axis of bytes
+_FINER = 4  # frequencies for each cycle
+_LONGEST = 0.995  # quantile of the time in a cell: what is longer, as an evaluation, counts as that
+# A line must be so much stronger than its neighbours. Noise has such a line among the frequencies
+# of one look in a hundred; a step whose time repeats has some of a hundred and more.
+_SIGNIFICANT, _STRONGEST = 14.0, 40.0
+_MOST_LINES = 40
+_NEAR = 0.75  # cycles between a line and a multiple of the steps
+_EXPLAINED, _AS_WELL = 0.85, 0.9  # of the lines' power, to believe steps; of the best
+# A step's first line may be missing, as in FSDP, where each layer sends: so the strongest lines are
+# tried as its multiples.
+_TRIED_LINES, _MOST_PARTS = 8, 64
+# Few steps have no line that stands out, and many that do so together. Noise gets to 8.
+_TEETH, _MOST_OF_A_TOOTH, _STRONG_COMB, _NEARLY_BEST = 16, 30.0, 14.0, 0.8
+_BESIDE = 0.01  # of a stronger line: slow changes of the machine's load put lines there
+_FOLDED = 256  # cells of a step
+# Deviations of chance, to take parts that repeat for parts of one step. One part that differs alone
+# is an optimizer's step after a few passes, and no evaluation, if it is short and comes often.
+_PARTS_DIFFER, _MOST_PASSES = 8.0, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """Steps that carry the same bytes."""
+
+    starts: Reals  # times at which a step begins; the last one is an end
+    step_bytes: float
+    confidence: float  # from 0 to 1: share of what repeats at all that repeats with the step
+
+
+def rhythm_of(times: Reals, carried_bytes: Reals, work: Reals | None = None) -> Rhythm | None:
+    """Return the steps in bytes that were counted again and again, or None without any.
+
+    - `work`: another counter, looked at at the same times, that tells parts of a step apart.
+    """
+    total = float(carried_bytes[-1] - carried_bytes[0]) if len(carried_bytes) else 0.0
+    if total <= 0 or len(times) < 4 * FEWEST_STEPS:
+        return None
+    places = np.linspace(carried_bytes[0], carried_bytes[-1], _CELLS + 1)
+    passes = np.interp(places, carried_bytes, times)
+    spent = np.diff(passes)
+    spent = np.minimum(spent, np.quantile(spent, _LONGEST))
+    cycles, confidence = _cycles(spent, len(times))
+    if not cycles:
+        return None
+    size = total / cycles
+    # The pause that ends a step is its longest one.
+    place = (np.arange(_CELLS) + 0.5) * cycles / _CELLS % 1
+    folded = np.bincount((place * _FOLDED).astype(int), spent, _FOLDED)
+    around = np.convolve(np.concatenate([folded[-1:], folded, folded[:1]]), np.ones(3), "valid")
+    first = carried_bytes[0] + (int(np.argmax(around)) - 1) % _FOLDED / _FOLDED * size
+    parts = np.arange(first, carried_bytes[-1], size)
+    starts = np.interp(parts, carried_bytes, times)
+    parts_of_step = 1
+    while True:  # parts of parts differ in turn, too
+        counters = [starts] if work is None else [starts, np.interp(starts, times, work)]
+        together = max(_parts_of_a_step(np.diff(each)) for each in counters)
+        if together == 1:
+            break
+        gaps = np.diff(starts)  # the longest one ends the step
+        longest = np.argmax([np.median(gaps[part::together]) for part in range(together)])
+        starts = starts[int(longest) :: together]
+        parts_of_step *= together
+    if len(starts) <= FEWEST_STEPS:
+        return None
+    return Rhythm(starts, size * parts_of_step, confidence)
+
+
+def _cycles(spent: Reals, most: float) -> tuple[float, float]:
+    """Return how many steps lie in the time along an axis, and how much of what repeats they are.
+
+    The steps are the most of which the lines of the spectrum are multiples. Lines of more cycles
+    than `most` lie between two looks.
+    """
+    centred = (spent - spent.mean()) * np.hanning(len(spent))
+    power = np.abs(np.fft.rfft(centred, _FINER * len(centred))) ** 2
+    usual = np.full(len(power), np.inf)  # of noise, which has another strength at each height
+    low = int(_FINER * FEWEST_STEPS * 0.75)
+    while low < len(power):
+        high = min(int(low * 1.6) + 64, len(power))
+        usual[low:high] = np.median(power[low:high]) / np.log(2)
+        low = high
+    return _of_lines(power, usual, most) or _of_comb(power / usual, most)
+
+
+def _of_lines(power: Reals, usual: Reals, most: float) -> tuple[float, float] | None:
+    """Return the cycles of which the strong lines are multiples, and the share of them that are."""
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(power, 6), 13).max(axis=1)
+    is_line = (power > _SIGNIFICANT * usual) & (power == around) & (power > 0)
+    lines = np.flatnonzero(is_line[: int(_FINER * most)])
+    kept: list[int] = []
+    for line in lines[np.argsort(-power[lines])]:
+        if all(abs(line - other) > _BESIDE * other for other in kept) and len(kept) < _MOST_LINES:
+            kept.append(int(line))
+    lines = np.array(kept, np.int64)
+    if not len(lines) or (power[lines] / usual[lines]).max() < _STRONGEST:
+        return None
+    at, weights = lines / _FINER, power[lines] / power[lines].sum()
+    parts = range(1, _MOST_PARTS + 1)
+    guesses = sorted({one / part for one in at[:_TRIED_LINES] for part in parts}, reverse=True)
+    found = []
+    for guess in guesses:
+        if guess < FEWEST_STEPS:
+            break
+        number = np.rint(at / guess)
+        near = (abs(at - number * guess) <= _NEAR) & (number >= 1)
+        heights = weights * number * near  # higher multiples tell the steps more exactly
+        cycles = float((heights * at).sum() / (heights * number).sum())
+        near = (abs(at - number * cycles) <= _NEAR) & (number >= 1)
+        by_chance = min(2 * _NEAR / cycles, 1.0)
+        share = (float(weights[near].sum()) - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+        found.append((share, cycles))
+    best = max((share for share, _ in found), default=0.0)
+    if best < _EXPLAINED:
+        return None
+    share, cycles = next(each for each in found if each[0] >= max(_AS_WELL * best, _EXPLAINED))
+    return cycles, share
+
+
+def _of_comb(strength: Reals, most: float) -> tuple[float, float]:
+    """Return the cycles whose multiples are strong together, as those of few steps are; else 0."""
+    multiples = np.arange(1, _TEETH + 1)
+    highest = min(most, (len(strength) - 1) / _FINER / _TEETH)
+    guesses = np.arange(FEWEST_STEPS, highest, 1 / _FINER / _TEETH)
+    if not len(guesses):
+        return 0.0, 0.0
+    at = np.rint(guesses[:, None] * multiples * _FINER).astype(int)
+    teeth = np.minimum(strength[at], _MOST_OF_A_TOOTH)
+    scores = (teeth.sum(axis=1) - _TEETH) / np.sqrt(_TEETH)
+    # The multiples of twice the steps are strong, too, and half of those of half the steps.
+    first = int(np.argmax(scores >= _NEARLY_BEST * scores.max()))
+    best = first + int(np.argmax(scores[first : first + 2 * _TEETH]))
+    if scores[best] < _STRONG_COMB:
+        return 0.0, 0.0
+    return float(guesses[best]), float((teeth[best] > 2).mean())
+
+
+def _parts_of_a_step(amounts: Reals) -> int:
+    """Return how many parts are one step: parts that carry alike may still differ in turn."""
+    best = (_PARTS_DIFFER, 1)
+    for together in range(2, len(amounts) // FEWEST_STEPS + 1):
+        whole = amounts[: len(amounts) // together * together].reshape(-1, together)
+        ranks = np.argsort(np.argsort(whole, axis=None)).reshape(whole.shape).astype(float)
+        means, within = ranks.mean(axis=0), max(float(ranks.var(axis=0, ddof=1).mean()), 1e-9)
+        medians = np.median(whole, axis=0)
+        if together > _MOST_PASSES or medians.max() > 2 * np.median(medians):
+            means = np.sort(means)[:-1]  # one part alone may be an evaluation, a print or a save
+        by_chance = np.sqrt(2 / (together - 1) + 4 / (len(whole) * (together - 1)))
+        strength = means.var(ddof=1) * len(whole) / within if len(means) > 1 else 0.0
+        best = max(best, (float(strength - 1) / by_chance, together))
+    return best[1]
