@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import explain
 from fullwire.answers.opening import write
-from fullwire.answers.watched import Watched, ranges_of, seen_ranks, stuck_in
+from fullwire.answers.watched import Watched, no_step_within, ranges_of, seen_ranks, stuck_in
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
-    NoStep,
     NothingSeen,
     NothingSent,
     OnOtherHosts,
@@ -226,7 +225,7 @@ def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, Finding | None]:
             edges, confidence = _repeated([computing[first:]])
             if len(edges) > FEWEST_STEPS:
                 return edges + first, confidence, None
-    return none, 0.0, NoStep(fewest=FEWEST_STEPS, watched_s=seen.bins * seen.bin_ns / 1e9)
+    return none, 0.0, no_step_within(seen.bins * seen.bin_ns / 1e9)
 
 
 def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:

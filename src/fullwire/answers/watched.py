@@ -19,12 +19,14 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
     Computes,
     NetworkLimits,
+    NoStep,
     RanksWaitFor,
     SeveralMayLimit,
     Stuck,
     TransferOrContention,
     WaitsFor,
 )
+from fullwire.packets.rhythm import FEWEST_STEPS
 from fullwire.recorder.jobs_here import JobHere
 from fullwire.recorder.outside import (
     COMPUTED,
@@ -203,6 +205,11 @@ def ranges_of(
             low_s, high_s = 0.0, account["transport"] + value_s + blur_s
         found[part] = max(low_s, 0.0), min(high_s, step_s)
     return found
+
+
+def no_step_within(watched_s: float) -> Finding:
+    """Say that nothing repeated often enough."""
+    return NoStep(fewest=FEWEST_STEPS, watched_s=watched_s)
 
 
 def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
