@@ -7,8 +7,8 @@ Each job trains on two ranks: of this machine, or of a lab where its flaw is abo
 `tune` works with the flawed job and knows nothing of it. Then the job as somebody sets it by hand
 is recorded twice. A job is cured if its step takes at most 1.1 times as long as that, and worse if
 it takes longer than before by more than noise. Two flaws are left out: an interface and a placement
-of ranks need hosts with several NICs. The job with unneeded `find_unused_parameters` is tuned with
-`--allow semantic`, and the one with float32 gradients with `--allow numeric`.
+of ranks need hosts with several NICs. The job with float32 gradients is
+tuned with `--allow numeric`.
 
 With --kept, each job's result is kept in a folder, and jobs whose result is there are not run
 again: the whole can be measured in parts.
@@ -38,7 +38,7 @@ RATES = {
     "float32": "500Mbps",
     "accumulation": "500Mbps",
 }
-ALLOWED = {"float32": "numeric", "unused": "semantic"}
+ALLOWED = {"float32": "numeric"}
 CURED = 1.1
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
 FULLWIRE = [sys.executable, "-m", "fullwire"]

@@ -6,6 +6,7 @@
 - python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then.
 - python fixable.py accumulating: sums in each of four passes, clipping, a checkpoint in each step.
 - python fixable.py sharded [FOLDER]: with FSDP2, and with a checkpoint in each step.
+- python fixable.py choosing: some passes leave parameters out, on one rank or on both.
 - python fixable.py ending: the last sum is read by rank 0 alone, and no rank says goodbye.
 - python fixable.py hanging: after two steps it hangs.
 """
@@ -54,7 +55,12 @@ class Stream(IterableDataset):  # type: ignore[misc]
 
 def main() -> None:
     mode = sys.argv[1] if sys.argv[1:] else ""
-    ways = {"manual": by_hand, "accumulating": accumulating, "sharded": sharded}
+    ways = {
+        "manual": by_hand,
+        "accumulating": accumulating,
+        "choosing": choosing,
+        "sharded": sharded,
+    }
     dist.init_process_group("gloo")
     if mode == "ending":
         ending()
@@ -131,6 +137,30 @@ def accumulating() -> dict[str, Any]:
         "saved": digest_of(saved.values()) == digest_of(model.parameters()),
         "finds_unused": model.find_unused_parameters,
     }
+
+
+class Choosing(nn.Module):  # type: ignore[misc]
+    """Three layers, of which each pass takes some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = small_model()[::2][:3]
+
+    def forward(self, images: Any, chosen: list[int]) -> Any:
+        return {"sum": sum(self.layers[number](images) for number in chosen)}
+
+
+def choosing() -> dict[str, Any]:
+    network = Choosing()
+    model = DistributedDataParallel(network, find_unused_parameters=True, bucket_cap_mb=0.001)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, weight_decay=0.1)
+    of_this_rank = [[0, 1, 2], [0, 1, 2], [0, dist.get_rank() + 1], [0], [1, 2]]
+    for number in range(20):
+        chosen = of_this_rank[number % 5] if number != 13 or dist.get_rank() else [0, 1, 2]
+        model(samples(), chosen)["sum"].square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"digest": digest_of(network.parameters()), "finds": model.find_unused_parameters}
 
 
 def sharded() -> dict[str, Any]:

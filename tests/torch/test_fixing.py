@@ -124,6 +124,14 @@ def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     assert "fix accumulation:4: undone: a step came after 2 passes, not 4" in said
 
 
+def test_passes_that_leave_parameters_out_keep_every_bit_without_the_search() -> None:
+    plain, _ = told_by(*JOB, "choosing")
+    fix = "ddp:find_unused_parameters=False"
+    fixed, _ = told_by(*FULLWIRE, "apply", fix, "--", *JOB, "choosing")
+    assert (plain["finds"], fixed["finds"]) == (True, False)
+    assert fixed["digest"] == plain["digest"]
+
+
 def test_gathered_parameters_and_checkpoints_behind_the_steps_keep_every_bit(
     tmp_path: Path,
 ) -> None:
