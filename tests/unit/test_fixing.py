@@ -25,9 +25,8 @@ from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
 from fullwire.answers.tune import Trial, _Recorded, _Search, difference_of
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.tuning import Faster
-from fullwire.fixes import Seen, fix_kinds
+from fullwire.fixes import Seen, environment, fix_kinds
 from fullwire.fixes._recipe import Applied, Recipe, as_toml, parse_fix, read_recipe
-from fullwire.fixes.environment import speeds_mbps
 from fullwire.fixes.joining import Joined
 from fullwire.fixes.placement import by_host, crossings
 from fullwire.fixes.processors import share_of_rank
@@ -270,12 +269,44 @@ def test_ranks_of_a_host_become_neighbours_and_share_its_processors() -> None:
     assert [share_of_rank([4, 5, 6, 7, 8], rank, 2) for rank in (0, 1)] == [[4, 5], [6, 7]]
 
 
-def test_only_interfaces_that_are_up_and_have_a_speed_are_proposed(tmp_path: Path) -> None:
-    for name, speed, state in (("a", "1000", "up"), ("b", "10000", "down"), ("lo", "", "unknown")):
+def test_only_interfaces_that_are_up_and_have_an_address_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "has_address", lambda name: name != "bare")
+    of_each = {"a": "1000", "b": "10000", "lo": "", "silent": "", "bare": "1000", "docker0": "10"}
+    for name, speed in of_each.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "speed").write_text(speed)
+        state = {"b": "down", "lo": "unknown"}.get(name, "up")
         (tmp_path / name / "operstate").write_text(state)
-    assert speeds_mbps(tmp_path) == {"a": 1000.0}
+    (tmp_path / "docker0/bridge").mkdir()
+    assert environment.speeds_mbps(tmp_path) == {"a": 1000.0, "silent": 0.0}
+
+
+def test_the_loopback_has_an_address_and_an_unknown_interface_has_none() -> None:
+    assert environment.has_address("lo")
+    assert not environment.has_address("no such")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "speeds", "tried"),
+    [
+        ("a,b", {"eth0": 1000.0, "eth1": 10000.0, "eth2": 100.0}, ["eth1"]),
+        ("a,b", {"eth0": 1000.0, "eth1": 1000.0, "eth2": 0.0}, ["eth1", "eth2"]),
+        ("a,b", {"eth1": 1000.0}, []),  # the job's own is not among them
+        ("a,a", {"eth0": 1000.0, "eth1": 10000.0}, []),  # on one host nothing leaves it
+    ],
+)
+def test_another_interface_is_tried_unless_it_is_known_to_be_slower(
+    hosts: str, speeds: dict[str, float], tried: list[str]
+) -> None:
+    run: Any = SimpleNamespace(facts=SimpleNamespace(backend="gloo", hosts=hosts))
+    account: Any = SimpleNamespace(
+        step_s=0.1, alone_s=0.02, parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01}
+    )
+    seen = Seen(interface="eth0", interfaces=speeds)
+    found = list(CAN["environment"].to_try(run, account, seen, None))
+    assert [fix.setting for fix in found] == [f"GLOO_SOCKET_IFNAME={name}" for name in tried]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])

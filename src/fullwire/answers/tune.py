@@ -454,12 +454,12 @@ class _Search:
         fixes, differs = [*self._kept, applied], None
         try:
             look = self._job.recorded(fixes)
+            found = self._judged(self._best, [look])
             if look.problem:
-                return None, False, look.problem, None
+                return found.after_s, False, look.problem, None
             differs = self._loss_difference(look)
             if problem := self._problem_of_losses(applied.risk, differs):
-                return None, False, problem, differs
-            found = self._judged(self._best, [look])
+                return found.after_s, False, problem, differs
             if found.ratio > 1 - _LEAST_GAIN:
                 return found.after_s, False, of_tuning.NoGain(), differs
             if not self._job.allows(2):

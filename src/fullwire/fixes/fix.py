@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import nan
 from pathlib import Path
@@ -105,6 +105,8 @@ class Seen:
     threads: int = 0
     processors: int = 0  # that this process may use
     local_ranks: int = 1
+    interfaces: dict[str, float] = field(default_factory=dict)  # in Mbps, 0 where unknown
+    interface: str = ""  # that the job names for its transport
     host: tuple[HostWork, ...] = ()
     wrote: tuple[str, ...] = ()  # files outside of the working directory
     losses: tuple[float, ...] = ()
