@@ -3,12 +3,11 @@
     .venv/bin/python -m validation.tune [--flaws loader,unused] [--budget 4min] [--steps 30]
         [--kept FOLDER]
 
-Each job trains on two ranks: of this machine, or of a lab where its flaw is about the network.
-`tune` works with the flawed job and knows nothing of it. Then the job as somebody sets it by hand
-is recorded twice. A job is cured if its step takes at most 1.1 times as long as that, and worse if
-it takes longer than before by more than noise. Two flaws are left out: an interface and a placement
-of ranks need hosts with several NICs. The job with float32 gradients is
-tuned with `--allow numeric`.
+Each job trains on two ranks: of this machine, or of a lab where its flaw is about the network. Two
+labs have two hosts of two ranks. `tune` works with the flawed job and knows nothing of it. Then the
+job as somebody sets it by hand is recorded twice. A job is cured if its step takes at most 1.1
+times as long as that, and worse if it takes longer than before by more than noise. The job with
+float32 gradients is tuned with `--allow numeric`.
 
 With --kept, each job's result is kept in a folder, and jobs whose result is there are not run
 again: the whole can be measured in parts.
@@ -37,7 +36,28 @@ RATES = {
     "gloo": "5Gbps",
     "float32": "500Mbps",
     "accumulation": "500Mbps",
+    "interface": "1Gbps",
+    "placement": "500Mbps",
 }
+NICS = {"interface": 2, "placement": 1}  # of each host, where it has two ranks
+CLUSTER = """
+name = "two hosts of two"
+nodes = 2
+devices_per_node = 2
+
+[inside]
+kind = "switch"
+rate = "40Gbps"
+latency = "20us"
+
+[nics]
+per_node = {nics}
+rate = "{rate}"
+latency = "20us"
+
+[network]
+kind = "switch"
+"""
 ALLOWED = {"float32": "numeric"}
 CURED = 1.1
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
@@ -130,6 +150,9 @@ def tuned(flaw: str, folder: Path, budget: str, steps: str) -> tuple[dict[str, A
     """Tune one job; return what `tune` found, and the step with the setting by hand."""
     rate = RATES.get(flaw)
     lab = ["--workers", "2", "--rate", rate] if rate else []
+    if flaw in NICS:
+        (folder / "hosts.toml").write_text(CLUSTER.format(nics=NICS[flaw], rate=rate))
+        lab = ["--cluster", str(folder / "hosts.toml")]
     job = [sys.executable, JOB, flaw] if rate else [*LAUNCHER, JOB, flaw]
     options = ["--budget", budget, "--steps", steps, "--json", "-o", str(folder / "tuned")]
     options += ["--allow", ALLOWED.get(flaw, "exact"), *(["--lab"] if rate else []), *lab]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from fullwire.fixes._recipe import Recipe, as_toml, parse_fix
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job, words_of
 from tests.lab.test_lab import needs_namespaces
-from tests.torch.test_record import needs_torch
+from tests.torch.test_record import JOBS, needs_torch
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
 # Three sources: the variables that give Lightning a rank's number (LightningEnvironment), those
@@ -66,6 +68,20 @@ def test_each_rank_has_what_frameworks_and_launchers_read(
     assert lines == [
         str({name: value.format(rank=rank) for name, value in VARIABLES.items()}) for rank in (0, 1)
     ]
+
+
+@needs_torch
+def test_a_recipe_inside_torchrun_changes_the_ranks_of_both_hosts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As the guide to tuning shows it, on two hosts that each have the file."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(as_toml(Recipe(fixes=(parse_fix("transport:fullwire"),))))
+    inside = [sys.executable, "-m", "fullwire", "run", "-r", str(recipe), "--", sys.executable]
+    assert played(*TORCHRUN, "--no-python", *inside, JOBS / "fixable.py") == []
+    told = capfd.readouterr()
+    assert json.loads(told.out)["backend"] == "fullwire"
+    assert told.err.count("fullwire: fix transport:fullwire: applied: ") == 2
 
 
 @needs_torch

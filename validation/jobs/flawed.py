@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pyroute2 import IPRoute
+from pyroute2.netlink.rtnl import TC_H_ROOT
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -26,6 +28,8 @@ FLAWS = (
     "gloo",  # on a fast link
     "float32",  # on a slow link
     "accumulation",  # without no_sync
+    "interface",  # the slow one of two, in a lab of hosts with two ranks and two NICs
+    "placement",  # neighbours of the ring on other hosts, in a lab of hosts with two ranks
 )
 STEPS = 100_000
 
@@ -52,6 +56,11 @@ def main() -> None:
     asked = taken.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(8 if asked.flaw == "threads" and not asked.cured else 1)
+    if asked.flaw == "interface":
+        slow_down("eth0", 100_000_000)
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth1" if asked.cured else "eth0"
+    if asked.flaw == "placement" and not asked.cured:
+        os.environ["RANK"] = "0213"[int(os.environ["RANK"])]
     on_ours = asked.cured and asked.flaw in ("tiny-buckets", "gloo", "float32", "accumulation")
     if on_ours:
         import fullwire.transport
@@ -104,6 +113,14 @@ def train(flaw: str, is_cured: bool) -> None:
         if flaw == "checkpoint" and number % (50 if is_cured else 2) == 0:
             state = [network.state_dict() for _ in range(10)]
             torch.save(state, f"/tmp/flawed-{dist.get_rank()}.pt")
+
+
+def slow_down(interface: str, rate_bps: int) -> None:
+    """Hold an interface of this host to a rate, as a bad cable would."""
+    with IPRoute() as own:
+        [index] = own.link_lookup(ifname=interface)
+        burst = {"burst": 64_000, "limit": 1_000_000}
+        own.tc("replace", "tbf", index, handle="1:", parent=TC_H_ROOT, rate=rate_bps // 8, **burst)
 
 
 def sum_by_hand(network: Any, is_joined: bool) -> None:

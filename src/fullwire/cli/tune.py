@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import ClusterOption, Json, print_json
 from fullwire.cli.telling import say
 from fullwire.errors import UsageError
 
@@ -33,6 +33,7 @@ def tune(
     rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="With --lab: the line rate, 1Gbps")
     ] = None,
+    cluster: ClusterOption = None,
     scratch: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Working directory of each trial")
     ] = None,
@@ -53,6 +54,7 @@ def tune(
     from typing import cast, get_args
 
     from fullwire.answers.tune import tune as tuned
+    from fullwire.clusters import cluster as described
     from fullwire.fixes import Risk
     from fullwire.lab.description import describe
     from fullwire.report.as_data import tuning_object
@@ -60,11 +62,15 @@ def tune(
 
     if allow not in get_args(Risk):
         raise UsageError(f"--allow: expected {', '.join(get_args(Risk))}, got {allow}")
-    if not lab and (workers is not None or rate is not None):
-        raise UsageError("--workers and --rate describe a lab: expected --lab with them")
+    if not lab and any(given is not None for given in (workers, rate, cluster)):
+        raise UsageError("--workers, --rate and --cluster describe a lab: expected --lab with them")
     description = None
     if lab:
-        description = describe(workers=workers, rate=[rate] if rate else ())
+        description = describe(
+            workers=workers,
+            rate=[rate] if rate else (),
+            cluster=None if cluster is None else described(cluster),
+        )
     with signals_end_it():
         found = tuned(
             command,
