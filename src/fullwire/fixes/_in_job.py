@@ -189,14 +189,11 @@ class Looking:
         import torch
         import torch.distributed as dist
 
-        from fullwire.fixes.environment import INTERFACE_OF, speeds_mbps
-
         counted = max(self.steps - _WARM_STEPS, 1)
         rank = os.environ.get("RANK", "0")
         if dist.is_available() and dist.is_initialized():
             self._seen["backend"] = backend = dist.get_backend()
-            self._seen["interface"] = os.environ.get(INTERFACE_OF.get(backend, ""), "")
-            self._seen["interfaces"] = speeds_mbps()
+            self._seen |= fix_kind("environment").look(backend)
             rank = str(dist.get_rank())
         self._seen |= {
             "sums_per_step": self._sums / self.steps,

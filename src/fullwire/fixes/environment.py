@@ -39,7 +39,7 @@ _TUNES = re.compile(
 _REACHES_OUT = re.compile(r"PLUGIN|FILE|PATH|DIR|LIB|CONF|TOOL|ADDR|COMM_ID|RAS_")
 
 _INTERFACES = Path("/sys/class/net")
-INTERFACE_OF = {
+_INTERFACE_OF = {
     "gloo": "GLOO_SOCKET_IFNAME",
     "nccl": "NCCL_SOCKET_IFNAME",
     "fullwire": "FULLWIRE_INTERFACE",
@@ -63,7 +63,7 @@ class Environment(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield other interfaces, where the job names one that is not known to be the fastest."""
-        name, chosen = INTERFACE_OF.get(run.facts.backend or "", ""), seen.interface
+        name, chosen = _INTERFACE_OF.get(run.facts.backend or "", ""), seen.interface
         speeds = seen.interfaces
         if chosen not in speeds or len(set((run.facts.hosts or "").split(","))) < 2:
             return
@@ -74,6 +74,11 @@ class Environment(FixKind):
                 most_s = sending_s(account) * (1 - share_left if share_left < 1 else 1.0)
                 words = f"interface {other} in place of {chosen}"
                 yield from worthwhile(self, f"{name}={other}", words, account, 0.0, most_s)
+
+    def look(self, backend: str) -> Mapping[str, Any]:
+        """Return the interfaces of this process's host, and the one that the job names."""
+        named = os.environ.get(_INTERFACE_OF.get(backend, ""), "")
+        return {"interface": named, "interfaces": speeds_mbps()}
 
     def by_hand(self, setting: str) -> str:
         """Return the line, before the group is made."""

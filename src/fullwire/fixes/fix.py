@@ -171,6 +171,10 @@ class FixKind:
         """Change the calls of this process, which has just loaded torch."""
         raise NotImplementedError(f"fix {self.key}: {self.needs}")
 
+    def look(self, backend: str) -> Mapping[str, Any]:
+        """Return the fields of `Seen` that this kind finds in a process of the job, at its end."""
+        return {}
+
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Yield the changes of this kind, each with the step that it predicts.
 
