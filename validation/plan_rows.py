@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -139,7 +139,7 @@ def device_named(text: str, assumed: list[str]) -> Accelerator:
 def architecture_of(row: Mapping[str, str], assumed: list[str]) -> Architecture:
     """Return the model from its dimensions; its name tells what the dimensions leave out."""
     layers, hidden = whole(row, "layers"), whole(row, "hidden")
-    name = row.get("model", "").lower()
+    name, notes = row.get("model", "").lower(), row.get("notes", "").lower()
     if not layers or not hidden:
         return _by_size(row, name, assumed)
     heads = whole(row, "heads") or max(1, hidden // 128)
@@ -179,6 +179,8 @@ def architecture_of(row: Mapping[str, str], assumed: list[str]) -> Architecture:
         vocab=whole(row, "vocab") or 50304,
         sequence=whole(row, "seq") or 2048,
         is_gated=is_gated,
+        positions="alibi" if name.startswith("mpt") or "alibi" in notes else "rotary",
+        biases="all" if "gpt-oss" in name else "none",
         window=128 if "gpt-oss" in name else None,
         full_every=2 if "gpt-oss" in name else 0,
         mla=mla,
@@ -229,6 +231,7 @@ def layout_of(
 ) -> tuple[Layout, float]:
     """Return the plan of a row, and its batch as a share of the plan's."""
     degrees = {name: whole(row, name) or 1 for name in ("tp", "pp", "vpp", "cp", "ep", "etp")}
+    family = device.family
     mode = row.get("dp_mode", "").lower()
     if not whole(row, "tp"):
         assumed.append("parallel plan")
@@ -243,6 +246,8 @@ def layout_of(
     if sequence % (2 * degrees["cp"]):
         sequence = nearest_multiple(sequence, 2 * degrees["cp"])
     ranks = degrees["tp"] * degrees["cp"] * dp
+    if model.moe is not None and not whole(row, "tp") and not whole(row, "ep"):
+        degrees["ep"] = nearest_divisor(math.gcd(ranks, model.moe.experts), MACHINES[family][0])
     degrees["etp"] = nearest_divisor(ranks, degrees["etp"])
     degrees["ep"] = nearest_divisor(ranks // degrees["etp"], degrees["ep"])
     microbatch = whole(row, "mbs")
@@ -289,7 +294,7 @@ def layout_of(
         sequence_parallel=row.get("sp") == "1" or (row.get("sp", "") == "" and not is_old),
         precision=precision,
         schedule=schedule_of(row.get("schedule", ""), degrees["vpp"]),
-        context_kind="all-gather",
+        context_kind="ring",
         gradient_bytes=2 if is_low or "pure" in row.get("precision", "").lower() else 4,
         flash_attention=not is_old or "flash" in text,
         tp_overlap=overlaps,
@@ -298,7 +303,31 @@ def layout_of(
     if stated is None:
         assumed.append("recomputation")
         layout = replace(layout, recompute=assumed_recompute(layout, model, device))
+    if not whole(row, "mbs") and layout.pp == 1:
+        # Parameters that are gathered for each microbatch make people avoid accumulation.
+        sizes = divisors(planned // dp)[::-1] if is_fsdp else (4, 2)
+        layout = _largest_microbatch(layout, model, device, sizes, is_free=stated is None)
     return layout, batch / planned
+
+
+def _largest_microbatch(
+    layout: Layout, model: Architecture, device: Accelerator, sizes: Sequence[int], *, is_free: bool
+) -> Layout:
+    """Return the plan with the largest of some microbatches that fits.
+
+    - `is_free`: whether recomputation may be chosen for it.
+    """
+    kinds: tuple[Recompute, ...] = (layout.recompute,)
+    if is_free and layout.zero == 3:
+        kinds = (layout.recompute, "selective", "full")
+    for microbatch in sizes:
+        if layout.global_batch % (layout.dp * microbatch):
+            continue
+        for kind in kinds:
+            larger = replace(layout, microbatch=microbatch, recompute=kind)
+            if stages(model, larger).fits(device.memory_bytes).all():
+                return larger
+    return layout
 
 
 def framework_of(row: Mapping[str, str]) -> Framework:

@@ -80,15 +80,24 @@ def one_run_given(rows: Sequence[Measured], predicted_s: Floats, parts: Floats) 
         for known in numbers:
             given = rows[known]
             others = [number for number in numbers if rows[number].group != given.group]
+            if not others:
+                continue
             log = np.log([given.step_s / predicted_s[known]])
-            factors = Calibration(log, parts[[known]]).factors(parts[others])
-            for number, factor in zip(others, factors, strict=True):
+            told = Calibration(log, parts[[known]], (given.architecture.name,), is_moe=given.is_moe)
+            models = tuple(rows[number].architecture.name for number in others)
+            factors = told.factors(parts[others], models)
+            spreads = told.spreads(parts[others], models)
+            for number, factor, spread in zip(others, factors, spreads, strict=True):
                 row = rows[number]
                 judged.append(
                     Judged(
                         row,
                         float(predicted_s[number] * factor),
-                        interval_factor(is_moe=row.is_moe, assumed=row.assumed, is_calibrated=True),
+                        interval_factor(
+                            is_moe=row.is_moe,
+                            assumed=row.assumed,
+                            calibrated_spread=float(spread),
+                        ),
                         float(shares[number]) / len(numbers),
                     )
                 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.planned import PlanAnswer
+from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.plans import EvenExperts
 from fullwire.report.plans import in_words, plan_data
@@ -321,5 +321,36 @@ def test_the_plan_with_the_best_goodput_depends_on_the_failures_that_are_given()
 
 
 def test_fix_names_the_degrees_before_it_reads_a_value() -> None:
-    with pytest.raises(UsageError, match=r"fix: expected one of tp, .*, got 'context'"):
-        fw.plan("llama3-8b", cluster="dgx-h100", nodes=1, global_batch=64, fix="context=ring")
+    with pytest.raises(UsageError, match=r"fix: expected one of tp, .*, got 'order'"):
+        fw.plan("llama3-8b", cluster="dgx-h100", nodes=1, global_batch=64, fix="order=ring")
+
+
+def test_kinds_of_context_parallelism_are_searched_and_fixed() -> None:
+    def best(kind: str) -> Planned:
+        fixed = {"tp": 4, "cp": 8, "context": kind}
+        asked = fw.plan(
+            "llama3-70b", cluster="dgx-h100", nodes=8, global_batch=8, seq=131072, fix=fixed, top=1
+        )
+        return asked.best
+
+    times = {kind: best(kind).exposed.cp_s for kind in ("ring", "all-gather", "ulysses")}
+    assert best("ulysses").context_kind == "ulysses"
+    assert len(set(times.values())) == 3
+    assert times["ring"] < times["all-gather"]  # scores hide what a gather shows
+    with pytest.raises(UsageError, match="context: expected one of ring, all-gather, ulysses"):
+        best("spiral")
+
+
+def test_shard_groups_and_sharded_gradients_are_searched() -> None:
+    def best(fix: str) -> Planned:
+        return fw.plan(
+            "llama3-8b", cluster="dgx-h100", nodes=4, global_batch=256, fix=fix, top=1
+        ).best
+
+    same = "zero=3,tp=1,cp=1,microbatch=1,recompute=selective"
+    whole, in_node = best(f"{same},shard=32"), best(f"{same},shard=8")
+    assert (whole.shard, in_node.shard) == (32, 8)
+    assert in_node.memory.optimizer_bytes > 3 * whole.memory.optimizer_bytes
+    assert in_node.exposed.dp_s + in_node.slowdown_s < whole.exposed.dp_s + whole.slowdown_s
+    gradients = best("zero=2,tp=1,cp=1,microbatch=2")
+    assert gradients.memory.gradients_bytes < best("zero=1,tp=1").memory.gradients_bytes / 8

@@ -9,7 +9,7 @@ import pytest
 
 from fullwire.clusters import cluster
 from fullwire.simulation.group_times import GroupTimes, as_seen
-from fullwire.simulation.habits import Calibration, habits_of, interval_factor
+from fullwire.simulation.habits import DOUBTED, Calibration, habits_of, interval_factor
 from fullwire.simulation.step_price import Job, Priced, plans_of, price
 from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
@@ -50,9 +50,14 @@ def test_a_published_run_is_met() -> None:
     assert priced(replace(GPT3, tp_overlap=False)).step_s[0] == pytest.approx(12.107, rel=0.1)
 
 
+OF_COMPUTE = ("attention_s", "moved_s", "experts_s")
+
+
 def test_the_parts_add_up_to_the_step() -> None:
     result = priced(GPT3, replace(GPT3, tp=8, dp=8))
-    parts = [getattr(result, name) for name in Priced.__slots__ if name != "step_s"]
+    parts = [
+        getattr(result, name) for name in Priced.__slots__ if name not in ("step_s", *OF_COMPUTE)
+    ]
     assert np.allclose(sum(parts), result.step_s)
     assert all((part >= 0).all() for part in parts)
 
@@ -113,12 +118,21 @@ def test_a_group_across_nodes_shares_the_nics_with_its_neighbours() -> None:
 def test_what_is_assumed_widens_the_interval_and_a_run_narrows_it() -> None:
     usual = interval_factor(is_moe=False)
     assert interval_factor(is_moe=False, assumed=["recomputation"]) > usual
-    assert interval_factor(is_moe=False, is_calibrated=True) < usual < interval_factor(is_moe=True)
+    assert interval_factor(is_moe=False, calibrated_spread=0.08) < usual
+    assert usual < interval_factor(is_moe=True)
 
 
 def test_a_measured_step_tells_more_of_plans_with_the_same_parts() -> None:
-    sums, computing = [0.4, 0.0, 0.02], [0.02, 0.0, 0.02]
-    given = Calibration(np.log([1.5]), np.array([sums]))
-    itself, near, far = given.factors(np.array([sums, [0.35, 0.0, 0.02], computing]))
+    sums, computing = np.zeros((2, len(DOUBTED)))
+    sums[DOUBTED.index("sums_s")], sums[DOUBTED.index("products_s")] = 0.4, 0.6
+    computing[DOUBTED.index("products_s")] = 1.0
+    given = Calibration(np.log([1.5]), sums[None], ("a model",))
+    asked = np.array([sums, 0.9 * sums + 0.1 * computing, computing])
+    itself, near, far = given.factors(asked)
+    of_itself, of_near, of_far = given.spreads(asked)
+    assert of_itself < of_near
+    assert of_far > of_itself
+    elsewhere = given.factors(asked[:1], ("another model",))
+    assert elsewhere < itself
     assert itself == pytest.approx(1.5, rel=0.01)
     assert 1 < far < near < itself

@@ -314,3 +314,19 @@ def measured(log: str) -> list[tuple[float, int]]:
     with (NETX / f"{log}.bk.log").open() as lines:
         rows = list(csv.reader(lines))[3:]
     return [(float(wait_us), int(gradient_bytes)) for wait_us, gradient_bytes in rows]
+
+
+def test_a_transformer_of_plan_is_a_workload_with_all_its_parameters() -> None:
+    from fullwire.workloads.architecture_files import architecture
+
+    for name in ("llama3.1-405b", "gpt3-175b", "deepseek-v3", "qwen3-30b-a3b", "bloom-7b1"):
+        load = workload(f"{name}@b200")
+        assert load.model.parameter_count == architecture(name).parameters
+    small, large = workload("llama3-70b@h100"), workload("llama3-70b@h100:2")
+    assert large.forward_ns > 1.9 * small.forward_ns
+    ours, same = workload("llama3-8b@h100"), workload("llama3.1-8b@h100")  # one of each kind
+    assert same.gradient_bytes.sum() == ours.gradient_bytes.sum()
+    answer = fw.whatif("mixtral-8x7b@gb200", workers=8, bandwidth="400Gbps")
+    assert answer[0].step_s > 0
+    with pytest.raises(UsageError, match="and those of `fullwire plan` such as llama3-70b"):
+        workload("llama9-1b@h100")

@@ -42,7 +42,7 @@ from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.step_price import Job, Plans, Priced, price
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture
-from fullwire.workloads.layout import RECOMPUTE, SCHEDULES, Precision
+from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision
 from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, verdict
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
@@ -257,10 +257,13 @@ def planned(found: Searched, row: int) -> Planned:
     question, plans, priced = found.question, found.plans, found.priced
     step_s = float(found.step_s[row])
     degrees = {name: int(getattr(plans, name)[row]) for name in DEGREES}
+    spread = None
+    if question.calibration is not None:
+        spread = float(question.calibration.spreads(priced.shares[[row]])[0])
     factor = interval_factor(
         is_moe=question.model.moe is not None,
         assumed=question.assumed,
-        is_calibrated=question.calibration is not None,
+        calibrated_spread=spread,
     )
     if question.recorded is not None:
         factor = question.recorded.interval_factor(degrees)
@@ -279,6 +282,8 @@ def planned(found: Searched, row: int) -> Planned:
         recompute=RECOMPUTE[plans.recompute[row]],
         recompute_layers=layers // 2 if is_partly else None,
         schedule=SCHEDULES[plans.schedule[row]],
+        context_kind=CONTEXT_KINDS[plans.context_kind[row]] if degrees["cp"] > 1 else None,
+        shard=int(plans.shard[row]) if degrees["zero"] else 1,
         devices=devices,
         step_s=step_s,
         interval=Range(low_s=step_s / factor, high_s=step_s * factor),
@@ -320,4 +325,6 @@ def calibrated(question: Question, path: Path) -> Question:
         middle = np.argsort(priced.step_s)[len(found) // 2]
         logs.append(math.log(measured_s / priced.step_s[middle]))
         shares.append(priced.shares[middle])
-    return replace(question, calibration=Calibration(np.array(logs), np.array(shares)))
+    is_moe = question.model.moe is not None
+    known = Calibration(np.array(logs), np.array(shares), is_moe=is_moe)
+    return replace(question, calibration=known)

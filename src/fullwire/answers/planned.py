@@ -81,6 +81,8 @@ class Planned:
     recompute_layers: int | None
     microbatch: int
     schedule: str
+    context_kind: str | None  # None without context parallelism
+    shard: int  # ranks among which ZeRO shards; 1 without it
     devices: int
     step_s: float
     interval: Range
@@ -245,14 +247,14 @@ def fixed_degrees(given: OneOrMany | Mapping[str, int | str]) -> dict[str, int |
             raise UsageError(f"fix: expected one of {', '.join(FIXABLE)}, got {shown(name)}")
         if name in fixed:
             raise UsageError(f"fix: expected one {name}, got {fixed[name]} and {value}")
-        is_word = name in ("recompute", "schedule")
+        is_word = name in ("recompute", "schedule", "context")
         is_none = name == "zero" and value == "0"  # the one degree that may be none
         fixed[name] = value if is_word else 0 if is_none else count(value, name)
     return fixed
 
 
 # A degree under another name would count for nothing; other columns, such as notes, may stay.
-_MISNAMED = ("mbs", "microbatch_size", "etp", "shard", "context", "step_s", "step_time")
+_MISNAMED = ("mbs", "microbatch_size", "etp", "shard_group", "context_kind", "step_s", "step_time")
 
 
 def measured_steps(path: Path) -> list[tuple[dict[str, int | str], float]]:

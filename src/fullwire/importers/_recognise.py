@@ -115,7 +115,9 @@ def kinds_of(formats: Mapping[str, Format], path: Path) -> list[str]:
     if "@" in str(path):
         return [WORKLOAD]
     _refuse_unfinished(path, path.with_name(f"{path.name}.recording"))
-    raise UsageError(f"{path}: there is no such file or built-in workload")
+    raise UsageError(
+        f"{path}: there is no such file or built-in workload (these have a device: vgg16@v100)"
+    )
 
 
 def _others_in(formats: Mapping[str, Format], place: Path, kind: str) -> list[str]:

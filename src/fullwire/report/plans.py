@@ -116,8 +116,10 @@ def in_words(one: Planned) -> str:
     parts = [f"TP {one.tp}", f"PP {one.pp}"]
     parts += [f"{one.vpp} chunks a stage"] * (one.vpp > 1)
     parts += [f"DP {one.dp}"]
-    parts += [f"CP {one.cp}"] * (one.cp > 1) + [f"EP {one.ep}"] * (one.ep > 1)
-    parts += [f"ZeRO-{one.zero}"] * (one.zero > 0)
+    kind = f" ({one.context_kind})"
+    parts += [f"CP {one.cp}{kind}"] * (one.cp > 1) + [f"EP {one.ep}"] * (one.ep > 1)
+    sharded = f" among {one.shard}" if one.shard < one.dp * one.cp else ""
+    parts += [f"ZeRO-{one.zero}{sharded}"] * (one.zero > 0)
     parts.append(f"microbatch {one.microbatch}")
     parts.append("no recomputation" if one.recompute == "none" else f"{_recompute(one)}")
     return ", ".join(parts)
@@ -188,7 +190,7 @@ def _on_half(best: Planned, half: OnNetwork) -> str:
 
 
 def _same(one: Planned, other: Planned) -> bool:
-    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch")
+    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "shard")
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 

@@ -25,14 +25,16 @@ class Habits:
 
     - `gemm`, `experts`: multiplications, and those of experts besides.
     - `attention`, `plain_attention`: scores and values, fused or written to memory.
+    - `biased_attention`: fused scores with a bias by distance (ALiBi), besides.
     - `vector`, `casts`: operations that only move values, and casts to 8 or 4 bits besides.
-    - `tp`, `ep`: communication of tensor and expert parallelism.
+    - `tp`, `ep`: communication of tensor and expert parallelism; `ep_between` that of groups over
+      several nodes.
     - `tp_hidden`: share of the former that overlap hides.
     - `hop_exposed`: share of transfers between stages that an interleaved schedule shows.
     - `gathering`: gathers and sums of ZeRO-3.
     - `overlap_slowdown`: computing beside communication takes so many times as long.
     - `launch_s`: the host's time for the kernels of one layer's forward pass; `routing_s` for those
-      of experts besides.
+      of experts besides, and `expert_s` for each expert of the device.
     - `microbatch_s`, `step_s`: the time of a microbatch and of a step that no part explains.
     """
 
@@ -40,60 +42,64 @@ class Habits:
     experts: float = 1.0
     attention: float = 1.0
     plain_attention: float = 1.0
+    biased_attention: float = 1.0
     vector: float = 1.0
     casts: float = 1.0
     tp: float = 1.0
     ep: float = 1.0
+    ep_between: float = 1.0
     tp_hidden: float = 0.6
     hop_exposed: float = 0.15
     gathering: float = 1.0
     overlap_slowdown: float = 1.25
     launch_s: float = 150e-6
-    routing_s: float = 400e-6
+    routing_s: float = 2.5e-3
+    expert_s: float = 30e-6
     microbatch_s: float = 1e-3
     step_s: float = 0.02
 
 
 # Natural logarithms, as `python -m validation.plan_fit` prints them.
 FITTED: Mapping[str, float] = {
-    "gemm a100 bf16": 0.043,
-    "gemm h100 bf16": 0.021,
-    "gemm b200 bf16": 0.221,
-    "gemm b300 bf16": 0.207,
-    "gemm h100 fp8": 0.088,
-    "gemm b200 fp8": 0.105,
-    "gemm b300 fp8": -0.131,
-    "gemm b200 mxfp8": 0.105,
-    "gemm b300 mxfp8": -0.154,
-    "gemm b200 nvfp4": 0.138,
-    "gemm b300 nvfp4": 0.087,
-    "gemm fsdp": 0.206,
-    "gemm deepspeed": 0.236,
-    "experts": 0.207,
-    "attention a100": 0.176,
-    "attention h100": 0.078,
-    "attention b200": 0.088,
-    "attention fsdp h100": 0.454,
-    "attention plain": 0.004,
-    "vector": 0.270,
-    "vector fsdp": 0.148,
-    "casts": -0.072,
-    "tp": -0.057,
-    "tp shown": -0.174,
-    "ep": -0.516,
-    "gathering deepspeed": 1.832,
-    "slowdown": 0.500,
-    "microbatch": 0.099,
-    "step": 0.110,
+    "gemm a100 bf16": 0.037,
+    "gemm h100 bf16": 0.059,
+    "gemm b200 bf16": 0.178,
+    "gemm b300 bf16": 0.144,
+    "gemm h100 fp8": 0.106,
+    "gemm b200 fp8": 0.115,
+    "gemm b300 fp8": -0.130,
+    "gemm b200 mxfp8": 0.068,
+    "gemm b300 mxfp8": -0.199,
+    "gemm b200 nvfp4": 0.144,
+    "gemm b300 nvfp4": 0.095,
+    "gemm fsdp": 0.156,
+    "gemm deepspeed": 0.241,
+    "experts": 0.040,
+    "attention a100": 0.005,
+    "attention h100": 0.123,
+    "attention b200": 0.076,
+    "attention biased": 0.538,
+    "attention plain": 0.009,
+    "vector": 0.266,
+    "vector fsdp": 0.101,
+    "casts": -0.341,
+    "tp": -0.043,
+    "tp shown": -0.133,
+    "ep": -0.575,
+    "ep between": 0.103,
+    "gathering deepspeed": 1.870,
+    "slowdown": 0.441,
+    "microbatch": 0.012,
+    "step": 0.225,
+    "launch": 0.426,
+    "routing": -0.802,
+    "expert launches": 1.265,
 }
 
 
 # Standard deviations of the logarithm of predicted over measured, for models without and with
-# experts. `left out` is for runs of sources that no constant has seen, from `validation.plan_fit`,
-# and `one run` for those of a source and device of which one run calibrates. With experts it is the
-# wider one: the middle error falls from 30 to 23 %, but one odd run misleads the others.
-_SPREAD = {("left out", False): 0.13, ("left out", True): 0.28}
-_SPREAD |= {("one run", False): 0.095, ("one run", True): 0.34}
+# experts, and runs of sources that no constant has seen (`validation.plan_fit`).
+_SPREAD = {False: 0.13, True: 0.28}
 # What an assumption adds to it.
 _ASSUMED = {
     "recomputation": 0.05,
@@ -112,17 +118,26 @@ _ASSUMED = {
 _WIDTH = 1.645  # standard deviations on each side of a 90 % interval
 
 
-# How far times may be off together, as variances of logarithms: in all parts of a step alike, in
-# parts that differ most between machines and software, and in one plan alone. Chosen on the runs of
-# data/llm with `split=fit`, with each laboratory left out. A measured time itself is off by 3 %.
-_ALIKE, _ALONE, _MEASURED = 0.05, 0.04, 0.001
+# How far times may be off, as variances of logarithms: each part of a step by a factor of its own,
+# which the steps of one source and device have in common; all parts alike; steps of one model; one
+# plan alone. The most likely ones for the runs of data/llm with `split=fit`, with each laboratory
+# left out. A measured time itself is off by 3 %.
+DOUBTED = (
+    *("products_s", "experts_s", "attention_s", "moved_s"),
+    *("tp_s", "ep_s", "sums_s", "host_s"),
+)
+_PARTS = np.array([0.004, 0.05, 0.04, 0.035, 0.3, 0.05, 0.3, 0.1])
+_ALIKE, _MODEL, _ALONE, _MEASURED = 0.003, 0.001, 0.004, 0.001
+# With experts, software of one year differs more than all of this: a release may be 1.6 times as
+# fast as the one before, and some models profit more than others.
+_EXPERTS = 0.02, 0.04, 0.015  # alike, of one model, alone
+_EXPERT_PARTS = np.array([0.03, 0.02, 0.05, 0.05, 0.05, 0.05, 0.05, 1.0])
 _SAME = 1e-9  # shares that differ by less are those of one plan
-DOUBTED: Mapping[str, float] = {"dp_s": 1.0, "ep_s": 1.0, "host_s": 3.0}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Calibration:
-    """What measured steps tell about others of the same source.
+    """What measured steps tell about others of the same source and device.
 
     A step that is mostly sums of gradients tells much about sums, and little about computing. So a
     measured difference carries over to another plan as far as both consist of the same parts, and
@@ -131,29 +146,60 @@ class Calibration:
 
     logs: Floats  # of measured over predicted times, for each measured step
     shares: Floats  # of its predicted step, a column for each doubted part
+    models: tuple[object, ...] = ()  # the model of each measured step; none: that of all others
+    is_moe: bool = False
 
-    def factors(self, shares: Floats) -> Floats:
+    def factors(self, shares: Floats, models: tuple[object, ...] = ()) -> Floats:
         """Return the factors on predicted times, for steps that consist of such shares."""
-        known = self._covariance(self.shares) + _MEASURED * np.eye(len(self.logs))
-        told = np.linalg.solve(known, self.logs)
-        return np.asarray(np.exp(self._covariance(shares) @ told))
+        told = np.linalg.solve(self._known(), self.logs)
+        return np.asarray(np.exp(self._covariance(shares, models, self.shares, self.models) @ told))
 
-    def _covariance(self, shares: Floats) -> Floats:
-        """Return how much each step is off together with each measured one."""
-        both = _ALIKE + shares * np.array(list(DOUBTED.values())) @ self.shares.T
-        is_same = np.abs(shares[:, None] - self.shares).max(axis=2) < _SAME
-        return np.asarray(both + _ALONE * is_same)
+    def spreads(self, shares: Floats, models: tuple[object, ...] = ()) -> Floats:
+        """Return the standard deviations of the logarithms that are left."""
+        across = self._covariance(shares, models, self.shares, self.models)
+        parts, variances = self._variances
+        before = sum(variances) + _MEASURED + shares**2 @ parts
+        told = (across * np.linalg.solve(self._known(), across.T).T).sum(axis=1)
+        return np.asarray(np.sqrt(np.maximum(before - told, _MEASURED)))
+
+    @property
+    def _variances(self) -> tuple[Floats, tuple[float, float, float]]:
+        if self.is_moe:
+            return _EXPERT_PARTS, _EXPERTS
+        return _PARTS, (_ALIKE, _MODEL, _ALONE)
+
+    def _known(self) -> Floats:
+        own = self._covariance(self.shares, self.models, self.shares, self.models)
+        return own + _MEASURED * np.eye(len(self.logs))
+
+    def _covariance(
+        self,
+        shares: Floats,
+        models: tuple[object, ...],
+        others: Floats,
+        other_models: tuple[object, ...],
+    ) -> Floats:
+        """Return how much each step is off together with each of the others."""
+        parts, (in_all, in_model, in_plan) = self._variances
+        both = in_all + shares * parts @ others.T
+        is_same = np.abs(shares[:, None] - others).max(axis=2) < _SAME
+        if models and other_models:
+            alike = np.array([[one == other for other in other_models] for one in models])
+        else:
+            alike = np.ones_like(is_same)
+        return np.asarray(both + in_model * alike + in_plan * is_same)
 
 
 def interval_factor(
-    *, is_moe: bool, assumed: Iterable[str] = (), is_calibrated: bool = False
+    *, is_moe: bool, assumed: Iterable[str] = (), calibrated_spread: float | None = None
 ) -> float:
     """Return the factor from a predicted time to the upper end of its 90 % interval.
 
-    A measured run of the same source answers most of what is assumed.
+    A measured run of the same source answers most of what is assumed; `calibrated_spread` is what
+    it leaves.
     """
-    own = _SPREAD["one run" if is_calibrated else "left out", is_moe]
-    share = 0.5 if is_calibrated else 1.0
+    own = _SPREAD[is_moe] if calibrated_spread is None else calibrated_spread
+    share = 1.0 if calibrated_spread is None else 0.3
     terms = [share * _ASSUMED.get(gap, 0.02) for gap in set(assumed)]
     return math.exp(_WIDTH * math.hypot(own, *terms))
 
@@ -190,18 +236,21 @@ def habits_of(
     return Habits(
         gemm=of_maker * factor(f"gemm {like} {kind}", f"gemm {framework}"),
         experts=factor("experts"),
-        attention=factor(f"attention {like}", *[f"attention fsdp {like}"] * is_fsdp),
+        attention=factor(f"attention {like}"),
         plain_attention=factor("attention plain"),
+        biased_attention=factor("attention biased"),
         vector=factor("vector", *["vector fsdp"] * is_fsdp),
         casts=factor("casts"),
         tp=factor("tp"),
         ep=factor("ep"),
+        ep_between=factor("ep between"),
         tp_hidden=max(0.0, 1 - (1 - usual.tp_hidden) * factor("tp shown")),
         hop_exposed=usual.hop_exposed,
         gathering=factor("gathering deepspeed") if framework == "deepspeed" else 1.0,
         overlap_slowdown=1 + (usual.overlap_slowdown - 1) * factor("slowdown"),
-        launch_s=usual.launch_s,
-        routing_s=usual.routing_s,
+        launch_s=usual.launch_s * factor("launch"),
+        routing_s=usual.routing_s * factor("launch", "routing"),
+        expert_s=usual.expert_s * factor("launch", "expert launches"),
         microbatch_s=usual.microbatch_s * factor("microbatch"),
         step_s=usual.step_s * factor("step"),
     )

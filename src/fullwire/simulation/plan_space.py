@@ -2,7 +2,8 @@
 
 Tensor parallelism stays within a node, and a microbatch is a power of two. Degrees are those that
 divide heads, layers, experts and the batch. Parameters are sharded (ZeRO-3) without a pipeline
-only: each microbatch of a pipeline would gather them anew.
+only: each microbatch of a pipeline would gather them anew. For the same reason ZeRO-2 shards
+gradients without a pipeline only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from fullwire.workloads.layout import (
 )
 
 MOST_STAGES, MOST_MICROBATCH, LEAST_RANK_TOKENS = 64, 16, 1024
-FIXABLE = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "schedule")
+FIXABLE = (
+    *("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "schedule"),
+    *("context", "shard"),
+)
 _COLUMNS = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "half", "microbatch")
 _NARROW = ("fp8", "mxfp8", "nvfp4")
 
@@ -71,7 +75,7 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
             f"{space.global_batch}, got none that divides layers, heads and batch"
         )
     columns = np.array(rows, np.int64).T
-    tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, schedule = columns
+    tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, schedule, context, shard = columns
     same = np.ones_like(tp)
     return Plans(
         tp=tp,
@@ -82,7 +86,7 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         ep=ep,
         etp=same,
         zero=zero,
-        shard=dp * cp,
+        shard=shard,
         recompute=recompute,
         recomputed=np.where(half > 0, 0.5, 1.0),
         microbatch=microbatch,
@@ -90,7 +94,7 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         sequence=same * space.sequence,
         sequence_parallel=same,
         schedule=schedule,
-        context_kind=same * CONTEXT_KINDS.index("all-gather"),
+        context_kind=context,
         gradient_bytes=same * (2 if space.precision in _NARROW else 4),
         flash_attention=same,
         tp_overlap=same * (space.model.moe is None),
@@ -112,6 +116,16 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
         dp = space.devices // together
         if space.global_batch % dp or not allowed("dp", dp):
             continue
+        kinds = [
+            CONTEXT_KINDS.index(kind)
+            for kind in (CONTEXT_KINDS if cp > 1 else CONTEXT_KINDS[:1])
+            if allowed("context", kind) and (kind != "ulysses" or model.heads % (tp * cp) == 0)
+        ]
+        # ZeRO-3 shards among all copies, or among those of a node, with a sum over nodes.
+        groups = {dp * cp, int(fixed.get("shard", dp * cp))}
+        if "shard" not in fixed:
+            groups.add(max(1, space.devices_per_node // tp))
+        groups = {ways for ways in groups if (dp * cp) % ways == 0 and allowed("shard", ways)}
         for microbatch in _powers(space.global_batch // dp):
             if not allowed("microbatch", microbatch):
                 continue
@@ -127,17 +141,18 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
                 if (tp * cp * dp) % ep:
                     continue
                 for zero, recompute, half in memory:
-                    if (zero == 3 and pp > 1) or (zero > 0 and dp * cp == 1):
+                    if (zero > 1 and pp > 1) or (zero > 0 and dp * cp == 1):
                         continue
-                    yield tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, kind
+                    row = tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, kind
+                    whole = {ways for ways in groups if ways == dp * cp}
+                    for context, shard in product(kinds, groups if zero == 3 else whole):
+                        if zero < 3 or shard > 1:
+                            yield *row, context, shard
 
 
 # ZeRO, recomputation, and whether only half of the layers recompute.
 _MEMORY = tuple(
-    (zero, kind, half)
-    for zero in (0, 1, 2, 3)
-    for kind, half in ((0, 0), (1, 0), (2, 1), (2, 0))
-    if zero != 2
+    (zero, kind, half) for zero in (0, 1, 2, 3) for kind, half in ((0, 0), (1, 0), (2, 1), (2, 0))
 )
 
 
@@ -189,6 +204,8 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
             raise UsageError(f"fix: expected one of {', '.join(FIXABLE)}, got {name!r}")
         if name == "recompute" and value not in RECOMPUTE:
             raise UsageError(f"recompute: expected one of {', '.join(RECOMPUTE)}, got {value!r}")
+        if name == "context" and value not in CONTEXT_KINDS:
+            raise UsageError(f"context: expected one of {', '.join(CONTEXT_KINDS)}, got {value!r}")
         if name == "schedule" and value not in SCHEDULES:
             raise UsageError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {value!r}")
         if name in known and isinstance(value, int):

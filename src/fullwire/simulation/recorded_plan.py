@@ -144,7 +144,9 @@ class Recorded:
         parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
         parts.pop("step_s")
         parts = {name: self.rest * part_s for name, part_s in parts.items()}
-        return Priced(step_s=sum(parts.values(), start=np.zeros(len(plans))), **parts)
+        of_compute = {name: parts.pop(name) for name in ("attention_s", "moved_s", "experts_s")}
+        step_s = sum(parts.values(), start=np.zeros(len(plans)))
+        return Priced(step_s=step_s, **parts, **of_compute)
 
 
 def _through_s(parts: Mapping[str, Floats]) -> Floats:

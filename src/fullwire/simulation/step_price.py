@@ -148,11 +148,26 @@ class Priced:
     slowdown_s: Floats  # of computing beside communication
     optimizer_s: Floats
     host_s: Floats  # launches that the device waited for, and what no part explains
+    # Parts of `compute_s`, which a measured step tells apart.
+    attention_s: Floats
+    moved_s: Floats
+    experts_s: Floats
 
     @property
     def shares(self) -> Floats:
-        """The shares of the parts that are doubted most: a row for each plan."""
-        return np.stack([getattr(self, name) / self.step_s for name in DOUBTED], axis=1)
+        """The shares of the parts that are doubted: a row for each plan."""
+        worked_s = self.step_s - self.bubble_s
+        return np.stack([getattr(self, name) / worked_s for name in DOUBTED], axis=1)
+
+    @property
+    def sums_s(self) -> Floats:
+        """What data parallelism costs: shown, and where it slows computing."""
+        return self.dp_s + self.slowdown_s
+
+    @property
+    def products_s(self) -> Floats:
+        """The rest of `compute_s`: products of matrices outside of experts."""
+        return self.compute_s - self.attention_s - self.moved_s - self.experts_s
 
     def calibrated(self, calibration: Calibration) -> Priced:
         """Return the times that measured steps make likely."""
@@ -219,6 +234,8 @@ class Job:
 
         def times_s(*, is_fused: bool) -> tuple[Floats, Floats]:
             habit = self.habits.attention if is_fused else self.habits.plain_attention
+            if is_fused and model.positions == "alibi":
+                habit *= self.habits.biased_attention
             forward_s, backward_s = (
                 attention_s(
                     self.device,
@@ -282,6 +299,9 @@ class Pass:
     cp_s: Floats
     ep_s: Floats
     launch_s: Floats
+    attention_s: Floats  # of forward and backward
+    moved_s: Floats
+    experts_s: Floats
     parameters: Floats  # of one rank, without experts
     expert_parameters: Floats
 
@@ -336,7 +356,7 @@ def layer_pass(job: Job, *, has_experts: bool) -> Pass:
     parameters = np.zeros(len(plans))
     for matrix in matrices:
         parameters = parameters + matrix.parameters / (plans.tp if matrix.split != "none" else 1)
-    experts = ep_s = np.zeros(len(plans))
+    experts = ep_s = of_experts_s = np.zeros(len(plans))
     if moe is not None:
         experts = moe.experts * model.expert_parameters / (plans.ep * plans.etp)
         of_experts_s, sorted_s, ep_s = _experts(job, moe)
@@ -348,7 +368,10 @@ def layer_pass(job: Job, *, has_experts: bool) -> Pass:
     # Selective: attention's scores where they are kept, else norms and activation functions.
     light_s = np.where(plans.flash_attention > 0, _LIGHT * moved_s, core_s)
     backward_s = backward_s + (plans.recompute == RECOMPUTE.index("selective")) * light_s
-    launch_s = habits.launch_s + (habits.routing_s if has_experts else 0.0)
+    launch_s = np.full(len(plans), habits.launch_s)
+    if moe is not None:
+        local = np.ceil(moe.experts / plans.ep)
+        launch_s = launch_s + habits.routing_s + habits.expert_s * local
     return Pass(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -357,6 +380,9 @@ def layer_pass(job: Job, *, has_experts: bool) -> Pass:
         cp_s=_context_parallel_s(job, core_s, core_back_s, again),
         ep_s=ep_s * (2 + again),
         launch_s=launch_s * (2.5 + again),
+        attention_s=(1 + again) * core_s + core_back_s,
+        moved_s=(3 + again) * moved_s,
+        experts_s=(3 + again) * of_experts_s,
         parameters=parameters,
         expert_parameters=experts,
     )
@@ -375,9 +401,17 @@ def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
     if job.is_narrow:
         cast = rows * (model.hidden + moe.ffn / plans.etp)
         sorted_bytes = sorted_bytes + 4 * habits.casts * cast
+    if model.biases == "all":  # these experts also clamp: passes of their own over each row
+        sorted_bytes += BF16_BYTES * rows * (2 * model.hidden + 14 * moe.ffn / plans.etp)
     sorted_bytes = sorted_bytes + 24 * job.own_tokens * moe.experts  # scores of the router
     stride = np.where(plans.etp > 1, plans.tp, 1)
-    sent_s = job.sums_s("alltoall", plans.ep, stride, BF16_BYTES * rows * model.hidden)
+    # A token goes to a node once, and is copied to its experts there.
+    nodes = np.maximum(1.0, plans.ep * stride / job.groups.cluster.devices_per_node)
+    copies = nodes * (1 - (1 - 1 / nodes) ** moe.top_k) / moe.top_k
+    sent = rows * np.where(nodes > 1, copies, 1.0)
+    sent_s = job.sums_s("alltoall", plans.ep, stride, BF16_BYTES * sent * model.hidden)
+    between = habits.ep_between / habits.ep
+    sent_s = sent_s * np.where(nodes > 1, between, 1.0)
     shown = habits.ep * np.where(plans.ep_overlap > 0, _EP_SHOWN, 1.0)
     return (
         habits.gemm * habits.experts * multiplied_s,
@@ -418,8 +452,14 @@ def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Fl
     swapped_s = 4 * job.sums_s("alltoall", plans.cp, plans.tp, queries)
     forward_s = np.maximum(0.15 * around_s, around_s - core_s)
     backward_s = np.maximum(0.3 * around_s, 2 * around_s - core_back_s)
-    is_swapped = plans.context_kind == CONTEXT_KINDS.index("ulysses")
-    shown_s = np.where(is_swapped, (2 + again) * swapped_s, (1 + again) * forward_s + backward_s)
+    ring_s = (1 + again) * forward_s + backward_s
+    # Attention waits for the gather; backward gathers again, and adds gradients up at the end.
+    gathered_s = (3 + again) * around_s
+    shown_s = np.select(
+        [plans.context_kind == CONTEXT_KINDS.index(kind) for kind in ("ulysses", "all-gather")],
+        [(2 + again) * swapped_s, gathered_s],
+        ring_s,
+    )
     return np.where(plans.cp > 1, shown_s, 0.0)
 
 
@@ -518,6 +558,11 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     summed_s = over_copies_s("allreduce", plans.gradient_bytes)
     scattered_s = gathering * over_copies_s("reducescatter", plans.gradient_bytes)
     gathered_s = gathering * over_copies_s("allgather", sent_bytes)
+    # Shard groups that hold the same values add their gradients up besides, once a step.
+    apart, apart_s = np.maximum(1, copies // among), np.zeros(len(plans))
+    if is_full.any() and (apart > 1).any():
+        own_bytes = plans.gradient_bytes * dense / among
+        apart_s = job.sums_s("allreduce", apart, plans.tp * among, own_bytes)
     gradients_s = np.where(plans.zero == 0, summed_s, scattered_s)
     parameters_s = np.where(plans.zero == 0, 0.0, gathered_s)
     # Computing that can hide it. A chunk of an interleaved stage is complete while others go on.
@@ -530,9 +575,16 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     back_s = parameters_s + gradients_s
     each_s = np.maximum(parameters_s - forward_s, _LAST_LAYER * parameters_s)
     each_s = each_s + np.maximum(back_s - backward_s, _LAST_LAYER * back_s)
+    # ZeRO-2 keeps a share of the gradients, so each microbatch adds its own up.
+    more = (plans.zero == 2) * (plans.microbatches - 1)
+    once_s = once_s + more * np.maximum(
+        gradients_s - early * backward_s, _LAST_BUCKET * gradients_s
+    )
+    back_s = back_s + more * gradients_s
     exposed_s = np.where(is_full, plans.microbatches * each_s, once_s)
-    all_s = np.where(is_full, plans.microbatches * (back_s + parameters_s), back_s)
-    holders = np.where(plans.zero > 0, copies, 1)
+    exposed_s = exposed_s + np.maximum(apart_s - early * backward_s, _LAST_LAYER * apart_s)
+    all_s = np.where(is_full, plans.microbatches * (back_s + parameters_s), back_s) + apart_s
+    holders = np.where(plans.zero > 0, among, 1)
     expert_holders = np.where(plans.zero > 0, expert_copies, 1)
     updated_s = optimizer_s(job.device, dense / holders + experts / expert_holders)
     cleared = 10.0 * (dense + experts) / np.where(is_full, copies, 1)
@@ -560,4 +612,10 @@ def price(job: Job) -> Priced:
         "optimizer_s": of_replicas.optimizer_s,
         "host_s": through * layer.waited_s + micro * habits.microbatch_s + habits.step_s,
     }
-    return Priced(step_s=sum(parts.values(), start=np.zeros(len(plans))), **parts)
+    return Priced(
+        step_s=sum(parts.values(), start=np.zeros(len(plans))),
+        attention_s=through * layer.attention_s,
+        moved_s=through * layer.moved_s,
+        experts_s=through * layer.experts_s,
+        **parts,
+    )

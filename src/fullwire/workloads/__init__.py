@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,11 +45,27 @@ from fullwire.errors import UsageError
 from fullwire.registry import Registry
 from fullwire.run.facts import Facts
 from fullwire.run.run import Gradients, Provenance, Run, Spans
-from fullwire.units import show_time
+from fullwire.units import show_time, shown
 from fullwire.workloads.devices import DEVICES, Device, Memory, memory
-from fullwire.workloads.layers import FP32_BYTES, Layer, Parameter, Work
-from fullwire.workloads.optimizers import Optimizer
+from fullwire.workloads.layers import (
+    FP32_BYTES,
+    Layer,
+    Parameter,
+    Work,
+    activation,
+    attention,
+    cross_entropy,
+    embedding,
+    fp32_add,
+    gate,
+    layer_norm,
+    linear,
+)
+from fullwire.workloads.optimizers import ADAM, Optimizer
 from fullwire.workloads.recipe import Recipe
+
+if TYPE_CHECKING:
+    from fullwire.workloads.architecture import Architecture
 
 MOST_SAMPLES = 1_000_000
 RECIPES = Registry(Recipe, "fullwire.workloads.models", name="MODEL")
@@ -125,14 +141,17 @@ def names() -> tuple[str, ...]:
 def workload(name: str) -> Workload:
     """Return one worker's step, by its name "model@device" or "model@device:batch"."""
     usual, colon, batch = name.partition(":")
-    model_name, _, device_name = usual.partition("@")
-    if model_name not in MODELS or device_name not in DEVICES:
+    model_name, _, device_name = usual.rpartition("@")
+    try:
+        model = MODELS[model_name] if model_name in MODELS else _transformer(model_name)
+        device = DEVICES[device_name] if device_name in DEVICES else _accelerator(device_name)
+    except UsageError:
         raise UsageError(
-            f"expected a workload as MODEL@DEVICE or MODEL@DEVICE:BATCH, got {name!r}. "
-            f"Models are {', '.join(MODELS)}. Devices are {', '.join(DEVICES)}"
-        )
-    model = MODELS[model_name]
-    samples, device = model.samples, DEVICES[device_name]
+            f"expected a workload as MODEL@DEVICE or MODEL@DEVICE:BATCH, got {shown(name)}. Models "
+            f"are {', '.join(MODELS)}, and those of `fullwire plan` such as llama3-70b. Devices "
+            f"are {', '.join(DEVICES)}, and those of `fullwire plan` such as b200"
+        ) from None
+    samples = model.samples
     if colon:
         samples = int(batch) if batch.isascii() and batch.isdigit() and len(batch) < 10 else 0
     if not 1 <= samples <= MOST_SAMPLES:
@@ -221,6 +240,85 @@ def _column(values: list[int]) -> NDArray[np.int64]:
     column = np.array(values, dtype=np.int64)
     column.flags.writeable = False
     return column
+
+
+@cache
+def _transformer(name: str) -> Model:
+    """Return a model of `fullwire plan` as the layers of one sequence."""
+    from fullwire.workloads.architecture_files import architecture
+
+    found = architecture(name)
+    return Model(
+        name=name,
+        title=found.name,
+        sample=f"sequence of {found.sequence}",
+        samples=1,
+        optimizer=ADAM,
+        layers=tuple(_layers(found)),
+    )
+
+
+def _layers(model: Architecture) -> Iterator[Layer]:
+    """Go through a transformer as it is described; its parameters are those of `plan`."""
+    length, width = model.sequence, model.hidden
+    has_shifts = model.norm == "layer"
+    rows = model.embedding_parameters // width
+    yield embedding("embedding", length, rows, width, uses=2 if model.is_tied else 1)
+    for index in range(model.layers):
+        name, moe = f"layers.{index}", model.moe if model.has_experts(index) else None
+        yield layer_norm(f"{name}.attention_norm", length, width, shifts=has_shifts)
+        own = model.attention_parameters
+        for each in model.attention_matrices:
+            yield linear(
+                f"{name}.{each.name}", length, each.inputs, each.outputs, bias=each.has_bias
+            )
+            own -= each.parameters
+        scores = attention(
+            f"{name}.attention",
+            length,
+            model.score_dims // 2,
+            round(model.keys(index, length)),
+            shared_heads=model.heads // model.kv_heads,
+        )
+        inside = (Parameter(f"{name}.attention.norms", own),) if own else ()
+        yield scores._replace(parameters=inside)
+        yield fp32_add(f"{name}.attention_add", length * width)
+        yield layer_norm(f"{name}.mlp_norm", length, width, shifts=has_shifts)
+        matrices = model.dense_matrices if moe is None else model.shared_matrices
+        for each in matrices:
+            yield linear(
+                f"{name}.{each.name}", length, each.inputs, each.outputs, bias=each.has_bias
+            )
+        values = length * (model.ffn if moe is None else moe.shared_ffn)
+        if moe is not None:  # each token goes to some experts; all of them have gradients
+            for each in model.expert_matrices:
+                one = linear(f"{name}.{each.name}", length * moe.top_k, each.inputs, each.outputs)
+                every = Parameter(f"{name}.{each.name}s.weight", moe.experts * each.parameters)
+                yield one._replace(parameters=(every,))
+            values += length * moe.top_k * moe.ffn
+        yield (gate if model.is_gated else activation)(f"{name}.activation", values)
+        yield fp32_add(f"{name}.mlp_add", length * width)
+    yield layer_norm("norm", length, width, shifts=has_shifts)
+    head = linear("head", length, width, model.vocab, bias=False)
+    yield head._replace(parameters=()) if model.is_tied else head
+    yield cross_entropy("loss", length, model.vocab)
+
+
+def _accelerator(name: str) -> Device:
+    """Return a device of `fullwire plan`, with the share of its peak that h100 and a100 reach."""
+    from fullwire.workloads.accelerators import accelerator
+
+    found = accelerator(name)
+    return Device(
+        name=name,
+        title=found.title,
+        precision=found.arithmetic("bf16"),
+        matrix_flops_per_s=found.peak_flops_per_s("bf16"),
+        memory_bytes_per_s=found.memory_bytes_per_s,
+        memory_bytes=found.memory_bytes,
+        matrix_efficiency=0.63 * found.products_of("bf16").peak_share,
+        memory_efficiency=found.memory_share,
+    )
 
 
 class _Models(Mapping[str, Model]):
