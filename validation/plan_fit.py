@@ -20,7 +20,8 @@ import numpy as np
 from fullwire.clusters.cluster import Floats, Ints
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import DOUBTED, FITTED, Habits, habits_of
-from fullwire.simulation.step_price import Job, plans_of, price
+from fullwire.simulation.plan_columns import plans_of
+from fullwire.simulation.step_price import Job, price
 from validation import arguments
 from validation.plan_rows import Measured, read
 

@@ -10,7 +10,8 @@ import pytest
 from fullwire.clusters import cluster
 from fullwire.simulation.group_times import GroupTimes, as_seen
 from fullwire.simulation.habits import DOUBTED, Calibration, habits_of, interval_factor
-from fullwire.simulation.step_price import Job, Priced, plans_of, price
+from fullwire.simulation.plan_columns import plans_of
+from fullwire.simulation.step_price import Job, Priced, price
 from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision

@@ -37,9 +37,10 @@ from fullwire.simulation.habits import (
     habits_of,
     interval_factor,
 )
+from fullwire.simulation.plan_columns import Plans
 from fullwire.simulation.plan_space import Space, every_plan
 from fullwire.simulation.recorded_plan import Recorded
-from fullwire.simulation.step_price import Job, Plans, Priced, price
+from fullwire.simulation.step_price import Job, Priced, price
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision

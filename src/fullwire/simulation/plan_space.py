@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from fullwire.errors import UsageError
-from fullwire.simulation.step_price import Plans
+from fullwire.simulation.plan_columns import Plans
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import (
     CONTEXT_KINDS,

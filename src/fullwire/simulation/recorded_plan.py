@@ -16,8 +16,9 @@ import numpy as np
 from fullwire.clusters.cluster import Cluster, Floats, Inside, Ints, Nics, OneSwitch
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import Habits, habits_of
+from fullwire.simulation.plan_columns import Plans, plans_of
 from fullwire.simulation.recognised_plan import Recognised
-from fullwire.simulation.step_price import Job, Plans, Priced, plans_of, price
+from fullwire.simulation.step_price import Job, Priced, price
 from fullwire.workloads.accelerators import Accelerator, Attention, Products, accelerator
 
 _NETWORK_BPS, _NETWORK_S = 8e9, 2e-5  # of an unknown network; ratios correct it
