@@ -110,8 +110,17 @@ def drawn_parts() -> Mapping[str, VerdictKind]:
 
 def kind_of(case: Case) -> tuple[VerdictKind, tuple[Finding, ...]]:
     """Return the kind of verdict whose rule holds, and its reasons."""
-    blame = blamed(case)
-    for kind in verdict_kinds().values():
+    return _holding(case, blamed(case))
+
+
+def _holding(case: Case, blame: Blame) -> tuple[VerdictKind, tuple[Finding, ...]]:
+    """Return the kind whose rule holds; one with a rule of its own comes before a part's usual one.
+
+    So a new kind can take some of the cases of a part, without a change to the kind of that part.
+    """
+    for kind in sorted(
+        verdict_kinds().values(), key=lambda kind: type(kind).rule is VerdictKind.rule
+    ):
         reasons = kind.rule(case, blame)
         if reasons is not None:
             return kind, reasons
@@ -177,14 +186,10 @@ def near_kinds(case: Case, kind: VerdictKind) -> tuple[str, ...]:
         if drawn.needs_clocks and case.clock_error_s > part_s - near_s:
             found.add("unknown")
         found |= {
-            verdict_kind.key
+            _holding(replace(case, floor_off_s=off_s), Blame(part, ()))[0].key
             for off_s in (-near_s, 0.0, near_s)
-            for verdict_kind in verdict_kinds().values()
-            if verdict_kind.rule(replace(case, floor_off_s=off_s), Blame(part, ())) is not None
         }
-    return tuple(
-        verdict_kind for verdict_kind in verdict_kinds() if verdict_kind in found - {kind.key}
-    )
+    return tuple(key for key in verdict_kinds() if key in found - {kind.key})
 
 
 def _why_untold(case: Case) -> Iterator[Finding]:
@@ -452,7 +457,7 @@ def besides(case: Case, kind: VerdictKind) -> Iterator[Finding]:
     others = {
         part: account.parts_s[part]
         for part, drawn in drawn_parts().items()
-        if drawn.lost_to and drawn != kind and not (kind.is_transfer and drawn.is_transfer)
+        if drawn.lost_to and part != kind.part and not (kind.is_transfer and drawn.is_transfer)
     }
     other = max(others, key=others.__getitem__)
     if kind.key != "scales" and case.reaches_threshold(others[other]):
