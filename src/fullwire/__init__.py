@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from fullwire.transport.wire import wire as wire
     from fullwire.transport.workers import run_workers as run_workers
 
-__version__ = "0.1.0"
+from fullwire.version import __version__ as __version__
 
 # Loaded when first asked for, so that `import fullwire` costs nothing.
 _PLACES = {

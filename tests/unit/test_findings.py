@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import fullwire as fw
+from fullwire.findings import verdicts
+from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding, Length, kinds
-from fullwire.findings.verdicts import drawn_parts, verdict_kinds
+from fullwire.findings.verdicts import Blame, VerdictKind, drawn_parts, verdict_kinds
 from fullwire.fixes import Fix, fix_kinds
 from fullwire.timeline.account import Part
+from tests.unit.test_explain import Rank, a_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -74,6 +78,35 @@ def test_every_file_of_a_registry_registers_a_kind_under_its_own_name() -> None:
     assert files == set(verdict_kinds())
     files = {name.rpartition(".")[2] for name in modules("fullwire.fixes")}
     assert {name for name in files if not name.startswith("_")} - {"fix"} == set(fix_kinds())
+
+
+def test_a_kind_with_a_rule_of_its_own_takes_cases_of_a_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = verdict_kinds()["host"]
+
+    class WithoutSums(VerdictKind):
+        """Time of the host in steps with at most one sum, after `host` in the alphabet."""
+
+        key, part = "without_sums", Part.HOST.key
+
+        def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
+            is_mine = blame.part == self.part and case.collectives_per_step <= 1
+            return blame.reasons if is_mine else None
+
+        def says(self, case: Case) -> Finding:
+            return usual.says(case)
+
+    alone = Rank(length=100, spans=[("compute", "backward", 40, 100)], collectives=[(8, 50, 60)])
+    before = fw.explain(a_job(alone, alone)).verdict
+    with monkeypatch.context() as patch:
+        patch.setitem(verdicts._KINDS, WithoutSums.key, WithoutSums())
+        verdict_kinds.cache_clear()
+        after = fw.explain(a_job(alone, alone)).verdict
+    verdict_kinds.cache_clear()
+    assert (before.kind, after.kind) == ("host", "without_sums")
+    assert after.sentence == before.sentence  # nothing else is lost
+    assert "host" not in after.near
 
 
 def test_every_part_of_the_account_is_called_and_drawn_by_one_kind_of_verdict() -> None:

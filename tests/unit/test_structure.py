@@ -20,6 +20,7 @@ OLD_RUN = Path(__file__).parents[1] / "data/format-1/capture.run"
 # A room may import from rooms of lower levels, and from itself; rooms of one level do not meet.
 LEVELS = {
     "errors": 0,
+    "version": 0,
     "_native": 0,
     "registry": 1,
     "units": 1,
@@ -111,7 +112,7 @@ def test_imports_go_one_way(sources: dict[str, Source]) -> None:
     for name, source in sources.items():
         here = room(MODULES[name])
         for imported in source.imports:
-            if not imported.startswith("fullwire.") or imported == "fullwire.__version__":
+            if not imported.startswith("fullwire."):
                 continue
             other = imported.split(".")[1]
             is_allowed = other == here or LEVELS[other] < LEVELS[here] or (here, other) in MAY_MEET

@@ -24,13 +24,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import fullwire
 from fullwire.errors import FullwireError, UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.emulated import available_bytes
 from fullwire.lab.lab import Lab
 from fullwire.recorder.launch import check_capturing
 from fullwire.units import show_bytes, show_rate, show_time
+from fullwire.version import __version__
 
 State: TypeAlias = Literal["ok", "limited", "missing"]
 
@@ -104,7 +104,7 @@ def doctor() -> Checkup:
         [check.name for check in fw.doctor().checks if check.state != "ok"]
     """
     return Checkup(
-        fullwire=fullwire.__version__,
+        fullwire=__version__,
         python=platform.python_version(),
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
         processors=len(os.sched_getaffinity(0)),

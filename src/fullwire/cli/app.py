@@ -81,7 +81,7 @@ for _group in (app, cluster.app, lab.app, bench.app):
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from fullwire import __version__
+        from fullwire.version import __version__
 
         typer.echo(f"fullwire {__version__}")
         raise typer.Exit

@@ -37,9 +37,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from fullwire import __version__
 from fullwire.errors import FullwireError, UsageError
 from fullwire.units import shown
+from fullwire.version import __version__
 
 HERE = "here"
 _LOTS_EACH = 8  # Lots of tasks for each processor: so the last lot ends soon after the others.
@@ -248,7 +248,7 @@ def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
     def told(where: str, paths: Sequence[str]) -> tuple[str, list[str]]:
         # Ray sends a nested function as code. This node may have no Fullwire to import it from.
         try:
-            from fullwire import __version__
+            from fullwire.version import __version__
         except ImportError:
             return "", []
         with contextlib.suppress(OSError):

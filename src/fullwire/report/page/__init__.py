@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-import fullwire
 from fullwire.answers.compare import compare
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import Explanation, explain
@@ -44,6 +43,7 @@ from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import world
 from fullwire.timeline.utilization import UsageOverTime, usage_over_time
 from fullwire.units import show_bytes, show_rate
+from fullwire.version import __version__
 from fullwire.words import sentence, sentences
 
 MOST_RUNS = 6
@@ -147,7 +147,7 @@ def contents(
         recorded = [(name, with_line_rate(run, rate(bandwidth))) for name, run in recorded]
     return {
         "title": f"{asked[0][0]}: is the network the bottleneck?",
-        "version": fullwire.__version__,
+        "version": __version__,
         "parts": part_labels(),
         "headings": {part: kind.heading for part, kind in drawn_parts().items() if kind.heading},
         "doings": [each.name.lower() for each in Doing],

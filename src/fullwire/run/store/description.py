@@ -27,13 +27,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fullwire import __version__
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import planted
 from fullwire.run.facts import REGISTRY, Facts, Pairs
 from fullwire.run.gaps import Gap
 from fullwire.run.run import TABLES, Basis, Origin, Provenance, Run
 from fullwire.units import shown
+from fullwire.version import __version__
 
 FORMAT = 2
 DESCRIPTION = "run.json"
