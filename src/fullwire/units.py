@@ -180,7 +180,7 @@ def visible(text: str) -> str:
     """Return text from files and arguments in a form that no terminal obeys."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _quantity(value: object, kind: _Kind, what: str) -> Fraction:

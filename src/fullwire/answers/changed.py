@@ -32,10 +32,12 @@ def changed(before: Sequence[Opened], after: Sequence[Opened]) -> Changed | None
 
     The result is None if a side lacks an account, or has one of a part of a run only.
     """
-    if any(reasons(each.run.gaps, RESTS_ON) for each in (*before, *after)):
+    if any(reasons(recording.run.gaps, RESTS_ON) for recording in (*before, *after)):
         return None
     try:
-        is_of_pass = len({passes_of_step(each.run) for each in (*before, *after)} - {None}) > 1
+        is_of_pass = (
+            len({passes_of_step(recording.run) for recording in (*before, *after)} - {None}) > 1
+        )
         return Changed(
             before=_mean_account(before, of_pass=is_of_pass),
             after=_mean_account(after, of_pass=is_of_pass),
@@ -45,8 +47,11 @@ def changed(before: Sequence[Opened], after: Sequence[Opened]) -> Changed | None
 
 
 def _mean_account(side: Sequence[Opened], *, of_pass: bool) -> dict[str, float]:
-    accounts = [account(each.run, line_rates(each.run), each.parts()).parts_s for each in side]
-    passes = [(passes_of_step(each.run) or 1) if of_pass else 1 for each in side]
+    accounts = [
+        account(recording.run, line_rates(recording.run), recording.parts()).parts_s
+        for recording in side
+    ]
+    passes = [(passes_of_step(recording.run) or 1) if of_pass else 1 for recording in side]
     return {
         part: float(
             np.mean([each[part] / count for each, count in zip(accounts, passes, strict=True)])

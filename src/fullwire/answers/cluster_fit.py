@@ -103,8 +103,8 @@ def fit_cluster(
     """
     if not tables:
         raise UsageError("cluster fit: expected at least one table")
-    shown = [each for path in tables for each in _shown(path_of(path, "cluster fit"))]
-    kept = [each for each in shown if each.op in FITTED_OPS and each.workers > 1]
+    shown = [curve for path in tables for curve in _shown(path_of(path, "cluster fit"))]
+    kept = [curve for curve in shown if curve.op in FITTED_OPS and curve.workers > 1]
     if not kept:
         raise UsageError(
             f"cluster fit: expected a table of {', '.join(FITTED_OPS)} among several ranks, and "
@@ -121,14 +121,14 @@ def fit_cluster(
             )
         if where.is_torus:
             raise UsageError(f"cluster fit: {where.name} is a torus, expected switches")
-    most = max(each.workers for each in kept)
+    most = max(curve.workers for curve in kept)
     if most > where.devices:
         where = with_nodes(where, -(-most // where.devices_per_node))
-    for each in kept:
-        _check_against(where, each)
-    rows = [each.table() for each in kept]
+    for curve in kept:
+        _check_against(where, curve)
+    rows = [curve.table() for curve in kept]
     found = fitted(where, rows)
-    sources = tuple(dict.fromkeys(each.source for each in kept))
+    sources = tuple(dict.fromkeys(curve.source for curve in kept))
     rests_on = sentence(FittedTo(before=where.rests_on, sources=sources))
     assert found.measured is not None
     found = with_large(replace(found, name=name, rests_on=rests_on), found.measured)
@@ -157,7 +157,7 @@ class _Shown:
 
 def tables_in(path: Path) -> list[Table]:
     """Read the tables of a file of nccl-tests, of the OSU benchmarks or of our own bench."""
-    return [each.table() for each in _shown(path)]
+    return [curve.table() for curve in _shown(path)]
 
 
 def _shown(path: Path) -> Iterator[_Shown]:

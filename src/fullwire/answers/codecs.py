@@ -112,11 +112,11 @@ def codecs(
             progress(number + 1, len(choices))
     costs = [
         Cost(
-            encode_bps=each.speeds[0].pack_bps,
-            decode_bps=each.speeds[0].unpack_bps,
+            encode_bps=entry.speeds[0].pack_bps,
+            decode_bps=entry.speeds[0].unpack_bps,
             source="measured here",
         )
-        for each in found
+        for entry in found
     ]
     steps, name = _steps(choices, costs, model, ranks)
     rates, plain_s = np.geomspace(SLOWEST_BPS, FASTEST_BPS, _RATES), steps["float32"]

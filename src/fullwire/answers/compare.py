@@ -269,10 +269,10 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
             for each, counts in zip(lengths_s, known, strict=True)
         ]
     found = [
-        tuple(Recording(steps=len(each), step_s=usual_length_s(each)) for each in side)
+        tuple(Recording(steps=len(lengths), step_s=usual_length_s(lengths)) for lengths in side)
         for side in lengths_s
     ]
-    before_s, after_s = (geometric_mean(each.step_s for each in side) for side in found)
+    before_s, after_s = (geometric_mean(recording.step_s for recording in side) for side in found)
     ratio, noise = after_s / before_s, noise_of(lengths_s)
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
     low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
@@ -400,7 +400,7 @@ def held_against(
 ) -> Against:
     """Hold recordings of a job against others, by the time of a pass."""
     sides = [[paces_s(run) for run in side] for side in (before, after)]
-    if not all(len(each) for side in sides for each in side):
+    if not all(len(paces) for side in sides for paces in side):
         raise UsageError("expected a job that makes steps, got one without any")
     before_s, after_s = (geometric_mean(map(length_of, side)) for side in sides)
     noise = noise_of(sides, length_of)
@@ -421,18 +421,18 @@ def noise_of(
     lengths_s: Sequence[Sequence[Floats]], length_of: Callable[[Floats], float] = usual_length_s
 ) -> Noise | None:
     """Return the noise from drifts and differences of recordings; None with too few steps."""
-    recordings = [each for side in lengths_s for each in side]
+    recordings = [lengths for side in lengths_s for lengths in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
         return None
     drifts = []  # The variance of the fifths' steps; one slow stretch among steady steps is none.
     for lengths in recordings:
         of_pieces = _squares(
-            np.log([length_of(each) for each in np.array_split(lengths, PIECES)])
+            np.log([length_of(piece) for piece in np.array_split(lengths, PIECES)])
         ) / (PIECES - 1)
         away = np.abs(np.log(lengths / np.median(lengths)))
         drifts.append(min(of_pieces, float(1.4826 * np.median(away)) ** 2))
     by_rule = ANEW**2 + float(np.mean(drifts))
-    seen = sum(_squares(np.log([length_of(each) for each in side])) for side in lengths_s)
+    seen = sum(_squares(np.log([length_of(lengths) for lengths in side])) for side in lengths_s)
     freedom = RULE_COUNTS + sum(len(side) - 1 for side in lengths_s)
     return Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
 

@@ -45,7 +45,7 @@ class Asked:
 
     def __post_init__(self) -> None:
         asked = (self.global_batch, self.recorded_batch, self.critical_batch, self.price)
-        if not self.is_metric and (self.curve or any(each is not None for each in asked)):
+        if not self.is_metric and (self.curve or any(option is not None for option in asked)):
             raise UsageError(
                 "global batch, recorded batch, critical batch, curve, price: expected a metric as "
                 f"the target with them, like --target 'loss<=0.3', got {shown(self.target)}"
@@ -87,7 +87,7 @@ def taken(record: type[Record], given: dict[str, OneOrMany]) -> Record:
 
 def several(given: OneOrMany, read: Callable[[Any], Value]) -> tuple[Value, ...]:
     """Read one value or many; text may hold many, with commas between them."""
-    return tuple(read(each) for each in _each(given))
+    return tuple(read(value) for value in _each(given))
 
 
 def worker_count(value: Any) -> int:

@@ -302,7 +302,7 @@ def explain(
     parts, turns = judged_by.parts_s, None
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     given_bps = None if bandwidth is None else rate(bandwidth)
-    others = [with_line_rate(opened(each).run, given_bps) for each in many(calibrate)]
+    others = [with_line_rate(opened(run).run, given_bps) for run in many(calibrate)]
     check_calibrating(others)
     predictor, why_not = _forecaster(case, rate_bps, others, found)
     if (helpful := _helpful(case, predictor)) is not None:
@@ -358,9 +358,9 @@ def _believed(run: Run, found: Explanation) -> Explanation:
     check_times(source, **dict(found.account))
     check_scaling(source, workers, found.scaling_factor)
     predicted = [fix.forecast for fix in found.fixes] + ([found.full] if found.full else [])
-    check_steps(source, predicted_step=[each.step_s for each in predicted])
-    check_times(source, low_end=[each.low_s for each in predicted])
-    check_scaling(source, workers, [each.scaling_factor for each in predicted])
+    check_steps(source, predicted_step=[forecast.step_s for forecast in predicted])
+    check_times(source, low_end=[forecast.low_s for forecast in predicted])
+    check_scaling(source, workers, [forecast.scaling_factor for forecast in predicted])
     return found
 
 

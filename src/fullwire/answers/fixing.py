@@ -89,7 +89,7 @@ def apply_fixes(
     chosen = [parse_fix(fix) if isinstance(fix, str) else fix for fix in fixes]
     if not command:
         raise UsageError("expected a command to run, got none")
-    keys = [each.fix for each in chosen if each.fix != "environment"]
+    keys = [fix.fix for fix in chosen if fix.fix != "environment"]
     if twice := [key for key, times in Counter(keys).items() if times > 1]:
         raise UsageError(f"fix {twice[0]}: expected one setting, got two")
     environment = dict(os.environ)
@@ -100,9 +100,7 @@ def apply_fixes(
             f"{FIXES_VARIABLE}: expected what `fullwire apply` puts there, got "
             f"{shown(environment[FIXES_VARIABLE])}"
         ) from None
-    environment[FIXES_VARIABLE] = json.dumps(
-        [*outer, *([each.fix, each.setting] for each in chosen)]
-    )
+    environment[FIXES_VARIABLE] = json.dumps([*outer, *([fix.fix, fix.setting] for fix in chosen)])
     if workers:
         environment[WORKERS_VARIABLE] = workers
     if max_error is not None:
@@ -226,12 +224,12 @@ def notes_in(folder: Path) -> Notes:
 def outcomes(chosen: Sequence[Applied], told: Notes) -> list[Finding]:
     """Sum up the notes of the processes: a finding for each fix and outcome."""
     found: list[Finding] = []
-    for each in chosen:
-        notes = _notes_of(each, told)
+    for fix in chosen:
+        notes = _notes_of(fix, told)
         for did, processes in Counter(did for of_one in notes for did in of_one).items():
-            found.append(Outcome(fix=str(each), did=did, processes=processes))
+            found.append(Outcome(fix=str(fix), did=did, processes=processes))
         if not notes:
-            found.append(NoOutcome(fix=str(each), why=NobodyCalled()))
+            found.append(NoOutcome(fix=str(fix), why=NobodyCalled()))
     return found
 
 

@@ -331,7 +331,7 @@ def _assumptions(
                 yield NotInRecording(messages=_MESSAGES[name])
             else:
                 yield ProcessorsNotTold(
-                    devices=math.prod(degrees[each] for each in ("tp", "pp", "dp", "cp")),
+                    devices=math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp")),
                     recorded=question.recorded.recognised.layout.devices,
                 )
 

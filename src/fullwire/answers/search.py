@@ -98,7 +98,7 @@ def _first(found: Predictions, speedup: Floats, rows: Any, count: int) -> list[i
         found["bandwidth_bps"][rows],
         place,
     )
-    return [int(each) for each in rows[np.lexsort(keys)][:count]]
+    return [int(row) for row in rows[np.lexsort(keys)][:count]]
 
 
 def _instead(found: Predictions, speedup: Floats, row: int) -> Iterator[Instead]:
@@ -159,16 +159,16 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
     # Rates from some 30 times slower to 300 times faster, and the one in the middle.
     first = np.floor(np.log10(middle_bps / 30))
     decades = (10.0 ** (first + np.arange(_DECADES))).tolist()
-    usual = {float(f"{scale * each:.3g}") for scale in decades for each in _MANTISSAS}
+    usual = {float(f"{scale * mantissa:.3g}") for scale in decades for mantissa in _MANTISSAS}
     rates_bps = sorted({*usual, float(10.0 ** (first + _DECADES)), middle_bps})
     grid = dataclasses.replace(
         base,
         workers=tuple(sorted({*_WORKERS, *(base.workers if is_recorded else ())})),
         bandwidth_bps=tuple(rates_bps),
         compressors=tuple(
-            Compressor(ratio=1) if each == 1 else dataclasses.replace(packing, ratio=each)
+            Compressor(ratio=1) if ratio == 1 else dataclasses.replace(packing, ratio=ratio)
             for packing in _PACKINGS
-            for each in _RATIOS
+            for ratio in _RATIOS
         ),
     )
     found = sweep([subject], grid)
@@ -192,5 +192,5 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         recorded_workers=base.workers[0] if is_recorded else None,
         recorded_bps=base.bandwidth_bps[0] if is_recorded else None,
         measured_s=None if job is None else job.measured_s,
-        shares_processors=any(each.machines == 1 for each in measured),
+        shares_processors=any(recording.machines == 1 for recording in measured),
     )

@@ -60,10 +60,10 @@ def named(
     if not asked:
         raise UsageError("whatif: expected at least one run, got none")
     found = []
-    for each in asked:  # A run in memory has its source as its name.
-        run = completed(each, line_rate).run
+    for wanted in asked:  # A run in memory has its source as its name.
+        run = completed(wanted, line_rate).run
         check_collectives(run)
-        found.append((name_of_run(each, run), run))
+        found.append((name_of_run(wanted, run), run))
     if len({name for name, _ in found}) < len(found):
         return [(f"{name} ({number})", run) for number, (name, run) in enumerate(found, 1)]
     return found
@@ -77,13 +77,13 @@ def with_batches(
         return runs
     sizes = several(batch, lambda value: count(value, "batch", MOST_SAMPLES))
     given = [runs] if isinstance(runs, str | Path | Run | Opened) else list(runs)
-    for each in given:
-        if not isinstance(each, str) or "@" not in each or ":" in each or Path(each).exists():
+    for run in given:
+        if not isinstance(run, str) or "@" not in run or ":" in run or Path(run).exists():
             raise UsageError(
                 "batch: expected built-in workloads such as vgg16@v100, "
-                f"got {shown(name_of(each) if isinstance(each, str | Path) else 'a run')}"
+                f"got {shown(name_of(run) if isinstance(run, str | Path) else 'a run')}"
             )
-    return [f"{each}:{size}" for each in given for size in sizes]
+    return [f"{name}:{size}" for name in given for size in sizes]
 
 
 class Transports:
@@ -109,7 +109,7 @@ class Transports:
         """Return a transport by its name."""
         if text != "measured" and Path(text).is_file():
             found = tables(text)
-            table = next((each for each in found if each.op == "allreduce"), found[0])
+            table = next((rows for rows in found if rows.op == "allreduce"), found[0])
             if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
                 raise UsageError(
                     f"{text}: expected a table of several ranks: one alone sends nothing"

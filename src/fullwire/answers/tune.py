@@ -348,7 +348,7 @@ class _Search:
         self.before = [first]
         while len(self.before) < _MOST_REPEATS and job.allows(3):
             self.before.append(job.recorded([]))
-            runs = [paces_s(each.run) for each in self.before]
+            runs = [paces_s(recording.run) for recording in self.before]
             is_long = [float(run.mean()) > _OFTEN_LONG * usual_length_s(run) for run in runs]
             self._length_of = (lambda each: float(each.mean())) if all(is_long) else usual_length_s
             noise = noise_of([runs], self._length_of)
@@ -359,7 +359,9 @@ class _Search:
 
     def _judged(self, before: Sequence[_Recorded], after: Sequence[_Recorded]) -> Against:
         return held_against(
-            [each.run for each in before], [each.run for each in after], self._length_of
+            [recording.run for recording in before],
+            [recording.run for recording in after],
+            self._length_of,
         )
 
     def try_next(self) -> bool:

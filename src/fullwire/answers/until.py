@@ -83,7 +83,7 @@ def until(
     sides = [
         tuple(_reached(name, run, goal) for name, run in named(side)) for side in (before, after)
     ]
-    logs = [[math.log(each.time_s) for each in side] for side in sides]
+    logs = [[math.log(reached.time_s) for reached in side] for side in sides]
     squares, counts = _USUAL_COUNTS * USUAL_SPREAD**2, _USUAL_COUNTS
     for side in logs:
         if len(side) > 1:
@@ -125,4 +125,4 @@ def _reached(name: str, run: Run, goal: Goal) -> Reached:
 
 
 def _usual(side: Sequence[Reached], name: str) -> float:
-    return geometric_mean(getattr(each, name) for each in side)
+    return geometric_mean(getattr(reached, name) for reached in side)

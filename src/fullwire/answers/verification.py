@@ -104,7 +104,7 @@ def verify(
         predictor = forecaster(
             before, calibrate=before_again, alone_s=alone_without_contention_s(before)
         )
-        measured_ns = [typical_step(each).measured_ns for each in (after, *after_again)]
+        measured_ns = [typical_step(run).measured_ns for run in (after, *after_again)]
         changes = dict(_changes(before, after))
         if is_other_work:
             changes[ChangedPasses(passes=passes_after)] = ("accumulate", (passes_after,))

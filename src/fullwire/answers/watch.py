@@ -159,7 +159,7 @@ def job_named(words: str) -> int:
     if len(named) == 1:
         return named[0].ranks[0].pid
     if named:
-        pids = ", ".join(str(each.ranks[0].pid) for each in named)
+        pids = ", ".join(str(job.ranks[0].pid) for job in named)
         raise UsageError(f"watch --job {words}: {len(named)} jobs are named so; give one of {pids}")
     raise UsageError(
         f"watch --job {words}: expected words of a training job's command, and "

@@ -152,12 +152,12 @@ class Watched(Result):
             return () if self.no_step is None else (self.no_step,)
         if self.kind != "unknown":
             return found.verdict.findings
-        low, high = (each / found.step_s for each in self.transfer_s)
+        low, high = (end_s / found.step_s for end_s in self.transfer_s)
         if "contention" in self.possible:
             return (TransferOrContention(low=low, high=high),)
         if set(self.possible) <= _TRANSFER:
             return (NetworkLimits(low=low, high=high),)
-        return (SeveralMayLimit(parts=tuple(each.replace("_", " ") for each in self.possible)),)
+        return (SeveralMayLimit(parts=tuple(part.replace("_", " ") for part in self.possible)),)
 
     @property
     def sentence(self) -> str:

@@ -150,12 +150,12 @@ class WhatIf(Result):
         """Return the choices of "auto", on each cluster."""
         return tuple(
             TunerTakes(
-                workers=each.workers,
-                rate_bps=each.bandwidth_bps,
-                latency_s=each.latency_s,
-                choices=by_size(each.ranges),
+                workers=tuned.workers,
+                rate_bps=tuned.bandwidth_bps,
+                latency_s=tuned.latency_s,
+                choices=by_size(tuned.ranges),
             )
-            for each in self.tuning
+            for tuned in self.tuning
         )
 
     @property
@@ -445,7 +445,9 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
             cluster = replace(grid.cluster, nics=nics)
             where = OnLinks.of(cluster, latency_s, is_scattered=grid.is_scattered)
             assert where is not None
-            costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
+            costs = {
+                algorithm: where.cost("allreduce", algorithm, workers) for algorithm in tried(grid)
+            }
             times = over_links(costs, subject.adds)
         yield Tuned(
             workers=workers,

@@ -97,10 +97,10 @@ def compare(
     if fail_if_slower is not None:
         share(fail_if_slower, "--fail-if-slower")  # refused before runs are read
     before, after = two_sides(context, runs)
-    sides = [[completed(each, line_rate) for each in side] for side in (before, after)]
+    sides = [[completed(run, line_rate) for run in side] for side in (before, after)]
     for name, each in zip(runs, itertools.chain(*sides), strict=True):
         refuse_without_steps(each.run, name)
-    first, second = ([each.run for each in side] for side in sides)
+    first, second = ([recording.run for recording in side] for side in sides)
     goal = None if until is None else reached(first, second, until)
     result, parts = answer(first, second), changed(*sides)
     verification = verify(first[0], second[0], before_again=first[1:], after_again=second[1:])

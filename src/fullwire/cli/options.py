@@ -82,7 +82,7 @@ def with_options(
             *(_option(*option) for option in more),
         ]
         command.__signature__ = signature.replace(parameters=whole)  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in whole}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
         return command  # typer makes options of its signature
 
     return give

@@ -87,13 +87,13 @@ def _list_jobs(*, json: bool) -> None:
 
     rows: list[dict[str, Any]] = [
         {
-            "pid": each.ranks[0].pid,
-            "ranks": [one.rank for one in each.ranks],
-            "workers": each.workers,
-            "user": each.ranks[0].user,
-            "command": each.ranks[0].command,
+            "pid": job.ranks[0].pid,
+            "ranks": [one.rank for one in job.ranks],
+            "workers": job.workers,
+            "user": job.ranks[0].user,
+            "command": job.ranks[0].command,
         }
-        for each in jobs_here()
+        for job in jobs_here()
     ]
     if json:
         print_json({"jobs": rows})

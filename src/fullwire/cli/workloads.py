@@ -41,7 +41,7 @@ def workloads(
     asked = [] if is_large else [name] if name else names()
     loads = [workload(name if batch is None else f"{name}:{batch}") for name in asked]
     large = [name] if is_large and name else [] if name or batch else architecture_names()
-    models = [architecture(each) for each in large]
+    models = [architecture(name) for name in large]
     if json:
         answer: dict[str, object] = {
             "workloads": [workload_object(load, with_gradients=name is not None) for load in loads]

@@ -205,20 +205,20 @@ def _measured(table: _Table) -> Measured:
         spread=table.number("spread", 0.1),
         protocols=tuple(
             Protocol(
-                name=each.text("name"),
-                **{f"{key}_s": each.time(key) for key in hops},
-                **{key: each.number(key, 1.0) for key in shares},
+                name=protocol.text("name"),
+                **{f"{key}_s": protocol.time(key) for key in hops},
+                **{key: protocol.number(key, 1.0) for key in shares},
             )
-            for each in table.tables("protocols", ("name", *hops, *shares))
+            for protocol in table.tables("protocols", ("name", *hops, *shares))
         ),
         shown=tuple(
             Shown(
-                op=each.text("op"),
-                workers=each.count("workers"),
-                bytes=each.whole_numbers("bytes", most=2**50),
-                times=each.numbers("times"),
+                op=curve.text("op"),
+                workers=curve.count("workers"),
+                bytes=curve.whole_numbers("bytes", most=2**50),
+                times=curve.numbers("times"),
             )
-            for each in table.tables("shown", ("op", "workers", "bytes", "times"))
+            for curve in table.tables("shown", ("op", "workers", "bytes", "times"))
         ),
     )
 
@@ -278,7 +278,7 @@ class _Table:
         """Return a list of plain numbers; empty if it is missing."""
         value = self.held.get(key, [])
         if not isinstance(value, list) or not all(
-            isinstance(each, int | float) and not isinstance(each, bool) for each in value
+            isinstance(number, int | float) and not isinstance(number, bool) for number in value
         ):
             raise UsageError(f"{self._what(key)}: expected numbers, like [1.0], got {shown(value)}")
         return tuple(map(float, value))

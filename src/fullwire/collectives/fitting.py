@@ -80,7 +80,7 @@ def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
         for table in tables
     ]
     first = _logarithms(usual(cluster))
-    spreads = np.array([*(each for row in _PROTOCOL_SPREADS for each in row), *_SHARES_SPREAD])
+    spreads = np.array([*(spread for row in _PROTOCOL_SPREADS for spread in row), *_SHARES_SPREAD])
 
     def misfits(at: Floats) -> Floats:
         measured = _measured(at)

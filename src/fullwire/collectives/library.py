@@ -226,12 +226,12 @@ def usual(cluster: Cluster) -> Measured:
     return Measured(
         protocols=tuple(
             replace(
-                each,
-                between_hop_s=each.between_hop_s + longer_s,
-                inside_share=each.inside_share * inside,
-                between_share=each.between_share * between,
+                protocol,
+                between_hop_s=protocol.between_hop_s + longer_s,
+                inside_share=protocol.inside_share * inside,
+                between_share=protocol.between_share * between,
             )
-            for each in USUAL_PROTOCOLS
+            for protocol in USUAL_PROTOCOLS
         ),
         tree_share=USUAL_TREE_SHARE,
         pair_share=USUAL_PAIR_SHARE,

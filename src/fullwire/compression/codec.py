@@ -221,12 +221,12 @@ def costs_in(path: Path) -> dict[str, Cost]:
             str(path), f"expected the output of fullwire codecs --json: {error}"
         ) from None
     return {
-        each["codec"]: Cost(
+        entry["codec"]: Cost(
             encode_bps=speeds["pack_bps"],
             decode_bps=speeds["unpack_bps"],
             source=f"measured on {found['machine']}",
         )
-        for each in found["codecs"]
-        for speeds in each["speeds"][:1]
+        for entry in found["codecs"]
+        for speeds in entry["speeds"][:1]
         if min(speeds["pack_bps"], speeds["unpack_bps"]) > 0
     }

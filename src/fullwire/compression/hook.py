@@ -210,12 +210,12 @@ class Compression:
             direct=self._direct,
         )
         # The few bytes of small gradients travel twice: packed in their places, and as they are.
-        exact = torch.cat([flat[:0], *(each.reshape(-1) for each in small)])
+        exact = torch.cat([flat[:0], *(gradient.reshape(-1) for gradient in small)])
         under_way = dist.all_reduce(exact, group=self._group, async_op=True) if small else None
         loss = self._method.average(bucket, self._group)
         if under_way is not None:
             under_way.wait()
-            means = (exact / ranks).split([each.numel() for each in small])
+            means = (exact / ranks).split([gradient.numel() for gradient in small])
             for gradient, mean in zip(small, means, strict=True):
                 gradient.copy_(mean.view_as(gradient))
                 if error is not None:
@@ -388,7 +388,7 @@ class _Errors:
 
     def squared_norm(self) -> float:
         """Return the squared norm of all rests."""
-        return sum(float(each.square().sum()) for each in self._by_name.values())
+        return sum(float(rest.square().sum()) for rest in self._by_name.values())
 
 
 class _Lane:

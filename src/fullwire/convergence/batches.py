@@ -317,7 +317,7 @@ def computing(shown_s: Sequence[tuple[str, int, float]]) -> Computing:
 
     Neither part is below 0. Work that a single run shows grows with the samples altogether.
     """
-    samples, times_s = np.array([each[1:] for each in shown_s], float).T
+    samples, times_s = np.array([row[1:] for row in shown_s], float).T
     share = 1 / np.square(times_s)  # relative errors count
     centre = float((share * samples).sum() / share.sum())
     middle_s = float((share * times_s).sum() / share.sum())

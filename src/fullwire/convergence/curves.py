@@ -161,7 +161,7 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
     span = float(means[0] - means[-1])
     if not span > 2 * scatter or span <= 0:
         raise UsageError(f"{where} is not reached: the metric stays, or moves away from it")
-    power, below = (each.reshape(-1) for each in np.meshgrid(_POWERS, _LEVELS))
+    power, below = (values.reshape(-1) for values in np.meshgrid(_POWERS, _LEVELS))
     level = means.min() - span * below
     shapes = (times[None, :] / times[-1]) ** -power[:, None]
     heights = means[None, :] - level[:, None]

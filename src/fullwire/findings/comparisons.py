@@ -564,7 +564,7 @@ def comparison_notes(
     for side, facts, is_first in zip(sides, differing, (True, False), strict=True):
         for number, run in enumerate(side, 1):
             named = Side(is_first=is_first, recording=number if len(side) > 1 else None)
-            yield from (SideIsPartial(side=named, what=each) for each in run.missing)
+            yield from (SideIsPartial(side=named, what=gap) for gap in run.missing)
             if run.facts.warnings is not None:
                 yield SideWarned(side=named, what=str(run.facts.warnings))
             here = len(recorded_ranks(run))
@@ -580,7 +580,9 @@ def comparison_notes(
 
 def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:
     """Yield the change of the means, where it differs from that of usual steps."""
-    before_s, after_s = (geometric_mean(float(each.mean()) for each in side) for side in lengths_s)
+    before_s, after_s = (
+        geometric_mean(float(lengths.mean()) for lengths in side) for side in lengths_s
+    )
     change = after_s / before_s - 1
     if abs(after_s / before_s / ratio - 1) > _MEANS_DIFFER:
         yield MeansChangedOtherwise(before_s=before_s, after_s=after_s, change=change)

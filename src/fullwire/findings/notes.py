@@ -395,7 +395,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield RestsOnModel()
     if communicates(case) and not computes(case):
         yield NoComputationHere()
-    yield from (RunIsPartial(what=each) for each in run.missing)
+    yield from (RunIsPartial(what=gap) for gap in run.missing)
     if run.facts.warnings is not None:
         yield WarnedWhereRecorded(what=str(run.facts.warnings))
     if run.facts.remarks is not None:

@@ -385,7 +385,7 @@ def prediction_notes(
     `ranks_are_placed` says that the user gave the number of ranks of each host.
     """
     for name, run in named:
-        yield from (NamedRunIsPartial(run=name, what=each) for each in run.missing)
+        yield from (NamedRunIsPartial(run=name, what=gap) for gap in run.missing)
     by_device: dict[tuple[str, str], list[str]] = {}
     for name, run in named:
         if run.provenance.basis == "modelled":

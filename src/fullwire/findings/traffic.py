@@ -297,7 +297,7 @@ def training(group: Traffic) -> Finding:
 
 def _shape(result: Traffic) -> Finding:
     kind = result.pattern.kind
-    parts = [tuple(result.hosts[each] for each in part) for part in result.pattern.parts]
+    parts = [tuple(result.hosts[host] for host in part) for part in result.pattern.parts]
     if kind == "none":
         return NoPattern()
     if kind == "parameter server":

@@ -44,7 +44,7 @@ class Checkpoint(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield the background, where saving takes time in the loop."""
-        saving_s = sum(each.step_s for each in seen.host if each.call in _SAVES)
+        saving_s = sum(call.step_s for call in seen.host if call.call in _SAVES)
         words = "checkpoints written in the background"
         yield from worthwhile(self, _WAY, words, account, 0.2 * saving_s, saving_s)
 
@@ -120,10 +120,10 @@ class _Writing:
         A thread that writes also renames its files, and waits for none.
         """
         begun = self._begun.pop(threading.get_ident(), [])
-        for each in begun:
-            each.exception()
-        for each in begun:
-            each.result()
+        for save in begun:
+            save.exception()
+        for save in begun:
+            save.result()
 
     def precedes(self, owner: Any, name: str) -> None:
         """Let a function wait before it begins."""
@@ -140,8 +140,8 @@ class _Writing:
         """Wait for the checkpoints of all threads; a failure is the exit status."""
         while self._begun:
             _, begun = self._begun.popitem()
-            for each in begun:
-                if (error := each.exception()) is not None:  # Python would end with status 0
+            for save in begun:
+                if (error := save.exception()) is not None:  # Python would end with status 0
                     sys.stderr.write(f"fullwire: the last checkpoint is not whole: {error}\n")
                     sys.stderr.flush()
                     os._exit(1)

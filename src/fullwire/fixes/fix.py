@@ -287,7 +287,7 @@ def options_among(known: Sequence[str], setting: str, fix: str) -> str:
 
 def as_arguments(setting: str) -> str:
     """Return options as arguments of a call: `static_graph=True, find_unused_parameters=False`."""
-    return ", ".join(each if "=" in each else f"{each}=True" for each in setting.split(","))
+    return ", ".join(option if "=" in option else f"{option}=True" for option in setting.split(","))
 
 
 def sending_s(account: Account) -> float:

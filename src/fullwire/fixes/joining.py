@@ -289,9 +289,9 @@ class _Joining:
         touched = [
             self._waiting[storage]
             for group in groups
-            for each in group
-            if isinstance(each, torch.Tensor) and each.layout == torch.strided
-            if (storage := self._storage(each)._cdata) in self._waiting
+            for value in group
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided
+            if (storage := self._storage(value)._cdata) in self._waiting
         ]
         name = func.overloadpacket.__name__
         is_scaling = name in _SCALINGS and not kwargs and isinstance(args[1], int | float)
@@ -316,19 +316,19 @@ class _Joining:
                 self._all_reduce(agreed, dist.ReduceOp.MIN)
                 count = int(agreed)
                 together, later = [each for _, each in sent[:count]], dict(sent[count:])
-                tensors = [each.tensor for each in together]
+                tensors = [sent_sum.tensor for sent_sum in together]
                 flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
                 self._all_reduce(flat)
                 first = together[0].scalings
-                are_alike = all(each.scalings == first for each in together)
+                are_alike = all(sent_sum.scalings == first for sent_sum in together)
                 for scale, number in first if are_alike else ():
                     scale(flat, number)
                 parts = flat.split([tensor.numel() for tensor in tensors])
                 views = [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]
                 torch._foreach_copy_(tensors, views)
-                for each in () if are_alike else together:
-                    for scale, number in each.scalings:
-                        scale(each.tensor, number)
+                for one in () if are_alike else together:
+                    for scale, number in one.scalings:
+                        scale(one.tensor, number)
                 self._waiting = later
 
     def _settle(self, *of_a_hook: Any) -> None:

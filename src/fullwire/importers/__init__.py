@@ -105,7 +105,7 @@ def tables(path: str | Path, *, format: str | None = None) -> list[Table]:
     found = _given("tables", (path,), format)
     form = None if found.kind in (RUN, WORKLOAD) else FORMATS[found.kind]
     if form is None or form.tables is None:
-        takers = " or ".join(each.label for each in FORMATS.values() if each.tables)
+        takers = " or ".join(format_.label for format_ in FORMATS.values() if format_.tables)
         raise UsageError(f"{path}: expected {takers}, got a {found.kind}")
     return [table for file in files_of(form, found.traces) for table in form.tables(file)]
 
@@ -148,7 +148,7 @@ def import_run(
         return write(found.traces, options, writing)
     if processes is not None or on != HERE:
         option = "--on" if processes is None else "--processes"
-        takers = " and ".join(each.label for each in FORMATS.values() if each.write)
+        takers = " and ".join(format_.label for format_ in FORMATS.values() if format_.write)
         raise UsageError(f"{path}: {option} belongs to {takers}, not to a {found.kind}")
     from fullwire.run.store import write as write_run
 
@@ -190,9 +190,9 @@ def _read(found: Given, options: Options) -> Run:
 def _beside(found: Given) -> Iterator[tuple[Beside, list[Path]]]:
     """Yield each format that adds to others, with its files among the given paths."""
     places = [*found.beside, *(place for place in found.traces if place.is_dir())]
-    for each in FORMATS.values() if places else ():
-        if each.beside is not None and (files := files_among(each, places)):
-            yield each.beside, files
+    for format_ in FORMATS.values() if places else ():
+        if format_.beside is not None and (files := files_among(format_, places)):
+            yield format_.beside, files
 
 
 def _refuse_others(found: Given, options: Options) -> None:
@@ -201,7 +201,7 @@ def _refuse_others(found: Given, options: Options) -> None:
     asked: tuple[Option, ...] = get_args(Option)
     for option in asked:
         if getattr(options, option) is not None and option not in takes:
-            taker = next(each for each in FORMATS.values() if option in each.options)
+            taker = next(format_ for format_ in FORMATS.values() if option in format_.options)
             flags = [f"--{option.replace('_', '-')}" for option in taker.options]
             raise UsageError(
                 f"{found.traces[0]}: {' and '.join(flags)} belong{'s' * (len(flags) == 1)} to "

@@ -44,11 +44,11 @@ def given(
     """Return the kind of the paths, the traces among them, and the other files they hold."""
     places = [path_of(path, where) for path in paths]
     found = [[format] if format else kinds_of(formats, place) for place in places]
-    kinds = [each[0] for each in found]
+    kinds = [names[0] for names in found]
     if len({*kinds}) > 1:  # beside a trace, the lines of NCCL in the log of a script count
         for place, of_place in zip(places, found, strict=True):
             of_place += _others_in(formats, place, of_place[0])
-    traces_alone = [each[0] for each in found if not _adds(formats, each)]
+    traces_alone = [names[0] for names in found if not _adds(formats, names)]
     kind = (traces_alone or [kind for kind in kinds if not _adds(formats, [kind])] or kinds)[0]
     for place, of_place in zip(places, found, strict=True):
         if of_place[0] != kind and not _adds(formats, of_place):

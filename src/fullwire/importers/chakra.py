@@ -217,9 +217,9 @@ def _table(rank: int, trace: _Trace, zero_ns: int) -> Collectives:
     rows = trace.collectives
     counted = Counter[tuple[str, str]]()
     sequence = []
-    for each in rows:
-        sequence.append(counted[each.group, each.op])
-        counted[each.group, each.op] += 1
+    for sum_ in rows:
+        sequence.append(counted[sum_.group, sum_.op])
+        counted[sum_.group, sum_.op] += 1
     start_ns = np.array(
         [row.start_ns - zero_ns if row.duration_ns else 0 for row in rows], np.int64
     )
@@ -411,18 +411,18 @@ def _json_node(given: Mapping[str, Any]) -> _Node:
     node.start_us = _whole(given.get("startTimeMicros", given.get("start_time_micros")))
     node.duration_us = _whole(given.get("durationMicros", given.get("duration_micros")))
     listed = given.get("attr", given.get("attrs"))
-    for each in listed if isinstance(listed, list) else []:
-        if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+    for entry in listed if isinstance(listed, list) else []:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             continue
-        for key, value in each.items():  # the first value counts, under any name of its type
+        for key, value in entry.items():  # the first value counts, under any name of its type
             if key in ("name", "type", "docString", "doc_string"):
                 continue
             if isinstance(value, bool | int):
-                node.attributes[each["name"][:_LONGEST_NAME]] = int(value)
+                node.attributes[entry["name"][:_LONGEST_NAME]] = int(value)
                 break
             if isinstance(value, str):
                 is_number = "str" not in key.lower() and re.fullmatch(r"-?\d{1,18}", value)
-                node.attributes[each["name"][:_LONGEST_NAME]] = (
+                node.attributes[entry["name"][:_LONGEST_NAME]] = (
                     int(value) if is_number else value[:_LONGEST_NAME]
                 )
                 break
@@ -454,7 +454,7 @@ def _whole(value: object) -> int:
 
 def _largest_group(stated: str) -> int:
     """Return the size of the largest process group, which holds all ranks."""
-    sizes = (int(each) for each in _GROUP_SIZE.findall(stated))
+    sizes = (int(digits) for digits in _GROUP_SIZE.findall(stated))
     return max((size for size in sizes if size <= _MOST_RANK), default=0)
 
 
@@ -478,7 +478,7 @@ def _tensor_bytes(value: object, depth: int) -> int:
         elements, item_bytes = value[3:5]
         is_told = isinstance(elements, int) and isinstance(item_bytes, int)
         return elements * item_bytes if is_told and elements > 0 < item_bytes else 0
-    return sum(_tensor_bytes(each, depth + 1) for each in value)
+    return sum(_tensor_bytes(part, depth + 1) for part in value)
 
 
 def _storable(text: str) -> str:

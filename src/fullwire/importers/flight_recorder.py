@@ -190,9 +190,9 @@ def _dump(path: Path) -> _Dump:
         # The file ended early: search the values read so far for the parts of a dump.
         values = list(unfinished)
         entries = [value for value in values if _is_entry(value)]
-        for each in values:
-            if isinstance(each, list):
-                entries += [inner for inner in each if _is_entry(inner)]
+        for entry in values:
+            if isinstance(entry, list):
+                entries += [inner for inner in entry if _is_entry(inner)]
         config = next(
             (after for key, after in itertools.pairwise(values) if key == "pg_config"), {}
         )
@@ -234,7 +234,7 @@ def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Du
         ranks = told.get("ranks") if isinstance(told, dict) else None
         text = ranks if isinstance(ranks, str) else ""
         members[str(name)[:_LONGEST_NAME]] = tuple(
-            int(each) for each in re.findall(r"\d{1,9}", text[:10_000_000])
+            int(digits) for digits in re.findall(r"\d{1,9}", text[:10_000_000])
         )
     work = _Work()
     entries = []
@@ -247,7 +247,7 @@ def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Du
     # Take the rank from the dump, else from the file's name, which may also end in a date.
     rank = _whole(whole.get("rank"), _MOST_RANK)
     if rank is None and (named := _RANK_IN_NAME.search(path.name.removesuffix(".json"))):
-        known = {each for of in members.values() for each in of}
+        known = {member for of in members.values() for member in of}
         in_name = int(named[1] or named[2])
         rank = in_name if not known or in_name in known else None
     library = str(listed[0].get("profiling_name", "")) if listed and entries else ""
@@ -300,7 +300,7 @@ def _entry(
 
 def _group(given: object, members: Mapping[str, tuple[int, ...]]) -> str:
     """Name a process group the same on all its ranks; list the ranks if it lacks some."""
-    parts = [str(each)[:_LONGEST_NAME] for each in _list(given)[:2] if isinstance(each, str | int)]
+    parts = [str(part)[:_LONGEST_NAME] for part in _list(given)[:2] if isinstance(part, str | int)]
     if not parts:
         return str(given)[:_LONGEST_NAME] if isinstance(given, str | int) else "default_pg"
     name, described = parts[0], parts[-1]
@@ -327,12 +327,12 @@ def _bytes(shapes: Sequence[Any], dtypes: Sequence[Any], work: _Work) -> tuple[i
         return -1, ""
     total, named = 0, ""
     for given, dtype in zip(shapes, dtypes, strict=True):
-        shape = [_whole(each, _MOST_BYTES) for each in _list(given)[:_MOST_DIMENSIONS]]
+        shape = [_whole(size, _MOST_BYTES) for size in _list(given)[:_MOST_DIMENSIONS]]
         named, item_bytes = dtype_of(dtype) if isinstance(dtype, str) else ("", 0)
         work.left -= 1 + len(shape)
         if work.left < 0 or not item_bytes or None in shape:
             return -1, ""
-        total += item_bytes * math.prod(each or 0 for each in shape)
+        total += item_bytes * math.prod(size or 0 for size in shape)
     return total, named
 
 

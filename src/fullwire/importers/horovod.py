@@ -139,8 +139,8 @@ def read_horovod(path: Path) -> Run:
         missing.append(f"of {alone:,} collectives not every rank's readiness is told")
     # A step begins with the first of the tensors that come in every step.
     begins: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for each in book.collectives:
-        begins[each.tensor, each.op].append(each.begin_ns)
+    for one in book.collectives:
+        begins[one.tensor, one.op].append(one.begin_ns)
     counts = Counter(len(times) for times in begins.values() if len(times) > 1)
     steps = np.empty(0, np.int64)
     if counts:

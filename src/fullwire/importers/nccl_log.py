@@ -168,7 +168,7 @@ class Log:
         version = _VERSION.search(line)
         if version is not None:
             _count(self._versions, f"{version[1]} {version[2]}")
-        found = [(self._host(each), each) for each in _MESSAGE.finditer(line)]
+        found = [(self._host(match), match) for match in _MESSAGE.finditer(line)]
         place = line.find(_PLAIN) if not found else -1
         if place >= 0:  # some collectors of logs cut off a message's beginning
             self._take(line[place + len(_PLAIN) :].rstrip("\r\n"), ("", "", ""))
@@ -270,15 +270,15 @@ class Log:
 
     def problems(self) -> Iterator[str]:
         """Yield a problem if the logs end early."""
-        cut = sum(1 for each in self._under_way.values() if each.ranks or each.channels)
+        cut = sum(1 for setup in self._under_way.values() if setup.ranks or setup.channels)
         if cut:
             yield f"NCCL's log ends while {cut} of its communicators were being set up"
 
     def facts(self) -> Facts:
         """Return all known facts, which are empty if every message was damaged."""
-        for each in self._under_way.values():  # a log that was cut still shows these
-            if each.ranks or each.channels:
-                self._finish(replace(each, rings=dict(each.rings)))
+        for setup in self._under_way.values():  # a log that was cut still shows these
+            if setup.ranks or setup.channels:
+                self._finish(replace(setup, rings=dict(setup.rings)))
         largest = self._largest
         # Name pairs of devices whose link is slower in one direction than in the other.
         uneven = [

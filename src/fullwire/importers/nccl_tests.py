@@ -286,8 +286,8 @@ def _separated(path: Path, content: bytes) -> list[Table]:
         raise DamagedInput(path, f"expected the results of rccl-tests: {error}") from None
     tables: dict[tuple[str, int], dict[tuple[str, str, str, str], Row]] = {}
     broken, wrong = 0, 0.0
-    for each in given[:_MOST_ROWS]:
-        told = {key.lower().strip(): str(value).strip(' "') for key, value in each.items()}
+    for entry in given[:_MOST_ROWS]:
+        told = {key.lower().strip(): str(value).strip(' "') for key, value in entry.items()}
         op = _op(told.get("collective", told.get("name", path.stem)))
         counts = [_number(told.get(name, "1")) for name in ("ranks", "gpusperrank", "gpus")]
         time_us, algorithm, bus, size = (

@@ -84,7 +84,7 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
     lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
     for text in chain.from_iterable(map(_shown, lines)):
         log.take(text)
-        told = next((found for each in known if (found := each.search(text))), None)
+        told = next((found for pattern in known if (found := pattern.search(text))), None)
         if told is None:
             continue
         values = {name: _number(value) for name, value in told.groupdict().items()}

@@ -287,7 +287,7 @@ def _reconciled(captures: Sequence[_Capture], passed: Sequence[Passed]) -> list[
                 places.append([later])
         fullest = max(
             places,
-            key=lambda place: (sum(each.payload_bytes for each in place), place[0].is_sender),
+            key=lambda place: (sum(flow.payload_bytes for flow in place), place[0].is_sender),
         )
         chosen += fullest
     return chosen

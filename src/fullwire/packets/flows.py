@@ -116,7 +116,7 @@ class Traffic:
     @property
     def order(self) -> tuple[str, ...]:
         """Return the addresses in the pattern's sending order."""
-        return tuple(self.hosts[each] for each in self.pattern.order)
+        return tuple(self.hosts[host] for host in self.pattern.order)
 
 
 def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:

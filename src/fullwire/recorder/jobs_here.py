@@ -102,8 +102,8 @@ def _members() -> list[tuple[dict[int, int], int, bool]]:
         together = _together(pid, ranks)
         size = told.get("WORLD_SIZE", "")
         found.append((together, max(int(size) if size.isdigit() else 0, max(together) + 1), False))
-        for each in together.values():
-            del ranks[each]
+        for group in together.values():
+            del ranks[group]
     for pid, children in alone.items():
         if "RANK" not in processes[pid]:
             guessed = dict(enumerate(sorted(children) if len(children) > 1 else [pid]))
@@ -123,13 +123,13 @@ def _together(pid: int, ranks: Mapping[int, Mapping[str, str]]) -> dict[int, int
         for each, told in ranks.items()
         if [told.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")] == meet
     }
-    above = {each: [each, *_line_up(each)] for each in alike}
+    above = {pid: [pid, *_line_up(pid)] for pid in alike}
     found = {alike[pid]: pid}
     for ancestor in above[pid]:
         below = [each for each, line in above.items() if ancestor in line]
-        if len({alike[each] for each in below}) < len(below):
+        if len({alike[pid] for pid in below}) < len(below):
             break
-        found = {alike[each]: each for each in below}
+        found = {alike[pid]: pid for pid in below}
     return found
 
 
@@ -212,7 +212,7 @@ def _line_up(pid: int) -> Iterator[int]:
 
 
 def _ancestors(pid: int) -> set[int]:
-    return {each for each in _line_up(pid) if each > 1}
+    return {parent for parent in _line_up(pid) if parent > 1}
 
 
 def _descendants(pid: int) -> set[int]:

@@ -125,8 +125,8 @@ class Output:
     def close(self) -> None:
         """Read what is there, and end; a process that still holds the output keeps it."""
         self._has_ended.set()
-        for each in (*self._pumps, self._watcher):
-            each.join()
+        for thread in (*self._pumps, self._watcher):
+            thread.join()
         self._lines.put(None)
         self._feeder.join()
         self._matcher.wait()

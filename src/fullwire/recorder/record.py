@@ -126,7 +126,7 @@ def record(
     if packets:
         check_capturing()
 
-    patterns = [Pattern(each) for each in ([metric] if isinstance(metric, str) else metric)]
+    patterns = [Pattern(text) for text in ([metric] if isinstance(metric, str) else metric)]
 
     def play(directory: Path) -> int:
         environment = recorded_environment(directory, os.environ, probe=probe, noise=noise)

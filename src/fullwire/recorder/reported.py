@@ -47,7 +47,10 @@ class Reported:
         if self.pass_samples is None:
             told = next(journal.defined("samples"), None)
             self.pass_samples = None if told is None else int(told["samples"])
-        names = {each["number"]: str(each["name"]) for each in journal.defined("metric")}
+        names = {
+            definition["number"]: str(definition["name"])
+            for definition in journal.defined("metric")
+        }
         fresh = {number: name for number, name in names.items() if name not in self._names}
         if fresh:
             self._names |= set(fresh.values())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     """Return a what-if as a JSON object, with its best rows if `best` is given."""
     rows = list(result.rows())
-    intervals = zip(*(each.tolist() for each in result.interval_s), strict=True)
+    intervals = zip(*(end_s.tolist() for end_s in result.interval_s), strict=True)
     for row, (low_s, high_s) in zip(rows, intervals, strict=True):
         row["interval"] = _interval_object(low_s, high_s)
     shown: dict[str, Any] = {
@@ -47,24 +47,24 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     if told is not None and further is not None:
         shown["further_recording"] = {**asdict(further), "sentence": sentence(told)}
     if result.tuning:
-        shown["tuning"] = [asdict(each) for each in result.tuning]
+        shown["tuning"] = [asdict(tuned) for tuned in result.tuning]
     if best is not None:
         shown["best"] = [
             {
-                **shown["rows"][each.row],
-                "speedup": each.speedup,
+                **shown["rows"][top.row],
+                "speedup": top.speedup,
                 "instead": [
                     {**asdict(one), "value": _plain(one.value), "instead": _plain(one.instead)}
-                    for one in each.instead
+                    for one in top.instead
                 ],
             }
-            for each in result.best(best)
+            for top in result.best(best)
         ]
     if result.targets is not None:
         least = {
             name: [
-                {**asdict(each), "reachable": each.is_reachable}
-                for each in getattr(result.targets, name)
+                {**asdict(target), "reachable": target.is_reachable}
+                for target in getattr(result.targets, name)
             ]
             for name in ("least_bandwidth", "least_compression")
         }
@@ -205,8 +205,8 @@ def until_object(result: Until | None) -> dict[str, Any] | None:
     return {
         "metric": result.goal.metric,
         "value": result.goal.value,
-        "before": [asdict(each) for each in result.before],
-        "after": [asdict(each) for each in result.after],
+        "before": [asdict(reached) for reached in result.before],
+        "after": [asdict(reached) for reached in result.after],
         "ratio": result.ratio,
         "ratio_interval": {"low": result.low, "high": result.high},
         "is_significant": result.is_significant,
@@ -234,7 +234,7 @@ def comparison_object(result: Comparison) -> dict[str, Any]:
     shown = {field.name: getattr(result, field.name) for field in fields(result)}
     del shown["notes"], shown["noise"]
     for side in ("before_recordings", "after_recordings"):
-        shown[side] = [asdict(each) for each in shown[side]]
+        shown[side] = [asdict(recording) for recording in shown[side]]
     return {**shown, "warnings": list(result.warnings)}
 
 
@@ -406,7 +406,7 @@ def traffic_object(result: AuditedTraffic) -> dict[str, Any]:
     iterations, slow, usual = result.iterations, result.slow_link, usual_iteration(result)
     pattern: dict[str, Any] = {"kind": result.pattern.kind, "order": list(result.order)}
     if result.pattern.parts:
-        pattern["parts"] = [[result.hosts[each] for each in part] for part in result.pattern.parts]
+        pattern["parts"] = [[result.hosts[host] for host in part] for part in result.pattern.parts]
     return {
         "hosts": list(result.hosts),
         "matrix_payload_bytes": result.matrix_payload_bytes.tolist(),

@@ -120,7 +120,7 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
     if "codec" in axes and all(codec.is_free for codec in axes["codec"]):
         axes["compression"] = axes.pop("codec")
     across = max(
-        (each for each in CONDITIONS.values() if each.across),
+        (condition for condition in CONDITIONS.values() if condition.across),
         key=lambda each: (len(axes.get(each.axis, ())), each.across),
     ).axis
     others = [axis for axis in axes if axis != across]

@@ -64,9 +64,9 @@ def print_clusters(clusters: Sequence[Cluster]) -> None:
     ]
     heads = ["cluster", "devices a node", "in the node", "NICs a node", "network"]
     print_table(heads, rows, texts={"cluster", "network"})
-    for each in clusters:
-        if each.rests_on:
-            say(f"{each.name}: {each.rests_on}")
+    for one in clusters:
+        if one.rests_on:
+            say(f"{one.name}: {one.rests_on}")
 
 
 def cluster_sentence(cluster: Cluster) -> str:
@@ -132,12 +132,14 @@ def drawing(cluster: Cluster) -> Iterator[str]:
         joined = "a switch in the node" if cluster.inside.kind == "switch" else "PCIe"
         yield _labelled("each node", f"{joined}, {show_rate(cluster.inside.rate_bps)} a device")
         yield _labelled("", "┬───" * (len(shown) - 1) + "┬")
-    squares = [" … " if each is None else "▣   " for each in shown]
+    squares = [" … " if device is None else "▣   " for device in shown]
     yield _labelled("each node" if cluster.inside is None else "", "".join(squares).rstrip())
     if isinstance(network, Torus) or not len(cluster.nic_of_device):
         yield _labelled("NICs", "east, west, south, north, of every device")
     else:
-        places = [f"{'…' if each is None else cluster.nic_of_device[each]:<4}" for each in shown]
+        places = [
+            f"{'…' if device is None else cluster.nic_of_device[device]:<4}" for device in shown
+        ]
         yield _labelled("NIC", "".join(places).rstrip())
 
 

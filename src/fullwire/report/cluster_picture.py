@@ -262,8 +262,8 @@ def _draw_switch(sheet: _Sheet, cluster: Cluster) -> None:
 
 def _move_up(sheet: _Sheet, by: float) -> None:
     """Move the drawing up into the room of a missing spine, or down."""
-    for each in (*sheet.boxes, *sheet.words):
-        each["y"] -= by
+    for shape in (*sheet.boxes, *sheet.words):
+        shape["y"] -= by
     for box in sheet.boxes:
         box["y2"] -= by
 

@@ -104,7 +104,7 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
             for count, word, ending in ((fixes, "fix", "es"), (notes, "note", "s"))
             if count
         ]
-        say(f"-v shows the evidence{''.join(f', {each}' for each in counted)} and the ranks.")
+        say(f"-v shows the evidence{''.join(f', {part}' for part in counted)} and the ranks.")
     for number, command in enumerate(commands):
         say_command(f"{'and: ' if number else 'Next:'} {command}")
 
@@ -138,7 +138,7 @@ def print_watched(result: Watched, name: str | None = None, *, is_full: bool = F
     print_table(["part", "from outside it may be"], rows, texts={"part"})
     busy = sorted(job.ranks, key=lambda each: each.rank)
     if is_full:
-        say(f"  processes {', '.join(f'{each.pid} (rank {each.rank})' for each in busy)}")
+        say(f"  processes {', '.join(f'{process.pid} (rank {process.rank})' for process in busy)}")
         print_notes(found.warnings)
     if job.is_guessed:
         say("note: No environment told the ranks: they are numbered by process.")
@@ -187,7 +187,7 @@ def _print_fixes(result: Explanation, *, is_full: bool) -> None:
 def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]:
     """Return the commands that the answer leads to, complete."""
     run, facts, source = quote(name), result.facts, result.provenance.source
-    if any(isinstance(each, LineRateMissing) for each in result.verdict.needed):
+    if any(isinstance(need, LineRateMissing) for need in result.verdict.needed):
         return [f"fullwire explain {run} --line-rate 10Gbps"]
     is_to_be_made = any(fix.place == "script" for fix in result.fixes)
     is_of_a_job = result.provenance.origin == result.provenance.basis == "measured"
@@ -310,8 +310,8 @@ def print_comparison(
         say_flush(gate.sentence)
     if goal is not None:
         say_flush(sentence(goal.finding))
-    for each in sentences(result.findings):
-        say_flush(each)
+    for line in sentences(result.findings):
+        say_flush(line)
     if verification is not None:
         say_flush(sentence(verification.finding))
     if not is_full:

@@ -79,7 +79,7 @@ def _summary(path: Path) -> Iterator[str]:
         )
         # The use of links and processors, if it was sampled.
         samples = cast(Iterator[Links], read_rows(path, "links", gaps))
-        links = [each for each in links_in_use(run, samples, windows) if each.in_steps is not None]
+        links = [link for link in links_in_use(run, samples, windows) if link.in_steps is not None]
         if links:
             busiest = max(links, key=lambda link: link.in_steps or 0)
             used = f"{busiest.in_steps:.0%} of {show_rate(busiest.line_rate_bps)} used"

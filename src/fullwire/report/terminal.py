@@ -67,7 +67,7 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
         )
     )
     chosen = () if best is None else result.best(best)
-    shown = [each.row for each in chosen] or list(range(min(len(table), MOST_ROWS)))
+    shown = [top.row for top in chosen] or list(range(min(len(table), MOST_ROWS)))
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
     values = {name: table[name][shown].tolist() for name in names}
     rows = [[_cell(name, values[name][number]) for name in names] for number in range(len(shown))]
@@ -75,7 +75,7 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
     if result.has_intervals:
         place = len(varying)
         headings[place] = "step (90 %)"
-        ends = zip(*(each[shown].tolist() for each in result.interval_s), strict=True)
+        ends = zip(*(end_s[shown].tolist() for end_s in result.interval_s), strict=True)
         for row, step_s, (low_s, high_s) in zip(rows, values["step_s"], ends, strict=True):
             row[place] = show_between(step_s, low_s, high_s)
     # A bar beside each scaling factor, where there is room for one.
@@ -89,7 +89,7 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
         from fullwire.answers.search import NEAR
 
         say(f"The best of {len(table):,}. Rows within {NEAR:.0%} count as equal, cheaper first.")
-        first = {str(table["run"][each.row]): each for each in reversed(chosen)}
+        first = {str(table["run"][one.row]): one for one in reversed(chosen)}
         for run, top in reversed(first.items()):
             worth = []
             for one in top.instead:
@@ -199,7 +199,7 @@ def show_between(time_s: float, low_s: float, high_s: float) -> str:
     """Print a time with its interval, in one unit if all three figures use the same."""
     if isnan(low_s):
         return show_time(time_s)
-    middle, low, high = (show_time(each).rsplit(" ", 1) for each in (time_s, low_s, high_s))
+    middle, low, high = (show_time(time_s_).rsplit(" ", 1) for time_s_ in (time_s, low_s, high_s))
     if middle[1] == low[1] == high[1]:
         return f"{' '.join(middle)} ({low[0]}-{high[0]})"
     return f"{' '.join(middle)} ({' '.join(low)} - {' '.join(high)})"
@@ -522,7 +522,7 @@ def _parts_of_table(widths: Sequence[int]) -> Iterator[list[int]]:
     """Divide columns into tables that fit the terminal, each beginning with the first column."""
     part = [0]
     for place in range(1, len(widths)):
-        if len(part) > 1 and sum(widths[each] + 2 for each in [*part, place]) - 2 > columns():
+        if len(part) > 1 and sum(widths[column] + 2 for column in [*part, place]) - 2 > columns():
             yield part
             part = [0]
         part.append(place)

@@ -20,7 +20,7 @@ class Gap:
 
 def gaps_of(said: Iterable[str | Gap], *, table: str | None = None) -> tuple[Gap, ...]:
     """Make gaps of sentences, all about one table if `table` is given; gaps stay as they are."""
-    return tuple(each if isinstance(each, Gap) else Gap(each, table) for each in said)
+    return tuple(reason if isinstance(reason, Gap) else Gap(reason, table) for reason in said)
 
 
 def reasons(gaps: Iterable[Gap], tables: Collection[str]) -> tuple[str, ...]:

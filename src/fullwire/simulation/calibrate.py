@@ -134,7 +134,7 @@ class Calibration:
 def calibrated(runs: Sequence[Run]) -> Calibration:
     """Fit a transport to the collectives of one run, or of several from the same cluster."""
     by_run = [(run, list(_periods(run))) for run in runs]
-    observations = [each for run, found in by_run for each in _observed(run, found)]
+    observations = [observation for run, found in by_run for observation in _observed(run, found)]
     if not observations:
         names = ", ".join(run.provenance.source for run in runs)
         raise UsageError(
@@ -436,7 +436,7 @@ class _Fit:
 
     def solved(self) -> Calibration:
         """Find the transport that agrees best, by Gauss and Newton, and those nearly as good."""
-        at = np.log([each.value for each in self._known])
+        at = np.log([free.value for free in self._known])
         for _ in range(_ROUNDS):
             misfits, slopes = self._misfits(at), self._slopes(at)
             if not (np.isfinite(misfits).all() and np.isfinite(slopes).all()):
@@ -448,8 +448,8 @@ class _Fit:
             if np.abs(change).max() < 1e-9:
                 break
         recorded = self._observations[: self._seen]
-        relative = self._misfits(at)[: self._seen] * [each.spread for each in recorded]
-        weights = np.array([each.count * each.time_s for each in recorded])
+        relative = self._misfits(at)[: self._seen] * [recording.spread for recording in recorded]
+        weights = np.array([recording.count * recording.time_s for recording in recorded])
         misfit = float(np.sqrt(np.average(relative**2, weights=weights)))
         slopes = self._slopes(at)
         among_runs = np.diag([_LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])

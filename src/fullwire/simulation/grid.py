@@ -123,7 +123,7 @@ class Residue:
     @classmethod
     def stacked(cls, several: Sequence[Residue]) -> Residue:
         """Return several as one, along a first axis before those of the points."""
-        figures = np.array([(each.time_s, each.at_overhead_s) for each in several])
+        figures = np.array([(one.time_s, one.at_overhead_s) for one in several])
         return cls(*figures.T.reshape(2, -1, 1, 1, 1))
 
     def beside(self, overhead_s: Floats) -> Floats:

@@ -151,13 +151,13 @@ class _Recognising:
         """Yield the sizes of operations with these names, and their calls."""
         for (name, shapes), calls in self.calls[rank].items():
             if name in names:
-                yield [[int(size) for size in each.split("x")] for each in shapes.split()], calls
+                yield [[int(size) for size in shape.split("x")] for shape in shapes.split()], calls
 
     def _attention(self) -> tuple[int, int, int, int, int]:
         """Return sequences of a microbatch, their tokens, heads of a rank, and their width."""
         for rank in self.ranks:
             for name, shapes in self.calls[rank]:
-                sizes = [[int(size) for size in each.split("x")] for each in shapes.split()]
+                sizes = [[int(size) for size in shape.split("x")] for shape in shapes.split()]
                 if not _ATTENTION.search(name) or len(sizes) < 3 or len(sizes[0]) != 4:
                     continue
                 if "backward" in name:  # its first tensor is the gradient, of the same sizes

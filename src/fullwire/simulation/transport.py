@@ -74,7 +74,7 @@ class MeasuredTransport:
     def stacked(cls, several: Sequence[MeasuredTransport]) -> MeasuredTransport:
         """Return several of the same machines as one, along a first axis before the points'."""
         figures: dict[str, Any] = {
-            name: np.array([getattr(each, name) for each in several]).reshape(-1, 1, 1, 1)
+            name: np.array([getattr(one, name) for one in several]).reshape(-1, 1, 1, 1)
             for name in ("share", "processor_s_per_byte", "processor_s_per_hop", "apart")
         }
         return replace(several[0], **figures)

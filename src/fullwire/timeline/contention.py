@@ -82,21 +82,26 @@ def crowding_of(
     facts = run.facts
     if (facts.workers or 0) < 2 or not sums_on_processors(run):
         return Crowding("none", none)
-    usual_ns = np.array([np.median(each) if len(each) else 0.0 for each in computed_ns])
+    usual_ns = np.array(
+        [np.median(lengths_ns) if len(lengths_ns) else 0.0 for lengths_ns in computed_ns]
+    )
     if not (usual_ns > 0).all():
         return Crowding("none", none)
     probes = min(map(len, apart_ns), default=0)
     if probes >= FEWEST_PROBES:
-        wall_ns = np.array([float(np.median(each)) for each in apart_ns])
+        wall_ns = np.array([float(np.median(lengths_ns)) for lengths_ns in apart_ns])
         delay_ns = _by_rank_ns(facts.probe_run_delay_s, ranks)
         # The thread's own work in a probe step, without its sums and without what is no computing.
-        apart_from_ns = np.array([np.median(each) for each in outside_ns])
+        apart_from_ns = np.array([np.median(lengths_ns) for lengths_ns in outside_ns])
         before_ns = _by_rank_ns(facts.before_forward_processor_s, ranks)
         ran_ns = _by_rank_ns(facts.probe_compute_s, ranks) - np.maximum(apart_from_ns, before_ns)
         undelayed_ns = np.maximum(wall_ns - delay_ns, ran_ns) + (1 - _own_share(run)) * delay_ns
         undelayed_ns = np.minimum(undelayed_ns, wall_ns)
         alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)
-        middle = [np.median(abs(each / max(np.median(each), 1.0) - 1)) for each in apart_ns]
+        middle = [
+            np.median(abs(lengths_ns / max(np.median(lengths_ns), 1.0) - 1))
+            for lengths_ns in apart_ns
+        ]
         needed_ns = np.sort(alone_ns)
         return Crowding(
             "probe steps",

@@ -327,7 +327,8 @@ def carried(run: Run, rate_bps: Mapping[int, float]) -> CarriedTimes | None:
         begun_ns[1:] = np.maximum(begun_ns[1:], ended_ns[:-1])
         moved_ns[own] = np.maximum(ended_ns - begun_ns, 0)
     waited_s, moved_s, added_s = (
-        float(each.sum()) * 1e-9 / rank_steps for each in (waited_ns, moved_ns, table.reducing_ns)
+        float(part_ns.sum()) * 1e-9 / rank_steps
+        for part_ns in (waited_ns, moved_ns, table.reducing_ns)
     )
     rates = np.array([rate_bps.get(rank, np.nan) for rank in table.rank.tolist()])
     sends = table.sent_bytes > 0  # a rank that only receives leaves its own link's way out idle

@@ -197,7 +197,7 @@ def _gained(time_ns: Whole, counter: Whole | Floats, looked: _Looked) -> float:
     """Return how much a counter grew in the examined time; it may have restarted meanwhile."""
     grown = np.cumsum(np.maximum(np.diff(counter.astype(np.float64), prepend=counter[:1]), 0.0))
     at_end, at_start = (
-        np.interp(each, time_ns, grown) for each in (looked.ends_ns, looked.starts_ns)
+        np.interp(edges_ns, time_ns, grown) for edges_ns in (looked.ends_ns, looked.starts_ns)
     )
     return float((at_end - at_start).sum())
 

@@ -358,12 +358,12 @@ class _Sums:
         self.tries = 0
         self._then = then
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        if not trained or any(each.device.type != "cpu" for each in trained):
+        if not trained or any(parameter.device.type != "cpu" for parameter in trained):
             raise UsageError(
                 "fullwire.elastic: expected a model with parameters to train, on the CPU, got "
                 + (f"parameters on {trained[0].device}" if trained else "none")
             )
-        self._buckets = [_Bucket(each) for each in _divided(trained)]
+        self._buckets = [_Bucket(part) for part in _divided(trained)]
         self._begun = self._launched = 0
         self._problem: Exception | None = None
         for bucket in self._buckets:

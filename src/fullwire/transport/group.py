@@ -328,7 +328,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         given = only(inputs).contiguous()
         lists = listed(outputs)
         landing, spread = landing_for(lists)
-        task = self._gathering(given, [memory_of(each) for each in landing], opts)
+        task = self._gathering(given, [memory_of(tensor) for tensor in landing], opts)
         return self._work([task], list(lists), (landing, given), spread)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
@@ -374,7 +374,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
         """Reduce a list of tensors and leave one of the results on each rank."""
         output = only(outputs)
-        parts = [each.contiguous() for each in listed(inputs)]
+        parts = [tensor.contiguous() for tensor in listed(inputs)]
         [landing], spread = landing_for([output])
         task = self._scattering(landing, [memory_of(part) for part in parts], opts)
         return self._work([task], [output], (landing, parts), spread)
@@ -449,7 +449,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         landing, spread = landing_for(lists)
         places = [_EMPTY] * self._size
         if self._rank == root:
-            places = [memory_of(each) for each in landing]
+            places = [memory_of(tensor) for tensor in landing]
             self._require_places(places, memory[1], "gather")
         source = [memory if rank == self._rank else _EMPTY for rank in range(self._size + 1)]
         program = programs.gather(self._size, self._rank, root)

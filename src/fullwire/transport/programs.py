@@ -207,12 +207,13 @@ def reduce(workers: int, rank: int, root: int, small: bool) -> Any:
     stated = plan("broadcast", "tree" if small else "ring", workers)
     here = (rank - root) % workers
     part = stated.parts[0] if stated.parts else None
-    above = [int(each) for each in part.source[part.target == here]] if part else []
-    below = [int(each) for each in part.target[part.source == here]] if part else []
-    children = [(each + root) % workers for each in reversed(below)]
+    above = [int(rank) for rank in part.source[part.target == here]] if part else []
+    below = [int(rank) for rank in part.target[part.source == here]] if part else []
+    children = [(child + root) % workers for child in reversed(below)]
     receives = _reducing_one_after_another(children, 0, is_root=rank == root)
     sends = [
-        Send((each + root) % workers, 0, after=len(receives) - 1, after_all_of=0) for each in above
+        Send((parent + root) % workers, 0, after=len(receives) - 1, after_all_of=0)
+        for parent in above
     ]
     if rank == root:
         sends += [Send(other, 1, after_all_of=len(receives)) for other in _others(workers, rank)]

@@ -178,8 +178,8 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
             machines = [meeting.record(other)[2] for other in range(size)]
         except NotYet as error:  # a rank failed after it was met
             raise TransportError(str(error)) from None
-        for each in found.values():
-            each.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for peer in found.values():
+            peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keys = [
             found[other].keys if other in found else (_NO_KEY, _NO_KEY) for other in range(size)
         ]
@@ -375,8 +375,8 @@ class Door:
         """Close all connections of the door."""
         for guest in self._waiting():
             guest.connection.close()
-        for each in self.trusted.values():
-            each.connection.close()
+        for peer in self.trusted.values():
+            peer.connection.close()
         self._guests.close()
 
     def _waiting(self) -> list[_Guest]:

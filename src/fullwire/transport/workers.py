@@ -210,7 +210,7 @@ class Workers:
             if number not in _FOR_SCRIPTS:
                 self._signal = number
 
-        before = {each: signal.signal(each, heard) for each in _PASSED_ON}
+        before = {number: signal.signal(number, heard) for number in _PASSED_ON}
         try:
             yield
         finally:

@@ -53,7 +53,7 @@ def sentence(told: Told) -> str:
 
 def sentences(many: Sequence[Told]) -> tuple[str, ...]:
     """Fill in the sentences of findings, one each."""
-    return tuple(sentence(each) for each in many)
+    return tuple(sentence(told) for told in many)
 
 
 def setting(fix: Settable) -> str:
@@ -87,7 +87,7 @@ class _Words(string.Formatter):
         if format_spec in _UNITS:
             return _UNITS[format_spec](value)
         if format_spec in _LISTS:
-            return _LISTS[format_spec].join(_text(each) for each in value)
+            return _LISTS[format_spec].join(_text(part) for part in value)
         if format_spec == "inside":
             return _text(value).rstrip(".")
         if format_spec == "clause":
@@ -105,7 +105,7 @@ def _is_one(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
-        return "".join(_text(each) for each in value)
+        return "".join(_text(part) for part in value)
     return sentence(value) if hasattr(value, "template") else str(value)
 
 

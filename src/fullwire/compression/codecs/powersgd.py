@@ -78,7 +78,7 @@ class PowerSgd(Method):
             self._agreed.add(bucket.names)
         lefts = [matrix @ right for (_, matrix), right in zip(split, factors, strict=True)]
         summed = _summed([*lefts, *whole], ranks, group)
-        lefts = [torch.linalg.qr(each).Q for each in _finite(summed[: len(split)])]
+        lefts = [torch.linalg.qr(factor).Q for factor in _finite(summed[: len(split)])]
         rights = [matrix.T @ left for (_, matrix), left in zip(split, lefts, strict=True)]
         loss = _loss(bucket, split, rights) if bucket.is_measured else None
         rights = _summed(rights, ranks, group) if split else []
@@ -89,7 +89,9 @@ class PowerSgd(Method):
                 bucket.error_of(gradient).zero_()
             gradient.copy_(mean.view(gradient.shape))
         # All ranks hold the same sums, so all find the same problem.
-        is_usable = all(bool(each.isfinite().all()) for each in (*summed[: len(split)], *rights))
+        is_usable = all(
+            bool(factor.isfinite().all()) for factor in (*summed[: len(split)], *rights)
+        )
         for (name, matrix), left, right in zip(split, lefts, rights, strict=True):
             if is_usable:
                 torch.mm(left, right.T, out=matrix)

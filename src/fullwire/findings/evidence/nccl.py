@@ -129,7 +129,7 @@ class NoAdapter(Finding):
 
 def _of_network(run: Run) -> Iterator[Evidence]:
     facts, settings, opened = run.facts, _settings(run), (run.facts.nccl_said or "")
-    networks = tuple(each for each in (facts.nccl_network or "").split(", ") if each)
+    networks = tuple(network for network in (facts.nccl_network or "").split(", ") if network)
     # On one host no network takes part. Either the log says that there is one node, or the paths
     # that were opened show it.
     nodes, paths = (facts.nccl_nodes or 0), (facts.nccl_paths or "")
@@ -326,9 +326,9 @@ class NcclVersions(Evidence):
 def _of_paths(run: Run) -> Iterator[Evidence]:
     paths, settings = (run.facts.nccl_paths or ""), _settings(run)
     by_rdma = [
-        each for each in paths.split(", ") if re.search(r"NET/(?:IB|AWS|Libfabric|OFI)", each)
+        path for path in paths.split(", ") if re.search(r"NET/(?:IB|AWS|Libfabric|OFI)", path)
     ]
-    if by_rdma and not any("GDRDMA" in each for each in by_rdma):
+    if by_rdma and not any("GDRDMA" in path for path in by_rdma):
         yield NcclWithoutGdr(
             value=1.0, is_disabled="Direct RDMA Disabled" in (run.facts.nccl_said or "")
         )
@@ -347,7 +347,7 @@ FALLS_SHORT = (NcclSocketFallback, NcclFewChannels, NcclWithoutGdr, NcclSharedMe
 
 
 def _settings(run: Run) -> dict[str, str]:
-    pairs = (each.partition("=") for each in (run.facts.nccl_settings or "").split(", "))
+    pairs = (pair.partition("=") for pair in (run.facts.nccl_settings or "").split(", "))
     return {name: value.strip() for name, _, value in pairs if name}
 
 

@@ -198,7 +198,7 @@ def _why_untold(case: Case) -> Iterator[Finding]:
     if not case.step_s:
         yield NothingLasts()
     elif case.lost:
-        yield from (RowsLost(table=each) for each in case.lost)
+        yield from (RowsLost(table=table) for table in case.lost)
     elif account.is_whole_trace and not enough_steps(case):
         yield NoStepToJudgeBy()
     elif not enough_steps(case):

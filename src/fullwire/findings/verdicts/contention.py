@@ -84,7 +84,9 @@ class Contention(VerdictKind):
         lost = case.of_step(case.account.parts_s[Part.CONTENTION.key])
         if not shares_one_host(case.run):
             return ComputationIsCrowded(lost=lost)
-        busiest = next((each for each in case.evidence if isinstance(each, CpuBusiest)), None)
+        busiest = next(
+            (evidence for evidence in case.evidence if isinstance(evidence, CpuBusiest)), None
+        )
         if busiest is None:
             return RanksShareProcessors(lost=lost, taken=ProcessorsNotSampled())
         share = busiest.value

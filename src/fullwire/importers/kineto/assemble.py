@@ -75,7 +75,7 @@ class Job:
         """Take for each trace its outline, or the reason why it has none."""
         self.ranks: dict[int, Outline] = {}
         self.traces: dict[int, int] = {}  # by rank, the place in `found`
-        self.missing = [each for each in found if isinstance(each, str)]
+        self.missing = [remark for remark in found if isinstance(remark, str)]
         read = [(n, each) for n, each in enumerate(found) if isinstance(each, Outline)]
         self._in_folder = Counter(each.path.parent for _, each in read)
         # Take the number of ranks that the traces of most ranks tell; of equals, the largest.

@@ -215,7 +215,7 @@ def _device_tables(
 def _operations(trace: Trace, steps: Steps) -> Operations:
     """Return each step's operations, those of one name and shape together."""
     shaped = trace.shaped
-    starts_ns = np.array([each.start_ns for each in shaped], np.int64)
+    starts_ns = np.array([kernel.start_ns for kernel in shaped], np.int64)
     calls: Counter[tuple[int, str, str, str]] = Counter()
     busy_ns: Counter[tuple[int, str, str, str]] = Counter()
     step = steps.numbered(steps.of(starts_ns)).tolist()

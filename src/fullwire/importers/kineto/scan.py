@@ -223,7 +223,7 @@ def _sizes(given: object) -> str:
     """Return tensors' sizes as text: 128x512 512x2048."""
     if not isinstance(given, list):
         return ""
-    tensors = [each for each in given if isinstance(each, list) and each]
+    tensors = [tensor for tensor in given if isinstance(tensor, list) and tensor]
     return " ".join(
         "x".join(str(size) for size in tensor) for tensor in tensors if isinstance(tensor[0], int)
     )
@@ -241,9 +241,9 @@ def last_around(
     rows = np.flatnonzero(is_chosen)
     rows = rows[np.lexsort((start_ns[rows], thread[rows]))]
     found = np.full(len(time_ns), -1)
-    for each in sorted(set(thread[rows].tolist())):  # np.unique loads masked arrays, for 20 ms
-        here = rows[thread[rows] == each]
-        mine = np.flatnonzero(on_thread == each)
+    for number in sorted(set(thread[rows].tolist())):  # np.unique loads masked arrays, for 20 ms
+        here = rows[thread[rows] == number]
+        mine = np.flatnonzero(on_thread == number)
         place = np.searchsorted(start_ns[here], time_ns[mine], side="right") - 1
         row = here[np.maximum(place, 0)]
         found[mine] = np.where((place >= 0) & (time_ns[mine] <= end_ns[row]), row, -1)
@@ -415,12 +415,12 @@ def _trace(
 def _groups(told: object) -> dict[str, int]:
     """Return the ranks of the largest group with each description."""
     found: dict[str, int] = {}
-    for each in told if isinstance(told, list) else []:
-        if isinstance(each, dict):
-            ranks = each.get("ranks")
-            size = _whole(each.get("pg_size"), MOST_RANKS) or 0
+    for entry in told if isinstance(told, list) else []:
+        if isinstance(entry, dict):
+            ranks = entry.get("ranks")
+            size = _whole(entry.get("pg_size"), MOST_RANKS) or 0
             size = size or (len(ranks) if isinstance(ranks, list) else 0)
-            name = _text(each.get("pg_desc")) or _text(each.get("pg_name"))
+            name = _text(entry.get("pg_desc")) or _text(entry.get("pg_name"))
             if name and size:
                 found[name] = max(size, found.get(name, 0))
     return found

@@ -59,7 +59,7 @@ class Launched:
 def found_steps(trace: Trace) -> Steps:
     """Find the steps of a trace."""
     told = [_PROFILER_STEP.fullmatch(name) for name in trace.names]
-    numbers = np.array([int(each[1]) if each else NO_STEP for each in told], np.int64)
+    numbers = np.array([int(match[1]) if match else NO_STEP for match in told], np.int64)
     number, start_ns = numbers[trace.marks["name"]], trace.marks["start_ns"]
     columns = [number, start_ns, start_ns + trace.marks["duration_ns"]]
     marks = np.column_stack(columns).astype(np.int64)[number >= 0]

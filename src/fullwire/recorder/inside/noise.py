@@ -103,7 +103,9 @@ class GradientNoise:
 
     def _parameters(self) -> list[Any]:
         alive = (ref() for model in self._models for ref in model)
-        return [each for each in alive if each is not None and each.requires_grad]
+        return [
+            parameter for parameter in alive if parameter is not None and parameter.requires_grad
+        ]
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._leading is None:

@@ -150,7 +150,7 @@ def contents(
         "version": __version__,
         "parts": part_labels(),
         "headings": {part: kind.heading for part, kind in drawn_parts().items() if kind.heading},
-        "doings": [each.name.lower() for each in Doing],
+        "doings": [doing.name.lower() for doing in Doing],
         "comparisons": list(_comparisons(recorded)),
         "runs": [
             _section(name, job, result) for (name, job), result in zip(asked, found, strict=True)
@@ -165,7 +165,7 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
     return {
         "name": name,
         "sentence": _sentence(result.verdict.sentence),
-        "subtitle": [_name(each) for each in _subtitle(run)],
+        "subtitle": [_name(part) for part in _subtitle(run)],
         "workers": world(run),
         "explanation": _texts(explanation_object(result), SENTENCE_LENGTH),
         "blamed": blamed(result),
@@ -388,4 +388,4 @@ def _texts(value: Any, length: int) -> Any:
         return shortened(value, length)
     if isinstance(value, dict):
         return {key: _texts(each, length) for key, each in value.items()}
-    return [_texts(each, length) for each in value] if isinstance(value, list | tuple) else value
+    return [_texts(part, length) for part in value] if isinstance(value, list | tuple) else value

@@ -160,7 +160,9 @@ def _ranks_in(path: Path) -> tuple[int, int]:
             parquet.metadata.row_group(number).column(column).statistics
             for number in range(parquet.metadata.num_row_groups)
         ]
-    return int(min(each.min for each in noted)), int(max(each.max for each in noted))
+    return int(min(statistics.min for statistics in noted)), int(
+        max(statistics.max for statistics in noted)
+    )
 
 
 def _spans_in(place: Path, files: Collection[Path], stored: Described, gaps: list[Gap]) -> Spans:
