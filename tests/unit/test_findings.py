@@ -18,7 +18,7 @@ from fullwire.findings.finding import Finding, Length, kinds
 from fullwire.findings.verdicts import Blame, VerdictKind, drawn_parts, verdict_kinds
 from fullwire.fixes import Fix, fix_kinds
 from fullwire.timeline.account import Part
-from tests.unit.test_explain import Rank, a_job
+from tests.jobs_by_hand import Rank, a_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 

@@ -87,6 +87,7 @@ def as_read(facts: Facts) -> Any:
         ({"warnings": ["a", "b"]}, {"warnings": ["c", "d"]}, []),
         ({"warnings": ["a"]}, {"warnings": []}, [".warnings: was ['a'], and is []"]),
         ([{"a": 1}], [{"a": 2}], ["[0].a: was 1, and is 2"]),
+        ({"clusters": [{"name": "b"}]}, {"clusters": [{"name": "a"}, {"name": "b"}]}, []),
         ([1], [1, 2], [": was 1 long, and is 2: [1], [1, 2]"]),
     ],
 )

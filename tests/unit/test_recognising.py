@@ -195,7 +195,7 @@ NEAR_MISSES = {
 }
 
 
-@pytest.mark.parametrize("key", FORMATS)
+@pytest.mark.parametrize("key", NEAR_MISSES)
 def test_a_near_miss_says_what_is_missing(tmp_path: Path, key: str) -> None:
     content, lacks = NEAR_MISSES[key]
     (tmp_path / "x").write_bytes(content)
