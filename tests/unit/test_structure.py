@@ -241,3 +241,15 @@ def test_help_loads_no_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_prediction_loads_no_masked_arrays_which_cost_a_tenth_of_its_start() -> None:
+    code = (
+        "import sys; sys.argv = ['fullwire', 'whatif', 'vgg16@v100', '--json']\n"
+        "from fullwire.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('numpy.ma' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -104,7 +104,8 @@ def world(run: Run) -> int:
 
 def recorded_ranks(run: Run) -> Whole:
     """Return the ranks that left a trace, in order."""
-    return np.unique(np.concatenate([_changes(run.spans.rank), _changes(run.collectives.rank)]))
+    ranks = np.concatenate([_changes(run.spans.rank), _changes(run.collectives.rank)])
+    return np.array(sorted({*ranks.tolist()}), ranks.dtype)  # np.unique loads masked arrays
 
 
 def _changes(column: Whole) -> Whole:
