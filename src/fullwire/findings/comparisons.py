@@ -580,9 +580,7 @@ def comparison_notes(
 
 def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:
     """Yield the change of the means, where it differs from that of usual steps."""
-    before_s, after_s = (
-        geometric_mean(float(lengths.mean()) for lengths in side) for side in lengths_s
-    )
+    before_s, after_s = (geometric_mean(float(run.mean()) for run in side) for side in lengths_s)
     change = after_s / before_s - 1
     if abs(after_s / before_s / ratio - 1) > _MEANS_DIFFER:
         yield MeansChangedOtherwise(before_s=before_s, after_s=after_s, change=change)
