@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fullwire.answers.tune import Tuning as Tuning
     from fullwire.answers.tune import tune as tune
     from fullwire.answers.watch import watch as watch
+    from fullwire.answers.watch import watching as watching
     from fullwire.answers.watched import Watched as Watched
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
@@ -96,6 +97,7 @@ _PLACES = {
     "study": "fullwire.studies.papers:study",
     "tune": "fullwire.answers.tune:tune",
     "watch": "fullwire.answers.watch:watch",
+    "watching": "fullwire.answers.watch:watching",
     "whatif": "fullwire.answers.whatif:whatif",
     "wire": "fullwire.transport.wire:wire",
     "workloads": "fullwire.workloads:",

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.alerts import alert
 from fullwire.answers.watch import job_named, judged
 from fullwire.answers.watched import waited_for
+from fullwire.cli.live import Live, open_metrics, served
 from fullwire.recorder.jobs_here import JobHere, RankHere
 from fullwire.recorder.outside import Looks, Waits, Watcher, _main_thread, waits_of
 from fullwire.report.as_data import watched_object
 from fullwire.report.explanation import print_watched
+from fullwire.words import sentence
 
 LOOK_S = 0.01
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def seen(looks: dict[int, list[tuple[float, ...]]], workers: int = 2) -> Looks:
@@ -34,7 +40,7 @@ def seen(looks: dict[int, list[tuple[float, ...]]], workers: int = 2) -> Looks:
         job=JobHere(ranks=ranks, workers=workers, is_guessed=False),
         by_rank=by_rank,
         took_s=0.0,
-        seconds=(first[-1, 0] - first[0, 0]) / 1e9,
+        seconds=float(first[-1, 0] - first[0, 0]) / 1e9,
     )
 
 
@@ -333,3 +339,80 @@ def test_a_process_in_a_container_is_shown_with_its_line(
 
 def test_a_process_without_a_container_has_its_own_number() -> None:
     assert _main_thread(os.getpid()) == os.getpid()
+
+
+def test_what_each_rank_did_adds_up_to_the_time() -> None:
+    for rank in judged(seen(a_job(0.1, 0.2)), 1e9).ranks:
+        assert rank.computing == pytest.approx(1 / 3, abs=0.02)
+        assert rank.sending == pytest.approx(2 / 3, abs=0.06)
+        assert rank.computing + rank.sending + rank.waiting + rank.delayed == pytest.approx(1)
+        assert rank.sent_bps == pytest.approx(1e9, rel=0.05)
+
+
+def test_an_alert_is_told_once_when_it_begins_and_again_when_it_comes_back() -> None:
+    fast, slow = judged(seen(a_job(0.1, 0.2)), 1e9), judged(seen(a_job(0.1, 0.3)), 1e9)
+    condition = alert("step > 1.2x")
+    windows = [fast, fast, fast, fast, slow, slow, fast, slow]
+    told = [condition.check(window) for window in windows]
+    assert [found is not None for found in told] == [*[False] * 4, True, False, False, True]
+    assert told[4] is not None
+    assert sentence(told[4]) == "Alert: step is 400 ms, the limit is 360 ms."
+
+
+def test_an_alert_about_a_stuck_job_names_its_rank() -> None:
+    assert alert("stuck").check(judged(seen(a_job(0.1, 0.2)), 1e9)) is None
+    found = alert("stuck").check(judged(seen(a_job(0.1, 0.2, ends_s=15.0)), 1e9))
+    assert found is not None
+    assert "Stuck for 14.99 s." in sentence(found)
+
+
+def test_an_alert_about_a_link_holds_below_its_rate() -> None:
+    window = judged(seen(a_job(0.1, 0.2)), 1e9)
+    assert alert("link < 900Mbps").check(window) is None
+    assert alert("link < 2Gbps").check(window) is not None
+    assert alert("retransmits").check(window) is None
+
+
+@pytest.mark.parametrize("words", ["", "step", "speed > 3", "step > fast", "step >", "link < -1"])
+def test_a_condition_that_is_none_is_refused(words: str) -> None:
+    with pytest.raises(fw.UsageError, match="--alert"):
+        alert(words)
+
+
+def test_prometheus_reads_the_latest_window() -> None:
+    window = judged(seen(a_job(0.1, 0.2)), 1e9)
+    with served("127.0.0.1:0") as page:
+        page.text = open_metrics(window)
+        with urllib.request.urlopen(page.url, timeout=5) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            lines = answer.read().decode().splitlines()
+    assert lines[-1] == "# EOF"
+    values = dict(line.split(" ") for line in lines if not line.startswith("#"))
+    assert float(values["fullwire_step_seconds"]) == pytest.approx(0.3, rel=0.01)
+    assert float(values['fullwire_link_utilization{rank="1"}']) == pytest.approx(1, abs=0.06)
+    panels = json.loads((DOCS / "guides/watch-grafana.json").read_text())["panels"]
+    shown = {target["expr"] for panel in panels for target in panel["targets"]}
+    assert shown <= {name.partition("{")[0] for name in values}
+    parts = [float(value) for name, value in values.items() if "part_seconds" in name]
+    assert sum(parts) == pytest.approx(float(values["fullwire_step_seconds"]))
+    for place in ("9400", "127.0.0.1:x", ":70000"):
+        with pytest.raises(fw.UsageError, match="--prometheus"), served(place):
+            pass
+
+
+def test_a_watch_that_goes_on_prints_one_object_a_window_and_writes_a_run_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    window = judged(seen(a_job(0.1, 0.2)), 1e9)
+    live = Live(is_json=True, out=str(tmp_path / "x.run"), command=None, page=None)
+    live.show(window, 5.0)
+    live.ask_for_run(0, None)
+    live.show(window, 3700.0)
+    printed = capsys.readouterr()
+    objects = [json.loads(line) for line in printed.out.splitlines()]
+    assert [found["source"] for found in objects] == ["outside", "outside"]
+    assert objects[0]["processes"][1]["sending"] == pytest.approx(2 / 3, abs=0.06)
+    assert (tmp_path / "x-1.run").is_dir()
+    assert "hour 1: step 300 ms (300 ms to 300 ms)" in printed.err
+    with pytest.raises(fw.UsageError, match="--exec"):
+        Live(is_json=True, out=None, command="no-such-command-here", page=None)

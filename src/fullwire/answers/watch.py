@@ -8,14 +8,16 @@ question works on that Run: `explain`, `report`, `compare`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.answers.alerts import alert
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import explain
 from fullwire.answers.opening import write
@@ -51,6 +53,7 @@ _SAME_WORK, _OFTEN = 0.25, 0.75  # so many steps carry the usual bytes, up to th
 _FLOWS = 0.5  # of the usual rate while bytes flow: two looks hold a burst's end between them
 _ENOUGH = 40  # steps that make a sure answer
 _FIRST_ANSWER_S, _LATER = 4.0, 1.5  # the next answer comes after so many times the time so far
+_EVERY_S, _JUDGING = 5.0, 0.02  # between windows; share of a processor that judging them takes
 MOST_S = 600.0
 
 
@@ -121,15 +124,7 @@ def watch(
 
         fw.watch(48213, bandwidth="10Gbps").explanation.verdict.sentence
     """
-    job = job_of(pid)
-    line_bps = None if bandwidth is None else rate(bandwidth)
-    if not 0 < seconds <= MOST_S:
-        raise UsageError(f"watch: expected seconds above 0, {MOST_S:g} at most, got {seconds:g}")
-    if any(rank.uses_gpu for rank in job.ranks):
-        raise UsageError(
-            f"watch {pid}: expected ranks that compute on processors, got ranks on a GPU, whose "
-            "work does not show in the processors' counters; use fullwire record"
-        )
+    job, line_bps = _watchable(pid, seconds, MOST_S), None if bandwidth is None else rate(bandwidth)
     if out is not None:
         refuse_existing(Path(out), replace=False)
     watcher = Watcher(job)
@@ -150,6 +145,53 @@ def watch(
     if out is not None and found.run is not None:
         write(found.run, out)
     return found
+
+
+def watching(
+    pid: int,
+    *,
+    seconds: float = float("inf"),
+    bandwidth: str | float | None = None,
+    alerts: Sequence[str] = (),
+    window_s: float = 60.0,
+) -> Iterator[Watched]:
+    """Watch a running job until it ends; yield the answer about its last seconds again and again.
+
+    - `pid`, `bandwidth`: as in `watch`.
+    - `seconds`: how long to look at most. Memory stays bounded for weeks.
+    - `alerts`: conditions such as `"step > 1.2x"`; those that begin are in `Watched.alerts`.
+    - `window_s`: how much of the past an answer is about.
+
+        for window in fw.watching(48213, alerts=["stuck"]):
+            print(window.sentence)
+    """
+    job, line_bps = _watchable(pid, seconds), None if bandwidth is None else rate(bandwidth)
+    conditions = [alert(text) for text in alerts]
+    watcher, is_running, next_s = Watcher(job, keeps_s=window_s), True, 0.0
+    while is_running and next_s < seconds:
+        next_s = min(next_s + _EVERY_S, seconds)
+        is_running = watcher.watch(next_s - watcher.looks.seconds)
+        before_s = time.process_time()
+        found = judged(watcher.looks.latest(window_s), line_bps, has_ended=not is_running)
+        # Judging may take a share of a processor, too.
+        next_s = max(next_s, watcher.looks.seconds) + max(
+            (time.process_time() - before_s) / _JUDGING - _EVERY_S, 0.0
+        )
+        begun = (condition.check(found) for condition in conditions)
+        yield replace(found, alerts=tuple(alerted for alerted in begun if alerted is not None))
+
+
+def _watchable(pid: int, seconds: float, most_s: float = float("inf")) -> JobHere:
+    """Return the job of a process, if it can be watched for so long."""
+    job = job_of(pid)
+    if not 0 < seconds <= most_s:
+        raise UsageError(f"watch: expected seconds above 0, {most_s:g} at most, got {seconds:g}")
+    if any(rank.uses_gpu for rank in job.ranks):
+        raise UsageError(
+            f"watch {pid}: expected ranks that compute on processors, got ranks on a GPU, whose "
+            "work does not show in the processors' counters; use fullwire record"
+        )
+    return job
 
 
 def job_named(words: str) -> int:

@@ -78,7 +78,7 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
         if len(table) < 2:
             continue
         spent_ns = np.maximum(np.diff(table[:, TIME]), 1)
-        did = np.diff(table, axis=0)
+        did = np.diff(table[:, : RETRANSMITS + 1], axis=0)
         computing = np.minimum(did[:, COMPUTED] / spent_ns, 1)
         delayed = np.minimum(did[:, DELAYED] / spent_ns, 1 - computing)
         rate_bps = (did[:, SENT] + did[:, RECEIVED]) * 8e9 / spent_ns
@@ -119,6 +119,7 @@ class Watched(Result):
     looked_share: float  # of a processor that watching took
     between_looks_s: float
     has_ended: bool
+    alerts: tuple[Finding, ...] = ()  # that began in this window
 
     @property
     def possible(self) -> tuple[str, ...]:

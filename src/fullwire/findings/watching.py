@@ -152,3 +152,15 @@ class RanksWaitFor(Finding):
 
     ranks: tuple[int, ...]
     state: str
+
+
+class Alerted(Finding):
+    """A condition that the user gave began to hold."""
+
+    template = "Alert: {figure} is {value}, the limit is {limit}.{stuck:? {stuck}}"
+
+    condition: str
+    figure: str
+    value: str  # With its unit.
+    limit: str
+    stuck: Finding | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import shutil
@@ -135,12 +136,13 @@ class Looks:
 class Watcher:
     """Looks at the counters of ranks again and again, within a share of a processor."""
 
-    def __init__(self, job: JobHere) -> None:
+    def __init__(self, job: JobHere, keeps_s: float = math.inf) -> None:
         from fullwire._native import RankCounters
 
         self.job = job
         self._counters = RankCounters(len(job.ranks))
         self._begun_s = time.monotonic()
+        self._keeps_s = keeps_s  # older looks are forgotten
         self._looks = {each.rank: np.zeros((0, COLUMNS)) for each in job.ranks}
         self._threads: list[set[str]] = [set() for _ in job.ranks]
         self._opened: list[tuple[int, int]] = [(0, 0) for _ in job.ranks]
@@ -182,7 +184,10 @@ class Watcher:
             new = self._counters.take().reshape(-1, len(self.job.ranks), COLUMNS)
             most = _KEPT_BYTES // (8 * COLUMNS * len(self.job.ranks))
             for place, rank in enumerate(self._looks):
-                self._looks[rank] = np.concatenate([self._looks[rank], new[:, place]])[-most:]
+                rows = np.concatenate([self._looks[rank], new[:, place]])[-most:]
+                if len(rows) and np.isfinite(self._keeps_s):
+                    rows = rows[rows[:, TIME] >= rows[-1, TIME] - self._keeps_s * 1e9]
+                self._looks[rank] = rows
 
     def _find(self) -> bool:
         """Find threads and connections that are new; return whether every rank has a thread."""

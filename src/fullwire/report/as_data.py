@@ -119,6 +119,7 @@ def _stuck_object(stuck: Stuck) -> dict[str, Any]:
 def watched_object(result: Watched) -> dict[str, Any]:
     """Return what was seen of a running job as a JSON object: an explanation, and its doubts."""
     found, stuck = result.explanation, result.stuck
+    seen = {rank.rank: rank for rank in result.ranks}
     data: dict[str, Any] = (
         {"verdict": {"kind": "unknown"}, "step_s": None, "account": None}
         if found is None
@@ -136,8 +137,10 @@ def watched_object(result: Watched) -> dict[str, Any]:
         "watched_s": result.seconds,
         "watching_share": result.looked_share,
         "has_ended": result.has_ended,
+        "alerts": sentences(result.alerts),
         "processes": [
             {"rank": rank.rank, "pid": rank.pid, "command": rank.command}
+            | (asdict(seen[rank.rank]) if rank.rank in seen else {})
             for rank in result.job.ranks
         ],
     }
