@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.answers.alerts import alert
+from fullwire.answers.alerts import Alert, alert
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import explain
 from fullwire.answers.opening import write
@@ -152,7 +152,7 @@ def watching(
     *,
     seconds: float = float("inf"),
     bandwidth: str | float | None = None,
-    alerts: Sequence[str] = (),
+    alerts: Sequence[str | Alert] = (),
     window_s: float = 60.0,
 ) -> Iterator[Watched]:
     """Watch a running job until it ends; yield the answer about its last seconds again and again.
@@ -166,7 +166,7 @@ def watching(
             print(window.sentence)
     """
     job, line_bps = _watchable(pid, seconds), None if bandwidth is None else rate(bandwidth)
-    conditions = [alert(text) for text in alerts]
+    conditions = [alert(each) if isinstance(each, str) else each for each in alerts]
     watcher, is_running, next_s = Watcher(job, keeps_s=window_s), True, 0.0
     while is_running and next_s < seconds:
         next_s = min(next_s + _EVERY_S, seconds)

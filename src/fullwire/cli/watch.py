@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from fullwire.cli.options import Json, print_json
 from fullwire.cli.telling import tell
 from fullwire.errors import UsageError
 from fullwire.units import visible
+
+if TYPE_CHECKING:
+    from fullwire.answers.alerts import Alert
 
 
 def watch(
@@ -65,6 +68,7 @@ def watch(
     fullwire watch --job train.py --once -o x.run
     fullwire watch 48213 --alert 'step > 1.2x' --alert stuck --until-alert
     """
+    from fullwire.answers.alerts import alert as read_alert
     from fullwire.answers.watch import job_named
 
     if pid is not None and job is not None:
@@ -79,12 +83,13 @@ def watch(
         raise UsageError(f"watch --once: expected no {unused[0]}, which needs a watch that goes on")
     if (until_alert or exec_ is not None) and not alert:
         raise UsageError("watch: expected an --alert that --until-alert or --exec is about")
+    conditions = [read_alert(condition) for condition in alert or []]
     watched = job_named(job) if pid is None and job is not None else pid or 0
     if once:
         _once(watched, 30 if seconds is None else seconds, bandwidth, out, verbose, json)
         return
     _on_and_on(
-        watched, seconds, bandwidth, out, verbose, json, alert or [], until_alert, exec_, prometheus
+        watched, seconds, bandwidth, out, verbose, json, conditions, until_alert, exec_, prometheus
     )
 
 
@@ -126,7 +131,7 @@ def _on_and_on(
     out: str | None,
     verbose: bool,
     json: bool,
-    alerts: list[str],
+    alerts: list[Alert],
     until_alert: bool,
     command: str | None,
     prometheus: str | None,
