@@ -196,6 +196,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "study",
         "tune",
         "watch",
+        "watching",
         "whatif",
         "wire",
         "workloads",
