@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,8 @@ CELLS = {
     ("by-hand", "gloo"): ("2x1Gbps", "3x5Gbps"),
     ("by-hand", "fullwire"): ("2x800Mbps", "3x6Gbps"),
     ("sharded", "gloo"): ("2x500Mbps", "2x4Gbps"),
+    ("small", "gloo"): ("2x500Mbps", "2x2Gbps", "2x10Gbps"),
+    ("small", "fullwire"): ("2x500Mbps", "2x3Gbps", "2x8Gbps"),
 }
 
 
@@ -64,8 +67,22 @@ def main() -> None:
     """Record the missing runs, and print the table."""
     taken = arguments.parser(__doc__)
     taken.add_argument("directory", type=Path)
-    place = taken.parse_args().directory
+    taken.add_argument(
+        "--seconds", type=float, default=1e9, help="begin no recording after so long"
+    )
+    given = taken.parse_args()
+    place: Path = given.directory
     place.mkdir(parents=True, exist_ok=True)
+    until_s = time.monotonic() + given.seconds
+    missing = 0
+    for (kind, backend), cells in CELLS.items():
+        for cell in cells:
+            if time.monotonic() < until_s:
+                recorded(kind, backend, cell, place)
+            missing += not _path(kind, backend, cell, place).exists()
+    if missing:
+        print(f"{missing} recordings are missing: give the command once more")
+        return
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     held = [each for kind, backend in CELLS for each in _crossed(kind, backend, place)]
     for name, chosen in (("all", held), ("alone on the machine", [e for e in held if e.is_quiet])):
@@ -101,8 +118,12 @@ def _crossed(kind: str, backend: str, place: Path) -> Iterator[Held]:
 
 def recorded(kind: str, backend: str, cell: str, place: Path) -> fw.Run:
     """Open a recording of a job; make the recording first if it is missing."""
-    path = place / f"{kind}_{backend}_{cell}.run"
-    return in_the_lab(path, cell, ("validation.jobs.cell", kind), backend)
+    job = ("validation.jobs.cell", kind)
+    return in_the_lab(_path(kind, backend, cell, place), cell, job, backend)
+
+
+def _path(kind: str, backend: str, cell: str, place: Path) -> Path:
+    return place / f"{kind}_{backend}_{cell}.run"
 
 
 def in_the_lab(path: Path, cell: str, job: Sequence[str], backend: str) -> fw.Run:

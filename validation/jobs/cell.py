@@ -5,6 +5,7 @@
     halves       the same with PyTorch's float16 hook
     one-bucket   as `computing`, with one message after the backward pass
     uneven       as `computing`, with layers of several widths, norm layers, and usual buckets
+    small        as `computing`, with buckets of 1 MiB
     adding       DDP that synchronises every fourth pass only
     by-hand      no DDP: each gradient is summed by a call after the backward pass
     sharded      FSDP2
@@ -54,7 +55,7 @@ def _train(kind: str, steps: str = "16") -> None:
             fully_shard(layer)
         fully_shard(plain)
     elif kind != "by-hand":
-        capacity = {"one-bucket": 64, "uneven": 25}.get(kind, 8)
+        capacity = {"one-bucket": 64, "uneven": 25, "small": 1}.get(kind, 8)
         model = DistributedDataParallel(plain, bucket_cap_mb=capacity)
         send_with(model, os.environ.get("CODEC", "float32"))
     if kind == "halves":

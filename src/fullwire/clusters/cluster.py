@@ -49,19 +49,34 @@ MOST_DEVICES = 1_000_000
 LINK_KINDS = ("in-node links", "NICs", "spine uplinks", "torus links", "core uplinks")
 IN_NODE, NIC, SPINE, TORUS, CORE = range(len(LINK_KINDS))
 _SIDES = ("east", "west", "south", "north")
+_ADDS_FROM_BPS = 8 * 400e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """The links between the devices of a node: each device has one of this rate, up and down."""
+    """The links between the devices of a node: each device has one of this rate, up and down.
+
+    The switch may add up values while they pass (`adds`; NVLink SHARP). Where a description does
+    not say so, switches of at least 400 GB/s a device each way are taken to: those of H100 and
+    later do, and those of A100 (300 GB/s) do not.
+    """
 
     kind: InsideKind
     rate_bps: float
     latency_s: float = 0.0
     payload_share: float = 1.0
+    adds: bool | None = None
 
     def __post_init__(self) -> None:
         _check_link("inside", self.rate_bps, self.latency_s, self.payload_share)
+        if self.adds and self.kind != "switch":
+            raise UsageError(f'inside.adds: expected kind = "switch", got "{self.kind}"')
+
+    @property
+    def can_add(self) -> bool:
+        """Say whether the switch adds up values, as stated or as usual at this rate."""
+        usually = self.kind == "switch" and self.rate_bps >= _ADDS_FROM_BPS
+        return usually if self.adds is None else self.adds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

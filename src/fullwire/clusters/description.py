@@ -10,6 +10,7 @@
     rate = "450GB/s"              # of each device, each way
     latency = "1us"
     payload_share = 0.8           # share of the rate that is left for payload
+    adds = true                   # the switch adds (NVLink SHARP); usual from 400 GB/s on
 
     [nics]
     per_node = 8
@@ -35,6 +36,7 @@
     source = "nccl_8.log, nccl_16.log"
     tree_share = 0.9              # rate that a tree fills, over the rate that a ring fills
     pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0)
+    switch_share = 0.9            # rate that adding switches fill, over the rate of a ring
     spread = 0.06                 # of a time's logarithm
 
     [[measured.protocols]]
@@ -154,12 +156,13 @@ def _cluster(top: _Table) -> Cluster:
 
 
 def _inside(table: _Table) -> Inside:
-    table.check_keys(("kind", *_LINK_KEYS))
+    table.check_keys(("kind", *_LINK_KEYS, "adds"))
     return Inside(
         kind=table.choice("kind", get_args(InsideKind)),
         rate_bps=table.rate("rate"),
         latency_s=table.time("latency"),
         payload_share=table.number("payload_share", 1.0),
+        adds=table.flag("adds") if "adds" in table.held else None,
     )
 
 
@@ -195,13 +198,15 @@ def _network(table: _Table | None) -> Network:
 
 
 def _measured(table: _Table) -> Measured:
-    table.check_keys(("source", "tree_share", "pair_share", "spread", "protocols", "shown"))
+    shares_of = ("tree_share", "pair_share", "switch_share", "spread")
+    table.check_keys(("source", *shares_of, "protocols", "shown"))
     hops = ("startup", "inside_hop", "between_hop")
     shares = ("inside_share", "between_share")
     return Measured(
         source=table.text("source"),
         tree_share=table.number("tree_share", 1.0),
         pair_share=table.number("pair_share", 1.0),
+        switch_share=table.number("switch_share", 1.0) if "switch_share" in table.held else 0.0,
         spread=table.number("spread", 0.1),
         protocols=tuple(
             Protocol(
@@ -369,6 +374,8 @@ def as_toml(cluster: Cluster) -> str:
         lines.append(f"rests_on = {_quoted(cluster.rests_on)}")
     if cluster.inside is not None:
         lines += ["", "[inside]", f'kind = "{cluster.inside.kind}"', *_link_lines(cluster.inside)]
+        if cluster.inside.adds is not None:
+            lines.append(f"adds = {str(cluster.inside.adds).lower()}")
     lines += ["", "[nics]", f"per_node = {cluster.nics_per_node}", *_link_lines(cluster.nics)]
     if cluster.nics.of_device:
         lines.append(f"of_device = {list(cluster.nics.of_device)}")
@@ -396,7 +403,7 @@ def as_toml(cluster: Cluster) -> str:
 
 def _measured_lines(measured: Measured) -> Iterator[str]:
     yield from ("", "[measured]", f"source = {_quoted(measured.source)}")
-    for key in ("tree_share", "pair_share", "spread"):
+    for key in ("tree_share", "pair_share", "switch_share", "spread"):
         yield f"{key} = {float(getattr(measured, key))!r}"
     for protocol in measured.protocols:
         yield from ("", "[[measured.protocols]]", f"name = {_quoted(protocol.name)}")

@@ -1,11 +1,11 @@
 """Fit the numbers that a description cannot know to tables of measured collectives.
 
-The protocols of `library.py` have 16 numbers: start-ups, hops within and between nodes, shares of
-the line rates, and the share that a tree fills. Two tables do not determine them all. So each
-number begins at its usual value. It is held to that value as loosely as machines differ in it, and
-the tables move the numbers that they show. The fit works in logarithms, by Gauss and Newton with
-damping. A row that is far off, such as a size at which the library chose badly, pulls less. The
-fitted cluster keeps how far rows are from its protocols, in `Shown`.
+The protocols of `library.py` have 17 numbers: start-ups, hops within and between nodes, shares of
+the line rates, and the shares that a tree and adding switches fill. Two tables do not determine
+them all. So each number begins at its usual value. It is held to that value as loosely as machines
+differ in it, and the tables move the numbers that they show. The fit works in logarithms, by Gauss
+and Newton with damping. A row that is far off, such as a size at which the library chose badly,
+pulls less. The fitted cluster keeps how far rows are from its protocols, in `Shown`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from fullwire.collectives.library import Needs, library_time, needs, usual, ways
 
 LEAST_BYTES = 1024  # smaller messages take as long
 _ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine well
-_LEAST_SPREAD = 0.06  # of a prediction
+_LEAST_SPREAD = 0.07  # of a prediction
 _SHARPNESS = 20  # of the minimum over ways, rounded to have a slope everywhere
 _ROUNDS = 60
 
 # How much machines differ from the usual, as standard deviations of logarithms. The four are of the
 # start-up, of hops within and between nodes, and of a protocol's share as a part of the last one's.
 _PROTOCOL_SPREADS = ((0.7, 0.6, 0.6, 0.5), (0.7, 0.6, 0.6, 0.15), (0.7, 0.6, 0.6, 1e-3))
-_SHARES_SPREAD = (0.2, 0.4, 0.12, 0.7)  # within nodes, between them, of a tree, of a pair
+# Within nodes, between them, of a tree, of a pair, of adding switches.
+_SHARES_SPREAD = (0.2, 0.4, 0.12, 0.7, 0.12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,12 +159,13 @@ def _logarithms(measured: Measured) -> Floats:
         )
     ]
     numbers += [last.inside_share, last.between_share]
-    return np.log([*numbers, measured.tree_share, measured.pair_share])
+    shares = (measured.tree_share, measured.pair_share, measured.switch_share)
+    return np.log([*numbers, *shares])
 
 
 def _measured(at: Floats) -> Measured:
     numbers = np.exp(at).tolist()
-    *_, inside, between, tree, pair = numbers
+    *_, inside, between, tree, pair, switch = numbers
     protocols = []
     for name, place in (("small", 0), ("middle", 4), ("large", 8)):
         startup_s, inside_hop_s, between_hop_s, share = numbers[place : place + 4]
@@ -181,6 +183,7 @@ def _measured(at: Floats) -> Measured:
         protocols=tuple(protocols),
         tree_share=min(tree, MOST_SHARE),
         pair_share=min(pair, 1.0),
+        switch_share=min(switch, MOST_SHARE),
         spread=0.0,
         source="",
     )

@@ -14,6 +14,7 @@ within a node tell nothing about counts over several nodes, and the other way ro
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from fullwire.errors import UsageError
 
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 _REACH = 3.0  # doublings of the device count over which a table's effect fades to 1/e
+_CLEARLY = 0.8  # of the distance: tables then follow a device's share and not the whole size
 _OWN_NOISE = 0.03  # a table's own variance, as a share of that common to device counts
 
 # The usual protocols, for a cluster without tables of its own. Their figures are medians over
@@ -41,27 +43,35 @@ USUAL_PROTOCOLS = (
     Protocol(
         name="small",
         startup_s=9e-6,
-        inside_hop_s=1.0e-6,
-        between_hop_s=6e-6,
-        inside_share=0.22,
+        inside_hop_s=1.05e-6,
+        between_hop_s=6.5e-6,
+        inside_share=0.26,
         between_share=0.12,
     ),
     Protocol(
         name="middle",
-        startup_s=25e-6,
-        inside_hop_s=0.65e-6,
-        between_hop_s=10e-6,
-        inside_share=0.50,
+        startup_s=22e-6,
+        inside_hop_s=0.68e-6,
+        between_hop_s=16e-6,
+        inside_share=0.48,
         between_share=0.50,
     ),
     Protocol(
         name="large",
-        startup_s=41e-6,
+        startup_s=45e-6,
         inside_hop_s=1.6e-6,
-        between_hop_s=13e-6,
-        inside_share=0.71,
+        between_hop_s=26e-6,
+        inside_share=0.76,
         between_share=0.78,
     ),
+)
+
+# The same within a node by the rate of a device, where tables of its kind differ: H100 and H200
+# (450 GB/s each way), then B200, B300, GB200 and GB300 (900). A protocol's start-up, hop and share;
+# the last number of a kind is the share that adding switches fill.
+_USUAL_INSIDE = (
+    (8 * 700e9, ((8.4e-6, 1.2e-6, 0.26), (11e-6, 1.0e-6, 0.38), (21e-6, 2.8e-6, 0.72)), 0.64),
+    (8 * 400e9, ((5.7e-6, 0.76e-6, 0.37), (15e-6, 0.84e-6, 0.71), (56e-6, 1.6e-6, 0.84)), 0.78),
 )
 
 # How sure a time is, as standard deviations of its logarithm. Those that apply add up as squares.
@@ -72,11 +82,15 @@ USUAL_PROTOCOLS = (
 # `_OF_SMALL_AND_USUAL` is for a small message without tables.
 # These widths and the start-up medians above were chosen on the same public tables that
 # `validation.machines` reads. So only the device counts that a fit has not seen are truly held out.
-_OF_USUAL, _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.17, 0.04, 0.12, 0.3
+_OF_USUAL, _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.17, 0.06, 0.12, 0.3
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # standard deviations on each side
+_OF_CLOUD_S = 120e-6  # Networks of clouds take so much longer between nodes. A table tells.
 _QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their rate
-USUAL_TREE_SHARE, USUAL_PAIR_SHARE = 0.9, 0.7
+USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
+# A device also copies its own share of the vector, which no link carries. Its cost, as a share of
+# that of a byte on the link: 0.1 to 0.8 in the tables of seven kinds of devices, mostly 0.3 to 0.5.
+_OWN_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +98,9 @@ class Needs:
     """The needs of an algorithm: messages in a row, and seconds a byte at the full line rates.
 
     With `is_tree`, a tree is between the nodes. Where a tree of two nodes gains nothing over a
-    ring, a byte takes `pair_s` more.
+    ring, a byte takes `pair_s` more. With `by_switch`, the switches of the nodes add. Libraries do
+    that by their protocol for large messages only, and point to point not by that for small ones:
+    `first_protocol` counts those that are left out.
     """
 
     inside_hops: float
@@ -92,11 +108,18 @@ class Needs:
     inside_s: float
     between_s: float
     is_tree: bool = False
+    by_switch: bool = False
+    first_protocol: int = 0
     pair_s: float = 0.0
 
-    def crossing_s(self, pair_share: float) -> float:
-        """Return the seconds a byte between nodes, where a pair of nodes costs this share."""
-        return self.between_s + pair_share * self.pair_s
+    def byte_s(self, measured: Measured, protocol: Protocol) -> tuple[float, float]:
+        """Return the time of a byte on the links within a node, and on those between nodes."""
+        switch_share = measured.switch_share if self.by_switch else 1.0
+        between_s = self.between_s + measured.pair_share * self.pair_s
+        return (
+            self.inside_s / protocol.inside_share / switch_share,
+            between_s / protocol.between_share,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +150,9 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
             "pairwise": Needs(
                 inside_hops=float(here > 1),
                 between_hops=float(nodes - 1),
-                inside_s=inside * (here - 1) / workers,
+                inside_s=inside * (here - 1 + _OWN_SHARE) / workers,
                 between_s=nic_s * pair_crossing * here * (workers - here) / workers,
+                first_protocol=-2,
             )
         }
     rounds = {"allreduce": 2, "broadcast": 1}.get(op, 1)
@@ -136,14 +160,29 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
     hops, between_hops = rounds * (workers - 1), rounds * nodes if nodes > 1 else 0
     if devices == 1 or op == "broadcast":
         between_hops = hops if devices == 1 else nodes - 1
+    own = 0.0 if op == "broadcast" else _OWN_SHARE / workers
     around = Needs(
         inside_hops=hops - between_hops,
         between_hops=between_hops,
-        inside_s=inside * sent,
+        inside_s=inside * (sent + own),
         between_s=nic_s * ring_crossing * sent if nodes > 1 else 0.0,
     )
-    if op != "allreduce" or nodes == 1:
+    if op != "allreduce":
         return {ring: around}
+    # To the switch go all bytes of a device and its share of the sum, and as much comes back.
+    by_switch = Needs(
+        inside_hops=2,
+        between_hops=2 * math.ceil(math.log2(nodes)),
+        inside_s=inside * (1 + 1 / here),
+        between_s=nic_s * ring_crossing * 2 * (nodes - 1) / nodes,
+        is_tree=nodes > 2,  # a tree of two nodes sends over each NIC in both directions at once
+        by_switch=True,
+        first_protocol=-1,
+    )
+    can_add = cluster.inside is not None and cluster.inside.can_add and here > 1
+    switches = {"nvls" if nodes == 1 else "nvls-tree": by_switch} if can_add else {}
+    if nodes == 1:
+        return {ring: around, **switches}
     tree = Needs(
         inside_hops=2 * (here - 1),
         between_hops=2 * math.ceil(math.log2(nodes)),
@@ -152,7 +191,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
         is_tree=True,
         pair_s=nic_s * ring_crossing * 2 / nodes,
     )
-    return {ring: around, "hierarchical-tree" if devices > 1 else "tree": tree}
+    return {ring: around, "hierarchical-tree" if devices > 1 else "tree": tree, **switches}
 
 
 def _between(cluster: Cluster, workers: int, nodes: int) -> tuple[float, float, float]:
@@ -179,17 +218,17 @@ def ways_s(
     size = np.asarray(sizes, np.float64)
     ways, rows = [], []
     for name, need in of_algorithms.items():
-        between_s = need.crossing_s(measured.pair_share)
+        if need.by_switch and not measured.switch_share:
+            continue
         share = measured.tree_share if need.is_tree else 1.0
-        for protocol in measured.protocols:
+        for protocol in measured.protocols[need.first_protocol :]:
             fixed_s = (
                 protocol.startup_s
                 + protocol.inside_hop_s * need.inside_hops
                 + protocol.between_hop_s * need.between_hops
             )
-            byte_s = max(need.inside_s / protocol.inside_share, between_s / protocol.between_share)
             ways.append((name, protocol))
-            rows.append(fixed_s + size * byte_s / share)
+            rows.append(fixed_s + size * max(need.byte_s(measured, protocol)) / share)
     return ways, np.stack(rows)
 
 
@@ -201,10 +240,33 @@ def beside_protocols(
     if not alike:
         return np.ones(len(sizes))
     at = np.log2([table.workers for table in alike])
-    rows = [np.interp(np.log(sizes), np.log(table.bytes), np.log(table.times)) for table in alike]
+    power = _follows_share(alike)
+    rows = [
+        _beyond(table, np.asarray(sizes) * (table.workers / workers) ** power) for table in alike
+    ]
     alikeness = np.exp(-np.abs(at[:, None] - at) / _REACH) + _OWN_NOISE * np.eye(len(at))
     weight = np.linalg.solve(alikeness, np.exp(-np.abs(np.log2(workers) - at) / _REACH))
     return np.asarray(np.exp(weight @ np.array(rows)))
+
+
+def _beyond(table: Shown, sizes: Floats) -> Floats:
+    """Return the logarithms of a table's factors at these sizes."""
+    return np.interp(np.log(sizes), np.log(table.bytes), np.log(table.times))
+
+
+def _follows_share(tables: Sequence[Shown]) -> int:
+    """Say whether tables are alike at the same size (0), or at the same share of a device (1).
+
+    A library changes its way at sizes of the vector, or at sizes of what a device sends at once.
+    """
+    apart = [0.0, 0.0]
+    for one, other in itertools.pairwise(sorted(tables, key=lambda table: table.workers)):
+        for power in (0, 1):
+            sizes = np.array(one.bytes) * (other.workers / one.workers) ** power
+            both = (sizes >= other.bytes[0]) & (sizes <= other.bytes[-1])
+            off = _beyond(other, sizes[both]) - np.log(one.times)[both]
+            apart[power] += float(np.abs(off).mean()) if both.any() else math.inf
+    return int(apart[1] < _CLEARLY * apart[0])
 
 
 def _of_this_side(measured: Measured, cluster: Cluster, workers: int) -> list[Shown]:
@@ -221,7 +283,17 @@ def usual(cluster: Cluster) -> Measured:
     own = 1.0 if cluster.inside is None else cluster.inside.payload_share
     nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
     longer_s = max(nics.latency_s - 5e-6, 0.0)  # TCP over a cloud's network, not an adapter's
-    inside = own / large.inside_share if own != 1 else 1.0
+    protocols: tuple[Protocol, ...] = USUAL_PROTOCOLS
+    switch_share = USUAL_SWITCH_SHARE
+    for rate_bps, of_kind, share in _USUAL_INSIDE:
+        if cluster.inside is not None and cluster.inside.rate_bps >= rate_bps:
+            protocols = tuple(
+                replace(each, startup_s=startup_s, inside_hop_s=hop_s, inside_share=filled)
+                for each, (startup_s, hop_s, filled) in zip(protocols, of_kind, strict=True)
+            )
+            switch_share = share
+            break
+    inside = own / protocols[-1].inside_share if own != 1 else 1.0
     between = nics.payload_share / large.between_share if nics.payload_share != 1 else 1.0
     return Measured(
         protocols=tuple(
@@ -231,10 +303,11 @@ def usual(cluster: Cluster) -> Measured:
                 inside_share=protocol.inside_share * inside,
                 between_share=protocol.between_share * between,
             )
-            for protocol in USUAL_PROTOCOLS
+            for protocol in protocols
         ),
         tree_share=USUAL_TREE_SHARE,
         pair_share=USUAL_PAIR_SHARE,
+        switch_share=switch_share,
         spread=_OF_USUAL,
         source="",
     )
@@ -252,16 +325,15 @@ def library_time(op: str, cluster: Cluster, size_bytes: int, workers: int) -> Li
     algorithm, protocol = ways[best]
     time_s = float(times_s[best, 0] * beside_protocols(measured, op, cluster, workers, sizes)[0])
     off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers))
-    need = of_algorithms[algorithm]
-    between_s = need.crossing_s(measured.pair_share)
-    is_inside = need.inside_s / protocol.inside_share > between_s / protocol.between_share
+    may_be_cloud = cluster.measured is None and workers > cluster.devices_per_node
+    inside_s, between_s = of_algorithms[algorithm].byte_s(measured, protocol)
     return LibraryTime(
         algorithm=algorithm,
         protocol=protocol.name,
-        busiest=LINK_KINDS[IN_NODE if is_inside else NIC],
+        busiest=LINK_KINDS[IN_NODE if inside_s > between_s else NIC],
         time_s=time_s,
         low_s=time_s / off,
-        high_s=time_s * off,
+        high_s=time_s * off + (_OF_CLOUD_S if may_be_cloud else 0.0),
     )
 
 
