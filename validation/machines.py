@@ -191,8 +191,9 @@ def main() -> None:
             "machines",
             claim="Two tables of a machine predict its other device counts.",
             anchor="public tables of nccl-tests and alike; each two device counts fitted in turn, "
-            "the others judged from 64 KiB. Start-ups and widths of intervals were chosen on these "
-            "machines.",
+            "the others judged from 64 KiB. Start-ups and widths of intervals were chosen on the "
+            "machines of ../shared/data. The others come from NVIDIA/nccl-tests#309 and public "
+            "repositories.",
             measure="relative error of the time",
             tables=[results.Table(columns=columns, rows=rows)],
             **results.said_of(all_fits.errors, all_fits.holds),

@@ -239,7 +239,7 @@ def test_a_fit_without_adding_switches_keeps_its_answers() -> None:
     assert "switch_share" in text
     older = "\n".join(line for line in text.splitlines() if "switch_share" not in line)
     said = library_time("allreduce", described(older, "older"), 2**30, 8)
-    assert said.algorithm == "ring"
+    assert said.algorithm == "multi-ring"
 
 
 def test_an_odd_size_moves_with_the_devices_where_tables_say_so() -> None:
