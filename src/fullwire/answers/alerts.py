@@ -102,7 +102,6 @@ FIGURES: Mapping[str, _Figure] = {
 class Alert:
     """A condition, and whether it holds. It is told when it begins to hold, and again later."""
 
-    text: str
     figure: str
     is_above: bool
     limit: float
@@ -126,7 +125,6 @@ class Alert:
         if not self.holds or held:
             return None
         return Alerted(
-            condition=self.text,
             figure=self.figure,
             value=about.show(value),
             limit=about.show(limit),
@@ -152,4 +150,4 @@ def alert(text: str) -> Alert:
     is_relative = limit.endswith("x")
     what = f"--alert {figure}"
     value = units.ratio(limit[:-1], what) if is_relative else about.read(limit, what)
-    return Alert(text.strip(), figure, sign == ">", float(value), is_relative)
+    return Alert(figure, sign == ">", float(value), is_relative)

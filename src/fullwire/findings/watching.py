@@ -159,7 +159,6 @@ class Alerted(Finding):
 
     template = "Alert: {figure} is {value}, the limit is {limit}.{stuck:? {stuck}}"
 
-    condition: str
     figure: str
     value: str  # With its unit.
     limit: str
