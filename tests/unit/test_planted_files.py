@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import socket
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +15,10 @@ import pytest
 
 from fullwire.crew import _connected
 from fullwire.errors import DamagedInput
-from fullwire.recorder.journals import files_in
+from fullwire.recorder.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES, TAG
+from fullwire.recorder.journals import blocks_in, files_in
+from fullwire.recorder.record import join, record, record_part
+from tests.torch.test_record import a_process
 
 
 def _a_link(place: Path) -> None:
@@ -42,6 +48,67 @@ def test_a_recording_with_what_is_no_file_is_refused(
     plant(tmp_path / "host-1.notes")
     with pytest.raises(DamagedInput, match="it is "):
         files_in([tmp_path], ".notes")
+
+
+@pytest.mark.parametrize("plant", PLANTED[:3])
+@pytest.mark.parametrize("name", ["job.json", "recorder.json", "x.part", "x.journal", "x.samples"])
+def test_no_file_of_a_recording_is_opened_where_something_was_planted(
+    tmp_path: Path, plant: Callable[[Path], None], name: str
+) -> None:
+    directory = tmp_path / "x.run.recording"
+    directory.mkdir()
+    (directory / "y.part").write_text("{}")
+    plant(directory / name)
+    for refused in (
+        lambda: join([directory], tmp_path / "y.run"),
+        lambda: record(["true"], tmp_path / "x.run"),
+        lambda: record_part(["true"], tmp_path / "x.run"),
+    ):
+        with pytest.raises(DamagedInput, match=f"{name}: it is "):
+            refused()
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"job": 3}', "{" * 5000, '{"job": ' * 5000, "\0"])
+def test_the_note_of_a_part_that_cannot_be_is_refused(tmp_path: Path, text: str) -> None:
+    directory = tmp_path / "x.run.recording"
+    directory.mkdir()
+    (directory / "y.part").write_text(text)
+    with pytest.raises(DamagedInput, match="the note of a part of a job"):
+        join([directory], tmp_path / "y.run")
+    with pytest.raises(DamagedInput, match="the note of a part of a job"):
+        record_part(["true"], tmp_path / "x.run")
+
+
+def test_a_recording_with_whole_blocks_of_nonsense_is_a_run_or_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "x.run.recording"
+    directory.mkdir()
+    a_process(directory, steps=3).close()
+    [journal] = directory.glob("*.journal")
+    whole = journal.read_bytes()
+    blocks = list(blocks_in(journal, len(whole)))
+    chance, refused = random.Random(1), 0
+    for _ in range(60):
+        at = chance.randrange(len(blocks))
+        kind, payload = blocks[at]
+        if kind == DEFINITIONS:
+            definitions = json.loads(payload)
+            key = chance.choice(sorted(definitions[-1]))
+            definitions[-1][key] = chance.choice([None, [], {}, "x", -1, 2**70, 1e308])
+            changed = json.dumps(definitions).encode()
+            changed = chance.choice([changed, b"[" * 5000])
+        else:
+            place = chance.randrange(len(payload))
+            changed = payload[:place] + chance.randbytes(1) + payload[place + 1 :]
+        made = [*blocks[:at], (kind, changed), *blocks[at + 1 :]]
+        journal.write_bytes(
+            whole[:HEADER_BYTES]
+            + b"".join(BLOCK.pack(TAG, k, len(p), zlib.crc32(p)) + p for k, p in made)
+        )
+        try:
+            join([directory], tmp_path / "y.run", replace=True)
+        except DamagedInput:
+            refused += 1
+    assert refused
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")

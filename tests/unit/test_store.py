@@ -598,3 +598,10 @@ def test_a_fact_that_is_written_no_more_is_read_and_left_out(place: Path) -> Non
     run = read_run(place)
     assert run.facts == RUN.facts
     assert run.complete
+
+
+def test_no_run_is_made_within_a_run(tmp_path: Path) -> None:
+    inner = write(a_run(), tmp_path / "a.run") / "b.run"
+    with pytest.raises(UsageError, match=r"a.run is a run: expected a place outside of it"):
+        write(a_run(), inner)
+    assert not inner.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import zlib
@@ -30,8 +31,14 @@ from fullwire.run.run import Whole
 
 Header: TypeAlias = Mapping[str, Any]
 
+# What reading a file raises whose blocks are whole and whose content cannot be.
+DAMAGED = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    *(struct.error, zlib.error),
+)
 _COUNT = struct.Struct("<I")
 _LONGEST_BLOCK = 64 * 2**20
+_MOST_LOOSE_BYTES = 4 * _LONGEST_BLOCK  # of a packed block: a few bytes may unpack to gigabytes
 _TEXTS = ("status", "host", "machine", "reason")
 _WHOLE_NUMBERS = ("rank", "attempt", "processors", "monotonic_ns", "unix_ns")
 _INTERVALS = (
@@ -122,9 +129,19 @@ def read_journals(directories: Sequence[Path]) -> tuple[list[Journal], list[str]
     for path in files_in(directories, SUFFIX):
         try:
             journals.append(_surveyed(path))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *DAMAGED) as error:
             unreadable.append(f"{path.name}: not a readable recording ({error})")
     return journals, unreadable
+
+
+def refuse_planted(directory: Path) -> None:
+    """Refuse a recording that holds a link or a pipe: opening one may wait, or read elsewhere."""
+    for path in sorted(directory.iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # its process has just renamed it
+            if not (path.is_dir() and not path.is_symlink()) and (
+                strange := planted(path, directory)
+            ):
+                raise DamagedInput(path, strange)
 
 
 def files_in(directories: Sequence[Path], suffix: str) -> list[Path]:
@@ -199,6 +216,7 @@ def unpacked(payload: bytes) -> Notes:
     """Read the columns that `inside.journal` packed."""
     [count] = _COUNT.unpack_from(payload)
     content = _loose(payload[_COUNT.size :])
+    _check_count(count, content)
     rows = np.empty((count, 4), np.int64)
     rows[:, 0] = np.frombuffer(content, np.uint8, count)
     rows[0, 2] = np.frombuffer(content, np.int64, 1, count)[0]
@@ -217,6 +235,7 @@ def _unpacked_passes(payload: bytes) -> Notes:
     while place < len(content):
         begun_ns, first, count = PASS.unpack_from(content, place)
         kind = np.dtype(content[place + PASS.size : place + PASS.size + 1].decode())
+        _check_count(count, content)
         rows = np.zeros((count, 4), np.int64)
         rows[:, 0] = Note.GRADIENT
         rows[:, 1] = np.arange(first, first + count)
@@ -228,8 +247,20 @@ def _unpacked_passes(payload: bytes) -> Notes:
     return Notes.joined(passes)
 
 
+def _check_count(count: int, content: bytes) -> None:
+    """Refuse a count of rows that the content cannot hold, before there is memory for them."""
+    if not 0 < count <= len(content):
+        raise ValueError(f"{count} notes in {len(content)} bytes")
+
+
 def _loose(content: bytes) -> bytes:
-    return content[1:] if content[:1] == PLAIN else zlib.decompress(content)
+    if content[:1] == PLAIN:
+        return content[1:]
+    loose = zlib.decompressobj()
+    found = loose.decompress(content, _MOST_LOOSE_BYTES)
+    if not loose.eof:
+        raise ValueError(f"a block that is cut, or larger than {_MOST_LOOSE_BYTES} bytes")
+    return found
 
 
 _NOTES_OF = {NOTES: unpacked, PASSES: _unpacked_passes}

@@ -18,7 +18,7 @@ from typing import Any
 from fullwire.errors import UsageError
 from fullwire.recorder.inside import DIRECTORY_VARIABLE
 from fullwire.recorder.inside.journal import NOISE_VARIABLE, PROBE_VARIABLE, RUNNING
-from fullwire.recorder.journals import Header
+from fullwire.recorder.journals import DAMAGED, Header
 from fullwire.recorder.sampler import CAPTURING_SUFFIX, SUFFIX
 from fullwire.recorder.samples import header_of
 
@@ -86,7 +86,7 @@ def wait_for_samplers(directory: Path, concerns_us: Callable[[Header], bool]) ->
 
     def runs(path: Path) -> bool:
         # The reader of these files reports their problems later.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, *DAMAGED):
             header = header_of(path)
             return bool(header["status"] == RUNNING and concerns_us(header))
         return False

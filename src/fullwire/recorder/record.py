@@ -41,7 +41,15 @@ from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import DIRECTORY_VARIABLE
 from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, NOTES, RUNNING, Note
 from fullwire.recorder.inside.journal import SUFFIX as JOURNALS
-from fullwire.recorder.journals import Header, blocks_in, files_in, read_header, unpacked
+from fullwire.recorder.journals import (
+    DAMAGED,
+    Header,
+    blocks_in,
+    files_in,
+    read_header,
+    refuse_planted,
+    unpacked,
+)
 from fullwire.recorder.launch import (
     check_capturing,
     recorded_environment,
@@ -254,6 +262,7 @@ def join(
         written = (JOURNALS, SAMPLES, PART_SUFFIX)
         if not any(file.name == _KNOWN or file.suffix in written for file in place.iterdir()):
             raise UsageError(f"{place}: nothing was recorded here: expected journals or {_KNOWN}")
+        refuse_planted(place)
     for place in places:  # the job may have ended just now, with a process still about to exit
         wait_for_samplers(place, _is_of_this_host)
     # Facts come from the file written when the job began, else from the notes of its parts. A job
@@ -265,17 +274,21 @@ def join(
         except (OSError, msgspec.MsgspecError, UsageError) as error:
             raise DamagedInput(described, str(error)) from None
     else:
-        try:
-            parts = parts_in(places)
-        except (OSError, ValueError, TypeError) as error:
-            problem = f"expected readable notes of its parts: {error}"
-            raise DamagedInput(places[0], problem) from None
+        parts = parts_in(places)
         facts, missing = told_by(parts)
         source = parts[0].command if parts else shlex.join(map(str, places))
         known = Known(source=source, facts=facts, missing=tuple(missing))
     private = any(stat.S_IMODE(place.stat().st_mode) == PRIVATE for place in places)
     with RunWriter(output, replace=replace, private=private) as writer:
-        path = assemble(places, writer, known)
+        try:
+            path = assemble(places, writer, known)
+        except DAMAGED as error:
+            problem = f"its files do not hold together ({type(error).__name__}: {error})"
+            raise DamagedInput(places[0], problem) from None
+        except UsageError as error:
+            if isinstance(error.__cause__, OSError):  # the run cannot be written
+                raise
+            raise DamagedInput(places[0], f"its files do not hold together: {error}") from None
     return Recording(path=path, exit_status=0)
 
 
@@ -364,8 +377,9 @@ def begin_part(
         directory.mkdir(PRIVATE if private else 0o777, exist_ok=True)  # other parts do so just now
         if private:  # a part without --private may have made it
             directory.chmod(PRIVATE)
+        refuse_planted(directory)
         others = {part.job for part in parts_in([directory])}
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UsageError(f"{directory}: cannot be recorded into: {error}") from None
     if others - {job}:
         raise UsageError(
@@ -389,7 +403,14 @@ def end_part(place: Path, exit_status: int) -> None:
 
 def parts_in(directories: Sequence[Path]) -> list[Part]:
     """Read the notes of all parts."""
-    return [Part(**json.loads(path.read_text())) for path in files_in(directories, PART_SUFFIX)]
+    parts = []
+    for path in files_in(directories, PART_SUFFIX):
+        try:
+            parts.append(msgspec.json.decode(path.read_bytes(), type=Part))
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+            problem = f"expected the note of a part of a job: {error}"
+            raise DamagedInput(path, problem) from None
+    return parts
 
 
 def told_by(parts: Sequence[Part]) -> tuple[Facts, list[str]]:
@@ -485,9 +506,10 @@ def note_maker(directory: Path) -> None:
 def refuse_live(directory: Path) -> None:
     """Refuse a recording that a process is still making; removing it would lose everything."""
     try:
+        refuse_planted(directory)
         made_by = json.loads((directory / _NOTE).read_text())
         host, process, began = made_by["host"], int(made_by["process"]), made_by["began"]
-    except (OSError, ValueError, KeyError, TypeError):  # another program's, or only just begun
+    except (OSError, *DAMAGED):  # another program's, or only just begun
         return
     if host == socket.gethostname() and began == _began(process):
         raise UsageError(
@@ -521,7 +543,7 @@ def _recording(directory: Path) -> set[int]:
     """Return the running processes of this host whose journals are open."""
     found, mark = set(), f"{DIRECTORY_VARIABLE}={directory.resolve()}".encode()
     for path in directory.glob(f"*{JOURNALS}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, *DAMAGED):
             header = read_header(path, ("pid",)) if not planted(path, directory) else None
             if header is None or header["status"] != RUNNING:
                 continue

@@ -17,6 +17,7 @@ import numpy as np
 
 from fullwire.recorder.inside.journal import BLOCK, DEFINITIONS, ENDED, FAILED, HEADER_BYTES
 from fullwire.recorder.journals import (
+    DAMAGED,
     Header,
     block_from,
     blocks_in,
@@ -136,7 +137,7 @@ def read_samples(directories: Sequence[Path]) -> tuple[list[HostSamples], list[s
     for path in files_in(directories, SUFFIX):
         try:
             samples.append(_read(path))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, *DAMAGED) as error:
             unreadable.append(f"{path.name}: not a readable file of samples ({error})")
     return samples, unreadable
 

@@ -67,7 +67,7 @@ class RunWriter:
                 self._building.parent.mkdir(parents=True, exist_ok=True)
             self._building.mkdir(self._mode)
         except OSError as error:
-            raise self.refusal(error) from None
+            raise self.refusal(error) from error
         return self
 
     def __exit__(
@@ -131,14 +131,14 @@ class RunWriter:
             _sync_directory(building)
             _put_in_place(building, self._place)
         except OSError as error:
-            raise self.refusal(error) from None
+            raise self.refusal(error) from error
         return self._place
 
     def _write_piece(self) -> None:
         try:
             self.piece().write(dict(self._taken()))
         except OSError as error:
-            raise self.refusal(error) from None
+            raise self.refusal(error) from error
 
     def _taken(self) -> Iterator[tuple[str, Table]]:
         """Yield the waiting rows, by table, and forget them."""
@@ -193,6 +193,8 @@ def new_place(path: str | Path) -> Path:
             f"write: the name of a run may be {longest} bytes long, got one of {length}: "
             f"{shown(place.name)}"
         )
+    if is_run(place.parent):
+        raise UsageError(f"{place.parent} is a run: expected a place outside of it for {place}")
     return place
 
 
