@@ -98,7 +98,7 @@ def is_directory(place: Path) -> bool:
 def beginning_of(path: Path, most: int = SNIFFED_BYTES) -> bytes:
     """Return the beginning of a file, unpacked if it is packed, to detect its format."""
     with opened(path) as file:
-        return unpacked_beginning(file.read(most))
+        return unpacked_beginning(file.read(most), most)
 
 
 def refuse_packed(files: Sequence[Path]) -> None:

@@ -74,8 +74,8 @@ def has_no_end(packed_bytes: int, unpacked_bytes: int) -> bool:
     return unpacked_bytes > max(_EXPANSION_FROM_BYTES, MOST_EXPANSION * packed_bytes)
 
 
-def unpacked_beginning(beginning: bytes) -> bytes:
-    """Return the unpacked bytes of a file's beginning, as far as they go.
+def unpacked_beginning(beginning: bytes, most: int) -> bytes:
+    """Return the unpacked bytes of a file's beginning, as far as they go, and not much over `most`.
 
     The beginning of a plain file is returned unchanged.
     """
@@ -83,7 +83,7 @@ def unpacked_beginning(beginning: bytes) -> bytes:
     if unpack is None:
         return beginning
     with suppress(*BROKEN), unpack(io.BytesIO(beginning)) as stream:
-        while len(found) < len(beginning) and (piece := stream.read1(_PIECE_BYTES)):
+        while len(found) < most and (piece := stream.read1(_PIECE_BYTES)):
             found += piece
     return bytes(found) or beginning
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -30,6 +31,16 @@ def kinds(path: Path, content: str | bytes) -> list[str]:
 def test_a_profile_may_begin_with_metadata(tmp_path: Path, metadata_bytes: int) -> None:
     trace = {"metadata": {"notes": "x" * metadata_bytes}, "traceEvents": [EVENT]}
     assert kinds(tmp_path / "trace.json", json.dumps(trace)) == ["kineto"]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_a_packed_profile_may_begin_with_metadata(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    trace = {"metadata": {"notes": "x" * 300_000}, "traceEvents": [EVENT]}
+    packed = pack(json.dumps(trace).encode())
+    assert len(packed) < SNIFFED_BYTES < 300_000 < MOST_SNIFFED_BYTES
+    assert kinds(tmp_path / "trace.json", packed) == ["kineto"]
 
 
 def test_a_timeline_may_begin_with_cycles(tmp_path: Path) -> None:
