@@ -30,7 +30,7 @@ class Linear(nn.Module):  # type: ignore[misc]  # torch may be absent when we ch
     def __init__(self, dtype: Any = torch.float32) -> None:
         super().__init__()
         same = torch.Generator().manual_seed(0)
-        sizes = [(40, 70), (70,), (64, 64), (300,), (3, 8, 5), (1,)]
+        sizes = [(40, 70), (70,), (64, 64), (300,), (3, 8, 5), (1,), (0, 5)]
         self.weights = nn.ParameterList(
             torch.randn(size, generator=same, dtype=dtype) for size in sizes
         )
@@ -209,6 +209,17 @@ def with_a_new_rank(rank: int, few: Any, alone: Any) -> list[Any]:
     return [is_equal, compression.steps, [each.step for each in compression.measured]]
 
 
+def with_no_others(rank: int, alone: Any) -> bool:
+    """A rank in a group of its own gets its gradients to the last bit."""
+    found = []
+    for codec in CODECS:
+        data = parallel(Linear(), alone)
+        fullwire.compress(data, codec)
+        wanted = flat(coefficients(data.module, rank, 0))
+        found.append(bool((step_with(data, rank, 0) == wanted).all()))
+    return all(found)
+
+
 def unused(rank: int) -> bool:
     data = parallel(Linear(), find_unused_parameters=True)
     fullwire.compress(data, "bf16")
@@ -257,7 +268,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group(sys.argv[1])
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    few, alone = dist.new_group(list(range(ranks - 1))), dist.new_group([ranks - 1])
+    few = dist.new_group(list(range(ranks - 1)))
+    alone = [dist.new_group([member]) for member in range(ranks)][rank]
     found: dict[str, Any] = {}
     kept: dict[str, Any] = {}
     for codec in CODECS:
@@ -270,6 +282,7 @@ def main() -> None:
     found["refused"] = refused()
     found["two limits"] = with_two_choices(rank, "int8", 0.1 + rank)
     found["two codecs"] = with_two_choices(rank, "int8" if rank else "bf16", None)
+    found["alone"] = with_no_others(rank, alone)
     found["new rank"] = with_a_new_rank(rank, few, alone)
     if rank < ranks - 1:
         for codec, (data, _) in kept.items():

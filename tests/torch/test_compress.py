@@ -119,6 +119,10 @@ def test_ranks_with_two_choices_are_told_both_before_they_send(trained: Mapping[
         assert f" on rank 0 and {other}" in problem, problem
 
 
+def test_a_world_of_one_loses_nothing(trained: Mapping[str, Any]) -> None:
+    assert trained["alone"]
+
+
 def test_a_rank_that_is_new_goes_on_in_the_steps_of_the_others(trained: Mapping[str, Any]) -> None:
     assert trained["new rank"] == [True, 4, [1, 3]]
 
