@@ -178,3 +178,23 @@ def test_a_pipe_in_place_of_costs_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "costs.json")
     with pytest.raises(UsageError, match="expected a file, got a pipe"):
         costs_in(tmp_path / "costs.json")
+
+
+@pytest.mark.parametrize(
+    ("facts", "how"),
+    [
+        ({"wire": "bf16"}, "bf16 on the wire"),
+        ({"hook": "fullwire.compress(int8)"}, "fullwire.compress(int8)"),
+        ({}, None),
+    ],
+)
+def test_a_codec_on_top_of_packed_gradients_is_said_to_be_one(
+    facts: dict[str, str], how: str | None
+) -> None:
+    run = a_run(facts={"workers": 2, "line_rate_bps": 1e9, **facts})
+    for compression in ("1", "1,bf16"):
+        warnings = fw.whatif(run, bandwidth="1Gbps", compression=compression).warnings
+        told = [line for line in warnings if "its gradients traveled packed" in line]
+        is_told = how is not None and compression != "1"
+        assert len(told) == is_told
+        assert not is_told or f"({how})" in told[0]

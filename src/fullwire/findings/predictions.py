@@ -10,6 +10,7 @@ import numpy as np
 from fullwire.clusters.cluster import LINK_KINDS, SPINE
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
+from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
 from fullwire.findings.memory import memory_finding
 from fullwire.findings.sureness import about_others
@@ -218,6 +219,19 @@ class UnknownCodecCost(Finding):
     device: str
 
 
+class PacksAlready(Finding):
+    """Another compressor is asked for, and the recorded job sends packed gradients already."""
+
+    is_assumption = True
+    template = (
+        "{run}: its gradients traveled packed ({how}). A ratio or a codec is predicted on top of "
+        "that. To compare codecs, record the job once with float32 gradients."
+    )
+
+    run: str
+    how: str
+
+
 class TreeAtItsBest(Finding):
     """The closed form of a double tree is its best time."""
 
@@ -403,6 +417,10 @@ def prediction_notes(
     ]
     for (name, run), subject in zip(named, subjects, strict=True):
         yield from _of_run(name, run, subject, is_measured=bool(measured))
+        hook = run.facts.hook if subject.step.sent_share < 1 or named_in(run.facts.hook) else None
+        how = hook or (run.facts.wire and f"{run.facts.wire} on the wire")
+        if how and any(compressor.ratio > 1 for compressor in grid.compressors):
+            yield PacksAlready(run=name, how=how)
     for compressor in grid.compressors:
         codec, packed_on = compressor.name, compressor.unmeasured_on
         if packed_on and compressor.cost_source:
