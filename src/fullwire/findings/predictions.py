@@ -223,10 +223,7 @@ class PacksAlready(Finding):
     """Another compressor is asked for, and the recorded job sends packed gradients already."""
 
     is_assumption = True
-    template = (
-        "{run}: its gradients traveled packed ({how}). A ratio or a codec is predicted on top of "
-        "that. To compare codecs, record the job once with float32 gradients."
-    )
+    template = "{run}: its gradients traveled packed ({how}). A codec comes on top of that here."
 
     run: str
     how: str
