@@ -21,7 +21,6 @@ from fullwire.simulation.habits import MEASURED_FAMILIES, Framework
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture, Mla, Moe
 from fullwire.workloads.layout import (
-    RECOMPUTE,
     Layout,
     Precision,
     Recompute,
@@ -232,7 +231,7 @@ def layout_of(
     """Return the plan of a row, and its batch as a share of the plan's."""
     degrees = {name: whole(row, name) or 1 for name in ("tp", "pp", "vpp", "cp", "ep", "etp")}
     family = device.family
-    mode = row.get("dp_mode", "").lower()
+    mode = row.get("dp_mode", "").lower().replace("hsdp", "fsdp hybrid")
     if not whole(row, "tp"):
         assumed.append("parallel plan")
     together = degrees["tp"] * degrees["pp"] * degrees["cp"]
@@ -266,7 +265,9 @@ def layout_of(
     if not mode:
         assumed.append("sharding")
     sharded = re.search(r"\((\d+)\)", mode)
-    group = nearest_divisor(dp * degrees["cp"], int(sharded[1])) if sharded else None
+    here = MACHINES[family][0] if "hybrid" in mode else 0
+    ranks_of_group = int(sharded[1]) if sharded else here
+    group = nearest_divisor(dp * degrees["cp"], ranks_of_group) if ranks_of_group else None
     text = " ".join((row.get("notes", ""), row.get("source", ""), row.get("schedule", ""))).lower()
     precision = precision_of(row.get("precision", ""), device, assumed)
     is_low = precision in ("fp8", "mxfp8", "nvfp4") and framework_of(row) == "megatron"
@@ -335,7 +336,7 @@ def framework_of(row: Mapping[str, str]) -> Framework:
     mode = row.get("dp_mode", "").lower()
     if "deepspeed" in mode:
         return "deepspeed"
-    if "fsdp" in mode and "megatron" not in mode:
+    if ("fsdp" in mode or "hsdp" in mode) and "megatron" not in mode:
         return "fsdp"
     return "megatron"
 
@@ -348,6 +349,8 @@ def precision_of(text: str, device: Accelerator, assumed: list[str]) -> Precisio
             return kind  # type: ignore[return-value]
     if "fp16" in plain:
         return "fp16"
+    if plain.startswith(("fp32", "tf32", "float32")):
+        return "fp32"
     if "bf16" not in plain or "?" in plain or "not logged" in plain:
         assumed.append("precision")
     return "bf16"
@@ -356,10 +359,17 @@ def precision_of(text: str, device: Accelerator, assumed: list[str]) -> Precisio
 def recompute_of(text: str) -> Recompute | None:
     """Return the recomputation that a row states, or None."""
     plain = text.lower()
-    for kind in RECOMPUTE:
-        if plain.startswith(kind):
+    for words, kind in _RECOMPUTED:
+        if re.search(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", plain):
             return kind
     return None
+
+
+_RECOMPUTED: tuple[tuple[str, Recompute], ...] = (
+    ("selective|sac|op", "selective"),
+    ("full|uniform|block", "full"),
+    ("none|no|off|disabled", "none"),
+)
 
 
 def assumed_recompute(layout: Layout, model: Architecture, device: Accelerator) -> Recompute:
@@ -422,9 +432,13 @@ def whole(row: Mapping[str, str], name: str) -> int | None:
 
 
 def number_in(row: Mapping[str, str], name: str) -> float | None:
-    """Return a cell as a number above 0, or None where it is empty or no number."""
-    try:
-        value = float((row.get(name) or "").replace(",", ""))
-    except ValueError:
+    """Return a cell as a number above 0, or None where it is empty or no number.
+
+    A unit may follow, as in "12.3 s", "850 ms" and "4k" tokens.
+    """
+    text = (row.get(name) or "").lower()
+    found = re.match(r"\s*~?\s*(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)\s*([a-z]*)", text)
+    if found is None:
         return None
+    value = float(found[1].replace(",", "")) * {"k": 1024, "ms": 1e-3, "min": 60}.get(found[2], 1)
     return value if 0 < value < 1e12 else None

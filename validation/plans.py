@@ -250,6 +250,9 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     asked = parser.parse_args(given)
+    for table in (asked.runs, asked.memory):
+        if table is not None and not table.is_file():
+            parser.error(f"{table}: expected a table of runs, found no file")
     rows, refused = read(asked.runs)
     batches = Batches(rows)
     predicted_s = batches.predicted_s()

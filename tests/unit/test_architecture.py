@@ -225,3 +225,23 @@ def test_configs_of_experts_are_read(tmp_path: Path) -> None:
            "tie_word_embeddings": False, "vocab_size": 201088}  # fmt: skip
     path.write_text(json.dumps(oss))
     assert architecture(path).parameters == PUBLISHED["gpt-oss-20b"]
+
+
+def test_absurd_dimensions_are_refused_at_once(tmp_path: Path) -> None:
+    plain = {
+        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "vocab_size": 32000,
+        "num_attention_heads": 64, "num_hidden_layers": 80,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(plain | {"num_hidden_layers": 10**9}), encoding="utf-8")
+    with pytest.raises(UsageError, match="layers: expected at most 10,000, got 1,000,000,000"):
+        architecture(file)
+    file.write_text(json.dumps(plain | {"num_attention_heads": 63}), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"hidden_size 8192, got 63\. The nearest is 64"):
+        architecture(file)
+
+
+def test_gpt3_comes_in_the_sizes_of_its_paper() -> None:
+    sizes = {"125m": 125e6, "350m": 356e6, "760m": 760e6, "1.3b": 1.3e9, "2.7b": 2.65e9}
+    for name, parameters in sizes.items():
+        assert architecture(f"gpt3-{name}").parameters == pytest.approx(parameters, rel=0.03)

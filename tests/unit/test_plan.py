@@ -354,3 +354,5 @@ def test_shard_groups_and_sharded_gradients_are_searched() -> None:
     assert in_node.exposed.dp_s + in_node.slowdown_s < whole.exposed.dp_s + whole.slowdown_s
     gradients = best("zero=2,tp=1,cp=1,microbatch=2")
     assert gradients.memory.gradients_bytes < best("zero=1,tp=1").memory.gradients_bytes / 8
+    with pytest.raises(UsageError, match=r"shard: .*got 3\. The nearest is"):
+        best("zero=3,shard=3")

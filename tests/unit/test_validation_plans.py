@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from validation import plans
+from validation import plan_rows, plans
 from validation.plan_rows import device_named, read
 
 HEADER = (
@@ -72,3 +72,43 @@ def test_the_last_line_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert result["blind"]["dense"]["rows"] == 3
     assert result["one_run_given"]["dense"]["rows"] == 2
     assert result["ranking"]["groups"] == 1
+
+
+def test_cells_may_hold_units() -> None:
+    cells = {"step_time_s": "12.3 s", "seq": "4k", "gbs": "1,024", "mbs": "?", "vpp": "-"}
+    read_cells = {name: plan_rows.number_in(cells, name) for name in cells}
+    assert read_cells == {"step_time_s": 12.3, "seq": 4096, "gbs": 1024, "mbs": None, "vpp": None}
+    assert plan_rows.number_in({"step_time_s": "850 ms"}, "step_time_s") == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("full", "full"), ("Full (uniform, 1 layer)", "full"), ("activation ckpt: full", "full"),
+        ("selective(attn core)", "selective"), ("op-level SAC", "selective"), ("none", "none"),
+        ("none (recipes)", "none"), ("?", None), ("", None), ("see perf recipe", None),
+        ("off", "none"), ("not stated", None), ("full?", "full"),
+    ],
+)  # fmt: skip
+def test_recomputation_is_read_as_sources_write_it(text: str, kind: str | None) -> None:
+    assert plan_rows.recompute_of(text) == kind
+
+
+def test_hybrid_sharding_is_fsdp_within_a_node(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "gpu,gpus,model,layers,hidden,seq,gbs,mbs,tp,pp,dp,dp_mode,precision,recompute,step_time_s\n"
+        "H100-96GB-HBM2e-500W,64,x,32,4096,4096,64,1,1,1,64,HSDP,tf32,op SAC,3\n",
+        encoding="utf-8",
+    )
+    (row,), refused = read(table)
+    assert not refused
+    assert (row.layout.zero, row.layout.shard, row.framework) == (3, 8, "fsdp")
+    assert (row.layout.precision, row.layout.recompute) == ("fp32", "selective")
+
+
+def test_a_table_that_is_absent_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        plans.main(["absent.csv"])
+    assert stopped.value.code == 2
+    assert "absent.csv: expected a table of runs" in capsys.readouterr().err

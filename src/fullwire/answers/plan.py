@@ -58,7 +58,7 @@ from fullwire.simulation.goodput import (
 from fullwire.simulation.recognised_plan import recognised
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.recorded_plan import calibrated as by_recording
-from fullwire.units import ratio, seconds
+from fullwire.units import bits_per_second, ratio, seconds
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE
@@ -291,7 +291,7 @@ def _troubles(
 ) -> Troubles:
     return Troubles(
         device_hours=None if failures is None else ratio(failures, "failures"),
-        storage_bps=None if storage is None else rate(storage),
+        storage_bps=None if storage is None else bits_per_second(storage, "storage"),
         restart_s=None if restart is None else seconds(restart, "restart"),
         is_synchronous=is_synchronous,
     )

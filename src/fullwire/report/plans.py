@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fullwire.findings.plans import (
     AnotherChoice,
     BestCheckpoints,
@@ -195,18 +197,22 @@ def _same(one: Planned, other: Planned) -> bool:
 
 
 def _print_networks(result: PlanAnswer) -> None:
+    differ = len({there.plan.devices for there in result.networks}) > 1
     rows = [
         [
             there.cluster,
+            *[f"{there.plan.devices:,}"] * differ,
             show_rate(there.bandwidth_bps),
             f"{there.oversubscription:g}",
             _time(there.plan),
+            *[f"{there.plan.tokens_per_s_per_device:,.0f}"] * differ,
             _degrees(there.plan),
         ]
         for there in result.networks
     ]
     texts = {"cluster", "step (90 %)", "best plan there"}
-    heads = ["cluster", "NIC", "oversubscription", "step (90 %)", "best plan there"]
+    heads = ["cluster", *["devices"] * differ, "NIC", "oversubscription", "step (90 %)"]
+    heads += [*["tokens/s a device"] * differ, "best plan there"]
     print_table(heads, rows, texts=texts)
 
 
@@ -266,6 +272,15 @@ def plot_plans(result: PlanAnswer, path: Path) -> None:
         )
         .properties(width=380, height=300)
     )
+    front: list[dict[str, Any]] = []  # no plan has less memory and a shorter step
+    for point in sorted(points, key=lambda point: (point["memory"], point["step"])):
+        if not front or point["step"] < front[-1]["step"]:
+            front.append(point)
+    line = (
+        alt.Chart(alt.Data(values=front))
+        .mark_line(interpolate="step-after", color="#444444", point=True)
+        .encode(x="memory:Q", y="step:Q", tooltip=["plan:N", "step:Q", "memory:Q"])
+    )
     squares = (
         alt.Chart(alt.Data(values=points))
         .mark_rect()
@@ -276,14 +291,24 @@ def plot_plans(result: PlanAnswer, path: Path) -> None:
         )
         .properties(width=300, height=300)
     )
-    both = alt.hconcat(dots, squares).resolve_scale(color="independent")
-    save(titled(both, title, ["plans that fit: time and memory; the best of each TP and PP"]), path)
+    both = alt.hconcat(dots + line, squares).resolve_scale(color="independent")
+    save(
+        titled(
+            both,
+            title,
+            ["plans that fit: time and memory, with the least of both; the best of each TP and PP"],
+        ),
+        path,
+    )
 
 
 def _points(result: PlanAnswer) -> Iterator[dict[str, Any]]:
     columns = result.landscape or {}
     count = len(columns["step_s"])
-    for row in range(0, count, max(1, count // _MOST_MARKS)):
+    few = set(range(0, count, max(1, count // _MOST_MARKS)))
+    least = np.minimum.accumulate(columns["peak_reserved_bytes"])  # plans are in order of time
+    few |= {row for row in range(count) if row == 0 or least[row] < least[row - 1]}
+    for row in sorted(few):
         degrees = {name: int(columns[name][row]) for name in ("tp", "pp", "dp", "cp", "ep")}
         yield {
             **degrees,

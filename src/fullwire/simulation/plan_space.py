@@ -32,7 +32,10 @@ FIXABLE = (
     *("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "schedule"),
     *("context", "shard"),
 )
-_COLUMNS = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "half", "microbatch")
+_COLUMNS = (
+    *("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "half", "microbatch"),
+    *("schedule", "context", "shard"),
+)
 _NARROW = ("fp8", "mxfp8", "nvfp4")
 
 

@@ -63,6 +63,13 @@ class Moe:
     has_router_bias: bool = False
 
 
+# A hundred times the largest that anybody trains; layers are gone through one by one.
+_MOST = {
+    "layers": 10_000, "hidden": 10_000_000, "heads": 100_000, "kv_heads": 100_000,
+    "head_dim": 100_000, "vocab": 100_000_000, "sequence": 1_000_000_000,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """A decoder of equal layers, as it is published; `vocab` counts the rows of the embedding.
@@ -103,6 +110,11 @@ class Architecture:
             if getattr(self, field) < 1:
                 raise UsageError(
                     f"model {self.name}: {field}: expected 1 or more, got {getattr(self, field)}"
+                )
+            if getattr(self, field) > _MOST[field]:
+                raise UsageError(
+                    f"model {self.name}: {field}: expected at most {_MOST[field]:,}, got "
+                    f"{getattr(self, field):,}"
                 )
         if self.heads % self.kv_heads:
             raise UsageError(

@@ -25,6 +25,7 @@ from fullwire.errors import UsageError
 from fullwire.files import opened
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture, Mla, Moe
+from fullwire.workloads.layout import nearest_divisor
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -251,6 +252,11 @@ def _named(config: _Config) -> str:
 
 def _plain(config: _Config, kind: str) -> Architecture:
     heads, hidden = config.whole("num_attention_heads", least=1), config.whole("hidden_size")
+    if not config.held.get("head_dim") and hidden % heads:
+        raise UsageError(
+            f"{config.place}: num_attention_heads: expected a divisor of hidden_size {hidden}, got "
+            f"{heads}. The nearest is {nearest_divisor(hidden, heads)}"
+        )
     has_bias = config.flag("attention_bias", kind == "gpt_oss")
     if kind in ("qwen2", "qwen2_moe"):
         biases = "qkv"
@@ -378,6 +384,11 @@ _MEGATRON_HARMLESS = re.compile(
 def _from_megatron(text: str, place: str) -> Architecture:
     config = _Config(dict(_flags(text, place)), place)
     heads, hidden = config.whole("num_attention_heads", least=1), config.whole("hidden_size")
+    if not config.held.get("head_dim") and hidden % heads:
+        raise UsageError(
+            f"{config.place}: num_attention_heads: expected a divisor of hidden_size {hidden}, got "
+            f"{heads}. The nearest is {nearest_divisor(hidden, heads)}"
+        )
     is_gated = config.flag("swiglu", False)
     # Megatron's own default: 4 times the width, or two thirds of it with a gate.
     usual = int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden
