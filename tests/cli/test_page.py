@@ -14,8 +14,11 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.search import explorer
+from fullwire.answers.tune import Trial, Tuning
 from fullwire.errors import UsageError
+from fullwire.findings.tuning import Faster
 from fullwire.findings.verdicts import drawn_parts
+from fullwire.fixes.fix import HostWork
 from fullwire.report.page import contents, page, write_page
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
@@ -277,6 +280,46 @@ def test_several_runs_have_a_section_each_and_a_comparison(
     chromium.open(written([job, a_trained_job()], tmp_path))
     assert chromium.run("document.querySelectorAll('article').length") == 2
     assert "1.41x faster" in chromium.run("document.body.innerText")
+    assert chromium.complaints() == []
+
+
+def test_a_tuning_stands_before_its_recordings(chromium: Browser, job: Run, tmp_path: Path) -> None:
+    tuning = Tuning(
+        before_s=0.1,
+        before_interval=(0.09, 0.11),
+        after_s=0.081,
+        after_interval=None,
+        is_significant=True,
+        trials=(
+            Trial(
+                fix="buckets",
+                setting="25",
+                risk="exact",
+                words=EVIL[:100],
+                from_s=0.1,
+                predicted_s=0.08,
+                low_s=0.07,
+                high_s=0.09,
+                measured_s=0.081,
+                kept=True,
+                outcome=Faster(times=1.23),
+                loss_difference=None,
+            ),
+        ),
+        host_work=(HostWork(call=".item()", place="train.py:8", step_s=0.01),),
+        wrote=(),
+        recipe=Path("tuned/recipe.toml"),
+        recordings=(),
+        command="python train.py",
+        took_s=60.0,
+    )
+    chromium.open(write_page([job, job], tmp_path / "report.html", tuning=tuning))
+    told = chromium.run("document.querySelector('section.part').innerText")
+    told = told.replace("\u202f", " ")
+    assert "100 ms a step before (90 ms to 110 ms), 81 ms after: 1.23x, with 1 of 1 fix" in told
+    assert "kept: 1.23x" in told
+    assert ".item() takes 10 ms of each step, at train.py:8" in told
+    assert chromium.run("window.broken") is None
     assert chromium.complaints() == []
 
 

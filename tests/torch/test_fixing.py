@@ -187,3 +187,4 @@ def test_a_job_that_waits_for_its_data_is_cured_and_nobody_edits_it(tmp_path: Pa
     assert recipe.workers == 2
     assert trial["loss_difference"] == 0.0
     assert trial["interval"]["low_s"] < trial["predicted_s"] < trial["interval"]["high_s"]
+    assert trial["words"] in (folder / "report.html").read_text()

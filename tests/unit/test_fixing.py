@@ -453,7 +453,7 @@ class Recordings:
         self.made += 1
         mib = (1, 2) if fixes else (16, 24)
         run = a_trained_job(a_transport(), gradients_mib=mib, steps=30)
-        return _Recorded(run=run, seen=Seen(), problem=None)
+        return _Recorded(run=run, path=Path(f"{self.made}.run"), seen=Seen(), problem=None)
 
 
 def test_ctrl_c_before_the_first_trial_leaves_the_job_as_it_is(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ class Tuning(Result):
     host_work: tuple[HostWork, ...]  # Work of the script between steps, by its line.
     wrote: tuple[str, ...]  # Files that the job wrote outside of its working directory.
     recipe: Path
+    recordings: tuple[Path, ...]  # the job as it is, and the tuned job if a fix was kept
     command: str
     took_s: float
 
@@ -219,6 +220,7 @@ class _Recorded:
     """A recording: its steps, and the notes of its processes."""
 
     run: Run
+    path: Path
     seen: Seen
     problem: Finding | None  # why the job does not have the last of its fixes
 
@@ -294,7 +296,7 @@ class _Job:
         if is_first:
             self.limit_s = max(_LEAST_LIMIT_S, _SLOWER * took_s)
         seen = looked[min(looked)] if looked else Seen()
-        return _Recorded(run=run, seen=seen, problem=problem)
+        return _Recorded(run=run, path=path, seen=seen, problem=problem)
 
     def _from_anywhere(self) -> list[str]:
         """Return the command with whole paths, where it runs in another folder."""
@@ -568,7 +570,7 @@ class _Search:
         path = self._job.folder / RECIPE
         with written(path) as place:
             place.write_text(as_toml(recipe), encoding="utf-8")
-        first = self.before[0].seen
+        first, ends = self.before[0].seen, [self.before, self._best][: 1 + bool(self._kept)]
         host = sorted(first.host, key=lambda work: -work.step_s)
         return Tuning(
             before_s=last.before_s,
@@ -580,6 +582,7 @@ class _Search:
             host_work=tuple(work for work in host if work.step_s > _NOTABLE * last.before_s),
             wrote=first.wrote,
             recipe=path,
+            recordings=tuple(recorded[-1].path for recorded in ends),
             command=recipe.command,
             took_s=time.monotonic() - self._began_s,
         )

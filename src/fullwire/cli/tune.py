@@ -9,7 +9,7 @@ import typer
 
 from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import ClusterOption, Json, print_json
-from fullwire.cli.telling import say
+from fullwire.cli.telling import say, tell
 from fullwire.errors import UsageError
 
 
@@ -59,6 +59,7 @@ def tune(
     from fullwire.lab.description import describe
     from fullwire.report.as_data import tuning_object
     from fullwire.report.fixing import print_tuning
+    from fullwire.report.page import write_page
 
     if allow not in get_args(Risk):
         raise UsageError(f"--allow: expected {', '.join(get_args(Risk))}, got {allow}")
@@ -83,7 +84,10 @@ def tune(
             scratch=scratch,
             say=say,
         )
+    page = output / "report.html"
+    write_page(list(map(str, found.recordings)), page, tuning=found)
     if json:
         print_json(tuning_object(found))
     else:
         print_tuning(found)
+        tell(f"written: {page}")

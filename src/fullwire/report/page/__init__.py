@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.notes import NoFixesPredicted, NothingToPredictFrom
 from fullwire.findings.verdicts import drawn_parts
 from fullwire.outputs import refuse_existing, written
-from fullwire.report.as_data import explanation_object, verification_object
+from fullwire.report.as_data import explanation_object, tuning_object, verification_object
 from fullwire.report.explanation import blamed, part_labels
 from fullwire.report.terminal import fact_rows
 from fullwire.run.run import Run
@@ -45,6 +45,9 @@ from fullwire.timeline.utilization import UsageOverTime, usage_over_time
 from fullwire.units import show_bytes, show_rate
 from fullwire.version import __version__
 from fullwire.words import sentence, sentences
+
+if TYPE_CHECKING:
+    from fullwire.answers.tune import Tuning
 
 MOST_RUNS = 6
 MOST_BARS = 20_000  # of a run's timeline, some 20 bytes each
@@ -65,6 +68,7 @@ def write_page(
     bandwidth: str | float | None = None,
     calibrate: RunLike | Sequence[RunLike] = (),
     replace: bool = False,
+    tuning: Tuning | None = None,
 ) -> Path:
     """Explain runs on a page, each in a section and the later ones compared with the first.
 
@@ -72,6 +76,7 @@ def write_page(
     - `path`: the page, an `.html` file.
     - `baseline`, `bandwidth`, `calibrate`: those of `explain`, for all of the runs.
     - `replace`: a file that exists is replaced.
+    - `tuning`: a result of `tune`, whose trials stand before its recordings.
 
         fw.write_page(["before.run", "after.run"], "report.html")
     """
@@ -81,6 +86,8 @@ def write_page(
         raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(asked)}")
     check_page_path(place, replace)
     shown = contents(asked, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
+    if tuning is not None:
+        shown["tuning"] = _texts(tuning_object(tuning), SENTENCE_LENGTH)
     with written(place) as beside:
         beside.write_text(page(shown), encoding="utf-8")
     return place

@@ -894,6 +894,21 @@
       each.differs && each.differs.length ? folded("What differs", table(["fact", name(each.before), name(each.after)], each.differs, new Set())) : null)));
   }
 
+  function tuning() {
+    const found = data.tuning;
+    if (!found) return null;
+    const range = (ends) => (ends ? ` (${time(ends.low_s)} to ${time(ends.high_s)})` : "");
+    const kept = found.trials.filter((trial) => trial.kept).length;
+    const off = (trial) => (trial.measured_s ? `${(100 * (trial.predicted_s / trial.measured_s - 1)).toFixed(0)} %` : "");
+    const rows = found.trials.map((trial) => [trial.words, trial.risk, `${time(trial.predicted_s)}${range(trial.interval)}`,
+      trial.measured_s === null ? "not reached" : time(trial.measured_s), off(trial), trial.kept ? `kept: ${trial.reason}` : trial.reason]);
+    const times = (found.before_s / found.after_s).toFixed(2);
+    return part("Tuned", `${time(found.before_s)} a step before${range(found.before_interval)}, ${time(found.after_s)} after${range(found.after_interval)}: ${times}x, with ${kept} of ${found.trials.length} fix${found.trials.length > 1 ? "es" : ""} tried.`,
+      table(["fix", "risk", "predicted, on top of those kept before", "measured", "off", "result"], rows, new Set([2, 3, 4])),
+      found.host_work.length ? el("ul", { class: "plain" }, found.host_work.map((work) => el("li", null, name(`${work.call} takes ${time(work.step_s)} of each step, at ${work.place}`)))) : null,
+      kept ? el("p", { class: "plain" }, "Apply them with ", el("code", null, name(`fullwire run --recipe ${found.recipe}`)), ".") : null);
+  }
+
   // ---- the page ------------------------------------------------------------------------------
 
   function section(run, number) {
@@ -913,8 +928,7 @@
   const links = data.runs.length > 1 ? el("nav", { "aria-label": "runs" }, el("ol", { class: "index" }, data.runs.map((run, k) =>
     el("li", null, el("a", { href: `#run${k}` }, name(run.name)), el("span", null, name(run.sentence)))))) : null;
   main.append(el("p", { class: "brand" }, el("b", null, "Fullwire"), "is the network the bottleneck?"), ...(links ? [links] : []));
-  const compared = comparisons();
-  if (compared) main.append(compared);
+  main.append(...[tuning(), comparisons()].filter(Boolean));
   main.append(...data.runs.map(section), el("footer", null, `Written by Fullwire ${data.version}. The page is one file and asks for nothing outside it.`));
   drawings.forEach((again) => again());
   follow();
