@@ -26,7 +26,7 @@ PAGES = {
         "emulation",
     ),
     "verdicts": ("causes", "contention", "crowded", "filled-lines", "repeats"),
-    "watch": ("watch", "watch-stuck"),
+    "watch": ("watch", "watch-stuck", "flow-records"),
     "tune": ("tune",),
     "collectives": (
         "netx",

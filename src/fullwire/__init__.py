@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fullwire.answers.opening import write as write
     from fullwire.answers.plan import plan as plan
     from fullwire.answers.traffic import flows as flows
+    from fullwire.answers.traffic import jobs_in as jobs_in
     from fullwire.answers.tune import Tuning as Tuning
     from fullwire.answers.tune import tune as tune
     from fullwire.answers.watch import watch as watch
@@ -86,6 +87,7 @@ _PLACES = {
     "export": "fullwire.report.chrome:export",
     "fit_cluster": "fullwire.answers.cluster_fit:fit_cluster",
     "flows": "fullwire.answers.traffic:flows",
+    "jobs_in": "fullwire.answers.traffic:jobs_in",
     "join": "fullwire.recorder.record:join",
     "log": "fullwire.recorder:log",
     "plan": "fullwire.answers.plan:plan",

@@ -185,6 +185,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "export",
         "fit_cluster",
         "flows",
+        "jobs_in",
         "join",
         "log",
         "plan",

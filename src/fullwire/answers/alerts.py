@@ -36,15 +36,6 @@ def _of_step(value: Callable[[Watched, float], float]) -> Callable[[Watched], fl
     return of
 
 
-def _link_bps(window: Watched) -> float | None:
-    rates = [rank.sent_bps for rank in window.ranks if rank.sent_bps > 0]
-    return min(rates) if rates else None
-
-
-def _straggler(window: Watched, step_s: float) -> float:
-    return 0.0 if window.explanation is None else window.explanation.account["straggler"] / step_s
-
-
 def _percent(value: float) -> str:
     return f"{value:.1%}"
 
@@ -63,7 +54,9 @@ FIGURES: Mapping[str, _Figure] = {
         example="transfer > 50%",
     ),
     "link": _Figure(
-        of=_link_bps,
+        of=lambda window: min(
+            (rank.sent_bps for rank in window.ranks if rank.sent_bps > 0), default=None
+        ),
         read=units.bits_per_second,
         show=units.show_rate,
         example="link < 5Gbps",
@@ -82,7 +75,11 @@ FIGURES: Mapping[str, _Figure] = {
         example="delay > 20%",
     ),
     "straggler": _Figure(
-        of=_of_step(_straggler),
+        of=_of_step(
+            lambda window, step_s: (
+                window.explanation.account["straggler"] / step_s if window.explanation else 0.0
+            )
+        ),
         read=units.share,
         show=_percent,
         usual=(">", "10%"),

@@ -14,6 +14,7 @@ from fullwire.units import size_bytes
 
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
+    from fullwire.packets.jobs import NetworkJob
     from fullwire.run.run import Run
 
 
@@ -31,6 +32,21 @@ def flows(
         fw.flows("rank0.pcap", "rank1.pcap").pattern.kind
     """
     return flows_and_run(*captures, hosts=hosts, gradient=gradient)[0]
+
+
+def jobs_in(*records: str | Path | Run) -> tuple[NetworkJob, ...]:
+    """Tell the training jobs apart in the flow records of switches, or in captures of a network.
+
+    - `records`: files of NetFlow, IPFIX or sFlow, packet captures, or one run made of them.
+
+        [job.step_s for job in fw.jobs_in("switch.ipfix")]
+    """
+    from fullwire.packets.jobs import jobs_of
+
+    run = _traffic_run(*records)
+    if not len(run.flows.source):
+        raise UsageError("jobs_in: expected flows, and the run has none")
+    return jobs_of(run)
 
 
 def flows_and_run(
@@ -73,11 +89,20 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
 
             if is_run(place):
                 return read_run(place)
+    from fullwire.importers import FORMATS
+    from fullwire.importers._format import Options
     from fullwire.packets.pcap import read_captures
 
     # Take the given files, and the captures of the given directories.
     places = [path_of(capture, "flows") for capture in captures]
     refuse_packed([place for place in places if not is_directory(place)])
+    records = FORMATS["flow-records"]
+    is_records = [
+        not is_directory(place) and records.looks_like(beginning_of(place)).score > 0
+        for place in places
+    ]
+    if all(is_records):
+        return records.read(places, Options())
     found = files_like(places, lambda path: is_capture(beginning_of(path)))
     if not found:
         raise DamagedInput(places[0], "neither a run nor a folder of packet captures")

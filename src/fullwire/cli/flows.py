@@ -9,11 +9,13 @@ import typer
 
 from fullwire.cli.options import Force, Json, print_json
 from fullwire.cli.telling import tell
+from fullwire.errors import UsageError
 
 
 def flows(
     captures: Annotated[
-        list[str], typer.Argument(metavar="CAPTURE...", help="pcap or pcapng, plain, gz, xz or zst")
+        list[str],
+        typer.Argument(metavar="CAPTURE...", help="pcap or pcapng, packed or not; or flow records"),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="X.run", help="Write a run as well")
@@ -28,6 +30,10 @@ def flows(
     gradient: Annotated[
         str | None, typer.Option(help="How large the gradients are, to hold bytes against: 102MB")
     ] = None,
+    jobs: Annotated[
+        bool,
+        typer.Option("--jobs", help="Tell the jobs of a network apart: NetFlow, IPFIX, sFlow"),
+    ] = False,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -38,7 +44,24 @@ def flows(
 
     fullwire flows rank0.pcap rank1.pcap.zst
     fullwire flows captures/*.pcap --gradient 102MB --plot traffic.html
+    fullwire flows --jobs switch.ipfix
     """
+    if jobs:
+        given = {"--plot": plot, "--output": output, "--hosts": hosts, "--gradient": gradient}
+        for option, value in given.items():
+            if value is not None:
+                raise UsageError(f"flows --jobs: expected no {option}")
+        from dataclasses import asdict
+
+        from fullwire.answers.traffic import jobs_in
+        from fullwire.report.terminal import print_jobs
+
+        found = jobs_in(*captures)
+        if json:
+            print_json({"jobs": [asdict(job) for job in found]})
+        else:
+            print_jobs(found)
+        return
     from fullwire.answers.traffic import flows_and_run
 
     if plot is not None:

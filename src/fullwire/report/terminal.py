@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
+    from fullwire.packets.jobs import NetworkJob
     from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
@@ -332,6 +333,28 @@ def print_collective(result: CollectiveTime) -> None:
         for one in result.tuning.table
     ]
     print_table(["bytes", "cheapest", *names], rows, texts={"cheapest"})
+
+
+def print_jobs(jobs: Sequence[NetworkJob]) -> None:
+    """Print the jobs of a network, a row each."""
+    rows = [
+        [
+            f"{job.hosts[0]} and {len(job.hosts) - 1} more",
+            "none repeats" if job.step_s is None else show_time(job.step_s),
+            "" if job.step_bytes is None else show_bytes(job.step_bytes),
+            str(len(job.data_parallel)),
+            str(len(job.pipeline)),
+            ""
+            if job.slowest is None or job.slowest_bps is None
+            else f"{' - '.join(job.slowest)}: {show_rate(job.slowest_bps)}",
+        ]
+        for job in jobs
+    ]
+    headings = ["hosts", "step", "a step", "data pairs", "pipeline pairs", "slowest pair"]
+    say_flush(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'} in these flows.")
+    if jobs:
+        say("")
+        print_table(headings, rows, texts={"hosts", "slowest pair"})
 
 
 def print_traffic(result: AuditedTraffic) -> None:

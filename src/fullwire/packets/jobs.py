@@ -1,0 +1,166 @@
+"""Tell training jobs apart in flows of a whole network, as switches report them.
+
+Hosts that send each other much are a job. The bytes of a job come again with each step. A ring of
+data parallel replicas sends one way; the neighbours of a pipeline send activations one way and
+gradients back. Where both ways carry alike, as in a ring of two, the time tells: a pipeline sends
+through most of the step, and replicas send together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.packets.rhythm import rhythm_of
+from fullwire.run.run import Run
+
+Reals = NDArray[np.float64]
+
+_FAINT = 0.02  # of the largest edge of its hosts: a heartbeat joins no two jobs
+_BOTH_WAYS = 0.5  # of the bytes, that flow back between neighbours of a pipeline
+_CELLS = 32  # of a step
+_WIDER = 1.5  # times as much of a step as the replicas use: a pipeline
+_ALONE_WIDE = 0.4  # of a step, where no edge is known to be of replicas
+# Share of what repeats that repeats with the step: where time and bytes both tell it, and one does.
+_BELIEVED, _BELIEVED_ALONE, _AGREE = 0.85, 0.99, 0.03
+_FEW_STEPS = 12  # are not believed: three steps look like one where few wholes were seen
+_MOST_POINTS = 1 << 20  # of a job's bytes in time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkJob:
+    """A training job, as flows show it."""
+
+    hosts: tuple[str, ...]
+    step_s: float | None  # None where nothing repeats
+    confidence: float
+    step_bytes: float | None  # of all its hosts
+    data_parallel: tuple[tuple[str, str], ...]  # neighbours among replicas
+    pipeline: tuple[tuple[str, str], ...]  # neighbouring stages
+    slowest: tuple[str, str] | None  # the pair with the lowest rate while bytes flow
+    slowest_bps: float | None
+
+
+def jobs_of(run: Run) -> tuple[NetworkJob, ...]:
+    """Return the jobs in a run's flows, the largest first."""
+    flows = run.flows
+    hosts, ends = np.unique(
+        np.concatenate([flows.source, flows.destination]).astype(str), return_inverse=True
+    )
+    source, target = ends[: len(flows.source)], ends[len(flows.source) :]
+    size = np.asarray(flows.wire_bytes, float)
+    edges, edge_of = np.unique(source * len(hosts) + target, return_inverse=True)
+    carried = np.bincount(edge_of, size, len(edges))
+    one, other = edges // len(hosts), edges % len(hosts)
+    most = np.zeros(len(hosts))
+    np.maximum.at(most, one, carried)
+    np.maximum.at(most, other, carried)
+    strong = (carried > _FAINT * np.maximum(most[one], most[other])) & (one != other)
+    job_of_host = np.arange(len(hosts))
+    while True:  # each host takes the least number of its neighbours
+        before = job_of_host.copy()
+        np.minimum.at(job_of_host, one[strong], before[other[strong]])
+        np.minimum.at(job_of_host, other[strong], before[one[strong]])
+        job_of_host = job_of_host[job_of_host]
+        if (job_of_host == before).all():
+            break
+    found = []
+    for number, count in Counter(job_of_host.tolist()).items():
+        if count < 2:
+            continue
+        own = (job_of_host[source] == number) & strong[edge_of]
+        found.append(
+            _job(
+                hosts,
+                source[own],
+                target[own],
+                np.asarray(flows.start_ns, float)[own] / 1e9,
+                np.asarray(flows.end_ns, float)[own] / 1e9,
+                size[own],
+            )
+        )
+    return tuple(sorted(found, key=lambda job: (-len(job.hosts), job.hosts)))
+
+
+def _job(
+    hosts: NDArray[np.str_],
+    source: NDArray[np.int64],
+    target: NDArray[np.int64],
+    start_s: Reals,
+    end_s: Reals,
+    size: Reals,
+) -> NetworkJob:
+    members = np.unique(np.concatenate([source, target]))
+    step_s, confidence = _step(start_s, end_s, size)
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for place, (one, other) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+        pairs.setdefault((one, other), []).append(place)
+    totals = {pair: float(size[places].sum()) for pair, places in pairs.items()}
+    period_s = step_s or float(end_s.max() - start_s.min()) or 1.0
+    widths, is_two_way, rates = {}, {}, {}
+    for one, other in pairs:
+        pair = min(one, other), max(one, other)
+        if pair in widths:
+            continue
+        there, back = totals.get(pair, 0.0), totals.get(pair[::-1], 0.0)
+        is_two_way[pair] = min(there, back) >= _BOTH_WAYS * max(there, back)
+        places = pairs.get(pair, []) + pairs.get(pair[::-1], [])
+        cells = (start_s[places] % period_s / period_s * _CELLS).astype(int) % _CELLS
+        weights = np.bincount(cells, size[places], _CELLS)
+        widths[pair] = float(weights.sum() ** 2 / (weights**2).sum() / _CELLS)
+        lasted_s = np.maximum(end_s[places] - start_s[places], 1e-9)
+        if (lasted_s > 1e-6).all():  # sampled packets have no length
+            rates[pair] = float(np.median(size[places] * 8 / lasted_s))
+    one_way = [widths[pair] for pair, both in is_two_way.items() if not both]
+    wide = _WIDER * float(np.median(one_way)) if one_way else _ALONE_WIDE
+    is_pipeline = {
+        pair: both and (widths[pair] > wide or bool(one_way)) for pair, both in is_two_way.items()
+    }
+
+    def named(wanted: bool) -> tuple[tuple[str, str], ...]:
+        chosen = sorted(pair for pair, found in is_pipeline.items() if found == wanted)
+        return tuple((str(hosts[one]), str(hosts[other])) for one, other in chosen)
+
+    slow = min(rates, key=rates.__getitem__) if rates else None
+    length_s = float(end_s.max() - start_s.min())
+    return NetworkJob(
+        hosts=tuple(str(hosts[member]) for member in members),
+        step_s=step_s,
+        confidence=confidence,
+        step_bytes=float(size.sum()) * step_s / length_s if step_s and length_s else None,
+        data_parallel=named(False),
+        pipeline=named(True),
+        slowest=None if slow is None else (str(hosts[slow[0]]), str(hosts[slow[1]])),
+        slowest_bps=None if slow is None else rates[slow],
+    )
+
+
+def _step(start_s: Reals, end_s: Reals, size: Reals) -> tuple[float | None, float]:
+    """Return the time after which a job's bytes come again, and how much of them does."""
+    end_s = np.maximum(end_s, start_s + 1e-6)
+    rate = size / (end_s - start_s)
+    times, place = np.unique(np.concatenate([start_s, end_s]), return_inverse=True)
+    change = np.bincount(place, np.concatenate([rate, -rate]), len(times))
+    carried = np.concatenate([[0.0], np.cumsum(np.cumsum(change)[:-1] * np.diff(times))])
+    if len(times) > _MOST_POINTS:
+        kept = np.linspace(0, len(times) - 1, _MOST_POINTS).astype(int)
+        times, carried = times[kept], carried[kept]
+    carried = np.maximum.accumulate(carried)
+    # Steps carry the same bytes, unless packets are sampled; and last about as long, unless the
+    # network changes. So both axes are looked along: so many bytes pass at each moment, too.
+    by_time, by_bytes = rhythm_of(carried, times), rhythm_of(times, carried)
+    steps = []
+    if by_time is not None:
+        steps.append((by_time.step_bytes, by_time.confidence))
+    if by_bytes is not None:
+        steps.append((float(np.diff(by_bytes.starts).mean()), by_bytes.confidence))
+    few_s = float(times[-1] - times[0]) / _FEW_STEPS
+    believed = [(step_s, sure) for step_s, sure in steps if sure >= _BELIEVED and step_s < few_s]
+    if len(believed) == 2:
+        first, second = believed
+        # Where they differ, one is some steps: a wrong whole is never shorter than the step.
+        return first if abs(first[0] / second[0] - 1) < _AGREE else min(believed)
+    return next((found for found in believed if found[1] >= _BELIEVED_ALONE), (None, 0.0))
