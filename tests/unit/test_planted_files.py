@@ -68,6 +68,13 @@ def test_no_file_of_a_recording_is_opened_where_something_was_planted(
             refused()
 
 
+def test_a_file_that_comes_while_a_recording_is_removed_loses_no_run(tmp_path: Path) -> None:
+    late = tmp_path / "x.run.recording" / "late"
+    writing = f"(while : > {late}; do :; done) 2>&- >&- & sleep 0.05"
+    assert record(["sh", "-c", writing], tmp_path / "x.run").exit_status == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x.run"]
+
+
 @pytest.mark.parametrize("text", ["[]", "3", '{"job": 3}', "{" * 5000, '{"job": ' * 5000, "\0"])
 def test_the_note_of_a_part_that_cannot_be_is_refused(tmp_path: Path, text: str) -> None:
     directory = tmp_path / "x.run.recording"
