@@ -125,6 +125,24 @@ def test_an_unknown_field_of_a_config_is_refused_by_name(tmp_path: Path) -> None
         architecture(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("num_hidden_layers", 10**30, "expected a whole number up to 100,000,000, got 1000000"),
+        ("num_hidden_layers", 10**6, "layers: expected 1 to 100,000, got 1000000"),
+        ("vocab_size", 2**63, "expected a whole number up to 100,000,000, got 9223372"),
+        ("hidden_size", 1e308, "expected a whole number, got 1e"),
+        ("num_attention_heads", -1, "expected a whole number above 0, got -1"),
+    ],
+)
+def test_a_model_of_impossible_size_is_refused_at_once(
+    tmp_path: Path, field: str, value: float, expected: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, field: value}))
+    with pytest.raises(UsageError, match=expected):
+        architecture(tmp_path)
+
+
 def test_deepseeks_config_has_latent_attention_and_experts(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from fullwire.errors import UsageError
 from fullwire.files import opened
 from fullwire.units import shown
-from fullwire.workloads.architecture import Architecture, Mla, Moe
+from fullwire.workloads.architecture import MOST, Architecture, Mla, Moe
 from fullwire.workloads.layout import nearest_divisor
 
 if sys.version_info >= (3, 11):
@@ -192,12 +192,14 @@ class _Config:
             value = self.held.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                above = " above 0" if least else ""
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if not is_whole or not least <= value <= MOST:
+                range_ = " above 0" if least else ""
+                range_ = f" up to {MOST:,}" if is_whole and value > MOST else range_
                 raise UsageError(
-                    f"{self.place}: {name}: expected a whole number{above}, got {value!r}"
+                    f"{self.place}: {name}: expected a whole number{range_}, got {shown(value)}"
                 )
-            return value
+            return int(value)
         if default is None:
             raise UsageError(f"{self.place}: expected {' or '.join(names)}, which is missing")
         return default
