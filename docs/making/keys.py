@@ -152,6 +152,8 @@ MEANINGS: Mapping[str, str] = {
     "recompute_layers": "Layers of a stage that are computed again; null for all.",
     "microbatch": "Sequences of one microbatch.",
     "schedule": "The order of the passes in the pipeline.",
+    "context_kind": "How ranks of context parallelism exchange keys and values; null without it.",
+    "shard": "Ranks among which ZeRO shares; 1 without it.",
     "devices": "The number of devices.",
     "tokens_per_s_per_device": "Tokens in a second, for each device.",
     "model_flops_utilization": "The share of the devices' peak that the model's operations reach.",
