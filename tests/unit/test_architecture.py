@@ -128,9 +128,9 @@ def test_an_unknown_field_of_a_config_is_refused_by_name(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("num_hidden_layers", 10**30, "expected a whole number up to 100,000,000, got 1000000"),
-        ("num_hidden_layers", 10**6, "layers: expected 1 to 100,000, got 1000000"),
-        ("vocab_size", 2**63, "expected a whole number up to 100,000,000, got 9223372"),
+        ("num_hidden_layers", 10**30, "expected a whole number up to 1,000,000,000, got 1000000"),
+        ("num_hidden_layers", 10**6, "layers: expected at most 10,000, got 1,000,000"),
+        ("vocab_size", 2**63, "expected a whole number up to 1,000,000,000, got 9223372"),
         ("hidden_size", 1e308, "expected a whole number, got 1e"),
         ("num_attention_heads", -1, "expected a whole number above 0, got -1"),
     ],

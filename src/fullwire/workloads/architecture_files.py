@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from fullwire.errors import UsageError
 from fullwire.files import opened
 from fullwire.units import shown
-from fullwire.workloads.architecture import MOST, Architecture, Mla, Moe
+from fullwire.workloads.architecture import Architecture, Mla, Moe
 from fullwire.workloads.layout import nearest_divisor
 
 if sys.version_info >= (3, 11):
@@ -34,6 +34,7 @@ else:
 
 ArchitectureLike: TypeAlias = str | Path | Architecture
 MOST_BYTES = 4 * 1024 * 1024
+_MOST = 10**9  # of any size in a model: its products are still whole numbers of 64 bits
 _FOLDER = Path(__file__).parent / "architectures"
 _OF_OTHER_KIND = re.compile(r"(instruct|base|chat|hf|preview|v0\.[1-3]|bf16|fp8|nvfp4|mcore|it)$")
 
@@ -193,9 +194,9 @@ class _Config:
             if value is None:
                 continue
             is_whole = isinstance(value, int) and not isinstance(value, bool)
-            if not is_whole or not least <= value <= MOST:
+            if not is_whole or not least <= value <= _MOST:
                 range_ = " above 0" if least else ""
-                range_ = f" up to {MOST:,}" if is_whole and value > MOST else range_
+                range_ = f" up to {_MOST:,}" if is_whole and value > _MOST else range_
                 raise UsageError(
                     f"{self.place}: {name}: expected a whole number{range_}, got {shown(value)}"
                 )
