@@ -416,3 +416,15 @@ def test_a_watch_that_goes_on_prints_one_object_a_window_and_writes_a_run_on_dem
     assert "hour 1: step 300 ms (300 ms to 300 ms)" in printed.err
     with pytest.raises(fw.UsageError, match="--exec"):
         Live(is_json=True, out=None, command="no-such-command-here", page=None)
+
+
+def test_a_watch_that_goes_on_prints_a_line_when_the_verdict_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    live = Live(is_json=False, out=None, command=None, page=None)
+    sends = [judged(seen(a_job(0.1, send_s)), 1e9) for send_s in (0.2, 0.21)]
+    for window in (*sends, judged(seen(a_job(0.1, 0.2, ends_s=15.0)), 1e9)):
+        live.show(window, 5.0)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "The network limits this job" in first
+    assert "Stuck for 14.99 s" in second

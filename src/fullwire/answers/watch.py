@@ -185,7 +185,8 @@ def _watchable(pid: int, seconds: float, most_s: float = float("inf")) -> JobHer
     """Return the job of a process, if it can be watched for so long."""
     job = job_of(pid)
     if not 0 < seconds <= most_s:
-        raise UsageError(f"watch: expected seconds above 0, {most_s:g} at most, got {seconds:g}")
+        most = f", {most_s:g} at most" if most_s < float("inf") else ""
+        raise UsageError(f"watch: expected seconds above 0{most}, got {seconds:g}")
     if any(rank.uses_gpu for rank in job.ranks):
         raise UsageError(
             f"watch {pid}: expected ranks that compute on processors, got ranks on a GPU, whose "

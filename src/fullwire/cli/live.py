@@ -49,7 +49,7 @@ class Live:
         self._screen = sys.stdout.isatty() and not self.is_json
         self._lines = 0
         self._steps: deque[float | None] = deque(maxlen=_LINE)
-        self._said = ""
+        self._said: tuple[object, ...] = ()
         self._hour: list[float] = []
         self._hour_ends_s = _HOUR_S
         self._elapsed_s = 0.0
@@ -82,8 +82,8 @@ class Live:
             sys.stdout.write(back + "".join(f"{line}\n" for line in lines))
             sys.stdout.flush()
             self._lines = len(lines)
-        elif window.sentence != self._said:
-            self._said = window.sentence
+        elif (said := _gist(window)) != self._said:
+            self._said = said
             print(f"{show_time(elapsed_s)}: {visible(window.sentence)}", flush=True)
         self._elapsed_s = elapsed_s
         for alerted in window.alerts:
@@ -164,6 +164,18 @@ class Live:
         if len(window.ranks) > _MOST_RANKS:
             yield f"  and {len(window.ranks) - _MOST_RANKS} more ranks"
         yield "Ctrl-C ends it and prints the account."
+
+
+def _gist(window: Watched) -> tuple[object, ...]:
+    """Return what a verdict is about; its figures change with each window."""
+    stuck = window.stuck
+    return (
+        window.kind,
+        {*window.possible},
+        stuck is not None,
+        stuck and stuck.rank,
+        [type(finding) for finding in window.findings],
+    )
 
 
 def open_metrics(window: Watched) -> str:
