@@ -198,14 +198,21 @@ def job_of(question: Question, plans: Plans) -> Job:
 
 
 def _distinct(plans: Plans, priced: Priced, order: Ints) -> Iterator[int]:
-    """Go through plans, without those that ask for less sharding or more work at the same time."""
-    seen = set()
+    """Go through plans, without those that ask for less sharding or more work at the same time.
+
+    Of the kinds of context parallelism and of the shard groups, the best stands for the others.
+    """
+    seen: set[tuple[object, ...]] = set()
     names = ("tp", "pp", "vpp", "dp", "cp", "ep", "recompute", "recomputed", "microbatch")
     for row in order:
-        key = (*(float(getattr(plans, name)[row]) for name in names), float(priced.step_s[row]))
-        if key not in seen:
-            seen.add(key)
+        degrees = tuple(float(getattr(plans, name)[row]) for name in names)
+        keys = {
+            (*degrees, float(priced.step_s[row])),
+            (*degrees, "zero and schedule", int(plans.zero[row]), int(plans.schedule[row])),
+        }
+        if not keys & seen:
             yield int(row)
+        seen |= keys
 
 
 def _too_large(question: Question, memory: Held, plans: Plans) -> str:
