@@ -74,6 +74,19 @@ def test_the_step_its_bytes_and_the_verdict_are_found_in_counters() -> None:
         assert 0 <= low_s <= found.explanation.account[part] <= high_s
 
 
+def test_transfer_that_would_fit_under_computing_is_used_too_late() -> None:
+    found = judged(seen(a_job(0.4, 0.2)), 1e9)
+    assert (found.kind, found.possible) == ("overlap", ("overlap",))
+    # Where ranks often have no processor, contention may cost more than the transfer.
+    starved = {
+        rank: [(row[0], 0.5 * row[1], 0.5 * row[1], *row[3:]) for row in rows]
+        for rank, rows in a_job(0.4, 0.2).items()
+    }
+    assert "contention" in judged(seen(starved), 1e9).possible
+    # Where the looks are too coarse to say what fits, both verdicts stay open.
+    assert "line_rate" in judged(seen(a_job(0.2, 0.19)), 1e9).possible
+
+
 def test_rest_of_all_ranks_is_not_called_input_or_host() -> None:
     found = judged(seen(a_job(0.1, 0.05, 0.2)), 1e9)
     assert found.kind == "unknown"

@@ -52,6 +52,7 @@ _TRANSFER = {"line_rate", "latency", "transport"}
 _BLAMED = ("line_rate", "transport", "straggler", "input", "host")
 _IDLE = ("input", "host", "unexplained")
 _NOTABLE = 0.1  # of the step: smaller parts are no verdict
+_SLOWED = 0.2  # of computing: the most that it was ever slower beside memory traffic (0.05 to 0.18)
 _FLOWS = 0.5  # of a rank's usual rate while bytes flow
 
 
@@ -128,14 +129,18 @@ class Watched(Result):
         if found is None:
             return ()
         own = found.verdict.kind
-        if own not in self.ranges or own == "compute":  # contention does not show
+        blamed = "line_rate" if own == "overlap" else own  # that part, which begins too late
+        if blamed not in self.ranges or own == "compute":  # contention does not show
             return (own, "contention")
-        low_s = self.ranges[own][0]
-        others = (
-            part
-            for part in _BLAMED
-            if part != own and self.ranges[part][1] >= max(low_s, _NOTABLE * found.step_s)
-        )
+        low_s = max(self.ranges[blamed][0], _NOTABLE * found.step_s)
+        others = [part for part in _BLAMED if part != blamed and self.ranges[part][1] >= low_s]
+        if own == "overlap":
+            delayed = max((rank.delayed for rank in self.ranks), default=1.0)
+            most_s = delayed * found.step_s + _SLOWED * self.ranges["compute"][1]
+            if most_s >= low_s:
+                others.append("contention")
+            if self.transfer_s[1] > self.ranges["compute"][0]:  # it may not fit under computing
+                others.append("line_rate")
         return (own, *others)
 
     @property
