@@ -76,6 +76,7 @@ MEANINGS: Mapping[str, str] = {
     "verdict.missing": "Data that would settle the verdict, a clause each.",
     "verdict.near": "Kinds that another recording may give as well.",
     "median_step_s": "The same as step_s, for programs of the first versions.",
+    "goodput": "Of an elastic job: the share of its time in steps that count, with its losses.",
     "baseline_source": "Whether baseline_step_s is measured or estimated.",
     "baseline_is_estimated": "Whether baseline_step_s comes from this run, without another one.",
     "baseline_interval.low_s": "The lower end of its 95 % interval.",

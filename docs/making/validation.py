@@ -57,6 +57,7 @@ PAGES = {
         "torch-tests",
         "membership",
         "elastic-recovery",
+        "chaos",
     ),
     "compression": (
         "compression-goals",

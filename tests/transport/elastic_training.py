@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,32 @@ import fullwire
 SAMPLES, BATCH, WIDTH = 480, 48, int(os.environ.get("WIDTH", "300"))
 FOLDER, EPOCHS, PHASE = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 WORKER = os.environ["FULLWIRE_ELASTIC_WORKER"]
-ENDS_ITSELF = os.environ.get("ENDS", "1") == WORKER
+ENDS_ITSELF = os.environ.get("ENDS", "1") in (WORKER, "all")
+PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
+ALL_ENDED = FOLDER / "all ended"  # once
+HAS_BEGUN_AGAIN = ALL_ENDED.exists()
 AT_STEP = 7
 
 
 def end_in(phase: str, job: fullwire.Job) -> None:
     """End this process as a lost host would."""
-    if ENDS_ITSELF and phase == PHASE and job.step_number >= AT_STEP:
+    if ENDS_ITSELF and phase == PHASE and job.step_number >= AT_STEP and not HAS_BEGUN_AGAIN:
+        if os.environ.get("ENDS") == "all":
+            ALL_ENDED.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Ballast:
+    """A state that takes a while to send."""
+
+    def __init__(self) -> None:
+        self.numbers = torch.full((int(os.environ.get("BALLAST", "0")),), float(WORKER))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": self.numbers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.numbers = state["numbers"]
 
 
 def main() -> None:
@@ -38,6 +57,8 @@ def main() -> None:
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
     job = fullwire.elastic(model, optimizer, scheduler)
+    ballast = Ballast()
+    job.state({"ballast": ballast})
     job.on_change(lambda rank, size: end_in("change", job))
 
     def middle(_: Any) -> None:
@@ -49,6 +70,7 @@ def main() -> None:
         before = job.step_number
         with job.step():
             end_in("forward", job)
+            time.sleep(PAUSE_S)
             loss = torch.nn.functional.mse_loss(job.model(given), wanted)
             optimizer.zero_grad()
             loss.backward()
@@ -67,6 +89,7 @@ def main() -> None:
     ]
     print(f"worker {WORKER} rounded to bf16: {halves}", flush=True)
     print(f"worker {WORKER} done {job.step_number} {scheduler.get_last_lr()}", flush=True)
+    print(f"ballast {ballast.numbers.unique().tolist()}", flush=True)
 
 
 main()

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import fullwire
-from fullwire.transport.elastic import share_of
+from fullwire.transport import checkpoints
+from fullwire.transport.state import State, parts_of, share_of
 
 SCRIPT = Path(__file__).parent / "elastic_training.py"
 RUN = [sys.executable, "-m", "fullwire", "run", "--workers"]
@@ -33,6 +34,7 @@ def played(
     return subprocess.run(
         command(folder, phase, *options, epochs=epochs),
         env=os.environ | more,
+        cwd=folder,  # where a job that ends leaves its last checkpoint
         capture_output=True,
         text=True,
         timeout=120,
@@ -49,7 +51,7 @@ def check_steps(folder: Path, epochs: int = 3) -> dict[int, int]:
         torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch)).tolist()
         for epoch in range(epochs)
     ]
-    for path in folder.glob("steps of *"):
+    for path in folder.glob("**/steps of *"):
         steps = []
         for line in path.read_text().splitlines():
             number, digest, *others = line.split()
@@ -96,6 +98,95 @@ def test_a_lost_worker_is_replaced_and_gets_its_state_from_the_others(tmp_path: 
     sizes = check_steps(tmp_path, epochs=400)
     assert [sizes[step] for step in (7, 9, 4000)] == [3, 2, 3]
     assert "worker 3 done 4000" in job.stdout
+
+
+def test_a_new_worker_receives_a_large_state_while_the_others_train(tmp_path: Path) -> None:
+    job = played(
+        tmp_path, "forward", "--respawn", epochs=60, BALLAST=str(2 * 2**20), PAUSE_S="0.02"
+    )
+    assert job.returncode == 0, job.stderr
+    sizes = check_steps(tmp_path, epochs=60)  # its parameters, too, after each step of others
+    assert [sizes[step] for step in (7, 9, 600)] == [3, 2, 3]
+    lines = (tmp_path / "steps of 3").read_text().splitlines()
+    followed = [line.split() for line in lines if len(line.split()) == 4]
+    assert followed, "it waited for the state with the others"
+    assert {(words[2], words[3]) for words in followed} == {("2", "2")}
+    assert job.stdout.count("ballast [0.0]") == 3
+
+
+def test_all_workers_are_lost_and_the_job_begins_again(tmp_path: Path) -> None:
+    job = played(tmp_path, "between", "--respawn", ENDS="all")
+    assert job.returncode == 0, job.stderr
+    assert "no worker is left that has the parameters; the job begins again" in job.stderr
+    assert "done 30" in job.stdout
+
+
+def test_a_job_goes_on_from_its_checkpoint_with_another_number_of_workers(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    kept = ("--checkpoint", str(tmp_path / "kept"), "--every", "0.01s", "--keep", "2")
+    job = played(tmp_path / "a", "forward", "--min", "3", *kept)
+    assert job.returncode == 4
+    place = tmp_path / "kept/step-000000007"
+    assert f"--checkpoint {tmp_path / 'kept'} goes on from {place}" in job.stderr
+    assert len(list((tmp_path / "kept").glob("step-*"))) == 2
+    command = [*RUN, "2", *kept, "--", sys.executable, str(SCRIPT), str(tmp_path / "b"), "3", "no"]
+    job = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert job.returncode == 0, job.stderr
+    assert f"goes on after step 7, from {place}" in job.stderr
+    assert set(check_steps(tmp_path).values()) == {2, 3}
+    last = max((tmp_path / "kept").glob("step-*"))
+    assert {path.name for path in last.glob("part-*")} == {"part-0-of-2", "part-1-of-2"}
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    state = State({"model": {"weight": torch.arange(6.0)}})
+    places = [checkpoints.write_whole(tmp_path, step, state, keep=3) for step in (1, 2, 3, 4)]
+    assert not places[0].exists()
+    (places[3] / "part-0-of-1").write_bytes(b"less")
+    (places[2] / "manifest.json").unlink()
+    found = checkpoints.newest(tmp_path)
+    assert found is not None
+    place, step, problems = found
+    assert (place, step, len(problems)) == (places[1], 2, 2)
+    description, row, _ = checkpoints.read(place)
+    parts = parts_of(description, torch.frombuffer(row, dtype=torch.uint8))
+    assert torch.equal(parts["model"]["weight"], torch.arange(6.0))
+
+
+def test_the_time_between_checkpoints_follows_from_failures_and_their_cost() -> None:
+    clock = checkpoints.Clock(None, workers=8)
+    began_s = time.monotonic()
+    rare_s = clock.interval_s(began_s + 1000)
+    clock.failures = 10
+    assert clock.interval_s(began_s + 1000) == pytest.approx((2 * 0.1 * 100) ** 0.5, rel=0.01)
+    assert rare_s > 100 * clock.interval_s(began_s + 1000)
+    clock.written_s = 60
+    assert clock.interval_s(began_s + 1000) == 60  # no faster than they are written
+    assert checkpoints.Clock(5.0, workers=8).interval_s(began_s) == 5
+
+
+PLAIN = """
+import os, pathlib, signal, sys, time
+rank, size, note = os.environ["RANK"], os.environ["WORLD_SIZE"], pathlib.Path(sys.argv[1])
+if size == "3" and not note.exists():
+    if rank == "1":
+        note.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(100)
+print("rank", rank, "of", size, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("option", "size"), [("--min=1", 2), ("--respawn", 3)])
+def test_a_script_that_is_not_elastic_starts_again(tmp_path: Path, option: str, size: int) -> None:
+    script = [sys.executable, "-c", PLAIN, str(tmp_path / "note")]
+    job = subprocess.run(
+        [*RUN, "3", option, "--", *script], capture_output=True, text=True, timeout=60
+    )
+    assert job.returncode == 0, job.stderr
+    assert f"worker 1 was ended by SIGKILL; {size} workers start again" in job.stderr
+    assert sorted(job.stdout.splitlines()) == [f"rank {rank} of {size}" for rank in range(size)]
 
 
 def test_a_worker_is_killed_while_the_ranks_form_an_epoch(tmp_path: Path) -> None:
@@ -223,4 +314,4 @@ def test_workers_that_never_start_end_the_job() -> None:
         timeout=60,
     )
     assert job.returncode == 4
-    assert job.stderr.count("another starts") == 2
+    assert job.stderr.count("2 workers start again") == 3

@@ -57,6 +57,7 @@ from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Provenance, Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
+from fullwire.simulation.goodput import Goodput, observed
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
@@ -158,6 +159,7 @@ class Explanation(Result):
     detail: Account
     facts: Facts  # Of the run.
     provenance: Provenance
+    goodput: Goodput | None  # Of an elastic job.
     line_rates_bps: Mapping[int, float]  # By rank, for the links whose rate is known.
     predictor: Forecaster | None  # The job ready for predictions, if they are possible.
 
@@ -345,6 +347,7 @@ def explain(
         detail=found,
         facts=job.facts,
         provenance=job.provenance,
+        goodput=observed(job.events),
         line_rates_bps=rate_bps,
         predictor=predictor,
     )

@@ -94,7 +94,20 @@ def apply(
     )
 
 
-_LEAST, _DETECT = 1, "2s"  # with --workers
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Write checkpoints; go on from the last one there"),
+]
+Every = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Between two checkpoints  [default: what costs the job least]"
+    ),
+]
+Whole = Annotated[
+    bool, typer.Option("--whole", help="One file a checkpoint, not one for each worker")
+]
+_LEAST, _DETECT, _KEEP = 1, "2s", 3  # with --workers
 
 
 def run(
@@ -118,6 +131,10 @@ def run(
     detect: Annotated[
         str, typer.Option(metavar="TIME", help="Silence after which a worker counts as lost")
     ] = _DETECT,
+    checkpoint: Checkpoint = None,
+    every: Every = None,
+    keep: Annotated[int, typer.Option(help="How many checkpoints stay")] = _KEEP,
+    whole: Whole = False,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ..."),
@@ -153,12 +170,18 @@ def run(
                 least=least,
                 respawn=respawn,
                 detect_s=seconds(detect),
+                checkpoint=checkpoint,
+                every_s=None if every is None else seconds(every),
+                keep=keep,
+                whole=whole,
             )
         )
     if recipe is None:
         raise UsageError("run: expected --recipe FILE.toml or --workers N, got neither")
-    if respawn or (least, detect) != (_LEAST, _DETECT):
-        raise UsageError("run: expected --min, --respawn and --detect with --workers alone")
+    if respawn or checkpoint or every or whole or (least, detect, keep) != (_LEAST, _DETECT, _KEEP):
+        raise UsageError(
+            "run: expected --min, --respawn, --detect and --checkpoint with --workers alone"
+        )
     from fullwire.answers.fixing import exported, run_recipe
 
     if export is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fullwire.findings.case import NOTABLE, Case, communicates, computes
 from fullwire.findings.finding import Finding
+from fullwire.findings.plans import about_goodput
 from fullwire.findings.sureness import about_others
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run, Spans
@@ -400,6 +401,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield WarnedWhereRecorded(what=str(run.facts.warnings))
     if run.facts.remarks is not None:
         yield RemarkedWhereRead(what=str(run.facts.remarks))
+    yield from about_goodput(run.events)
     if not found.step_s:
         return
     if found.is_whole_trace:

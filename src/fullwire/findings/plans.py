@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fullwire.findings.finding import Finding
+from fullwire.run.run import Events
+from fullwire.simulation.goodput import observed
 
 
 class NearestFamily(Finding):
@@ -170,3 +174,36 @@ class DeviceHours(Finding):
 
     device_hours: float
     cost: float | None  # In the unit of the user's price.
+
+
+class GoodputWas(Finding):
+    """The share of the job's time that went into committed steps, and its losses by name."""
+
+    template = (
+        "Goodput {share:.1%} of {wall_s:time}: start {start_s:time}, checkpoints "
+        "{checkpoint_s:time}, repeated work {repeated_s:time}, recovery {recovery_s:time} after "
+        "{interruptions:,} {interruptions:loss|losses} of workers."
+    )
+
+    share: float
+    wall_s: float
+    start_s: float
+    checkpoint_s: float
+    repeated_s: float
+    recovery_s: float
+    interruptions: int
+
+
+def about_goodput(events: Events) -> Iterator[Finding]:
+    """Yield how much of an elastic job's time went into committed steps."""
+    course = observed(events)
+    if course is not None and course.wall_s > 0:
+        yield GoodputWas(
+            share=course.share,
+            wall_s=course.wall_s,
+            start_s=course.start_s,
+            checkpoint_s=course.checkpoint_s,
+            repeated_s=course.repeated_s,
+            recovery_s=course.recovery_s,
+            interruptions=int(course.interruptions),
+        )

@@ -278,7 +278,11 @@ def _write_ranks(
         if len(notes) > OFTEN * len(rank.steps):
             used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
             before_forward.append((float(rank.number), used_ns * 1e-9, blocks * DISK_BLOCK_BYTES))
-    writer.add(metrics=reported.metrics(directories), noise=reported.noise())
+    writer.add(
+        metrics=reported.metrics(directories),
+        noise=reported.noise(),
+        events=reported.events(directories),
+    )
     costs = Facts(
         pass_samples=reported.pass_samples,
         recorder_s=max(costs_s, default=None),

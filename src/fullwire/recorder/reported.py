@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from fullwire.recorder.inside.journal import Note
-from fullwire.recorder.inside.metrics import value_of
+from fullwire.recorder.inside.metrics import EVENTS_SUFFIX, value_of
 from fullwire.recorder.journals import Journal
 from fullwire.recorder.printed import SUFFIX
 from fullwire.recorder.steps import Steps
-from fullwire.run.run import Metrics, Noise, Whole
+from fullwire.run.run import Events, Metrics, Noise, Whole
 
 
 class Reported:
@@ -77,6 +77,26 @@ class Reported:
             )
             tables.append(printed.rows(~np.isin(printed.name, list(self._names))))
         return Metrics.joined(tables)
+
+    def events(self, directories: Sequence[Path]) -> Events:
+        """Return what an elastic job told of its workers and checkpoints, in order."""
+        shift_ns = 0 if self._first is None else self._first[1]
+        rows: list[tuple[int, str, str, int]] = []
+        for directory in directories:
+            for path in sorted(directory.glob(f"*{EVENTS_SUFFIX}")):
+                *whole, _ = path.read_text().split("\n")  # the last line may be torn
+                for line in whole:
+                    time_ns, kind, ranks, duration_ns = json.loads(line)
+                    rows.append((time_ns + shift_ns, kind, ",".join(map(str, ranks)), duration_ns))
+        times_ns, kinds, ranks, durations_ns = (
+            zip(*sorted(rows), strict=True) if rows else ((),) * 4
+        )
+        return Events(
+            time_ns=np.array(times_ns, np.int64),
+            kind=np.array(kinds, object),
+            ranks=np.array(ranks, object),
+            duration_ns=np.array(durations_ns, np.int64),
+        )
 
     def noise(self) -> Noise:
         """Return the gradient noise of the steps that all ranks noted."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fullwire.clusters.cluster import Cluster
     from fullwire.findings.watching import Stuck
     from fullwire.run.run import Run
+    from fullwire.simulation.goodput import Goodput
     from fullwire.workloads import Workload
     from fullwire.workloads.architecture import Architecture
 
@@ -164,6 +165,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "scaling_factor": result.scaling_factor,
         "step_s": result.step_s,
         "median_step_s": result.median_step_s,
+        "goodput": _goodput_object(result.goodput),
         "baseline_step_s": result.baseline_step_s,
         "baseline_interval": _interval_object(*result.baseline_between_s),
         "baseline_source": "estimated" if result.is_estimated else "measured",
@@ -442,4 +444,22 @@ def traffic_object(result: AuditedTraffic) -> dict[str, Any]:
         "warnings": list(result.warnings),
         "groups": [traffic_object(group) for group in result.groups],
         "during_s": result.during_s,
+    }
+
+
+def _goodput_object(course: Goodput | None) -> dict[str, Any] | None:
+    """Return the course of an elastic job under the keys that `plan` has for a training."""
+    if course is None:
+        return None
+    return {
+        "goodput": course.share,
+        "wall_s": course.wall_s,
+        "work_s": course.work_s,
+        "losses": {
+            "start_s": course.start_s,
+            "checkpoint_s": course.checkpoint_s,
+            "repeated_work_s": course.repeated_s,
+            "recovery_s": course.recovery_s,
+        },
+        "interruptions": int(course.interruptions),
     }

@@ -17,6 +17,7 @@ from fullwire.answers.explain import Explanation
 from fullwire.findings.case import NOTABLE
 from fullwire.findings.comparisons import about_changes
 from fullwire.findings.notes import CheckpointsTook, EvaluationsTook, RunIsPartial
+from fullwire.findings.plans import GoodputWas
 from fullwire.findings.scaling import ScalingFactor
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.findings.verdicts.unknown import LineRateMissing
@@ -64,6 +65,9 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
     gaps = [sentence(note) for note in result.notes if isinstance(note, RunIsPartial)]
     if gaps and not is_full:
         say(f"{gaps[0]}{f' And {len(gaps) - 1} more.' if gaps[1:] else ''}")
+    for note in result.notes if not is_full else ():
+        if isinstance(note, GoodputWas):
+            say_flush(sentence(note))
     beside = [n for n in result.notes if isinstance(n, EvaluationsTook | CheckpointsTook)]
     for note in beside if not is_full else ():
         if note.total_s >= _MUCH_BESIDE_STEPS * note.run_s:

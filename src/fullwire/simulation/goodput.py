@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.errors import UsageError
+from fullwire.run.run import Events
 
 # Device-hours between interruptions of published trainings: OPT-175B 15,300, RSC-1 29,500, Llama 3
 # 50,700, BLOOM 64,500. The middle is their geometric mean.
@@ -65,6 +66,47 @@ class Goodput:
     def share(self) -> float:
         """Return the goodput: time of committed steps over wall time."""
         return self.work_s / self.wall_s
+
+
+def observed(events: Events) -> Goodput | None:
+    """Return the course of a job that told its events; None without them.
+
+    A second start throws away the work since the last checkpoint.
+    """
+    columns = events.time_ns, events.kind, events.duration_ns
+    rows = sorted(zip(*(column.tolist() for column in columns), strict=True))
+    if not any(kind == "start" for _, kind, _ in rows):
+        return None
+    lost_ns = dict.fromkeys(("start", "checkpoint", "repeated work", "recovery", "join"), 0)
+    kept_ns = began_ns = rows[0][0]
+    ended_ns, since = began_ns, 0  # losses since `kept_ns`
+    checkpoints, interruptions = 0, 0
+    for time_ns, kind, duration_ns in rows:
+        if kind == "start" and time_ns > began_ns:
+            lost_ns["repeated work"] += max(time_ns - kept_ns - since, 0)
+            interruptions += 1
+            kind = "recovery"
+        elif kind == "recovery":
+            interruptions += 1
+        if kind in lost_ns:
+            lost_ns[kind] += duration_ns
+            since += duration_ns
+        if kind in ("start", "checkpoint"):
+            kept_ns, since = time_ns + duration_ns, 0
+            checkpoints += kind == "checkpoint"
+        ended_ns = max(ended_ns, time_ns + duration_ns)
+    wall_s, lost_s = (ended_ns - began_ns) * 1e-9, {k: v * 1e-9 for k, v in lost_ns.items()}
+    work_s = max(wall_s - sum(lost_s.values()), 0.0)
+    return Goodput(
+        wall_s=wall_s,
+        work_s=work_s,
+        start_s=lost_s["start"],
+        checkpoint_s=lost_s["checkpoint"],
+        repeated_s=lost_s["repeated work"],
+        recovery_s=lost_s["recovery"] + lost_s["join"],
+        interruptions=interruptions,
+        interval_s=work_s / max(checkpoints, 1),
+    )
 
 
 def goodput(work_s: float, devices: int, given: Reliability) -> Goodput:

@@ -14,27 +14,39 @@ batches stands. So a rank that joins needs the parameters and that number.
 from __future__ import annotations
 
 import atexit
-import io
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
-from types import SimpleNamespace, TracebackType
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from fullwire.errors import TransportError, UsageError
+from fullwire.transport import checkpoints
 from fullwire.transport.buckets import tell_small
-from fullwire.transport.group import FullwireGroup
+from fullwire.transport.joining import (
+    AT_ONCE_BYTES,
+    BEHIND,
+    FULL,
+    MOST_SOURCES,
+    NONE,
+    Follower,
+    Joining,
+    Summed,
+    connected,
+    place_of,
+    send,
+)
 from fullwire.transport.membership import Membership
 from fullwire.transport.mesh import Mesh
-from fullwire.transport.place import TOO_FEW_STATUS, Folder, Place
+from fullwire.transport.place import TOO_FEW_STATUS, Place, began_ns, tell
+from fullwire.transport.state import State, parts_of, share_of
 
 _BUCKET_BYTES = 25 * 2**20
 _FIRST_BUCKET_BYTES = 2**20  # the sums begin early
-_SUMS_S = 86400.0  # the membership, not a clock, ends a wait for others
 _MOST_FAILURES = 20
 
 
@@ -79,10 +91,16 @@ class Job:
         self._has_state = mesh is None
         self._callbacks: list[Callable[[int, int], None]] = []
         self._membership = Membership(0, (0,), 0) if mesh is None else None
+        self._active: list[int] = [0]  # the ranks of this epoch that have samples
+        self._times_ns = [0, 0, 0]  # of the last two commits, and since when no step counts
+        self._told: tuple[int, int] | None = None  # the last rank and size that callbacks heard
+        self._before: list[int] = [-1]  # those of the epoch before; no ranks yet
+        self._follower: Follower | None = None  # while this rank applies steps of others
         self._group: Any = None
         self._planned_steps = 0  # by all loops over batches so far
         self._share: list[int] = []
         self._failures = 0  # to connect to the members of an epoch, in a row
+        self._saver = None if mesh is None else checkpoints.Saver(mesh)
         self._sums = _Sums(list(model.parameters()), self._commit)
         if mesh is not None:
             self._sums.wait = mesh.wait  # type: ignore[method-assign]
@@ -130,15 +148,17 @@ class Job:
             self._planned_steps + steps_in_epoch * epochs,
         )
         last, order, ordered = self._planned_steps, range(size), -1
-        while self._settle() < last:
+        while self._settle(last) < last:
             epoch, step = divmod(self.step_number - first, steps_in_epoch)
             if shuffle and epoch != ordered:
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + first + epoch)
                 order, ordered = torch.randperm(size, generator=generator).tolist(), epoch
-            whole = order[step * batch_size : (step + 1) * batch_size]
-            self._share = list(whole[share_of(len(whole), self.rank_now, self.size_now)])
-            # A rank without samples computes one that others count, with weight 0.
-            given = self._share or [whole[0]]
+            whole = list(order[step * batch_size : (step + 1) * batch_size])
+            self._share = []
+            if self._follower is None:
+                self._share = whole[share_of(len(whole), self.rank_now, self.size_now)]
+            # A rank without samples computes some that others count, with weight 0.
+            given = self._share or whole[:2]
             self._sums.weight = len(self._share) / len(whole)
             tried = self._sums.tries
             yield _collated(dataset, given, collate)
@@ -154,117 +174,211 @@ class Job:
     @property
     def rank_now(self) -> int:
         """The rank in the next step; `rank` is that of the last committed one."""
-        assert self._membership is not None
-        return 0 if self._mesh is None else self._membership.members.index(self._mesh.rank)
+        return 0 if self._mesh is None else self._active.index(self._mesh.rank)
 
     @property
     def size_now(self) -> int:
         """The world size of the next step."""
-        assert self._membership is not None
-        return len(self._membership.members)
+        return len(self._active)
 
-    def _settle(self) -> int:
+    def _settle(self, last: int) -> int:
         """Be a member of the present epoch, with its state; return the committed steps."""
-        if self._mesh is None:
+        mesh = self._mesh
+        if self._has_state and self._follower is None and self.step_number >= last:
+            return self.step_number  # it needs no others; one of them may have left already
+        if mesh is None or (self._follower is not None and self._follows()):
             return self.step_number
-        while self._membership is None or not self._mesh.is_current(self._membership.epoch):
+        while self._membership is None or not mesh.is_current(self._membership.epoch):
+            self._times_ns[2] = time.monotonic_ns()
             self._leave_group()
-            membership = self._mesh.epoch()
+            membership = mesh.epoch()
             if self._has_state and self.step_number < membership.base_step:
                 self._has_state = False  # it was left out, and steps were committed meanwhile
             self._raise_if_too_few(membership)
             try:
-                self._enter(membership)
+                self._begin(membership)
             except TransportError:
                 # The next epoch leaves out who was lost meanwhile. An error of another kind stays.
                 self._failures += 1
                 if self._failures > _MOST_FAILURES:
                     raise
-                self._mesh.await_change(membership.epoch)
+                mesh.await_change(membership.epoch)
                 continue
-            self._membership = membership
             self._failures = 0
+            if self._follower is not None and self._follows():
+                return self.step_number
+        self._tell_change()
+        if self._told != (self.rank_now, self.size_now):
+            self._told = self.rank_now, self.size_now
             for callback in self._callbacks:
-                callback(self.rank_now, self.size_now)
-            if self.step_number == 0:
-                self.rank, self.world_size = self.rank_now, self.size_now
+                callback(*self._told)
+        if self.step_number == mesh.place.keeping.first_step:
+            self.rank, self.world_size = self.rank_now, self.size_now
+        if mesh.place.keeping.is_on and self._saver is not None:
+            epoch = self._membership.epoch
+            self._saver.look(epoch, self.step_number, self._active, lambda: State(self._parts()))
         return self.step_number
+
+    def _tell_change(self) -> None:
+        """Tell the recorder what a change of the membership cost: the lowest rank does it."""
+        before, self._before = self._before, self._active
+        if self._active == before or self._mesh is None or self._active[0] != self._mesh.rank:
+            return
+        now_ns = time.monotonic_ns()
+        earlier_ns, committed_ns, since_ns = self._times_ns
+        if before == [-1]:
+            if self.step_number == self._mesh.place.keeping.first_step:
+                tell("start", self._active, began_ns(), now_ns)
+            return
+        lost = sorted(set(before).difference(self._active))
+        if committed_ns and earlier_ns:
+            # As long as a step takes, its work was done for nothing; then the loss was waited for.
+            worked_ns = min(since_ns - committed_ns, committed_ns - earlier_ns)
+            tell("repeated work", self._active, since_ns - worked_ns, since_ns)
+        came = sorted(set(self._active).difference(before))
+        tell("recovery" if lost else "join", lost or came, since_ns or now_ns, now_ns)
+
+    def _follows(self) -> bool:
+        """Have the state of others; return whether this rank still applies their steps."""
+        assert self._follower is not None
+        if not self._has_state:
+            received = self._follower.await_state()
+            if received is not None:
+                description, row, self.step_number = received
+                self._load(parts_of(description, row))
+                self._has_state = True
+        if self._has_state and self._follower.has_next():
+            return True
+        self._follower = self._sums.follower = self._membership = None
+        return False
 
     def _raise_if_too_few(self, membership: Membership) -> None:
         assert self._mesh is not None
         place, left = self._mesh.place, len(membership.members)
         if left < place.least and not place.is_replaced:
-            place.folder.set(f"ended {place.worker}", f"{left} {membership.base_step}")
+            written = ""
+            if self._has_state and membership.members[0] == self._mesh.rank:
+                folder, state = Path(place.keeping.folder).absolute(), State(self._parts())
+                try:
+                    written = str(
+                        checkpoints.write_whole(folder, self.step_number, state, place.keeping.keep)
+                    )
+                except OSError as error:
+                    written = f"{error.filename or folder}: {error.strerror}"
+            place.folder.set(f"ended {place.worker}", f"{left} {membership.base_step} {written}")
             self._mesh.close()
             raise SystemExit(TOO_FEW_STATUS)
 
-    def _enter(self, membership: Membership) -> None:
+    def _begin(self, membership: Membership) -> None:
         """Connect to the members of an epoch, and give its state to those who lack it."""
         mesh = self._mesh
         assert mesh is not None
         epoch, members = membership.epoch, membership.members
-        if len(members) > 1:
-            options = SimpleNamespace(
-                group_rank=members.index(mesh.rank),
-                group_size=len(members),
-                timeout=timedelta(seconds=2 * mesh.place.detect_s),
-                group_id=f"elastic epoch {epoch}",
-                global_ranks_in_group=list(members),
-                store=_Board(mesh, epoch),
-            )
-            self._group = FullwireGroup(options)
-            self._group.set_timeout(timedelta(seconds=_SUMS_S))
-            tell_small(self._group, [bucket.parameters for bucket in self._sums._buckets])
-            mesh.watch(epoch, self._group.abort)
+        first = mesh.place.keeping
+        if first.source and not self._has_state and membership.base_step == first.first_step:
+            description, row, _ = checkpoints.read(Path(first.source))
+            self._load(parts_of(description, torch.frombuffer(row, dtype=torch.uint8)))
+            self._has_state = True
+        if self._membership is not None and self._saver is not None:
+            gone = set(self._membership.members).difference(members)
+            self._saver.clock.failures += len(gone)
+        self._group, said = self._enter(membership, FULL if self._has_state else NONE)
         self._sums.group = self._group
-        mesh.post(epoch, f"state {mesh.rank}", str(int(self._has_state)))
-        said = mesh.await_posts(epoch, [f"state {member}" for member in members])
-        if said is None:
-            raise TransportError(f"epoch {epoch} ended at its start")
-        sources = [place for place, has in enumerate(said) if has == "1"]
-        if not sources and membership.base_step > 0:
+        full = [member for member, has in zip(members, said, strict=True) if has == FULL]
+        joiners = [member for member, has in zip(members, said, strict=True) if has == NONE]
+        if not full and membership.base_step > 0:
+            if BEHIND in said:  # they go on once they have applied all steps that they hold
+                raise TransportError(f"epoch {epoch}: no rank has the parameters yet")
             raise SystemExit("fullwire: no worker is left that has the parameters")
-        source = sources[0] if sources else 0
-        if len(sources) < len(members) and self._group is not None:
-            self._share_state(membership, source)
-        self._has_state = True
-        self.step_number = membership.base_step
+        self._active = full
+        if joiners:
+            place = place_of(members.index(mesh.rank), said)
+            if self._share_state(membership, full, joiners, place):
+                self._active = sorted([*full, *joiners])
+        self._membership = membership
+        if mesh.rank in self._active:
+            if not self._has_state or membership.epoch == 0:
+                mesh.place.folder.set(f"holds {mesh.rank}", "")
+            self._has_state = True
+            self.step_number = membership.base_step
 
-    def _share_state(self, membership: Membership, source: int) -> None:
+    def _enter(self, membership: Membership, has: str) -> tuple[Any, list[str]]:
+        """Connect to the members of an epoch; return the group, and what each of them has."""
         mesh = self._mesh
         assert mesh is not None
-        is_source = membership.members.index(mesh.rank) == source
-        packed = b""
-        if is_source:
-            packed = self._packed()
-            mesh.post(membership.epoch, "bytes", str(len(packed)))
-        sizes = mesh.await_posts(membership.epoch, ["bytes"])
-        if sizes is None:
-            raise TransportError(f"epoch {membership.epoch} ended at its start")
-        whole = torch.empty(int(sizes[0]), dtype=torch.uint8)
-        if is_source:
-            whole.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
-        self._group.broadcast([whole], root=source).wait()
-        if not is_source and not self._has_state:
-            self._unpack(whole)
+        epoch, members, group = membership.epoch, membership.members, None
+        if len(members) > 1:
+            group = connected(mesh, epoch, members)
+            tell_small(group, [bucket.parameters for bucket in self._sums.buckets])
+            mesh.watch(epoch, group.abort)
+        mesh.post(epoch, f"state {mesh.rank}", has)
+        said = mesh.await_posts(epoch, [f"state {member}" for member in members])
+        if said is None:
+            if group is not None:
+                group.abort()
+            raise TransportError(f"epoch {epoch} ended at its start")
+        return group, said
 
-    def _packed(self) -> bytes:
-        kept = io.BytesIO()
-        torch.save({name: each.state_dict() for name, each in self._parts().items()}, kept)
-        return kept.getvalue()
+    def _share_state(
+        self, membership: Membership, full: list[int], joiners: list[int], place: tuple[int, int]
+    ) -> bool:
+        """Give the state to ranks that lack it; return whether they have it when this returns."""
+        mesh, epoch, source = self._mesh, membership.epoch, (full or joiners)[0]
+        assert mesh is not None
+        state = State(self._parts()) if mesh.rank in full or mesh.rank == source else None
+        if state is not None:
+            sizes = f"{state.size_bytes} {len(state.description)} {state.form}"
+            mesh.post(epoch, f"form {mesh.rank}", sizes)
+        said = mesh.await_posts(epoch, [f"form {rank}" for rank in full or [source]])
+        if said is None:
+            raise TransportError(f"epoch {epoch} ended at its start")
+        size_bytes, description_bytes, _ = said[0].split()
+        if int(size_bytes) > AT_ONCE_BYTES and full:
+            alike = [rank for rank, form in zip(full, said, strict=True) if form == said[0]]
+            sources = tuple(alike[:MOST_SOURCES])
+            joining = Joining(epoch, membership.base_step, sources, tuple(joiners))
+            if mesh.rank in sources and state is not None:
+                send(mesh, joining, state)
+            elif mesh.rank in joiners:
+                self._follower = Follower(mesh, joining, self._sums.forms, self._enter)
+                self._follower.start(self._group, place)
+                self._sums.follower, self._sums.group, self._group = self._follower, None, None
+            return False
+        if self._group is None:
+            return True
+        row = torch.zeros(int(size_bytes), dtype=torch.uint8)
+        description = torch.zeros(int(description_bytes), dtype=torch.uint8)
+        if mesh.rank == source and state is not None:
+            row = state.piece(0, state.size_bytes)
+            description = torch.frombuffer(bytearray(state.description), dtype=torch.uint8)
+        root = membership.members.index(source)
+        for each in (description, row):
+            if len(each):
+                self._group.broadcast([each], root=root).wait()
+        if mesh.rank != source and mesh.rank in joiners:
+            self._load(parts_of(bytes(description.numpy()), row), has_random=bool(full))
+        return True
 
-    def _unpack(self, whole: Any) -> None:
-        states = torch.load(io.BytesIO(bytes(whole.numpy())), weights_only=True)
-        for name, each in self._parts().items():
-            each.load_state_dict(states[name])
+    def _load(self, parts: dict[str, Any], *, has_random: bool = True) -> None:
+        if has_random:
+            torch.set_rng_state(parts["random"].clone())  # torch reads the beginning of a row
+        for name, each in self._objects().items():
+            each.load_state_dict(parts[name])
 
-    def _parts(self) -> dict[str, Any]:
+    def _objects(self) -> dict[str, Any]:
         parts = {"model": self.model, "optimizer": self._optimizer, "scheduler": self._scheduler}
         return {name: each for name, each in parts.items() if each is not None} | self._extra
+
+    def _parts(self) -> dict[str, Any]:
+        """Return the state of the training: of its objects, and of torch's random numbers."""
+        parts = {name: each.state_dict() for name, each in self._objects().items()}
+        return parts | {"random": torch.get_rng_state()}
 
     def _leave(self) -> None:
         """This process ends: the others go on without it."""
         assert self._mesh is not None
+        if self._active[0] == self._mesh.rank and self._has_state:
+            tell("end", self._active, time.monotonic_ns(), time.monotonic_ns())
         self._leave_group()
         self._mesh.close()
 
@@ -277,10 +391,14 @@ class Job:
 
     # Steps.
 
-    def _commit(self, problem: Exception | None) -> None:
+    def _commit(self, problem: Exception | None, summed: Summed | None) -> None:
         """The sums are complete, or failed: return if the step counts, or raise `Interrupted`."""
         if not self._is_in_step:
             raise UsageError("fullwire.elastic: expected backward() inside `with job.step()`")
+        if summed is not None:  # others have committed it before
+            self.step_number, self.samples = summed.step, []
+            self.rank, self.world_size = summed.rank, summed.size
+            return
         if self._mesh is not None:
             assert self._membership is not None
             epoch = self._membership.epoch
@@ -292,6 +410,7 @@ class Job:
             self._mesh.wait(False)
         elif problem is not None:
             raise problem
+        self._times_ns[:2] = self._times_ns[1], time.monotonic_ns()
         self.step_number += 1
         self.samples = self._share
         self.rank, self.world_size = self.rank_now, self.size_now
@@ -310,6 +429,7 @@ class _Step:
     def __enter__(self) -> None:
         job = self._job
         self._before = job.step_number
+        self._is_following = job._follower is not None
         self._random = torch.get_rng_state()
         self._buffers = [(buffer, buffer.clone()) for buffer in job.model.buffers()]
         job._is_in_step = True
@@ -330,6 +450,9 @@ class _Step:
             for parameter in job.model.parameters():
                 parameter.grad = None
             return True
+        if self._is_following:  # its batch was not one of this rank's
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
         if kind is None and job.step_number == self._before:
             raise UsageError("job.step: expected one backward() in the block, got none")
         return False
@@ -340,10 +463,9 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self.parameters = parameters
-        self.flat = torch.zeros(
-            sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype
-        )
-        parts = self.flat.split([parameter.numel() for parameter in parameters])
+        sizes = [parameter.numel() for parameter in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype)
+        parts = self.flat.split(sizes)
         self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
         self.missing = set(range(len(parameters)))
         self.work: Any = None
@@ -352,8 +474,11 @@ class _Bucket:
 class _Sums:
     """Adds up the gradients of all ranks, weighted by samples, during the backward pass."""
 
-    def __init__(self, parameters: Sequence[Any], then: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self, parameters: Sequence[Any], then: Callable[[Exception | None, Summed | None], None]
+    ) -> None:
         self.group: Any = None  # None: this rank is alone
+        self.follower: Follower | None = None  # whose sums are applied in place of this rank's
         self.weight = 1.0
         self.tries = 0
         self._then = then
@@ -363,20 +488,25 @@ class _Sums:
                 "fullwire.elastic: expected a model with parameters to train, on the CPU, got "
                 + (f"parameters on {trained[0].device}" if trained else "none")
             )
-        self._buckets = [_Bucket(part) for part in _divided(trained)]
+        self.buckets = [_Bucket(part) for part in _divided(trained)]
         self._begun = self._launched = 0
         self._problem: Exception | None = None
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             for place, parameter in enumerate(bucket.parameters):
                 hook = _hook(self, bucket, place)
                 parameter.register_post_accumulate_grad_hook(hook)
+
+    @property
+    def forms(self) -> list[tuple[int, Any]]:
+        """Return the numbers and the type of each sum."""
+        return [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self.buckets]
 
     def begin(self) -> None:
         """Be ready for one backward pass."""
         self.tries += 1
         self._begun = self._launched = 0
         self._problem = None
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
             bucket.work = None
 
@@ -388,7 +518,7 @@ class _Sums:
         if place not in bucket.missing:
             raise UsageError("job.step: expected one backward() in the block, got a second one")
         bucket.missing.discard(place)
-        if self.group is None:
+        if self.group is None or self.follower is not None:
             return
         gradient = bucket.parameters[place].grad
         if gradient.layout is not torch.strided:
@@ -397,8 +527,8 @@ class _Sums:
             torch.mul(gradient, self.weight, out=bucket.views[place])
         else:
             bucket.views[place].zero_()
-        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
-            self._launch(self._buckets[self._launched])
+        while self._launched < len(self.buckets) and not self.buckets[self._launched].missing:
+            self._launch(self.buckets[self._launched])
 
     def _launch(self, bucket: _Bucket) -> None:
         self._launched += 1
@@ -408,57 +538,33 @@ class _Sums:
             self._problem = error
 
     def _end(self) -> None:
-        if self.group is not None:
-            for bucket in self._buckets[self._launched :]:
+        summed = None
+        if self.follower is not None:
+            if (summed := self.follower.next()) is None:
+                raise Interrupted
+            for bucket, flat in zip(self.buckets, summed.sums, strict=True):
+                bucket.flat.copy_(flat)
+        elif self.group is not None:
+            for bucket in self.buckets[self._launched :]:
                 for place in bucket.missing:  # this rank did not use these parameters
                     bucket.views[place].zero_()
                 self._launch(bucket)
             self.wait(True)
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 try:
                     if bucket.work is not None and self._problem is None:
                         bucket.work.wait()
                 except TransportError as error:
                     self._problem = error
                 bucket.work = None
+        if summed is not None or self.group is not None:
+            for bucket in self.buckets:
                 for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                     parameter.grad = view
-        self._then(self._problem)
+        self._then(self._problem, summed)
 
     def wait(self, is_waiting: bool) -> None:
         """Replaced by the mesh's; a job alone waits for nobody."""
-
-
-class _Board(dist.Store):  # type: ignore[misc]  # torch may be absent when we check
-    """The members of an epoch show each other values over the mesh; for a group's rendezvous."""
-
-    host = Folder.host
-
-    def __init__(self, mesh: Mesh, epoch: int) -> None:
-        super().__init__()
-        self._mesh, self._epoch = mesh, epoch
-
-    def set(self, key: str, value: Any) -> None:
-        """Show a value to all members."""
-        self._mesh.post(self._epoch, key, value if isinstance(value, str) else value.decode())
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Say whether values have come; raise once the epoch has ended."""
-        if not self._mesh.is_current(self._epoch):
-            raise TransportError(f"epoch {self._epoch} ended while its ranks met")
-        return all(self._mesh.posted(self._epoch, key) is not None for key in keys)
-
-    def get(self, key: str) -> bytes:
-        """Return a value that has come."""
-        value = self._mesh.posted(self._epoch, key)
-        if value is None:
-            raise TransportError(f"epoch {self._epoch}: {key!r} has not come")
-        return value.encode()
-
-
-def share_of(count: int, rank: int, size: int) -> slice:
-    """Return a rank's part of so many samples; parts differ by one at most."""
-    return slice(count * rank // size, count * (rank + 1) // size)
 
 
 def _collated(dataset: Any, indices: list[int], collate: Callable[[list[Any]], Any] | None) -> Any:

@@ -113,7 +113,7 @@ class Member:
             self.ready_step += 1
             self._ready[self.rank] = self.ready_step
             self._tell(self._others(), "ready", step=self.ready_step)
-            self._commit_what_all_hold()
+            self._commit_what_all_hold(now_ns)
         return self._sent()
 
     def leave(self) -> list[tuple[int, bytes]]:
@@ -138,9 +138,7 @@ class Member:
         if self.ended or peer in self._dead:
             return []
         if peer not in self.membership.members:
-            self._joiners |= {peer}
-            if self.rank == self._leader():
-                self._form(now_ns)
+            self._joiners |= {peer}  # they come in at the end of a step, which nobody repeats
         elif left_epoch < self.membership.epoch:
             self._tell([peer], "now")  # it is a member already, and has not heard so
         else:
@@ -187,7 +185,7 @@ class Member:
         elif message.kind == "ready":
             self._ready[peer] = message.step
             if self.forming_since_ns is None:
-                self._commit_what_all_hold()
+                self._commit_what_all_hold(now_ns)
         elif message.kind == "form":
             self._form(now_ns)
         elif message.kind in {"prepare", "accept"}:
@@ -198,10 +196,12 @@ class Member:
 
     # Steps.
 
-    def _commit_what_all_hold(self) -> None:
+    def _commit_what_all_hold(self, now_ns: int) -> None:
         if min(self._ready.values()) > self.committed:
             self.committed += 1
             self.events.append(Committed(self.committed, self.membership))
+            if self._joiners and self.rank == self._leader():
+                self._form(now_ns)
 
     # Forming the next epoch.
 
@@ -295,9 +295,12 @@ class Member:
             self._enter(self._accepted, now_ns)
 
     def _ranks_that_reach_each_other(self) -> tuple[int, ...]:
-        """Of two ranks with a broken connection, the higher one goes; the proposer stays."""
+        """Of two ranks with a broken connection, the higher one goes; the proposer stays.
+
+        A rank that was silent, or is stuck, has a vote, and asks to be let in again.
+        """
         kept = [self.rank]
-        for rank in sorted(self._promises.keys() - {self.rank}):
+        for rank in sorted(self._promises.keys() - {self.rank} - self._silent):
             cut_off = self._promises[rank].silent
             if not any(k in cut_off or rank in self._promises[k].silent for k in kept[1:]):
                 kept.append(rank)

@@ -48,6 +48,7 @@ _HEADER = struct.Struct("!Ic")
 _LONGEST_FRAME_BYTES = 2**24
 _MESSAGE, _BEAT, _POST, _JOIN = b"M", b"B", b"P", b"J"
 _RETRY_S = 0.1
+_NEVER_NS = 10**18
 _FIRST_STEPS_S = 300.0  # no rank is stuck before the job has shown how long its steps take
 _ENDED_BY_KERNEL = {errno.ECONNRESET, errno.EPIPE}
 _meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
@@ -172,7 +173,8 @@ class Mesh:
         self._asks = self.rank >= place.starters
         if not self._asks:
             with self._changed:
-                self._begin(Membership(0, tuple(range(place.starters)), 0))
+                first = place.keeping.first_step
+                self._begin(Membership(0, tuple(range(place.starters)), first))
         self._thread = threading.Thread(target=self._serve, name="fullwire-mesh", daemon=True)
         self._thread.start()
         self._finder = threading.Thread(target=self._find, name="fullwire-find", daemon=True)
@@ -194,6 +196,8 @@ class Mesh:
                     if not self._asks:
                         self._asks = True
                         self._wake()
+                if self._links and self._member is None:  # they let it in at the end of a step
+                    until_ns = time.monotonic_ns() + int(START_S * 1e9)
                 if time.monotonic_ns() > until_ns:
                     raise TransportError(
                         f"worker {self.rank}: the others did not let it in within {START_S:g} s"
@@ -244,10 +248,20 @@ class Mesh:
             while self._member is not None and self._member.membership.epoch == epoch:
                 self._raise_failure()
                 if time.monotonic_ns() > asks_ns and self._member.forming_since_ns is None:
-                    self._send(self._member.renew(time.monotonic_ns()))
-                    self._take_events()
-                    self._wake()
+                    self._renew()
                 self._changed.wait(_RETRY_S)
+
+    def renew(self, epoch: int) -> None:
+        """Ask for another epoch after this one, though nobody is lost."""
+        with self._changed:
+            if self._is_current(epoch):
+                self._renew()
+
+    def _renew(self) -> None:
+        if self._member is not None:
+            self._send(self._member.renew(time.monotonic_ns()))
+            self._take_events()
+            self._wake()
 
     def post(self, epoch: int, key: str, value: str) -> None:
         """Show a value to all members of this epoch."""
@@ -461,9 +475,7 @@ class Mesh:
             if self._member is None or epoch >= self._member.membership.epoch:
                 self._boards.setdefault(epoch, {})[key] = value
                 self._changed.notify_all()
-        elif peer in self._ignored:
-            return
-        elif kind == _JOIN and self._member is not None:
+        elif kind == _JOIN and self._member is not None and peer not in self._ignored:
             left_epoch = msgspec.msgpack.decode(data, type=int)
             self._send(self._member.admit(peer, left_epoch, now_ns))
         elif kind == _MESSAGE:
@@ -476,8 +488,9 @@ class Mesh:
         self._take_events()
 
     def _begin(self, membership: Membership) -> None:
-        limit_ns, pause_ns = 10 * self._detect_ns, self._detect_ns // 100
-        self._member = Member(self.rank, membership, limit_ns=limit_ns, pause_ns=pause_ns)
+        # A rank without a quorum waits: those that it misses may come back and vote.
+        pause_ns = self._detect_ns // 100
+        self._member = Member(self.rank, membership, limit_ns=_NEVER_NS, pause_ns=pause_ns)
         self._asks = False
         self._enter(membership)
 

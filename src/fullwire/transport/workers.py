@@ -2,6 +2,9 @@
 
 Workers agree among themselves who takes part (`membership`), so they go on while this process does
 nothing. It keeps no state that they need: their addresses are files in a folder.
+
+A script without `fullwire.elastic` cannot lose a worker. When one ends, all start again, with the
+variables of torchrun for the workers that are left. The script reads its own checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import secrets
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,15 +26,19 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, BinaryIO
 
+import msgspec
+
 from fullwire.errors import UsageError
-from fullwire.transport import place
+from fullwire.transport import checkpoints, place
 from fullwire.transport.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
-from fullwire.transport.place import TOO_FEW_STATUS, Folder
+from fullwire.transport.place import TOO_FEW_STATUS, Folder, Keeping
 
 _FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *_FOR_SCRIPTS)
 _GRACE_S = 10.0  # for workers that are told to end
+_LAST_CHECKPOINT_S = 600.0  # for workers that write what they have
 _LAST_ONES_S = 15.0  # for workers that have not ended when others completed the job
+_MOST_FAILED_STARTS = 3  # in a row, without a worker that was killed
 _MOST_EARLY_DEATHS = 3  # of new workers in a row, before they took part
 
 
@@ -48,7 +56,14 @@ class Workers:
     """The processes of one job."""
 
     def __init__(
-        self, command: Sequence[str], count: int, least: int, *, respawns: bool, detect_s: float
+        self,
+        command: Sequence[str],
+        count: int,
+        least: int,
+        *,
+        respawns: bool,
+        detect_s: float,
+        keeping: Keeping | None = None,
     ) -> None:
         if count < 1 or not 1 <= least <= count:
             raise UsageError(
@@ -57,11 +72,21 @@ class Workers:
             )
         if detect_s <= 0:
             raise UsageError(f"run: expected --detect above 0 s, got {detect_s:g} s")
-        self._command, self._count, self._least = list(command), count, least
+        self._keeping = keeping or Keeping()
+        if self._keeping.keep < 1 or (self._keeping.every_s or 1) <= 0:
+            raise UsageError(
+                f"run: expected --keep from 1 on and --every above 0 s, got {self._keeping.keep} "
+                f"and {self._keeping.every_s} s"
+            )
+        self._command, self._least = list(command), least
+        self._count = self._asked = count  # a script that starts again may have fewer
         self._respawns, self._detect_s = respawns, detect_s
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Worker] = {}
-        self._next = 0
+        self._next = self._done = 0
+        self._is_elastic = False  # until a worker of this job says so
+        self._failed_starts = 0  # in a row, of a script without `fullwire.elastic`
+        self._paths: list[Path] = []
         self._early_deaths = 0
         self._completed_s: float | None = None
         self._ends_s: float | None = None
@@ -69,12 +94,7 @@ class Workers:
 
     def run(self) -> int:
         """Run the job, and return its exit status."""
-        path = Path(tempfile.mkdtemp(prefix="fullwire-job-"))  # for its owner alone
-        self._folder = Folder(path)
-        self._folder.set("number", secrets.token_hex(32))
         self._variables = {
-            place.FOLDER_VARIABLE: str(path),
-            place.STARTERS_VARIABLE: str(self._count),
             place.LEAST_VARIABLE: str(self._least),
             place.DETECT_VARIABLE: str(self._detect_s),
             place.RESPAWN_VARIABLE: str(int(self._respawns)),
@@ -83,22 +103,94 @@ class Workers:
             self._variables[KEY_VARIABLE] = secrets.token_hex(32)
         try:
             with self._passing_on_signals():
-                for _ in range(self._count):
-                    self._start(is_late=False)
+                self._begin()
                 while self._running:
                     self._look()
             return self._status()
         finally:
             for worker in self._running.values():  # only where this process fails itself
                 worker.process.kill()
-            shutil.rmtree(path)
+            for path in self._paths:
+                shutil.rmtree(path)
+
+    def _begin(self) -> None:
+        """Start all workers, in a folder of their own."""
+        path = Path(tempfile.mkdtemp(prefix="fullwire-job-"))  # for its owner alone
+        self._paths.append(path)
+        self._folder = Folder(path)
+        self._folder.set("number", secrets.token_hex(32))
+        self._variables[place.FOLDER_VARIABLE] = str(path)
+        keeping = self._keeping
+        if keeping.is_on:
+            folder = Path(keeping.folder).absolute()
+            keeping = msgspec.structs.replace(keeping, folder=str(folder))
+            if (found := checkpoints.newest(folder)) is not None:
+                source, step, problems = found
+                for problem in problems:
+                    sys.stderr.write(f"fullwire: {problem}; an earlier checkpoint is used\n")
+                sys.stderr.write(f"fullwire: the job goes on after step {step}, from {source}\n")
+                keeping = msgspec.structs.replace(keeping, first_step=step, source=str(source))
+        self._variables[place.KEEPING_VARIABLE] = msgspec.json.encode(keeping).decode()
+        with socket.socket() as free:
+            free.bind((Folder.host, 0))
+            port = free.getsockname()[1]
+        self._variables |= {
+            place.STARTERS_VARIABLE: str(self._count),
+            "WORLD_SIZE": str(self._count),
+            "LOCAL_WORLD_SIZE": str(self._count),
+            "MASTER_ADDR": Folder.host,
+            "MASTER_PORT": str(port),
+        }
+        self._next = self._done = 0
+        for _ in range(self._count):
+            self._start(is_late=False)
+
+    def _begin_again(self) -> None:
+        """Begin at the last checkpoint, or at the first step: nobody is left who could go on."""
+        sys.stderr.write(
+            "fullwire: no worker is left that has the parameters; the job begins again\n"
+        )
+        for worker in list(self._running.values()):
+            worker.process.kill()
+            worker.process.wait()
+            self._close(worker)
+        self._begin()
+
+    def _restart(self, first: _Worker) -> None:
+        """Start all workers of a script without `fullwire.elastic` again, without the lost ones."""
+        others = list(self._running.values())
+        lost = 1 + sum((worker.process.poll() or 0) < 0 for worker in others)
+        by_signal = first.process.returncode < 0 or lost > 1
+        self._failed_starts = 0 if by_signal else self._failed_starts + 1
+        left = self._count if self._respawns else self._count - lost
+        why = f"fullwire: worker {first.number} {_ended(first.process.returncode)}"
+        self._tell(signal.SIGTERM)
+        until_s, self._ends_s = time.monotonic() + _GRACE_S, None
+        for worker in others:
+            while worker.process.poll() is None and time.monotonic() < until_s:
+                time.sleep(0.01)
+            worker.process.kill()
+            worker.process.wait()
+            self._close(worker)
+        if left < self._least or self._failed_starts > _MOST_FAILED_STARTS or self._signal:
+            sys.stderr.write(f"{why}; the job ends\n")
+            return
+        sys.stderr.write(f"{why}; {left} workers start again\n")
+        self._count = left
+        self._begin()
 
     def _start(self, *, is_late: bool) -> None:
         number, self._next = self._next, self._next + 1
         try:
             process = subprocess.Popen(
                 self._command,
-                env=os.environ | self._variables | {place.WORKER_VARIABLE: str(number)},
+                env=os.environ
+                | self._variables
+                | {
+                    place.WORKER_VARIABLE: str(number),
+                    "RANK": str(number),
+                    "LOCAL_RANK": str(number),
+                },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C comes through here, once
@@ -118,12 +210,13 @@ class Workers:
             worker, out = key.data
             self._pass_on(worker, key.fd, out)
         for worker in list(self._running.values()):
-            if worker.process.poll() is not None:
+            is_there = self._running.get(worker.number) is worker  # the job may have begun again
+            if is_there and worker.process.poll() is not None:
                 self._bury(worker)
         now_s = time.monotonic()
         late = self._completed_s is not None and now_s - self._completed_s > _LAST_ONES_S
-        if late and self._ends_s is None:
-            self._tell(signal.SIGTERM)
+        if late and all(_is_stopped(worker.process.pid) for worker in self._running.values()):
+            self._ends_s = now_s  # they would never end
         if self._ends_s is not None and now_s > self._ends_s:
             self._tell(signal.SIGKILL)
 
@@ -145,6 +238,46 @@ class Workers:
 
     def _bury(self, worker: _Worker) -> None:
         """A worker has ended: tell the others, and replace it where that helps."""
+        self._close(worker)
+        self._is_elastic = self._is_elastic or bool(self._folder.numbers("rank"))
+        self._folder.set(f"gone {worker.number}", "")
+        took_part = self._folder.check([f"holds {worker.number}"])
+        (self._folder.path / f"rank {worker.number}").unlink(missing_ok=True)
+        status = worker.process.returncode
+        if status == 0:
+            self._done += 1
+            if self._is_elastic and self._completed_s is None:
+                self._completed_s = time.monotonic()
+                self._folder.set("finished", "")
+            return
+        if self._completed_s is not None or self._ends_s is not None:
+            return
+        if not self._is_elastic:
+            self._restart(worker)
+            return
+        if status != -signal.SIGKILL:  # anybody may kill a worker, as often as they like
+            self._early_deaths = 0 if took_part else self._early_deaths + 1
+        if self._respawns and self._early_deaths < _MOST_EARLY_DEATHS and status != TOO_FEW_STATUS:
+            if not self._can_go_on():
+                self._begin_again()
+                return
+            sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}; another starts\n")
+            self._start(is_late=True)
+        elif status != TOO_FEW_STATUS:
+            left = len(self._running)
+            sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}; {left} go on\n")
+            if left < self._least:
+                # Elastic workers end by themselves, at a step; others cannot go on.
+                grace_s = _LAST_CHECKPOINT_S if self._folder.numbers("holds") else _GRACE_S
+                self._ends_s = time.monotonic() + grace_s
+
+    def _can_go_on(self) -> bool:
+        """Say whether a worker is left that has the parameters, or that can be a first one."""
+        holders = self._folder.numbers("holds")
+        return any(number < self._count or number in holders for number in self._running)
+
+    def _close(self, worker: _Worker) -> None:
+        """Pass on the last lines of a worker that has ended."""
         del self._running[worker.number]
         for stream, out in _streams(worker.process):
             while stream.fileno() in self._selector.get_map():
@@ -155,40 +288,25 @@ class Workers:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(stream)
             stream.close()
-        self._folder.set(f"gone {worker.number}", "")
-        took_part = self._folder.check([f"rank {worker.number}"])
-        (self._folder.path / f"rank {worker.number}").unlink(missing_ok=True)
-        status = worker.process.returncode
-        if status == 0:
-            if self._completed_s is None:
-                self._completed_s = time.monotonic()
-                self._folder.set("finished", "")
-            return
-        if self._completed_s is not None or self._ends_s is not None:
-            return
-        self._early_deaths = 0 if took_part else self._early_deaths + 1
-        if self._respawns and self._early_deaths < _MOST_EARLY_DEATHS and status != TOO_FEW_STATUS:
-            sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}; another starts\n")
-            self._start(is_late=True)
-        elif status != TOO_FEW_STATUS:
-            left = len(self._running)
-            sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}; {left} go on\n")
-            if left < self._least:
-                # Elastic workers end by themselves, at a step; others cannot go on.
-                self._ends_s = time.monotonic() + _GRACE_S
 
     def _status(self) -> int:
         if self._signal:
             return 128 + self._signal
-        if self._completed_s is not None:
+        if self._completed_s is not None or self._done == self._count:
             return 0
-        steps = [
-            int(self._folder.get(f"ended {worker}").split()[1])
+        said = [
+            self._folder.get(f"ended {worker}").decode().split(" ", 2)
             for worker in self._folder.numbers("ended")
         ]
-        after = f", after step {max(steps)}" if steps else ""
+        after = f", after step {max(int(words[1]) for words in said)}" if said else ""
+        written = next((words[2] for words in said if words[2]), "")
+        if "/step-" in written:
+            folder = written.rpartition("/")[0]
+            after += f"; --checkpoint {folder} goes on from {written}"
+        elif said:
+            after += f"; no checkpoint was written{': ' if written else ''}{written}"
         sys.stderr.write(
-            f"fullwire: the job ended with fewer than --min {self._least} of {self._count} "
+            f"fullwire: the job ended with fewer than --min {self._least} of {self._asked} "
             f"workers{after}\n"
         )
         return TOO_FEW_STATUS
@@ -225,6 +343,10 @@ def run_workers(
     least: int = 1,
     respawn: bool = False,
     detect_s: float = 2.0,
+    checkpoint: str | Path | None = None,
+    every_s: float | None = None,
+    keep: int = 3,
+    whole: bool = False,
 ) -> int:
     """Run a command in several workers that may be lost; return the exit status of the job.
 
@@ -235,10 +357,20 @@ def run_workers(
     - `least`: with fewer workers the job ends.
     - `respawn`: replace lost workers.
     - `detect_s`: the silence in seconds after which a worker counts as lost.
+    - `checkpoint`: a folder for checkpoints; the job goes on from the last one there.
+    - `every_s`: the seconds between two checkpoints, in place of those that cost the job least.
+    - `keep`: how many checkpoints stay.
+    - `whole`: one file a checkpoint, in place of one for each worker.
 
         fw.run_workers(["python", "train.py"], workers=4, least=2, respawn=True)
     """
-    return Workers(command, workers, least, respawns=respawn, detect_s=detect_s).run()
+    keeping = Keeping(every_s=every_s, keep=keep, is_whole=whole, is_on=checkpoint is not None)
+    if checkpoint is not None:
+        keeping.folder = str(checkpoint)
+    elif every_s is not None or whole:
+        raise UsageError("run: expected --checkpoint FOLDER with --every and --whole")
+    job = Workers(command, workers, least, respawns=respawn, detect_s=detect_s, keeping=keeping)
+    return job.run()
 
 
 def _streams(process: subprocess.Popen[bytes]) -> tuple[tuple[IO[bytes], BinaryIO], ...]:
@@ -246,6 +378,12 @@ def _streams(process: subprocess.Popen[bytes]) -> tuple[tuple[IO[bytes], BinaryI
     assert process.stdout is not None
     assert process.stderr is not None
     return (process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)
+
+
+def _is_stopped(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def _ended(status: int) -> str:

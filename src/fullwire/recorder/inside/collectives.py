@@ -298,11 +298,14 @@ class _Collectives:
             self._signatures.clear()
         if not self._is_identified:
             self._is_identified = True
+            is_default = dist.is_initialized()  # an elastic job has groups of its own alone
             self._journal.define(
                 kind="identity",
-                rank=dist.get_rank(),
-                workers=dist.get_world_size(),
-                backend=dist.get_backend(),
+                rank=dist.get_rank() if is_default else int(os.environ.get("RANK", "0")),
+                workers=dist.get_world_size()
+                if is_default
+                else int(os.environ.get("WORLD_SIZE", "1")),
+                backend=dist.get_backend() if is_default else "fullwire",
                 torch=torch.__version__,
             )
             # Fullwire's transport gives its congestion control. Other back ends keep theirs.

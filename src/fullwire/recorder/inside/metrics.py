@@ -1,4 +1,4 @@
-"""Note the metrics that a job reports: to `fullwire.log`, or to a library that it uses anyway.
+"""Note the metrics and events that a job reports: to `fullwire.log`, or to a library that it uses.
 
     transformers         the callbacks of Trainer.log
     Lightning            its connector to loggers, where the trainer has one
@@ -10,9 +10,12 @@ A value is noted after the library has taken it, so reading it adds no wait for 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import json
 import math
+import os
 import struct
 import sys
 import time
@@ -24,6 +27,7 @@ from .journal import Journal, Note
 _BITS, _REAL = struct.Struct("<q"), struct.Struct("<d")
 MOST_NAMES = 256
 MOST_STEPS = 2**62
+EVENTS_SUFFIX = ".events"
 _LIGHTNING = "trainer.connectors.logger_connector.logger_connector"
 
 
@@ -107,6 +111,15 @@ def watch_metrics(
     inside = sys.modules.get("fullwire_inside")
     if inside is not None:
         inside.take_metrics = metrics.take  # type: ignore[attr-defined]  # `fullwire.log` asks
+
+        def take_event(kind: str, ranks: list[int], time_ns: int, duration_ns: int) -> None:
+            """Keep an event of an elastic job, at once: this process may be the next to be lost."""
+            with contextlib.suppress(OSError):
+                path = os.path.join(journal.directory, f"{os.getpid()}{EVENTS_SUFFIX}")
+                with open(path, "a") as file:
+                    file.write(json.dumps([time_ns, kind, ranks, duration_ns]) + "\n")
+
+        inside.take_event = take_event  # type: ignore[attr-defined]
 
     def wrap(module: str, owner: str, name: str, told: Callable[..., None]) -> None:
         """Call `told` with the arguments of a method or function of a library, after it."""

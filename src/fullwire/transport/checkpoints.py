@@ -1,0 +1,256 @@
+"""Checkpoints of an elastic job: whole or not there, checked, the last few kept.
+
+    DIRECTORY/step-000001200/part-0-of-3     bytes of the state (`state`), one file a rank
+                             description     the rest of the state
+                             manifest.json   the files with their lengths and checksums
+
+A checkpoint is written under another name, and renamed when all of its files are on the disk. So a
+process that ends meanwhile leaves the earlier checkpoints as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import secrets
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.transport.place import tell
+
+_MANIFEST, _DESCRIPTION = "manifest.json", "description"
+_WRITING = ".writing-"
+# Between interruptions of a device, as `plan` takes it from published trainings.
+_DEVICE_S = 35_000 * 3600.0
+
+
+class File(msgspec.Struct):
+    """A file of a checkpoint."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct):
+    """The files of a checkpoint, the parts of the state in their order."""
+
+    step: int
+    files: list[File]
+    format: int = 1
+
+
+def write_part(directory: Path, name: str, content: memoryview | bytes) -> File:
+    """Write a file of a checkpoint that is not complete yet."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / name).open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return File(name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def unfinished(folder: Path, step: int, token: str) -> Path:
+    """Return where the files of a checkpoint lie until all of them are written."""
+    return folder / f"{_WRITING}{step:09d}-{token}"
+
+
+def complete(folder: Path, step: int, directory: Path, files: Sequence[File], keep: int) -> Path:
+    """Give a checkpoint its name, now that it has all files; delete all but the last ones."""
+    write_part(directory, _MANIFEST, msgspec.json.encode(Manifest(step, list(files))))
+    place = folder / f"step-{step:09d}"
+    if place.exists():  # the same step before a restart
+        shutil.rmtree(place)
+    directory.rename(place)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    for old in _all(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    for old in folder.glob(f"{_WRITING}*"):
+        # Nobody writes one of an earlier step any more.
+        if old.name < f"{_WRITING}{step:09d}":
+            shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def newest(folder: Path) -> tuple[Path, int, list[str]] | None:
+    """Return the last checkpoint that is whole, its step, and what is wrong with later ones."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: expected a folder for checkpoints, got a file")
+    problems: list[str] = []
+    for place in reversed(_all(folder)):
+        try:
+            return place, check(place).step, problems
+        except DamagedInput as error:
+            problems.append(str(error))
+    if problems:
+        raise DamagedInput(folder, f"no checkpoint is whole: {problems[0]}")
+    return None
+
+
+def check(place: Path) -> Manifest:
+    """Hold the files of a checkpoint against their checksums."""
+    try:
+        manifest = msgspec.json.decode((place / _MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DamagedInput(place / _MANIFEST, f"expected the list of its files: {error}") from None
+    for file in manifest.files:
+        path = place / file.name
+        try:
+            with path.open("rb") as opened:
+                found = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise DamagedInput(path, error.strerror or str(error)) from None
+        if found != file.sha256:
+            raise DamagedInput(path, f"expected {file.size_bytes:,} bytes with another checksum")
+    return manifest
+
+
+def read(place: Path) -> tuple[bytes, bytearray, int]:
+    """Return the description of a state, its row of bytes, and its step."""
+    manifest = check(place)
+    description, *parts = manifest.files
+    row = bytearray()
+    for part in parts:
+        row += (place / part.name).read_bytes()
+    return (place / description.name).read_bytes(), row, manifest.step
+
+
+class Clock:
+    """When the next checkpoint is due: by an interval, or by what failures and checkpoints cost."""
+
+    def __init__(self, every_s: float | None, workers: int) -> None:
+        self._every_s, self._workers = every_s, workers
+        self._began_s = self._last_s = time.monotonic()
+        self.failures = 0
+        self.stopped_s = self.written_s = 0.1  # of a checkpoint; measured once there is one
+
+    def is_due(self, now_s: float) -> bool:
+        """Say whether it is time."""
+        return now_s - self._last_s >= self.interval_s(now_s)
+
+    def begun(self, now_s: float) -> None:
+        """A checkpoint begins."""
+        self._last_s = now_s
+
+    def interval_s(self, now_s: float) -> float:
+        """Return the time between two checkpoints for which the job takes the least.
+
+        It is Young's: the root of twice the stop and the time between failures. That is the device
+        hours between two of published trainings, until this job has failures of its own.
+        """
+        if self._every_s is not None:
+            return self._every_s
+        between_s = _DEVICE_S / self._workers
+        if self.failures:
+            between_s = (now_s - self._began_s) / self.failures
+        return max(math.sqrt(2 * self.stopped_s * between_s), self.written_s, 1.0)
+
+
+class Saver:
+    """Writes the checkpoints of a job, together with the other ranks."""
+
+    def __init__(self, mesh: Any) -> None:
+        self._mesh, self._keeping = mesh, mesh.place.keeping
+        self.clock = Clock(self._keeping.every_s, mesh.place.starters)
+        self._is_writing = False
+
+    def look(self, epoch: int, step: int, ranks: Sequence[int], state: Callable[[], Any]) -> None:
+        """Copy the state if this step is one that is kept, and write it in a thread.
+
+        The lowest rank names the step, two steps before: all others hear it with a commit.
+        """
+        mesh, now_s = self._mesh, time.monotonic()
+        said = mesh.posted(epoch, "checkpoint")
+        is_first = ranks[0] == mesh.rank
+        if (
+            is_first
+            and not self._is_writing
+            and self.clock.is_due(now_s)
+            and (said is None or int(said.split()[0]) < step)
+        ):
+            mesh.post(epoch, "checkpoint", f"{step + 2} {secrets.token_hex(4)}")
+        if said is None or int(said.split()[0]) != step:
+            return
+        self.clock.begun(now_s)
+        if self._keeping.is_whole and not is_first:
+            return
+        index, count = (0, 1) if self._keeping.is_whole else (ranks.index(mesh.rank), len(ranks))
+        whole = state()
+        first, last = whole.size_bytes * index // count, whole.size_bytes * (index + 1) // count
+        part = whole.piece(first, last).numpy().data
+        self.clock.stopped_s = time.monotonic() - now_s
+        if is_first:
+            tell("checkpoint", ranks, int(now_s * 1e9), time.monotonic_ns())
+        self._is_writing = True
+        threading.Thread(
+            target=self._write,
+            args=(epoch, step, said.split()[1], index, count, part, whole.description),
+            name="fullwire-checkpoint",
+            daemon=True,
+        ).start()
+
+    def _write(
+        self,
+        epoch: int,
+        step: int,
+        token: str,
+        index: int,
+        count: int,
+        part: memoryview,
+        description: bytes,
+    ) -> None:
+        began_s, folder = time.monotonic(), Path(self._keeping.folder)
+        directory = unfinished(folder, step, token)
+        names = [f"part {step} {index}" for index in range(count)]
+        try:
+            file = write_part(directory, f"part-{index}-of-{count}", part)
+            self._mesh.post(epoch, names[index], msgspec.json.encode(file).decode())
+            if index:
+                return
+            described = write_part(directory, _DESCRIPTION, description)
+            said = self._mesh.await_posts(epoch, names)
+            if said is None or "" in said:  # a rank was lost, or has no room
+                shutil.rmtree(directory, ignore_errors=True)
+                return
+            files = [msgspec.json.decode(each, type=File) for each in said]
+            complete(folder, step, directory, [described, *files], self._keeping.keep)
+            self.clock.written_s = time.monotonic() - began_s
+        except OSError as error:
+            self._mesh.post(epoch, names[index], "")
+            sys.stderr.write(
+                f"fullwire: no checkpoint of step {step}: {error.filename or folder}: "
+                f"{error.strerror}; training goes on\n"
+            )
+            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            self._is_writing = False
+
+
+def write_whole(folder: Path, step: int, state: Any, keep: int) -> Path:
+    """Write a checkpoint in this process alone; one of the same step may be there already."""
+    directory = unfinished(folder, step, secrets.token_hex(4))
+    files = [
+        write_part(directory, _DESCRIPTION, state.description),
+        write_part(directory, "part-0-of-1", state.piece(0, state.size_bytes).numpy().data),
+    ]
+    return complete(folder, step, directory, files, keep)
+
+
+def _all(folder: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(path for path in folder.iterdir() if path.name.startswith("step-"))
+    return []
