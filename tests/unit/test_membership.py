@@ -78,7 +78,7 @@ def test_a_rank_outside_of_the_members_is_refused() -> None:
 def test_a_protocol_that_commits_before_all_are_ready_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def commit(member: Member) -> None:
+    def commit(member: Member, now_ns: int) -> None:
         member.committed += 1
         member.events.append(Committed(member.committed, member.membership))
 
@@ -95,10 +95,11 @@ def test_a_protocol_in_which_each_side_decides_alone_is_found_out(
         list(map(play, range(400)))
 
 
-def test_a_rank_that_asks_is_a_member_of_the_next_epoch() -> None:
+def test_a_rank_that_asks_comes_in_at_the_end_of_a_step() -> None:
     ranks = dict(enumerate(members(2)))
-    second = Membership(1, (0, 1, 7), 0)
-    sent = [(0, peer, data) for peer, data in ranks[0].admit(7, -1, 0)]
+    first, second = ranks[0].membership, Membership(1, (0, 1, 7), 1)
+    assert [*ranks[0].admit(7, -1, 0), *ranks[1].admit(7, -1, 0)] == []
+    sent = [(rank, peer, data) for rank in ranks for peer, data in ranks[rank].ready(0)]
     told = [data for _, peer, data in sent if peer == 7]
     while sent:
         sender, receiver, data = sent.pop(0)
@@ -108,14 +109,14 @@ def test_a_rank_that_asks_is_a_member_of_the_next_epoch() -> None:
             sent += [
                 (receiver, peer, said) for peer, said in ranks[receiver].receive(sender, data, 0)
             ]
-    assert all(rank.events == [Entered(second)] for rank in ranks.values())
+    assert all(rank.events == [Committed(1, first), Entered(second)] for rank in ranks.values())
     assert msgspec.msgpack.decode(told[-1], type=Message).sender_at == second
     ranks[7] = Member(7, second, limit_ns=LIMIT_NS, pause_ns=PAUSE_NS)
     for rank in ranks.values():
         rank.events.clear()
     everyone = [(r, p, data) for r, rank in ranks.items() for p, data in rank.ready(0)]
     deliver(ranks, everyone)
-    assert all(rank.events == [Committed(1, second)] for rank in ranks.values())
+    assert all(rank.events == [Committed(2, second)] for rank in ranks.values())
 
 
 def test_only_the_leader_lets_a_rank_in_and_only_once() -> None:
