@@ -170,7 +170,10 @@ PLAIN = """
 import os, pathlib, signal, sys, time
 rank, size, note = os.environ["RANK"], os.environ["WORLD_SIZE"], pathlib.Path(sys.argv[1])
 if size == "3" and not note.exists():
+    note.with_name("here " + rank).touch()
     if rank == "1":
+        while not all(note.with_name("here " + other).exists() for other in "02"):
+            time.sleep(0.01)
         note.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(100)
