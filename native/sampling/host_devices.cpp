@@ -82,6 +82,12 @@ Interfaces::Interfaces(const std::vector<int>& indexes) : netlink_(NETLINK_ROUTE
     }
 }
 
+std::int64_t Interfaces::bytes() const {
+    std::int64_t all = 0;
+    for (const Interface& each : interfaces_) all += each.bytes;
+    return all;
+}
+
 void Interfaces::sample() {
     for (const Interface& each : interfaces_) {
         if_stats_msg body{};
@@ -102,6 +108,7 @@ void Interfaces::take_answer(const nlmsghdr& answer) {
         std::memcpy(&counted, attribute.data(), std::min(attribute.size(), sizeof counted));
         for (Interface& each : interfaces_) {
             if (each.index != static_cast<int>(index)) continue;
+            each.bytes = static_cast<std::int64_t>(counted.tx_bytes + counted.rx_bytes);
             each.series.add({monotonic_ns(), static_cast<std::int64_t>(counted.tx_bytes),
                              static_cast<std::int64_t>(counted.rx_bytes),
                              static_cast<std::int64_t>(counted.tx_packets),

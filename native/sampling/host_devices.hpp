@@ -42,10 +42,14 @@ class Interfaces {
     void sample();
     void move_into(SampleFile& file);
 
+    // The bytes of all of them, both ways, at the last sample.
+    std::int64_t bytes() const;
+
   private:
     struct Interface {
         int index;
         Series series;
+        std::int64_t bytes = 0;
     };
 
     void take_answer(const nlmsghdr& answer);

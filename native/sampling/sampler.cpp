@@ -23,6 +23,11 @@ constexpr std::int64_t kMillisecond = 1'000'000;
 // Asking for an interface costs 3 us, for a connection 3 us, for processors 10 us and for a GPU more
 // than all that: each as often as it can be for next to nothing.
 constexpr std::int64_t kTick = 10 * kMillisecond;  // the interfaces, for which it all is done
+// A wake-up costs more than all the questions. Where links have been all but still for a second, as
+// with ranks on one host, four of five ticks are left out until bytes move again.
+constexpr std::int64_t kCalmTick = 50 * kMillisecond;
+constexpr std::int64_t kCalmAfter = 1000 * kMillisecond;
+constexpr std::int64_t kFewBytes = 16 * 1024;  // in a tick
 constexpr std::int64_t kSocketsEvery = 50 * kMillisecond;
 constexpr std::int64_t kDevicesEvery = 100 * kMillisecond;  // processors count in ticks of 10 ms
 constexpr std::int64_t kWriteEvery = 1000 * kMillisecond;   // what kill -9 may take with it
@@ -91,6 +96,9 @@ class Sampler {
   private:
     void sample_what_is_due(std::int64_t now_ns) {
         interfaces_.sample();
+        const std::int64_t bytes = interfaces_.bytes();
+        if (bytes - bytes_ > kFewBytes) moved_ns_ = now_ns;
+        bytes_ = bytes;
         if (look_due_.is_now(now_ns)) sockets_.find_if_changed(file_);
         if (search_due_.is_now(now_ns)) sockets_.find(file_);
         if (sockets_due_.is_now(now_ns)) sockets_.sample(file_);
@@ -128,7 +136,9 @@ class Sampler {
     // Sleep until the next tick or the end, in one call. Ticks are whole multiples on the machine's
     // clock, so that several samplers of one machine wake at the same time and disturb the job once.
     bool is_over_before_next_tick() const {
-        const timespec left{0, kTick - monotonic_ns() % kTick};
+        const std::int64_t now_ns = monotonic_ns();
+        const std::int64_t tick_ns = now_ns - moved_ns_ < kCalmAfter ? kTick : kCalmTick;
+        const timespec left{0, tick_ns - now_ns % tick_ns};
         pollfd end{watched_.file, POLLIN, 0};  // also of a process that nobody has reaped
         const bool has_ended = ::ppoll(&end, 1, &left, nullptr) > 0;
         if (is_told_to_end) return true;
@@ -139,6 +149,8 @@ class Sampler {
     ProcessHandle watched_{host_.watched};
     SampleFile file_;
     Interfaces interfaces_;
+    std::int64_t bytes_ = 0;
+    std::int64_t moved_ns_ = monotonic_ns();  // when links last moved more than a few bytes
     RdmaPorts rdma_;
     JobSockets sockets_;
     Processors processors_;

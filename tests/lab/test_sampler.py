@@ -427,3 +427,22 @@ def test_a_sampler_is_there_at_once(tmp_path: Path) -> None:
         pass
     assert job.returncode == 0
     assert time.monotonic() - began_s < 10
+
+
+def test_a_host_with_still_links_wakes_its_sampler_less_often(tmp_path: Path) -> None:
+    # A namespace of its own has no link that moves bytes. A busy machine wakes the sampler less.
+    calm = ["unshare", "--net", sys.executable, str(SAMPLER), str(tmp_path), "cat"]
+    with subprocess.Popen(calm, stdin=subprocess.PIPE) as job:
+        eventually(lambda: of(tmp_path))
+        [found] = tmp_path.glob(f"*{SUFFIX}")
+        status = Path(f"/proc/{found.name.split('-')[-2]}/status")
+        time.sleep(1.2)  # until it takes the links for still
+        before = wake_ups(status)
+        time.sleep(1)
+        assert 1 <= wake_ups(status) - before <= 40  # 100 where bytes move
+        assert job.stdin is not None
+        job.stdin.close()
+
+
+def wake_ups(status: Path) -> int:
+    return int(status.read_text().partition("voluntary_ctxt_switches:")[2].split()[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.recorder.inside.journal import Journal, Note
-from fullwire.recorder.inside.processors import BeforeForward
+from fullwire.recorder.inside.processors import BeforeForward, _OwnTimes
 from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Run, Spans
@@ -143,3 +145,21 @@ def test_a_short_moment_before_a_forward_is_not_worth_a_note(tmp_path: Path) -> 
     journal = Journal(str(tmp_path))
     BeforeForward(journal).ends()
     assert not journal.waiting
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/task"), reason="this kernel does not count run delay"
+)
+def test_a_thread_knows_its_times_after_its_job_closed_a_file_of_ours(tmp_path: Path) -> None:
+    times, here = _OwnTimes(), threading.get_native_id()
+    before = times.of(here)
+    assert before[0] > 0
+    other = tmp_path / "of the job"
+    other.write_text("no times")
+    number = times._file
+    os.close(number)
+    file = os.open(other, os.O_RDONLY)
+    assert file == number  # the job's file has the number of ours
+    assert times.of(here) >= before
+    assert os.read(number, 100) == b"no times"  # and it stays open
+    os.close(file)

@@ -162,12 +162,10 @@ class _Collectives:
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look now and then for collectives that the wrappers missed."""
-        started = self._journal.starts_work()
         try:
             self._unseen.step_ends()
         except Exception as error:  # the job goes on
             self._journal.give_up(error)
-        self._journal.ends_work(started)
 
     def watched(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
         """Wrap one method of ProcessGroup."""
@@ -405,7 +403,7 @@ class Unseen:
         self._steps += 1
         now_ns = time.monotonic_ns()
         if self._journal.is_open and now_ns - self._looked_ns > _EVERY_NS:
-            self._looked_ns = now_ns
+            self._looked_ns, started = now_ns, self._journal.starts_work()
             groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
             self._last = {}
             for group in groups:
@@ -416,6 +414,7 @@ class Unseen:
                 self._last[group.group_name] = counted, self.seen[group.group_name]
             if self._first is None:
                 self._first, self._steps = self._last, 0
+            self._journal.ends_work(started)
 
     def say(self) -> None:
         """Report the unseen collectives, if steps have some; a few belong to models made later."""
