@@ -240,6 +240,11 @@ def test_what_is_no_number_of_ranks_is_refused(ranks: object) -> None:
         fw.whatif("vgg16@v100", workers=8, bandwidth="1Gbps", ranks_per_host=ranks)
 
 
+def test_ranks_of_a_host_are_refused_where_no_transport_takes_processors() -> None:
+    with pytest.raises(UsageError, match="ranks per host: expected --transport measured with it"):
+        fw.whatif("vgg16@v100", workers=8, bandwidth="1Gbps", ranks_per_host=2)
+
+
 def computing(own_s: float, communicating_s: float = 0.03) -> dict[str, FactValue]:
     """Return the facts about two ranks' processors: in all, and in the threads that communicate."""
     whole = tuple((float(rank), own_s + communicating_s) for rank in range(2))

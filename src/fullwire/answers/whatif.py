@@ -53,7 +53,7 @@ from fullwire.simulation.interval import Further, further_recording, interval_s
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
-from fullwire.simulation.transport import FullTransport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport
 from fullwire.units import ratio, show_time
 from fullwire.words import sentences
 
@@ -326,6 +326,10 @@ def _table(
             "fragments: expected local steps with them, as parameters are averaged after these: "
             "--local-steps 30"
         )
+    if "ranks_per_host" in changes and not any(
+        isinstance(each, MeasuredTransport) for each in grid.transports
+    ):
+        raise UsageError("ranks per host: expected --transport measured with it, got full only")
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         return _predicted(many, found, grid, changes, wanted, progress, those)
