@@ -433,7 +433,7 @@ def test_a_host_with_still_links_wakes_its_sampler_less_often(tmp_path: Path) ->
     # A namespace of its own has no link that moves bytes. A busy machine wakes the sampler less.
     calm = ["unshare", "--net", sys.executable, str(SAMPLER), str(tmp_path), "cat"]
     with subprocess.Popen(calm, stdin=subprocess.PIPE) as job:
-        eventually(lambda: of(tmp_path))
+        eventually(lambda: bool(of(tmp_path)))
         [found] = tmp_path.glob(f"*{SUFFIX}")
         status = Path(f"/proc/{found.name.split('-')[-2]}/status")
         time.sleep(1.2)  # until it takes the links for still
