@@ -78,11 +78,11 @@ def fact(
     return dataclasses.field(default=None, metadata={"fact": declared})
 
 
-# Only Facts is built: methods of its bases would take 10 ms at each start of a program.
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class _JobFacts:
-    """The job: its model, its settings, and how it ended."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Facts:
+    """All known facts about a run besides its tables; None stands for an unknown fact."""
 
+    # The job: its model, its settings, and how it ended.
     workers: int | None = fact("ranks in the job", _AT_LEAST_ONE)
     model: str | None = fact("the network being trained", must_match=True)
     device: str | None = fact("what computes", must_match=True)
@@ -102,11 +102,7 @@ class _JobFacts:
     warnings: str | None = fact("what to bear in mind about where this was recorded")
     remarks: str | None = fact("what whoever read foreign traces had to take for granted")
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class _HostFacts:
-    """The hosts: which rank ran where, and its use of processors and disks."""
-
+    # The hosts: which rank ran where, and its use of processors and disks.
     hosts: str | None = fact("the host of each rank, in their order, with commas between")
     addresses: str | None = fact("addresses of hosts: name=address+address, commas between")
     machines: int | None = fact("kernels that the ranks ran on; hosts of a lab share one")
@@ -137,11 +133,7 @@ class _HostFacts:
     )
     clock_scatter_s: Pairs | None = fact("how sure it is what each clock showed", _TIME)
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class _NetworkFacts:
-    """The network between the ranks."""
-
+    # The network between the ranks.
     line_rate_bps: float | None = fact("line rate of each worker's link, headers included", _RATE)
     other_line_rates_bps: Pairs | None = fact("line rates of ranks whose differ", _RATE)
     delivered_out_bps: Pairs | None = fact(
@@ -158,11 +150,7 @@ class _NetworkFacts:
     congestion: str | None = fact("TCP's congestion control on the way between hosts")
     cluster: str | None = fact("the described cluster that the job ran on, as TOML")
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class _BackendFacts:
-    """The communication library and its settings: measured, reported by NCCL, or emulated."""
-
+    # The communication library and its settings: measured, reported by NCCL, or emulated.
     backend: str | None = fact("what torch.distributed sends with")
     groups: str | None = fact("the job's process groups by description, with their ranks: dp 2")
     transport_congestion: str | None = fact(
@@ -216,11 +204,7 @@ class _BackendFacts:
     nccl_reach_bps: float | None = fact("the widest path from a device that NCCL saw", _DELIVERED)
     nccl_layout_bps: float | None = fact("what NCCL laid its rings out for", _DELIVERED)
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class _RecordingFacts:
-    """The cost of recording, and the extent of captures."""
-
+    # The cost of recording, and the extent of captures.
     recorder_s: float | None = fact(
         "CPU time of the recorder in a step, on its costliest rank", _TIME
     )
@@ -243,12 +227,6 @@ class _RecordingFacts:
     capture_clocks: str | None = fact(
         "how the clocks of captures differ, as connections captured at both ends show"
     )
-
-
-# The bases' fields come in order from the last base to the first: facts of the job are shown first.
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Facts(_RecordingFacts, _BackendFacts, _NetworkFacts, _HostFacts, _JobFacts):
-    """All known facts about a run besides its tables; None stands for an unknown fact."""
 
     def __post_init__(self) -> None:
         for name, value in self._given():
