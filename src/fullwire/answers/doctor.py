@@ -108,7 +108,7 @@ def doctor() -> Checkup:
         python=platform.python_version(),
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
         processors=len(os.sched_getaffinity(0)),
-        memory_bytes=_memory_bytes("MemTotal"),
+        memory_bytes=1024 * int((_line("proc/meminfo", "MemTotal") or "0").split()[0]),
         checks=tuple(check for look in _CHECKS for check in look()),
     )
 
@@ -322,7 +322,8 @@ def _limits() -> Iterator[Check]:
         means="a rank of the transport needs up to 8 for each other rank",
         do=f"ulimit -n {_count(hard) if soft < hard else 65536}",
     )
-    group = _control_group()
+    # The folder of this process's control group, if it is known (version 2).
+    group = Path("sys/fs/cgroup", _text("proc/self/cgroup").rpartition("::")[2].strip("/"))
     most = {
         "the user's limit": resource.getrlimit(resource.RLIMIT_NPROC)[0],
         "kernel.threads-max": _number("proc/sys/kernel/threads-max"),
@@ -506,16 +507,6 @@ def _gpu_names() -> list[str]:
 def _capabilities() -> list[str]:
     held = int(_line("proc/self/status", "CapEff") or "0", 16)
     return [name for bit, name in _CAPABILITIES.items() if held >> bit & 1]
-
-
-def _control_group() -> Path:
-    """Return the folder of this process's control group, if it is known (version 2)."""
-    place = _text("proc/self/cgroup").rpartition("::")[2].strip("/")
-    return Path("sys/fs/cgroup", place)
-
-
-def _memory_bytes(name: str) -> int:
-    return 1024 * int((_line("proc/meminfo", name) or "0").split()[0])
 
 
 def _line(path: str, name: str) -> str:

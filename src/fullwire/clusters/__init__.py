@@ -39,7 +39,9 @@ def _read(given: str | Path) -> Cluster:
     if built_in is not None:
         path = _BUILT_IN / f"{built_in}.toml"
     elif not path.exists():
-        raise UsageError(f"cluster: expected a file or {_known(str(given))}, got {shown(given)}")
+        near = get_close_matches(str(given), names(), n=1)
+        known = f"one of {', '.join(names())}" if not near else f"the built-in {near[0]}"
+        raise UsageError(f"cluster: expected a file or {known}, got {shown(given)}")
     with opened(path) as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -63,8 +65,3 @@ def _read(given: str | Path) -> Cluster:
     from fullwire.clusters.description import described  # here: most questions name no cluster
 
     return described(text, built_in or str(path))
-
-
-def _known(wanted: str) -> str:
-    near = get_close_matches(wanted, names(), n=1)
-    return f"one of {', '.join(names())}" if not near else f"the built-in {near[0]}"

@@ -9,7 +9,7 @@ the value, and the step. Some versions add columns for a data set.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fullwire.errors import DamagedInput, UsageError
@@ -46,7 +46,10 @@ def read_mlflow(paths: Sequence[Path]) -> Run:
     """Read the files of one run's metrics."""
     rows: list[MetricRow] = []
     problems: list[str] = []
-    homes = {_home_of(path) for path in paths}
+    homes = {  # the `metrics` folder of each file, or the file's own folder
+        next((parent for parent in path.parents if parent.name == "metrics"), path.parent)
+        for path in paths
+    }
     # Ultralytics calls its metrics `metrics/NAME`: such a folder lies below the run's own.
     homes = {home for home in homes if homes.isdisjoint(home.parents)}
     if len(homes) > 1:
@@ -56,9 +59,10 @@ def read_mlflow(paths: Sequence[Path]) -> Run:
     home = homes.pop()
     for path in sorted(paths):
         name, odd = path.relative_to(home).as_posix(), 0
-        for line in _lines(path):
+        for text in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
+            line = _LINE.fullmatch(text)
             if line is None:
-                odd += 1
+                odd += bool(text.strip())
                 continue
             rows.append((int(line["step"]), name, float(line["value"]), int(line["ms"]) * 10**6))
         if odd:
@@ -66,17 +70,6 @@ def read_mlflow(paths: Sequence[Path]) -> Run:
     if not rows:
         raise DamagedInput(paths[0], "expected lines of time, value and step; got none")
     return run_of_metrics(paths[0], rows, problems)
-
-
-def _home_of(path: Path) -> Path:
-    """Return the `metrics` folder of a file, or its own folder."""
-    return next((parent for parent in path.parents if parent.name == "metrics"), path.parent)
-
-
-def _lines(path: Path) -> Iterator[re.Match[bytes] | None]:
-    for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
-        if line.strip():
-            yield _LINE.fullmatch(line)
 
 
 FORMAT = Format(

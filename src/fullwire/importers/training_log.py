@@ -82,7 +82,9 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
     metrics: list[tuple[int, str, float]] = []  # place among the steps, name, value
     odd, log = 0, Log()
     lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
-    for text in chain.from_iterable(map(_shown, lines)):
+    # A progress bar writes its line anew: a terminal showed each part in turn.
+    shown = (line.decode(errors="replace").rstrip("\r\n").split("\r") for line in lines)
+    for text in chain.from_iterable(shown):
         log.take(text)
         told = next((found for pattern in known if (found := pattern.search(text))), None)
         if told is None:
@@ -160,11 +162,6 @@ def _asked_for(pattern: str) -> re.Pattern[str]:
             r"'step time: (?P<ms>[\d.]+)', got " + shown(pattern)
         )
     return found
-
-
-def _shown(line: bytes) -> list[str]:
-    """Return the states of a line that a terminal showed: a progress bar writes it anew."""
-    return line.decode(errors="replace").rstrip("\r\n").split("\r")
 
 
 def _number(text: str | None) -> float | None:

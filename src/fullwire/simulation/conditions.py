@@ -118,16 +118,6 @@ def _at_speed(subject: Subject, speed: float) -> Subject:
     )
 
 
-def _on_hosts(subject: Subject, ranks_per_host: int) -> Subject:
-    """Return the subject with so many ranks on the processors of each host."""
-    return replace(subject, ranks_per_host=ranks_per_host)
-
-
-def _in_fragments(subject: Subject, fragments: int) -> Subject:
-    """Return the subject with its parameters averaged in so many parts, each beside a step."""
-    return replace(subject, fragments=fragments)
-
-
 def _whole(what: str, most: int) -> Callable[[Any], int]:
     """Return a reader of whole numbers from 1."""
 
@@ -258,7 +248,7 @@ _TABLE = (
         help="Ranks that share the processors of a host, for --transport measured: 1,2,8 "
         "[default: as recorded]",
         read=_whole("ranks per host", 10**12 - 1),
-        apply=_on_hosts,
+        apply=lambda subject, ranks: replace(subject, ranks_per_host=ranks),
     ),
     Change(
         axis="fragments",
@@ -273,7 +263,7 @@ _TABLE = (
         help="Parts of the parameters that --local-steps averages one after the other, each beside "
         "the next step, as Streaming DiLoCo does: 1,8",
         read=_whole("fragments", 10_000),
-        apply=_in_fragments,
+        apply=lambda subject, fragments: replace(subject, fragments=fragments),
     ),
 )
 CONDITIONS: Mapping[str, Condition] = {condition.axis: condition for condition in _TABLE}

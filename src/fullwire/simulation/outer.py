@@ -15,7 +15,6 @@ or `overlap` steps later. Workers wait until it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +55,12 @@ def waits_s(
     backward_s = step_s * (1 - FORWARD_SHARE) / layers
     layer_s = outer.bits * parameters / layers / rates_bps
     total_s = np.zeros_like(rates_bps)
-    for fragment in _fragments(outer, layers):
+    fragments = max(1, layers // FRAGMENT_LAYERS) if outer.is_streaming else 1
+    for first in range(fragments):
         end_s, longest_s = np.zeros_like(rates_bps), np.zeros_like(rates_bps)
-        for layer in reversed(fragment):  # the backward pass begins with the last one
+        for layer in reversed(
+            range(first, layers, fragments)
+        ):  # the backward pass begins with the last one
             end_s = np.maximum(end_s, (layers - layer) * backward_s) + layer_s
             needed_s = layers * backward_s + outer.overlap * step_s + layer * forward_s
             longest_s = np.maximum(longest_s, end_s - needed_s)
@@ -75,9 +77,3 @@ def utilization(
     )
     computing_s = outer.every * step_s
     return np.asarray(computing_s / (computing_s + waiting_s))
-
-
-def _fragments(outer: Outer, layers: int) -> Iterator[Sequence[int]]:
-    count = max(1, layers // FRAGMENT_LAYERS) if outer.is_streaming else 1
-    for first in range(count):
-        yield range(first, layers, count)

@@ -72,8 +72,11 @@ def changed_midway(account: Account) -> Change | None:
     first, second = np.array_split(by_step_s, 2)
     if len(by_step_s) < _FEWEST_STEPS:
         return None
-    before_s, after_s = (float(np.median(half.sum(axis=1))) for half in (first, second))
-    scatter_s = max(_scatter_s(half.sum(axis=1)) for half in (first, second))
+    halves_s = [half.sum(axis=1) for half in (first, second)]
+    before_s, after_s = (float(np.median(half_s)) for half_s in halves_s)
+    scatter_s = max(
+        1.4826 * float(np.median(np.abs(half_s - np.median(half_s)))) for half_s in halves_s
+    )
     if abs(after_s - before_s) < max(CHANGED * before_s, _SCATTERS * scatter_s):
         return None
     moved_s = np.median(second, axis=0) - np.median(first, axis=0)
@@ -84,7 +87,3 @@ def changed_midway(account: Account) -> Change | None:
 def _by_step_s(account: Account) -> Floats:
     """Return the parts of each kept step, as the mean rank has them."""
     return np.asarray(account.parts_ns[:, account.is_kept].mean(axis=0) * 1e-9)
-
-
-def _scatter_s(lengths_s: Floats) -> float:
-    return float(1.4826 * np.median(np.abs(lengths_s - np.median(lengths_s))))
