@@ -7,20 +7,33 @@ import inspect
 import io
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer
 
 import fullwire
 from docs.making.diagrams import run_tables
 from docs.making.keys import MEANINGS
 from docs.making.validation import table
+from fullwire.answers.tune import Trial, Tuning
+from fullwire.answers.watched import Watched
 from fullwire.display import Result
-from fullwire.fixes.fix import Fix, fix_kinds
+from fullwire.findings.tuning import NoTimeToRepeat
+from fullwire.findings.watching import Stuck
+from fullwire.fixes.fix import Fix, HostWork, fix_kinds
+from fullwire.recorder.jobs_here import JobHere, RankHere
+from fullwire.report.as_data import tuning_object, watched_object
+from fullwire.run.facts import REGISTRY, Facts
+from fullwire.run.run import TABLES, Metrics
+from fullwire.run.store import write
+from tests import trained_jobs
+from tests.jobs_by_hand import a_trained_job
 
 PACKAGE = Path(fullwire.__file__).parent
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -83,6 +96,7 @@ def pages() -> dict[str, str]:
         "reference/run-format.md": run_format(),
         "reference/json.md": json_keys(),
         "reference/verdicts.md": verdicts(),
+        "reference/fixes.md": fixes(),
         "reference/glossary.md": glossary(),
         "reference/settings.md": settings(),
         "reference/codecs.md": codecs(),
@@ -181,8 +195,6 @@ def _prose(doc: str | None) -> str:
 
 def run_format() -> str:
     """Describe the directory, its tables and its facts."""
-    from fullwire.run.facts import REGISTRY
-    from fullwire.run.run import TABLES
 
     parts = [
         "# The format of a run",
@@ -231,15 +243,17 @@ def json_keys() -> str:
         "unit: `_s` seconds, `_bps` bits per second, `_bytes` bytes. Each table below lists the "
         "keys of the answer to the command above it; `[]` marks a list.",
     ]
-    used = set()
+    used, named = set(), ""
     for command, answer in _answers():
-        name = command.split()[0]
+        before, name = named, (named := command.split()[0])
         rows = []
         for key, kind in _flat(answer):
             known_as = _known_as(f"{name}.{key.replace('[]', '')}")
             used.add(known_as)
             rows.append([f"`{key}`", kind, _unit(key), MEANINGS[known_as]])
-        parts += [f"## {name}", f"```sh\nfullwire {command} --json\n```"]
+        parts += [f"## {name}"] if name != before else []
+        own, dashes, job = shlex.join(command.split()).partition(" -- ")
+        parts.append(f"```sh\nfullwire {own} --json{dashes}{job}\n```")
         parts.append(table(["key", "type", "unit", "meaning"], rows))
     if unused := set(MEANINGS) - used:
         raise RuntimeError(f"docs/making/keys.py: no answer has {', '.join(sorted(unused))}")
@@ -262,24 +276,82 @@ def _answers() -> Iterator[tuple[str, Any]]:
 
     with tempfile.TemporaryDirectory() as place:
         run, capture = f"{place}/one.run", f"{place}/ring.pcap"
-        _write_run(run)
+        before, after = f"{place}/before", f"{place}/after"
+        _write_runs(run, before, after)
         _write_capture(Path(capture))
         for words in (
             "whatif vgg16@v100 --workers 8 --bandwidth 10Gbps --target 0.95",
+            f"whatif {before} --workers 2,4 --target loss<=1.8 --critical-batch 200",
             f"explain {run}",
-            f"compare {run} {run}",
+            f"compare {run} {run} --fail-if-slower 5%",
+            f"compare {before} {after} --until loss<=1.8",
             "collective allreduce --bytes 64MiB --workers 8 --bandwidth 10Gbps",
             "plan llama3-8b --cluster dgx-h100 --nodes 1 --global-batch 64 --hours 100",
             f"flows {capture}",
             "workloads",
             "cluster list",
+            "cluster show p3dn",
             f"show {run}",
+            "fixes",
+            "doctor",
         ):
             try:
-                answer = json.loads(_printed([*words.split(), "--json"]))
+                answer = json.loads(_printed([*words.split(), "--json"]).replace(f"{place}/", ""))
             except FullwireError as error:
                 raise RuntimeError(f"the reference asks `fullwire {words}`: {error}") from error
             yield words.replace(f"{place}/", ""), answer
+    yield "watch 48213", watched_object(_watched())
+    yield "tune -o tuned -- torchrun train.py", tuning_object(_tuned())
+
+
+def _watched() -> Watched:
+    """Return an answer about a job that is stuck: `watch` needs a running one."""
+    found = fullwire.explain(a_trained_job())
+    rank = RankHere(pid=48213, rank=0, user="me", command="train.py", network=1, uses_gpu=False)
+    return Watched(
+        job=JobHere(ranks=(rank,), workers=8, is_guessed=False),
+        seconds=10.0,
+        confidence=0.9,
+        explanation=found,
+        ranges={part: (time_s, 2 * time_s) for part, time_s in found.account.items()},
+        stuck=Stuck(rank=5, host="gpu2", where=(), since_s=94.0, waiting=(0, 1)),
+        no_step=None,
+        run=None,
+        looked_share=0.01,
+        between_looks_s=0.1,
+        has_ended=False,
+    )
+
+
+def _tuned() -> Tuning:
+    """Return a tuning of one trial: `tune` runs a job."""
+    trial = Trial(
+        fix="buckets",
+        setting="25",
+        risk="exact",
+        words="buckets of 25 MiB",
+        from_s=0.2,
+        predicted_s=0.1,
+        low_s=0.09,
+        high_s=0.11,
+        measured_s=0.1,
+        kept=True,
+        outcome=NoTimeToRepeat(),
+        loss_difference=0.0,
+    )
+    return Tuning(
+        before_s=0.2,
+        before_interval=(0.19, 0.21),
+        after_s=0.1,
+        after_interval=(0.09, 0.11),
+        is_significant=True,
+        trials=(trial,),
+        host_work=(HostWork(call="item", place="train.py:12", step_s=0.001),),
+        wrote=("/tmp/log",),
+        recipe=Path("tuned/recipe.toml"),
+        command="torchrun train.py",
+        took_s=60.0,
+    )
 
 
 def _printed(words: list[str]) -> str:
@@ -291,11 +363,21 @@ def _printed(words: list[str]) -> str:
     return told.getvalue()
 
 
-def _write_run(path: str) -> None:
-    from fullwire.run.store import write
-    from tests.jobs_by_hand import a_trained_job
-
-    write(a_trained_job(), path)
+def _write_runs(run: str, before: str, after: str) -> None:
+    """Write a recording, and two trainings whose loss falls."""
+    curve = np.arange(1, 201)
+    write(a_trained_job(), run)
+    for place, need in ((before, 1.0), (after, 0.8)):
+        loss = 1.5 + need * curve**-0.5
+        metrics = Metrics(
+            step=curve,
+            name=np.full(len(curve), "loss", object),
+            value=np.asarray(loss, np.float64),
+            time_ns=curve * 10**7,
+        )
+        job = trained_jobs.a_trained_job(trained_jobs.a_transport(), workers=2)
+        job = dataclasses.replace(job, metrics=metrics, facts=job.facts | Facts(pass_samples=16))
+        write(job, place)
 
 
 def _write_capture(path: Path) -> None:
@@ -329,14 +411,19 @@ def _type(value: Any) -> str:
 
 
 def verdicts() -> str:
-    """Describe the parts of the account and the thresholds, below the kinds of verdict."""
+    """Describe the kinds of verdict, the parts of the account and the thresholds."""
     from fullwire.findings import case
-    from fullwire.findings.verdicts import blamed, drawn_parts
+    from fullwire.findings.verdicts import blamed, drawn_parts, verdict_kinds
+    from fullwire.words.glossary import meanings
 
     rules = (inspect.getdoc(blamed) or "").partition("\n\n")[2]
     return "\n\n".join(
         [
             (REFERENCE / "verdicts.md").read_text().rstrip(),
+            table(
+                ["kind", "meaning"],
+                [[f"`{key}`", meanings()[key.replace("_", " ")]] for key in verdict_kinds()],
+            ),
             "## Parts of the account",
             "[The account](../explanation/account.md) tells how its parts are measured.",
             table(
@@ -352,6 +439,17 @@ def verdicts() -> str:
             ),
         ]
     )
+
+
+def fixes() -> str:
+    """List the kinds of fix, with their risk and their setting."""
+    rows = []
+    for key, kind in fix_kinds().items():
+        change = (inspect.getdoc(type(kind)) or "").replace("\n", " ")
+        applied = f"`{key}:{kind.example}`: {kind.setting}" if kind.example else "-"
+        rows.append([f"`{key}`", kind.risk, change, applied, kind.needs or "-"])
+    heads = ["kind", "risk", "change", "applied as", "else it needs"]
+    return f"{(REFERENCE / 'fixes.md').read_text().rstrip()}\n\n{table(heads, rows)}"
 
 
 def _constants(module: Any) -> Iterator[tuple[str, str, str]]:
@@ -389,8 +487,10 @@ def settings() -> str:
     return "\n\n".join(
         [
             "# Settings",
-            "Commands take their settings as options ([commands](commands.md)). These variables "
-            "of the environment reach parts that have no command line:",
+            "Commands take their settings as options ([commands](commands.md)). Fixes and codecs "
+            "have settings of their own ([fixes](fixes.md), [codecs](codecs.md)), and so has a "
+            "cluster's file ([guide](../guides/describe-your-cluster.md)). These variables of the "
+            "environment reach parts that have no command line:",
             table(["variable", "effect"], [*rows, *others]),
             "## In the words of a framework",
             "`fullwire explain` prints these lines for the framework that the job uses, with its "
