@@ -210,7 +210,7 @@ def test_what_does_not_fit_says_so_with_the_figures_and_what_would() -> None:
     said = memory_of(workload("gpt2-xl@a100:32"))
     assert "A batch of up to 17 would fit." in said
     assert said.endswith("With this batch it fits on: h200.")
-    assert "it fits, as would a batch of" in memory_of(workload("vgg16@v100"))
+    assert "It fits, as would a batch of" in memory_of(workload("vgg16@v100"))
     warnings = fw.whatif("llama3-8b@t4", workers=8, bandwidth="10Gbps").warnings
     assert any(each.startswith("llama3-8b@t4 does not fit") for each in warnings)
 

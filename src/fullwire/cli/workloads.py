@@ -26,7 +26,7 @@ def workloads(
     Every command that takes a run takes names with a device, such as vgg16@v100. vgg16@v100:64 has
     a batch of 64. With such a name and --json, the answer has every gradient. Large transformers
     take every device of `fullwire plan`: llama3-70b@b200. Without a device they are listed by their
-    dimensions; they may also be a config.json, Megatron's arguments or a TOML file of torchtitan:
+    dimensions. They may also be a config.json, Megatron's arguments or a TOML file of torchtitan:
 
     fullwire workloads vgg16@v100 --json
     fullwire workloads llama3-70b

@@ -194,7 +194,7 @@ class NotSlowerThanAllowed(Finding):
     """The change is within the limit, and a larger one would show in these recordings."""
 
     template = (
-        "Within the limit of {limit:.1%}: {of_passes:passes|steps} are {change}; a slowdown of "
+        "Within the limit of {limit:.1%}: {of_passes:passes|steps} are {change}. A slowdown of "
         "{unseen:.1%} would show."
     )
 
@@ -400,7 +400,7 @@ class PartsChanged(Finding):
     """The parts of a step that became much shorter or longer."""
 
     template = (
-        "Of a {of_passes:pass|step}: {parts:list}; every other part changed by less than "
+        "Of a {of_passes:pass|step}: {parts:list}. Every other part changed by less than "
         "{rest:.0%} of it."
     )
 

@@ -159,7 +159,7 @@ class BestCheckpoints(Finding):
     """The interval between checkpoints that loses the least."""
 
     template = (
-        "Best interval between checkpoints: {interval_s:duration} of work; a checkpoint has "
+        "Best interval between checkpoints: {interval_s:duration} of work. A checkpoint has "
         "{checkpoint_bytes:bytes}."
     )
 

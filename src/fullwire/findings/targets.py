@@ -204,7 +204,7 @@ class CurveWasCleaned(Finding):
 
     template = (
         "{run}: of {metric}, {repeated:,} {repeated:value was|values were} reported again, as "
-        "after a restart, and {not_numbers:,} {not_numbers:is|are} no number; both are left out."
+        "after a restart, and {not_numbers:,} {not_numbers:is|are} no number. Both are left out."
     )
 
     run: str

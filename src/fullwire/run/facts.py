@@ -85,7 +85,7 @@ class Facts:
     # The job: its model, its settings, and how it ended.
     workers: int | None = fact("ranks in the job", _AT_LEAST_ONE)
     model: str | None = fact("the network being trained", must_match=True)
-    device: str | None = fact("what computes", must_match=True)
+    device: str | None = fact("the device that computes", must_match=True)
     batch: str | None = fact("work of one worker in one step", must_match=True)
     pass_samples: int | None = fact("samples of one worker in one pass", _AT_LEAST_ONE)
     precision: str | None = fact(
@@ -97,10 +97,10 @@ class Facts:
     torch: str | None = fact("version of PyTorch in the job")
     framework: str | None = fact("the library whose trainer runs the job")
     dilation: float | None = fact("how many times slower the job ran than times here say", _FACTOR)
-    faults: str | None = fact("what was done to the hosts while the job ran")
+    faults: str | None = fact("the faults that the lab made while the job ran")
     exit_status: int | None = fact("how the job ended, as a shell says it", _STATUS)
-    warnings: str | None = fact("what to bear in mind about where this was recorded")
-    remarks: str | None = fact("what whoever read foreign traces had to take for granted")
+    warnings: str | None = fact("doubts about the place of the recording")
+    remarks: str | None = fact("assumptions of the reader of foreign traces")
 
     # The hosts: which rank ran where, and its use of processors and disks.
     hosts: str | None = fact("the host of each rank, in their order, with commas between")
@@ -123,15 +123,15 @@ class Facts:
         "of it in the program's thread from a step, or from a batch, to the forward pass", _TIME
     )
     before_forward_read_bytes: Pairs | None = fact(
-        "what the program's thread read from disks meanwhile", _BYTES_EACH
+        "bytes that the program's thread read from disks meanwhile", _BYTES_EACH
     )
     clock_offset_s: Pairs | None = fact(
-        "what was added to the wall clock of each rank's machine, as its collectives show", _OFFSET
+        "time added to the wall clock of each rank's machine, as its collectives show", _OFFSET
     )
     clock_uncertainty_s: Pairs | None = fact(
         "how far each rank's clock may still be from rank 0's", _TIME
     )
-    clock_scatter_s: Pairs | None = fact("how sure it is what each clock showed", _TIME)
+    clock_scatter_s: Pairs | None = fact("uncertainty of each clock", _TIME)
 
     # The network between the ranks.
     line_rate_bps: float | None = fact("line rate of each worker's link, headers included", _RATE)
@@ -143,7 +143,7 @@ class Facts:
         "payload that each rank's link received before the job, alone and one way", _DELIVERED
     )
     in_host_bps: float | None = fact(
-        "what a rank sent another on its host before the job", _DELIVERED
+        "rate at which a rank sent to another on its host before the job", _DELIVERED
     )
     payload_share: float | None = fact("share of the line rate that headers leave", _PAYLOAD)
     latency_s: float | None = fact("time of an empty message from one worker to another", _TIME)
@@ -151,14 +151,14 @@ class Facts:
     cluster: str | None = fact("the described cluster that the job ran on, as TOML")
 
     # The communication library and its settings: measured, reported by NCCL, or emulated.
-    backend: str | None = fact("what torch.distributed sends with")
+    backend: str | None = fact("the library that torch.distributed sends with")
     groups: str | None = fact("the job's process groups by description, with their ranks: dp 2")
     transport_congestion: str | None = fact(
         "congestion control of the connections of Fullwire's transport, and why"
     )
     transport: str | None = fact("how much of the line rate carries payload")
     algorithm: str | None = fact("how the workers add their gradients up")
-    compression: str | None = fact("what shrinks the gradients on the wire")
+    compression: str | None = fact("the codec or hook that shrinks the gradients on the wire")
     compression_error: float | None = fact(
         "squared error of compressed gradients, relative to them, when last measured", _FACTOR_OR_0
     )
@@ -188,7 +188,7 @@ class Facts:
     lane: str | None = fact("the order in which messages are sent")
     reduce_cost: Pairs | None = fact("measured times of one vector addition", _TIME, each="bytes")
     nccl_version: str | None = fact("versions of NCCL or RCCL in the job")
-    nccl_network: str | None = fact("what NCCL sends over between hosts")
+    nccl_network: str | None = fact("the network that NCCL uses between hosts")
     nccl_adapters: str | None = fact("RDMA adapters that NCCL found")
     nccl_interfaces: str | None = fact("interfaces that NCCL's sockets would use")
     nccl_settings: str | None = fact("environment variables that NCCL says it follows")
@@ -202,7 +202,7 @@ class Facts:
     nccl_plugins: str | None = fact("network plugins that NCCL loaded")
     nccl_ring_type: str | None = fact("the farthest path that a ring takes within a host")
     nccl_reach_bps: float | None = fact("the widest path from a device that NCCL saw", _DELIVERED)
-    nccl_layout_bps: float | None = fact("what NCCL laid its rings out for", _DELIVERED)
+    nccl_layout_bps: float | None = fact("the rate that NCCL laid its rings out for", _DELIVERED)
 
     # The cost of recording, and the extent of captures.
     recorder_s: float | None = fact(
@@ -218,7 +218,7 @@ class Facts:
     captured_wire_bytes: int | None = fact("the same with the headers of all segments", _BYTES)
     retransmitted_bytes: int | None = fact("payload that was sent again", _BYTES)
     reordered_bytes: int | None = fact("payload that came late, but within a round trip", _BYTES)
-    lost_bytes: int | None = fact("payload that was never seen and never acknowledged", _BYTES)
+    lost_bytes: int | None = fact("payload that was lost: neither seen nor acknowledged", _BYTES)
     missed_bytes: int | None = fact("payload that was sent, but not captured", _BYTES)
     mirrored_bytes: int | None = fact("captured more than once, on the wire", _BYTES)
     supposed_packets: int | None = fact(

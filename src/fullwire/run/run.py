@@ -222,7 +222,7 @@ class Collectives(Table):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Operations(Table):
-    """What the processor or device spent on operations of one name and shape in one step.
+    """Time of the processor or device for operations of one name and shape in one step.
 
     A shape is `128x512 512x2048`: the tensors that came in. Time that a wrapper around other
     operations took itself bears the name `dispatch`.

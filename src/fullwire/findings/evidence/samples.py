@@ -113,15 +113,15 @@ def links_of(evidence: Sequence[Evidence]) -> LinkUtilization | None:
 
 
 _TOLD = (
-    "The transport itself tells: in a step a rank waited {waited_s:time} for the first bytes of "
-    "others and transferred for {moved_s:time}, {added_s:time} of it adding"
+    "By the transport's own counters a rank waited {waited_s:time} of a step for the first bytes "
+    "of others. It transferred for {moved_s:time}, {added_s:time} of it adding"
 )
 
 
 class TransportUtilization(Evidence):
     """The time of collectives, by activity, and the share of the line that they used."""
 
-    template = f"{_TOLD}; meanwhile it used {{value:.0%}} of the line rate."
+    template = f"{_TOLD}. Meanwhile it used {{value:.0%}} of the line rate."
 
     waited_s: float
     moved_s: float
