@@ -22,7 +22,7 @@ from docs.making.diagrams import run_tables
 from docs.making.keys import MEANINGS
 from docs.making.validation import table
 from fullwire.answers.tune import Trial, Tuning
-from fullwire.answers.watched import Watched
+from fullwire.answers.watched import SeenRank, Watched
 from fullwire.display import Result
 from fullwire.findings.tuning import NoTimeToRepeat
 from fullwire.findings.watching import Stuck
@@ -308,6 +308,17 @@ def _watched() -> Watched:
     """Return an answer about a job that is stuck: `watch` needs a running one."""
     found = fullwire.explain(a_trained_job())
     rank = RankHere(pid=48213, rank=0, user="me", command="train.py", network=1, uses_gpu=False)
+    seen = SeenRank(
+        rank=0,
+        computing=0.3,
+        sending=0.5,
+        waiting=0.2,
+        delayed=0.0,
+        sent_bytes=1e9,
+        received_bytes=1e9,
+        sent_bps=1e9,
+        retransmits=0.0,
+    )
     return Watched(
         job=JobHere(ranks=(rank,), workers=8, is_guessed=False),
         seconds=10.0,
@@ -317,6 +328,7 @@ def _watched() -> Watched:
         stuck=Stuck(rank=5, host="gpu2", where=(), since_s=94.0, waiting=(0, 1)),
         no_step=None,
         run=None,
+        ranks=(seen,),
         looked_share=0.01,
         between_looks_s=0.1,
         has_ended=False,

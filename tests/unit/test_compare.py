@@ -303,7 +303,7 @@ def test_a_small_change_is_told_as_a_share() -> None:
 def test_the_parts_that_changed_most_come_first() -> None:
     parts = [("compute", 0.2, 0.2), ("host", 0.1, 0.16), ("line rate", 0.7, 0.3)]
     [told] = sentences(list(about_changes((), parts, 1.0, of_passes=False)))
-    assert told.startswith("Of a step: line rate 700 ms -> 300 ms, host 100 ms -> 160 ms; every")
+    assert told.startswith("Of a step: line rate 700 ms -> 300 ms, host 100 ms -> 160 ms. Every")
     [same] = sentences(list(about_changes((), parts[:1], 1.0, of_passes=True)))
     assert same == "Each part of a pass changed by less than 5% of it."
 
