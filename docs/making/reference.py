@@ -41,6 +41,7 @@ REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
 # The effect of each variable of the environment. The page is refused if the code reads others.
 VARIABLES: Mapping[str, str] = {
+    "FULLWIRE_ALERT": "The sentence of the alert, for the command of `fullwire watch --exec`.",
     "FULLWIRE_ELASTIC_STUCK_S": "The shortest wait, in seconds, after which an elastic "
     "job leaves out a worker that the others wait for: 30 ([guide](../guides/elastic.md)).",
     "FULLWIRE_INTERFACE": "Transport: the interface or address at which a rank listens. Without "
