@@ -362,6 +362,7 @@ def _tuned() -> Tuning:
         host_work=(HostWork(call="item", place="train.py:12", step_s=0.001),),
         wrote=("/tmp/log",),
         recipe=Path("tuned/recipe.toml"),
+        recordings=(Path("tuned/before.run"), Path("tuned/after.run")),
         command="torchrun train.py",
         took_s=60.0,
     )
