@@ -150,8 +150,6 @@ MEANINGS: Mapping[str, str] = {
     "ep": "Ranks of expert parallelism.",
     "zero": "The ZeRO stage: the state that data-parallel ranks divide.",
     "recompute": "Recomputation in the backward pass: none, selective or full.",
-    "context_kind": "The kind of context parallelism; null without it.",
-    "shard": "Ranks among which ZeRO divides its state; 1 without ZeRO.",
     "recompute_layers": "Layers of a stage that are computed again; null for all.",
     "microbatch": "Sequences of one microbatch.",
     "schedule": "The order of the passes in the pipeline.",
