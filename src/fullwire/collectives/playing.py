@@ -143,13 +143,17 @@ def folded(where: Placed, cluster: Cluster) -> Alike:
     from fullwire import _native  # loaded only where events are asked for
 
     # A connection's role is its latency, and the sum of a random number for each stage that it
-    # transfers in. Two roles have one sum as rarely as two random 64-bit numbers are equal.
+    # transfers in. Two roles have one sum as rarely as two random 64-bit numbers are equal. The
+    # numbers are those of splitmix64: to load numpy's generators takes 10 ms at each start.
     routes = where.routes
-    draw = np.random.Generator(np.random.PCG64(8)).integers
+    state, most = 8, 2**64 - 1
     sums = np.zeros(len(where), np.uint64)
     for part in where.transfers:
         for stage in part:
-            np.add.at(sums, stage, draw(0, 2**64, dtype=np.uint64))
+            state = (state + 0x9E3779B97F4A7C15) & most
+            mixed = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & most
+            mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & most
+            np.add.at(sums, stage, np.uint64(mixed ^ mixed >> 31))
     _, latency = np.unique(routes.latency_s, return_inverse=True)
     _, in_stages = np.unique(sums, return_inverse=True)
     both = latency * (in_stages.max(initial=0) + 1) + in_stages
