@@ -63,6 +63,7 @@ OF_ITS_OWN = {
         "FULLWIRE_ELASTIC_MIN",
         "FULLWIRE_ELASTIC_DETECT_S",
         "FULLWIRE_ELASTIC_RESPAWN",
+        "FULLWIRE_ELASTIC_CHECKPOINTS",
     ),  # set by one part of Fullwire for another one
     "FULLWIRE_RECORD_INTO",
     "FULLWIRE_AFTER_TORCH",
