@@ -60,7 +60,7 @@ def test_a_step_of_computation_alone_names_no_part_that_it_does_not_have() -> No
     both = Rank(length=100, spans=[("compute", "forward", 0, 100)], collectives=[(8, 10, 20)])
     found = fw.explain(a_job(both, both))
     assert found.verdict.kind == "scales"
-    assert found.verdict.reasons == ("all of the step is computation",)
+    assert found.verdict.reasons == ("all of the step is compute",)
 
 
 # ---- ranks that share a host ---------------------------------------------------------------------
