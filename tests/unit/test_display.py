@@ -42,7 +42,7 @@ TABLE, PICTURE = {"table", "thead", "tbody", "tr", "th", "td"}, {"svg", "title",
 ALLOWED = {"div", "p", "b", "br", *TABLE, *PICTURE}
 STARTS_JOBS = {  # their examples are only read
     *("apply_fixes", "compress", "doctor", "join", "log"),
-    *("record", "run_recipe", "run_workers", "study", "tune", "watch", "wire"),
+    *("record", "run_recipe", "run_workers", "study", "tune", "watch", "watching", "wire"),
 }
 NEEDS_TORCH = (
     "codecs",
