@@ -44,6 +44,7 @@ from fullwire.report.chrome import write_chrome
 from tests.builders import a_run
 from tests.torch.test_flight_recorder import a_dump, an_entry
 from tests.unit.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
+from tests.unit.test_flow_records import ipfix, netflow_5, netflow_9, sflow
 from tests.unit.test_metric_folders import RUN as WANDB_RUN
 from tests.unit.test_nccl_tests import CSV, JSON, ROWS
 from tests.unit.test_osu import ALLREDUCE, METRICS
@@ -194,6 +195,11 @@ def readers() -> Mapping[str, Reader]:
             "capture",
             damaged_captures.seeds(),
             [b"\xd4\xc3\xb2\xa1", b"\x0a\x0d\x0d\x0a", b"\xff" * 8, bytes(16), b"\x06\0\0\0"],
+        ),
+        "flow-records": Reader(
+            "flow-records",
+            [netflow_5(100), netflow_9(), ipfix(10), sflow(10)],
+            [b"\0\x05", b"\0\x09", b"\0\x0a", b"\xff" * 4, bytes(4), b"\x01\0", b"\0\0\0\x05"],
         ),
         "netx": Reader(
             "netx",

@@ -110,8 +110,14 @@ def test_a_terminal_without_these_letters_gets_them_escaped(cli: Cli) -> None:
             "expected algorithm param",
         ),
         (("run", "--workers", "2", "--strict", "--", "true"), "expected --strict with --recipe"),
-        (("run", "-r", "x.toml", "--min", "2", "--", "true"), "expected --min, --respawn and"),
-        (("run", "-r", "x.toml", "--detect", "1s", "--", "true"), "expected --min, --respawn and"),
+        (
+            ("run", "-r", "x.toml", "--min", "2", "--", "true"),
+            "expected --min, --respawn, --detect",
+        ),
+        (
+            ("run", "-r", "x.toml", "--detect", "1s", "--", "true"),
+            "expected --min, --respawn, --detect",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(

@@ -21,6 +21,7 @@ from fullwire.errors import UsageError
 from fullwire.run.run import Provenance, Run
 from tests.old_answers import DATA
 from tests.traced_plans import traced
+from tests.unit.test_flow_records import ipfix
 
 RUNS = DATA / "format-1"
 GLOO, HALF, PACKETS = (RUNS / f"lab-{name}.run" for name in ("gloo", "half", "packets"))
@@ -227,6 +228,7 @@ def check_docstring(
         shutil.copytree(run, tmp_path / f"{example}.run")
     for rank, capture in enumerate(sorted((PACKETS / "packets").iterdir())):
         shutil.copy(capture, tmp_path / f"rank{rank}.pcap")
+    (tmp_path / "switch.ipfix").write_bytes(ipfix())
     if name == "plan":
         traced(tmp_path / "traces", tp=2)
     monkeypatch.chdir(tmp_path)

@@ -150,8 +150,10 @@ class _Recognising:
     def _shapes(self, rank: int, *names: str) -> Iterator[tuple[list[list[int]], int]]:
         """Yield the sizes of operations with these names, and their calls."""
         for (name, shapes), calls in self.calls[rank].items():
-            if name in names:
-                yield [[int(size) for size in shape.split("x")] for shape in shapes.split()], calls
+            sizes = [shape.split("x") for shape in shapes.split()]
+            # A name is free text in a trace: only what reads as sizes is an operation's.
+            if name in names and all(size.isdecimal() for shape in sizes for size in shape):
+                yield [[int(size) for size in shape] for shape in sizes], calls
 
     def _attention(self) -> tuple[int, int, int, int, int]:
         """Return sequences of a microbatch, their tokens, heads of a rank, and their width."""
