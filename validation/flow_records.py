@@ -1,6 +1,6 @@
 """Find eight jobs of 16 to 1,024 ranks in the flow records of one network.
 
-    python -m validation.flow_records
+    .venv/bin/python -m validation.flow_records
 
 The jobs are made up: each step has microbatches that pass through a pipeline and back, and then a
 ring of the replicas of each stage. A switch writes one IPFIX record for each burst between two
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import fullwire as fw
-from validation import results
+from validation import arguments, results
 
 PACKET = 1500
 STEPS, MICROBATCHES = 40, 4
@@ -122,6 +122,7 @@ def write_ipfix(records: np.ndarray, rate: int, path: Path) -> None:
 
 def main() -> None:
     """Make the records, find the jobs, compare."""
+    arguments.parser(__doc__).parse_args()
     rows: list[list[str | int | float | bool | None]] = []
     errors, hosts_right, neighbours_right = [], [], []
     for rate in SAMPLING:

@@ -900,7 +900,7 @@ def test_torch_finds_the_backend_by_itself_and_loads_nothing_for_it() -> None:
         "print([m for m in sys.modules if m.startswith('fullwire')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['fullwire', 'fullwire.transport']"
+    assert done.stdout.strip() == "['fullwire.version', 'fullwire', 'fullwire.transport']"
 
 
 def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -> None:
