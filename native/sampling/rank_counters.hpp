@@ -61,7 +61,7 @@ class RankCounters {
         int stays_busy;
         std::uint64_t again = 0, sent = 0, received = 0, receiver_us = 0, buffer_us = 0;
         std::uint64_t carried_at_all = 0;
-        double quiet_s;
+        double quiet_s = 0;
         int unseen = 0;  // looks at all since the kernel last told of it
     };
     struct Network {
