@@ -84,10 +84,11 @@ def tune(
             scratch=scratch,
             say=say,
         )
-    page = output / "report.html"
-    write_page(list(map(str, found.recordings)), page, tuning=found)
     if json:
         print_json(tuning_object(found))
     else:
         print_tuning(found)
+    page = output / "report.html"  # last: a page that cannot be drawn takes no answer away
+    write_page(list(map(str, found.recordings)), page, tuning=found)
+    if not json:
         tell(f"written: {page}")
