@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from fullwire.errors import UsageError
 from fullwire.lab.description import describe
@@ -36,6 +37,18 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # The width of the terminal that starts the tests would decide where sentences break.
 os.environ.pop("COLUMNS", None)
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the same cases whatever ran before.
+
+    Hypothesis also draws texts and numbers of our modules, of those that are loaded by then. Which
+    are depends on how the workers share the tests, so a case came in one run and not in the next.
+    """
+    if config.getoption("--hypothesis-profile") != "random":
+        none = providers._local_constants
+        assert not len(none), "Hypothesis has collected constants before the tests began"
+        providers._get_local_constants = lambda: none
 
 
 @pytest.fixture

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fullwire as fw
-from fullwire.errors import UsageError
+from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
 from fullwire.findings.plans import OnHalfTheBandwidth, UnlikeGroup, UsualMlp
 from fullwire.importers.kineto import scan
+from fullwire.run.run import Run
 from fullwire.words import sentence
+from tests.strategies import cases
 from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
 
 PLANS = [
@@ -180,3 +186,37 @@ def test_operations_that_are_cut_between_chunks_are_whole(
 )
 def test_findings_that_count_are_told_in_the_right_number(found: Finding, said: str) -> None:
     assert sentence(found) == said
+
+
+@pytest.fixture(scope="module")
+def job(steps: dict[str, tuple[Path, dict[str, int], float]]) -> Run:
+    return fw.read(steps["tp 2 pp 1 dp 2"][0])
+
+
+ODD = st.sampled_from(
+    ["", ":", "x", "0", "0x0", "4x0x4x4 4x4x4x4", "2x", "\u0663x2", "9" * 5000, "tp"]
+)
+
+
+@cases(40)
+@given(
+    shapes=st.dictionaries(st.integers(0, 10_000), ODD),
+    groups=st.lists(
+        st.sampled_from(["tp", "dp", "pp", "cp"]).flatmap(
+            lambda kind: ODD.map(lambda size: f"{kind} {size}")
+        )
+    ),
+)
+def test_shapes_and_groups_are_free_text(
+    job: Run, shapes: dict[int, str], groups: list[str]
+) -> None:
+    texts = job.operations.shapes.copy()
+    for row, text in shapes.items():
+        texts[texts == texts[row % len(texts)]] = text
+    odd = replace(
+        job,
+        operations=replace(job.operations, shapes=texts),
+        facts=replace(job.facts, groups=", ".join(groups) or job.facts.groups),
+    )
+    with contextlib.suppress(FullwireError), np.errstate(all="raise"):
+        assert fw.plan(recorded=odd, to={"tp": 2}).best.step_s > 0

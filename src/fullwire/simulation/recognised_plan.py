@@ -41,6 +41,7 @@ _WORDS = {
     "ep": r"ep|expert",
     "dp": r"dp|data|fsdp|ddp|shard|replicate",
 }
+_SIZE = re.compile(r"[0-9]{1,18}")
 _SMALL_BYTES = 1024  # sums of a loss or of norms
 
 
@@ -63,6 +64,15 @@ class Recognised:
 def recognised(run: Run) -> Recognised:
     """Recognise the model and the plan of a run that was traced with shapes."""
     return _Recognising(run).answer()
+
+
+def _sizes(shapes: str) -> list[list[int]]:
+    """Return the sizes of an operation's tensors; none where the text of a trace is no sizes."""
+    sizes = [shape.split("x") for shape in shapes.split()]
+    flat = [size for shape in sizes for size in shape]
+    if not all(_SIZE.fullmatch(size) for size in flat):
+        return []
+    return [[int(size) for size in shape] for shape in sizes]
 
 
 class _Recognising:
@@ -150,20 +160,18 @@ class _Recognising:
     def _shapes(self, rank: int, *names: str) -> Iterator[tuple[list[list[int]], int]]:
         """Yield the sizes of operations with these names, and their calls."""
         for (name, shapes), calls in self.calls[rank].items():
-            sizes = [shape.split("x") for shape in shapes.split()]
-            # A name is free text in a trace: only what reads as sizes is an operation's.
-            if name in names and all(size.isdecimal() for shape in sizes for size in shape):
-                yield [[int(size) for size in shape] for shape in sizes], calls
+            if name in names and (sizes := _sizes(shapes)):
+                yield sizes, calls
 
     def _attention(self) -> tuple[int, int, int, int, int]:
         """Return sequences of a microbatch, their tokens, heads of a rank, and their width."""
         for rank in self.ranks:
             for name, shapes in self.calls[rank]:
-                sizes = [[int(size) for size in shape.split("x")] for shape in shapes.split()]
-                if not _ATTENTION.search(name) or len(sizes) < 3 or len(sizes[0]) != 4:
-                    continue
+                sizes = _sizes(shapes) if _ATTENTION.search(name) else []
                 if "backward" in name:  # its first tensor is the gradient, of the same sizes
                     sizes = sizes[1:]
+                if [len(size) for size in sizes[:2]] != [4, 4] or not all(sizes[0] + sizes[1]):
+                    continue
                 batch, second, third, width = sizes[0]
                 is_heads_first = "_scaled_dot_product_" in name or "_efficient" not in name
                 is_heads_first = is_heads_first and "flash_attn" not in name
@@ -181,7 +189,7 @@ class _Recognising:
                 for count, *sides in sizes:
                     if len(sides) == 2 and tokens in sides and count % sequences == 0:
                         sides.remove(tokens)
-                        if sides[0] != tokens:
+                        if sides[0] not in (tokens, 0):
                             return (
                                 sequences,
                                 tokens,
@@ -215,7 +223,8 @@ class _Recognising:
         for part in (self.run.facts.groups or "").split(", "):
             name, _, size = part.rpartition(" ")
             for kind, words in _WORDS.items():
-                if re.search(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", name.lower()):
+                is_meant = re.search(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", name.lower())
+                if is_meant and _SIZE.fullmatch(size):
                     told[kind] = max(told.get(kind, 1), int(size))
         found = {"cp": told.get("cp", 1)}
         found["tp"] = told.get("tp", hidden // own_width if hidden % own_width == 0 else 1)
