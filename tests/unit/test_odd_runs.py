@@ -18,7 +18,7 @@ from fullwire.report.explanation import print_explanation
 from fullwire.report.page import contents as page_contents
 from fullwire.report.terminal import print_run
 from fullwire.run.facts import named
-from fullwire.run.run import Collectives, Provenance, Run
+from fullwire.run.run import Collectives, Connections, Flows, Provenance, Run
 from tests.jobs_by_hand import a_trained_job
 from tests.strategies import cases, odd_jobs, runs
 
@@ -99,3 +99,24 @@ def test_a_name_that_ends_in_nul_is_the_name_of_a_collective_like_any_other() ->
         collectives=only_communication,
     )
     assert "took 5" in fw.explain(job).verdict.sentence
+
+
+def test_connections_that_carried_nothing_are_no_training_of_their_own() -> None:
+    one = {name: np.zeros(1, np.int64) for name in Flows.empty().columns()} | {
+        "source": np.array(["a"], object),
+        "destination": np.array(["b"], object),
+    }
+    two = {name: np.zeros(2, np.int64) for name in Connections.empty().columns()} | {
+        "source": np.array(["a", "b"], object),
+        "destination": np.array(["b", "c"], object),
+        "payload_bytes": np.ones(2, np.int64),
+        "start_ns": np.array([0, 10**9]),
+        "end_ns": np.array([0, 10**9]),
+    }
+    job = Run(
+        provenance=Provenance(origin="imported", source="a test"),
+        flows=Flows(**one),
+        connections=Connections(**two),
+    )
+    with contextlib.suppress(FullwireError):
+        fw.flows(job)

@@ -333,6 +333,8 @@ def trainings_in_turn(run: Run) -> list[Run]:
         return [run]
     turns = [_during(run, *times) for times in zip(begins_ns, [*begins_ns[1:], None], strict=True)]
     for turn in turns:
+        if not len(turn.flows):  # its connections carried nothing
+            return [run]
         edges = edges_of(turn)
         # Traffic with one sender only comes from that host's capture, by its clock.
         has_senders = len(set(edges.source[edges.main()].tolist())) > 1
