@@ -105,6 +105,8 @@ def test_connections_that_carried_nothing_are_no_training_of_their_own() -> None
     one = {name: np.zeros(1, np.int64) for name in Flows.empty().columns()} | {
         "source": np.array(["a"], object),
         "destination": np.array(["b"], object),
+        "start_ns": np.array([10**9]),
+        "end_ns": np.array([10**9]),
     }
     two = {name: np.zeros(2, np.int64) for name in Connections.empty().columns()} | {
         "source": np.array(["a", "b"], object),
