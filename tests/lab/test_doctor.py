@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,15 +15,24 @@ import pytest
 import fullwire as fw
 import fullwire.answers.doctor as checks
 from fullwire.errors import UsageError
+from fullwire.findings import machine
 from tests.conftest import Cli
 from tests.lab.test_lab import finished, needs_namespaces
 
+Look = Callable[[], Iterator[machine.Part]]
 STATES = {"ok", "limited", "missing"}
 # The job's Python has torch; Fullwire's own Python lacks torch and the packages for pictures.
 WITHOUT = (
     "import sys; sys.modules['torch'] = sys.modules['vl_convert'] = None; "
     "sys.argv = ['fullwire', 'doctor', '--json']; from fullwire.cli import main; main()"
 )
+
+
+def checkup(*looks: Look) -> fw.Checkup:
+    parts = tuple(part for look in looks for part in look())
+    return fw.Checkup(
+        fullwire="0", python="3", kernel="Linux", processors=1, memory_bytes=1, parts=parts
+    )
 
 
 @needs_namespaces
@@ -86,7 +96,7 @@ def test_a_made_up_host_with_fast_cards_and_a_slow_clock(
         (tmp_path / name).write_text(f"{text}\n")
     monkeypatch.setattr(checks, "_ROOT", tmp_path)
     looks = (checks._network, checks._clocks, checks._looking_into, checks._limits, checks._memory)
-    rows = {row.name: row for look in looks for row in look()}
+    rows = {row.name: row for row in checkup(*looks).checks}
     assert (rows["network cards"].state, rows["network cards"].seen) == ("ok", "eth0 25 Gbps")
     assert (rows["RDMA"].state, rows["RDMA"].seen) == ("ok", "mlx5_0/1 400 Gb/sec")
     assert (rows["clock"].state, rows["clock"].seen) == ("limited", "hpet")
@@ -105,7 +115,7 @@ def test_a_kernel_without_packet_sockets_is_said_to_have_none(
         raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
 
     monkeypatch.setattr("fullwire.recorder.launch.socket.socket", refuse)
-    [packets] = checks._packets()
+    [packets] = checkup(checks._packets).checks
     assert packets.state == "missing"
     assert packets.seen == "no packet sockets: Address family not supported by protocol"
     assert packets.do
@@ -116,17 +126,67 @@ def test_a_torch_that_does_not_load_is_told_with_its_last_line(
 ) -> None:
     monkeypatch.setattr(checks, "_ASK_TORCH", "raise OSError('libcudart.so.13: cannot open')")
     monkeypatch.setattr(checks, "find_spec", lambda name: name)
-    torch, _, gpus, nccl = checks._torch()
+    torch, _, gpus, nccl = checkup(checks._torch).checks
     assert (torch.state, torch.seen) == ("limited", "OSError: libcudart.so.13: cannot open")
     assert nccl.state == "missing"
     assert gpus.means
 
 
 def test_a_row_is_found_by_its_name() -> None:
-    row = checks.Check(name="clock", state="ok", seen="tsc", means="fast")
-    found = checks.Checkup(
-        fullwire="0", python="3", kernel="Linux", processors=1, memory_bytes=1, checks=(row,)
-    )
-    assert found["clock"] is row
+    found = checkup(lambda: iter([machine.ClockSource(source="tsc")]))
+    assert (found["clock"].state, found["clock"].seen, found["clock"].do) == ("ok", "tsc", "")
     with pytest.raises(UsageError, match="expected one of clock, got 'clocks'"):
         found["clocks"]
+
+
+@pytest.mark.parametrize(
+    ("part", "state", "seen"),
+    [
+        (
+            machine.Privileges(user=0, is_mapped=False, capabilities=("CAP_NET_RAW",)),
+            "ok",
+            "root, CAP_NET_RAW",
+        ),
+        (
+            machine.Privileges(user=1000, is_mapped=True, capabilities=()),
+            "ok",
+            "user 1000 of a user namespace, no capability of a network",
+        ),
+        (machine.LabWithoutLatency(why="no netem"), "limited", "namespaces, veth, tbf; no netem"),
+        (machine.Counters(missing=("sock_diag",)), "limited", "not here: sock_diag"),
+        (machine.RunDelay(is_counted=False), "missing", "no /proc/self/schedstat"),
+        (machine.PerfEvents(paranoid=4, is_admin=True), "ok", "kernel.perf_event_paranoid=4"),
+        (machine.TimeOfDay(off_s=None), "limited", "nothing synchronizes it"),
+        (
+            machine.NetworkCards(cards=(machine.Card(device="eth0", rate_bps=None),)),
+            "limited",
+            "eth0 ?",
+        ),
+        (machine.RdmaPorts(ports=()), "missing", "no adapter"),
+        (
+            machine.OpenFiles(soft=machine.NoLimit(), hard=machine.NoLimit()),
+            "ok",
+            "no limit, at most no limit",
+        ),
+        (machine.Torch(version="2.6", backends=()), "limited", "2.6, backends none"),
+        (machine.TorchFails(last_line=""), "limited", "it ended without a word"),
+        (machine.Gpus(gpus=("H100", "H100"), usable=1), "limited", "H100, H100"),
+        (machine.Ray(packages=(), absent="ray"), "missing", "ray is not installed"),
+    ],
+    ids=lambda value: value.key if isinstance(value, machine.Part) else "",
+)
+def test_a_part_has_its_state_and_its_words(part: machine.Part, state: str, seen: str) -> None:
+    [check] = checkup(lambda: iter([part])).checks
+    assert (check.state, check.seen) == (state, seen)
+    assert check.means
+    assert bool(check.do) == (state != "ok")
+
+
+def test_a_remedy_names_its_figures() -> None:
+    low = machine.OpenFiles(soft=256, hard=4096)
+    gpus = machine.Gpus(gpus=("H100", "H100"), usable=1)
+    few = machine.Threads(most=100, limit="pids.max of the container")
+    remedies = [check.do for check in checkup(lambda: iter([low, gpus, few])).checks]
+    assert remedies[0] == "ulimit -n 4096"
+    assert remedies[1].startswith("torch sees 1: ")
+    assert remedies[2].startswith("raise pids.max of the container: ")

@@ -55,12 +55,15 @@ def known_to(kind: type) -> set[str]:
 def test_a_sentence_names_only_fields_of_its_finding(kind: type[Finding]) -> None:
     assert kind.__doc__
     assert set(fields_in(kind.template)) <= known_to(kind)
+    assert set(fields_in(getattr(kind, "how", ""))) <= known_to(kind)
 
 
 def test_no_finding_has_a_field_that_its_sentence_does_not_need() -> None:
     for kind in all_kinds():
-        unsaid = {each.name for each in fields(kind)} - set(fields_in(kind.template))  # type: ignore[arg-type]
-        assert unsaid <= {"value", "part", "is_limited"}, kind  # figures for programs
+        said = {*fields_in(kind.template), *fields_in(getattr(kind, "how", ""))}
+        unsaid = {each.name for each in fields(kind)} - said  # type: ignore[arg-type]
+        # figures for programs, and for the rule of a part of a machine
+        assert unsaid <= {"value", "part", "is_limited", "may_trace", "is_admin"}, kind
 
 
 @pytest.mark.parametrize("kind", all_fixes(), ids=lambda kind: kind.__name__)

@@ -1,6 +1,6 @@
 """Which parts of Fullwire work on this machine, and how to get the others: `fullwire doctor`.
 
-Each check below gives a row or two. A check tries its part, if that is harmless. The checks make a
+Each look below yields a part or two. A look tries its part, if that is harmless. The looks make a
 lab and take it down, open a packet socket, and load torch in a separate process. They leave the
 machine unchanged, and send nothing.
 """
@@ -22,24 +22,20 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any
 
 from fullwire.errors import FullwireError, UsageError
+from fullwire.findings import machine
+from fullwire.findings.machine import Part, State
 from fullwire.lab.description import describe
 from fullwire.lab.emulated import available_bytes
 from fullwire.lab.lab import Lab
 from fullwire.recorder.launch import check_capturing
-from fullwire.units import show_bytes, show_rate, show_time
 from fullwire.version import __version__
-
-State: TypeAlias = Literal["ok", "limited", "missing"]
+from fullwire.words import sentence, setting
 
 _ROOT = Path("/")  # The root of /proc and /sys; tests use another place.
 _TORCH_S = 120.0
-_FEW_DESCRIPTORS, _FEW_THREADS = 1024, 512
-_LITTLE_SPACE, _LITTLE_SHARED = 2**30, 2**27  # Docker gives /dev/shm 64 MiB
-_LITTLE_MEMORY = 2**31
-_FAST_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv")  # Read without the kernel.
 _UNSYNCHRONIZED = 0x40  # STA_UNSYNC of adjtimex
 _ALL_USERS = "4294967295"  # In the map of the machine's own user namespace.
 _DIAGNOSE_SOCKETS = 4  # NETLINK_SOCK_DIAG
@@ -73,25 +69,39 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
-    """The machine in a line, and every check."""
+    """The machine in a line, and every part of it that Fullwire can use."""
 
     fullwire: str
     python: str
     kernel: str
     processors: int
     memory_bytes: int
-    checks: tuple[Check, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Return the rows: the parts in words."""
+        return tuple(
+            Check(
+                name=part.name,
+                state=part.state,
+                seen=sentence(part),
+                means=part.means,
+                do="" if part.is_ok else setting(part),
+            )
+            for part in self.parts
+        )
 
     def __getitem__(self, name: str) -> Check:
         """Return the check of this name."""
         for check in self.checks:
             if check.name == name:
                 return check
-        names = ", ".join(check.name for check in self.checks)
+        names = ", ".join(part.name for part in self.parts)
         raise UsageError(f"doctor: expected one of {names}, got {name!r}")
 
 
-_CHECKS: list[Callable[[], Iterator[Check]]] = []
+_LOOKS: list[Callable[[], Iterator[Part]]] = []
 
 
 def doctor() -> Checkup:
@@ -109,219 +119,129 @@ def doctor() -> Checkup:
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
         processors=len(os.sched_getaffinity(0)),
         memory_bytes=1024 * int((_line("proc/meminfo", "MemTotal") or "0").split()[0]),
-        checks=tuple(check for look in _CHECKS for check in look()),
+        parts=tuple(part for look in _LOOKS for part in look()),
     )
 
 
-def _look(check: Callable[[], Iterator[Check]]) -> Callable[[], Iterator[Check]]:
-    """Register a check; rows come in the order of this file."""
-    _CHECKS.append(check)
-    return check
-
-
-def _check(
-    name: str, *, is_ok: object, seen: str, means: str, do: str, otherwise: State = "limited"
-) -> Check:
-    """Return a row; a remedy stands only where the part is not ok."""
-    if is_ok:
-        return Check(name=name, state="ok", seen=seen, means=means)
-    return Check(name=name, state=otherwise, seen=seen, means=means, do=do)
+def _look(look: Callable[[], Iterator[Part]]) -> Callable[[], Iterator[Part]]:
+    """Register a look at some parts; rows come in the order of this file."""
+    _LOOKS.append(look)
+    return look
 
 
 @_look
-def _native() -> Iterator[Check]:
-    seen, why = "", ""
+def _native() -> Iterator[Part]:
     try:
-        seen = Path(importlib.import_module("fullwire._native").__file__ or "").name
+        module = importlib.import_module("fullwire._native")
     except ImportError as error:
-        why = str(error)
-    yield _check(
-        name="native module",
-        is_ok=not why,
-        seen=why or seen,
-        means="captures, replays on described clusters and the transport need it",
-        do="install a wheel for this Python and this processor: pip install --force-reinstall "
-        "fullwire",
-        otherwise="missing",
+        yield machine.NoNativeModule(why=str(error))
+    else:
+        yield machine.NativeModule(file=Path(module.__file__ or "").name)
+
+
+@_look
+def _privileges() -> Iterator[Part]:
+    yield machine.Privileges(
+        user=os.geteuid(),
+        is_mapped=_text("proc/self/uid_map").split()[2:] not in ([], [_ALL_USERS]),
+        capabilities=tuple(_capabilities()),
     )
 
 
 @_look
-def _privileges() -> Iterator[Check]:
-    names = _capabilities()
-    who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
-    if _text("proc/self/uid_map").split()[2:] not in ([], [_ALL_USERS]):
-        who += " of a user namespace"
-    yield Check(
-        name="privileges",
-        state="ok",
-        seen=f"{who}, {', '.join(names)}" if names else f"{who}, no capability of a network",
-        means="no command needs root; the rows below say what a right would add",
-    )
-
-
-@_look
-def _lab() -> Iterator[Check]:
-    means = "fullwire lab, study and bench transport make a cluster inside this machine"
+def _lab() -> Iterator[Part]:
     try:
         with Lab(describe(workers=2, rate=["1Gbps"], latency="1ms")):
             pass
     except FullwireError as error:
+        why, _, remedy = str(error).partition(": ")
         try:
             with Lab(describe(workers=2, rate=["1Gbps"])):
                 pass
-        except FullwireError:
-            reason, _, remedy = str(error).partition(": ")
-            yield Check(name="lab", state="missing", seen=reason, means=means, do=remedy)
+        except FullwireError as other:
+            why, _, remedy = str(other).partition(": ")
+            yield machine.NoLab(why=why, remedy=remedy)
         else:
-            yield Check(
-                name="lab",
-                state="limited",
-                seen=f"namespaces, veth, tbf; {str(error).partition(':')[0]}",
-                means=means,
-                do="modprobe sch_netem, if the kernel has it; else do without latency and loss",
-            )
-        return
-    yield Check(name="lab", state="ok", seen="namespaces, veth, tbf, netem", means=means)
+            yield machine.LabWithoutLatency(why=why)
+    else:
+        yield machine.LabWorks()
 
 
 @_look
-def _packets() -> Iterator[Check]:
-    seen, do = "packet sockets open", ""
+def _packets() -> Iterator[Part]:
     try:
         check_capturing()
     except UsageError as error:
-        seen, do = "no right to capture (CAP_NET_RAW)", str(error).partition("has not: ")[2]
+        yield machine.NoRightToCapture(remedy=str(error).partition("has not: ")[2])
     except OSError as error:
-        seen, do = f"no packet sockets: {error.strerror}", "use a kernel with CONFIG_PACKET"
-    yield _check(
-        name="packets",
-        is_ok=not do,
-        seen=seen,
-        means="record --packets keeps the headers of what the job sends",
-        do=do,
-        otherwise="missing",
-    )
+        yield machine.NoPacketSockets(why=error.strerror or str(error))
+    else:
+        yield machine.Captures()
 
 
 @_look
-def _counters() -> Iterator[Check]:
+def _counters() -> Iterator[Part]:
     """Check the files and sockets that the sampler reads beside a job."""
     missing = [name for name in ("proc/stat", "proc/meminfo") if not _text(name)]
     try:
         socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _DIAGNOSE_SOCKETS).close()
     except OSError:
         missing.append("sock_diag")
-    yield _check(
-        name="samples",
-        is_ok=not missing,
-        seen=f"not here: {', '.join(missing)}"
-        if missing
-        else "processors, memory, TCP connections",
-        means="a recording tells how busy the host was, and what each connection did",
-        do="use a kernel of its own: some sandboxes (gVisor) leave these out",
-    )
-    has_delay = len(_text("proc/self/schedstat").split()) == 3
-    yield _check(
-        name="run delay",
-        is_ok=has_delay,
-        seen="/proc/self/schedstat" if has_delay else "no /proc/self/schedstat",
-        means="tells a rank that waits for a processor from one that computes",
-        do="use a kernel with CONFIG_SCHED_INFO",
-        otherwise="missing",
-    )
+    yield machine.Counters(missing=tuple(missing))
+    yield machine.RunDelay(is_counted=len(_text("proc/self/schedstat").split()) == 3)
 
 
 @_look
-def _looking_into() -> Iterator[Check]:
-    scope = _text("proc/sys/kernel/yama/ptrace_scope") or "0"
-    is_open = scope == "0" or "CAP_SYS_PTRACE" in _capabilities()
-    yield _check(
-        name="other processes",
-        is_ok=is_open,
-        seen=f"kernel.yama.ptrace_scope={scope}",
-        means="whether a debugger or a profiler may look into a job that runs already",
-        do="sysctl -w kernel.yama.ptrace_scope=0, or be root",
+def _looking_into() -> Iterator[Part]:
+    held = _capabilities()
+    yield machine.OtherProcesses(
+        scope=_text("proc/sys/kernel/yama/ptrace_scope") or "0", may_trace="CAP_SYS_PTRACE" in held
     )
     paranoid = _text("proc/sys/kernel/perf_event_paranoid")
-    is_allowed = paranoid != "" and (int(paranoid) <= 2 or "CAP_SYS_ADMIN" in _capabilities())
-    yield _check(
-        name="perf_event",
-        is_ok=is_allowed,
-        seen=f"kernel.perf_event_paranoid={paranoid}" if paranoid else "not in this kernel",
-        means="for perf beside a job; Fullwire itself counts no such events",
-        do="sysctl -w kernel.perf_event_paranoid=2" if paranoid else "nothing, without perf",
-        otherwise="limited" if paranoid else "missing",
-    )
+    if paranoid:
+        yield machine.PerfEvents(paranoid=int(paranoid), is_admin="CAP_SYS_ADMIN" in held)
+    else:
+        yield machine.NoPerfEvents()
 
 
 @_look
-def _clocks() -> Iterator[Check]:
-    source = _text("sys/devices/system/clocksource/clocksource0/current_clocksource")
-    is_fast = source.startswith(_FAST_CLOCKS)
-    yield _check(
-        name="clock",
-        is_ok=is_fast,
-        seen=source or "the kernel does not tell its clock source",
-        means="every recorded event reads the clock; a slow one adds to what recording costs",
-        do="boot with clocksource=tsc, if the processor's is stable",
+def _clocks() -> Iterator[Part]:
+    yield machine.ClockSource(
+        source=_text("sys/devices/system/clocksource/clocksource0/current_clocksource")
     )
     # adjtimex(2): modes 0 asks and changes nothing. Its structure begins with 4 longs and an int.
     timex = (ctypes.c_long * 64)()
     status = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
     is_synchronized = status != -1 and not timex[5] & _UNSYNCHRONIZED
-    yield _check(
-        name="time of day",
-        is_ok=is_synchronized,
-        seen=f"synchronized, off by at most {show_time(timex[3] * 1e-6)}"
-        if is_synchronized
-        else "nothing synchronizes it",
-        means="hosts are brought to one clock by their collectives; without any, by this",
-        do="run chrony or systemd-timesyncd on every host",
-    )
+    yield machine.TimeOfDay(off_s=timex[3] * 1e-6 if is_synchronized else None)
 
 
 @_look
-def _network() -> Iterator[Check]:
-    rates = {}
+def _network() -> Iterator[Part]:
+    cards = []
     for device in sorted(_below("sys/class/net")):
         if (device / "device").exists() and _read(device / "operstate") in ("up", "unknown"):
-            megabits = _read(device / "speed")
-            rates[device.name] = int(megabits) * 1e6 if megabits.isdecimal() else 0.0
-    shown = [f"{name} {show_rate(rate) if rate else '?'}" for name, rate in rates.items()]
-    yield _check(
-        name="network cards",
-        is_ok=rates and all(rates.values()),
-        seen=", ".join(shown) or "none; only virtual interfaces",
-        means="explain compares what was sent with the line rate of the card",
-        do="name the rate: explain --line-rate 10Gbps",
-    )
-    ports = {
-        f"{adapter.name}/{port.name}": _read(port / "rate").partition(" (")[0]
+            megabits = _read(device / "speed")  # 0 or -1 where nobody tells it
+            rate_bps = int(megabits) * 1e6 if megabits.isdecimal() else 0.0
+            cards.append(machine.Card(device=device.name, rate_bps=rate_bps or None))
+    yield machine.NetworkCards(cards=tuple(cards))
+    ports = (
+        machine.RdmaPort(
+            port=f"{adapter.name}/{port.name}", rate=_read(port / "rate").partition(" (")[0]
+        )
         for adapter in sorted(_below("sys/class/infiniband"))
         for port in sorted((adapter / "ports").iterdir())
-    }
-    yield _check(
-        name="RDMA",
-        is_ok=ports,
-        seen=", ".join(f"{name} {rate}" for name, rate in ports.items()) or "no adapter",
-        means="record counts what RDMA ports send",
-        do="nothing, if there is no such card; else load its driver, as mlx5_ib",
-        otherwise="missing",
     )
+    yield machine.RdmaPorts(ports=tuple(ports))
 
 
 @_look
-def _limits() -> Iterator[Check]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_low = 0 <= soft < _FEW_DESCRIPTORS
-    yield _check(
-        name="file descriptors",
-        is_ok=not is_low,
-        seen=f"{_count(soft)}, at most {_count(hard)}",
-        means="a rank of the transport needs up to 8 for each other rank",
-        do=f"ulimit -n {_count(hard) if soft < hard else 65536}",
+def _limits() -> Iterator[Part]:
+    soft, hard = (
+        machine.NoLimit() if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
+    yield machine.OpenFiles(soft=soft, hard=hard)
     # The folder of this process's control group, if it is known (version 2).
     group = Path("sys/fs/cgroup", _text("proc/self/cgroup").rpartition("::")[2].strip("/"))
     most = {
@@ -330,68 +250,30 @@ def _limits() -> Iterator[Check]:
         "kernel.pid_max": _number("proc/sys/kernel/pid_max"),
         "pids.max of the container": _number(group / "pids.max"),
     }
-    what, threads = min(
-        ((name, count) for name, count in most.items() if count >= 0),
-        key=lambda pair: pair[1],
-        default=("", -1),
-    )
-    is_low = 0 <= threads < _FEW_THREADS
-    yield _check(
-        name="threads",
-        is_ok=not is_low,
-        seen=f"{threads:,} ({what})" if what else "no limit",
-        means="torch starts dozens of threads a rank",
-        do=f"raise {what}: ulimit -u, docker run --pids-limit or sysctl",
-    )
+    limits = [machine.Threads(most=count, limit=name) for name, count in most.items() if count >= 0]
+    yield min(limits, key=lambda limit: limit.most, default=machine.ThreadsWithoutLimit())
 
 
 @_look
-def _memory() -> Iterator[Check]:
-    available = available_bytes(_ROOT)
-    yield _check(
-        name="memory",
-        is_ok=available >= _LITTLE_MEMORY,
-        seen=f"{show_bytes(available)} available",
-        means="a rank of torch takes 0.4 GB before its model",
-        do="end other programs, or use fewer --workers",
-    )
-    seen, do, is_there = "", "mount -t tmpfs tmpfs /dev/shm", True
+def _memory() -> Iterator[Part]:
+    yield machine.Memory(available_bytes=available_bytes(_ROOT))
     try:
         shared = shutil.disk_usage("/dev/shm")
     except OSError as error:
-        seen, is_there = error.strerror or "", False
+        yield machine.NoSharedMemory(why=error.strerror or str(error))
     else:
-        seen = f"{show_bytes(shared.free)} free of {show_bytes(shared.total)}"
-        do = "docker run --shm-size=8g, or --ipc=host" if shared.free < _LITTLE_SHARED else ""
-    yield _check(
-        name="/dev/shm",
-        is_ok=not do,
-        seen=seen,
-        means="data loaders and NCCL exchange data through it",
-        do=do,
-        otherwise="limited" if is_there else "missing",
-    )
+        yield machine.SharedMemory(free_bytes=shared.free, total_bytes=shared.total)
     place = Path.cwd()
-    free = shutil.disk_usage(place).free
-    is_writable = os.access(place, os.W_OK)
-    yield _check(
-        name="free space",
-        is_ok=is_writable and free >= _LITTLE_SPACE,
-        seen=f"{show_bytes(free)} in {place}{'' if is_writable else ', which is read-only'}",
-        means="record writes its run there, some 10 MB for 1,000 steps of a rank",
-        do="name another place: record -o",
-        otherwise="limited" if is_writable else "missing",
-    )
+    kind = machine.FreeSpace if os.access(place, os.W_OK) else machine.ReadOnlySpace
+    yield kind(free_bytes=shutil.disk_usage(place).free, folder=str(place))
 
 
 @_look
-def _torch() -> Iterator[Check]:
+def _torch() -> Iterator[Part]:
     """Check torch in a separate process: unfit libraries of a GPU can end it."""
-    told, seen, do = None, "", "make `python -c 'import torch'` work first"
-    is_installed = find_spec("torch") is not None
-    if not is_installed:
-        seen = "not in Fullwire's Python"
-        do = "pip install 'fullwire[torch]', or install Fullwire into the job's environment"
+    told: dict[str, Any] | None = None
+    if find_spec("torch") is None:
+        yield machine.NoTorch()
     else:
         command = [sys.executable, "-c", _ASK_TORCH]
         try:
@@ -399,89 +281,43 @@ def _torch() -> Iterator[Check]:
                 command, capture_output=True, text=True, timeout=_TORCH_S, check=False
             )
         except subprocess.TimeoutExpired:
-            seen = f"it did not load within {_TORCH_S:.0f} s"
+            yield machine.TorchIsSlow(limit_s=_TORCH_S)
         else:
-            seen = (asked.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-            told = json.loads(asked.stdout) if asked.returncode == 0 else None
-    if told is not None:
-        backends = told["backends"]
-        seen = f"{told['version']}, backends {', '.join(backends) or 'none'}"
-        is_whole = {"gloo", "fullwire"} <= set(backends)
-        do = "" if is_whole else "install torch 2.6 or newer with torch.distributed"
-    yield _check(
-        name="torch",
-        is_ok=not do,
-        seen=seen,
-        means="recorded jobs bring their own; study, bench and the transport use this one",
-        do=do,
-        otherwise="limited" if is_installed else "missing",
+            if asked.returncode == 0:
+                told = json.loads(asked.stdout)
+                yield machine.Torch(version=told["version"], backends=tuple(told["backends"]))
+            else:
+                yield machine.TorchFails(last_line=(asked.stderr.strip().splitlines() or [""])[-1])
+    told = told or {}
+    yield machine.Congestion(
+        control=told.get("congestion") or _text("proc/sys/net/ipv4/tcp_congestion_control")
     )
-    control = told["congestion"] if told else _text("proc/sys/net/ipv4/tcp_congestion_control")
-    is_paced = control.startswith("bbr")
-    yield _check(
-        name="congestion control",
-        is_ok=not is_paced,
-        seen=control or "the kernel does not tell it",
-        means="the transport sends with it; BBR costs it processor time on fast links",
-        do="sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic'",
-    )
-    names = _gpu_names()
-    do = ""
-    if not names:
-        do = "nothing, if there is none: jobs on processors are recorded"
-    elif told is None:
-        do = "install torch to train on them"
-    elif told["gpus"] < len(names):
-        do = f"torch sees {told['gpus']}: take one built for this driver; see CUDA_VISIBLE_DEVICES"
-    yield _check(
-        name="GPUs",
-        is_ok=not do,
-        seen=", ".join(names) or "no NVIDIA driver, or no GPU",
-        means="their use and memory are sampled beside a job",
-        do=do,
-        otherwise="limited" if names else "missing",
-    )
-    nccl = told.get("nccl") if told else None
-    yield _check(
-        name="NCCL",
-        is_ok=nccl,
-        seen=nccl or "torch has none that it can use here",
-        means="collectives between GPUs; --packets and NCCL logs tell more of them",
-        do="nothing, without GPUs; else a torch that was built for CUDA",
-        otherwise="missing",
-    )
+    gpus = tuple(_gpu_names())
+    if not gpus:
+        yield machine.NoGpus()
+    elif told:
+        yield machine.Gpus(gpus=gpus, usable=told["gpus"])
+    else:
+        yield machine.GpusWithoutTorch(gpus=gpus)
+    yield machine.Nccl(version=told["nccl"]) if told.get("nccl") else machine.NoNccl()
 
 
 @_look
-def _extras() -> Iterator[Check]:
-    for name, packages, means, extra in (
-        (
-            "pictures",
-            ("altair", "vl-convert-python"),
-            "--plot and study draw with them",
-            "pictures",
-        ),
-        ("Ray", ("ray",), "--on ray shares imports and searches among machines", "ray"),
-    ):
-        do = ""
-        try:
-            seen = ", ".join(f"{package} {version(package)}" for package in packages)
-        except PackageNotFoundError as error:
-            seen, do = f"{error.name} is not installed", f"pip install 'fullwire[{extra}]'"
-        yield _check(name=name, is_ok=not do, seen=seen, means=means, do=do, otherwise="missing")
-    do = ""
+def _extras() -> Iterator[Part]:
+    for kind in (machine.Pictures, machine.Ray):
+        packages, absent = [], ""
+        for package in kind.needs:
+            try:
+                packages.append(machine.Package(package=package, version=version(package)))
+            except PackageNotFoundError:
+                absent = absent or package
+        yield kind(packages=tuple(packages), absent=absent)
     try:
         ctypes.CDLL("libcrypto.so.3")
     except OSError:
-        do = "sudo apt install libssl3"
-    yield _check(
-        name="encryption",
-        is_ok=not do,
-        seen="no libcrypto.so.3" if do else "OpenSSL 3",
-        means="FULLWIRE_ENCRYPT=1 encrypts what ranks send each other",
-        do=do,
-        otherwise="missing",
-    )
+        yield machine.Encryption(is_here=False)
+    else:
+        yield machine.Encryption(is_here=True)
 
 
 def _gpu_names() -> list[str]:
@@ -521,10 +357,6 @@ def _number(path: str | Path) -> int:
     """Return the number in a file; -1 for a missing number or limit."""
     text = _text(path)
     return int(text) if text.isdecimal() else -1
-
-
-def _count(limit: int) -> str:
-    return "no limit" if limit == resource.RLIM_INFINITY else f"{limit}"
 
 
 def _below(path: str) -> Iterator[Path]:

@@ -24,7 +24,8 @@ def doctor(json: Json = False) -> None:
 
     checkup = answer()
     if json:
-        print_json(checkup)
+        facts = ("fullwire", "python", "kernel", "processors", "memory_bytes", "checks")
+        print_json({name: getattr(checkup, name) for name in facts})
         return
     width = columns() - len(_INDENT)
     say(

@@ -19,10 +19,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from math import nan, sqrt
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch._C._distributed_c10d as c10d
@@ -59,6 +59,33 @@ class Measured:
     widened: int  # Messages so far that exceeded the format's range and had a wider one.
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The guard found more loss than its limit: from now on gradients travel as float32."""
+
+    template: ClassVar[str] = (
+        "compression {codec} stops after step {step}: its squared error {squared_error:.2g} is "
+        "above the limit {limit:g} (max_error). Gradients are sent as float32"
+    )
+
+    codec: str
+    step: int
+    squared_error: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftAsTheyAre:
+    """Gradients of a type that codecs do not pack travel unchanged."""
+
+    template: ClassVar[str] = (
+        "compression {codec} leaves gradients of {dtype} as they are: it packs float32"
+    )
+
+    codec: str
+    dtype: str
+
+
 LISTENERS: list[Callable[[Compression, Measured], None]] = []  # They hear each measurement.
 
 
@@ -86,7 +113,7 @@ class Compression:
         self._group: Any = None
         self._direct: ReceivesFirst | None = None
         self._broken: Any = None  # The group in which a message has failed.
-        self._told: set[Any] = set()  # Types of gradients that travel unchanged.
+        self.notes: list[Stopped | LeftAsTheyAre] = []  # Each is told once.
 
     @property
     def steps(self) -> int:
@@ -194,7 +221,8 @@ class Compression:
         keeps_small = not (self.packs_small or self._method.sends_vectors)
         small = [gradient for gradient in gradients if keeps_small and is_small(gradient)]
         if is_plain or len(small) == len(gradients):
-            self._tell_type(dtype)
+            if dtype != torch.float32:
+                self._note(LeftAsTheyAre(codec=str(self.choice), dtype=str(dtype)))
             dist.all_reduce(flat, group=self._group)
             flat /= ranks
             return
@@ -246,25 +274,24 @@ class Compression:
         self.measured.append(found)
         if self.max_error is not None and found.squared_error > self.max_error:
             self.is_off = True
-            self._say(
-                f"compression {self.choice} stops after step {self._steps}: its squared error "
-                f"{found.squared_error:.2g} is above the limit {self.max_error:g} (max_error). "
-                "Gradients are sent as float32"
+            self._note(
+                Stopped(
+                    codec=str(self.choice),
+                    step=self._steps,
+                    squared_error=found.squared_error,
+                    limit=self.max_error,
+                )
             )
         for listener in LISTENERS:
             listener(self, found)
 
-    def _tell_type(self, dtype: Any) -> None:
-        if dtype != torch.float32 and dtype not in self._told:
-            self._told.add(dtype)
-            self._say(
-                f"compression {self.choice} leaves gradients of {dtype} as they are: "
-                "it packs float32"
-            )
-
-    def _say(self, sentence: str) -> None:
+    def _note(self, note: Stopped | LeftAsTheyAre) -> None:
+        """Keep a note, and tell it once in the job's output."""
+        if note in self.notes:
+            return
+        self.notes.append(note)
         if dist.get_rank(self._group) == 0:
-            sys.stderr.write(f"fullwire: {sentence}\n")
+            sys.stderr.write(f"fullwire: {note.template.format(**asdict(note))}\n")
 
 
 def compress(
