@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from fullwire.transport.membership import Committed, Ended, Entered, Event, Member, Membership
+from fullwire.resilience.membership import Committed, Ended, Entered, Event, Member, Membership
 from validation import arguments, results
 
 LIMIT_NS, PAUSE_NS, SILENCE_NS = 60_000_000_000, 10_000_000, 2_000_000_000

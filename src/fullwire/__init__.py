@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from fullwire.recorder.record import record as record
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
+    from fullwire.resilience.elastic import Job as Job
+    from fullwire.resilience.elastic import elastic as elastic
+    from fullwire.resilience.workers import run_workers as run_workers
     from fullwire.run.run import Run as Run
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
-    from fullwire.transport.elastic import Job as Job
-    from fullwire.transport.elastic import elastic as elastic
     from fullwire.transport.wire import wire as wire
-    from fullwire.transport.workers import run_workers as run_workers
 
 from fullwire.version import __version__ as __version__
 
@@ -68,7 +68,7 @@ _PLACES = {
     "DamagedInput": "fullwire.errors:DamagedInput",
     "Explanation": "fullwire.answers.explain:Explanation",
     "FullwireError": "fullwire.errors:FullwireError",
-    "Job": "fullwire.transport.elastic:Job",
+    "Job": "fullwire.resilience.elastic:Job",
     "Run": "fullwire.run.run:Run",
     "Study": "fullwire.studies.papers:Study",
     "Tuning": "fullwire.answers.tune:Tuning",
@@ -82,7 +82,7 @@ _PLACES = {
     "compare": "fullwire.answers.compare:compare",
     "compress": "fullwire.compression.hook:compress",
     "doctor": "fullwire.answers.doctor:doctor",
-    "elastic": "fullwire.transport.elastic:elastic",
+    "elastic": "fullwire.resilience.elastic:elastic",
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
     "fit_cluster": "fullwire.answers.cluster_fit:fit_cluster",
@@ -95,7 +95,7 @@ _PLACES = {
     "record": "fullwire.recorder.record:record",
     "replay": "fullwire.answers.whatif:replay",
     "run_recipe": "fullwire.answers.fixing:run_recipe",
-    "run_workers": "fullwire.transport.workers:run_workers",
+    "run_workers": "fullwire.resilience.workers:run_workers",
     "study": "fullwire.studies.papers:study",
     "tune": "fullwire.answers.tune:tune",
     "watch": "fullwire.answers.watch:watch",

@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from fullwire.transport.mesh import Mesh
-from fullwire.transport.place import Place
+from fullwire.resilience.mesh import Mesh
+from fullwire.resilience.place import Place
 
 
 def main() -> None:

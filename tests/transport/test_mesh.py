@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from fullwire.resilience.mesh import Beat, Hearing
 from fullwire.transport import place
-from fullwire.transport.mesh import Beat, Hearing
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
 SECOND_NS = 1_000_000_000

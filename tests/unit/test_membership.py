@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fullwire.errors import UsageError
-from fullwire.transport.membership import Committed, Entered, Member, Membership, Message
+from fullwire.resilience.membership import Committed, Entered, Member, Membership, Message
 from validation.membership import LIMIT_NS, PAUSE_NS, Broken, explore, play
 
 

@@ -15,6 +15,7 @@ import pytest
 import fullwire
 from tests.unit.test_display import NEEDS_TORCH
 
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(fullwire.__file__).parent
 OLD_RUN = Path(__file__).parents[1] / "data/format-1/capture.run"
 # A room may import from rooms of lower levels, and from itself; rooms of one level do not meet.
@@ -42,6 +43,7 @@ LEVELS = {
     "simulation": 7,
     "transport": 7,
     "lab": 7,
+    "resilience": 7,
     "fixes": 8,
     "findings": 9,
     "words": 10,
@@ -52,8 +54,9 @@ LEVELS = {
     "pytest": 14,
     "__main__": 15,
 }
-# A capture is a format like any other, and a recording may hold captures.
-MAY_MEET = {("importers", "packets"), ("recorder", "packets")}
+# A capture is a format like any other, and a recording may hold captures. Elastic jobs send by the
+# transport's own groups.
+MAY_MEET = {("importers", "packets"), ("recorder", "packets"), ("resilience", "transport")}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -255,3 +258,17 @@ def test_a_prediction_loads_no_masked_arrays_which_cost_a_tenth_of_its_start() -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_map_of_the_code_names_every_room_and_only_what_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    rows = re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)
+    assert sorted(rows) == sorted({*rooms, "native"}), "the table of rooms"
+    walks = text.partition("## Walk 1")[2].partition("## Where additions go")[0]
+    for path, name in re.findall(r"`([\w/]+(?:/|\.py))`(?:\s+\(`(\w+)`\))?", walks):
+        place = next((base / path for base in (PACKAGE, ROOT) if (base / path).exists()), None)
+        assert place is not None, f"{path} does not exist"
+        file = place / "__init__.py" if place.is_dir() else place
+        if name:
+            assert re.search(rf"^(?:def|class) {name}\b", file.read_text(), re.MULTILINE), path

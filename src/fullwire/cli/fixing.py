@@ -160,7 +160,7 @@ def run(
             raise UsageError("run: expected --workers or --recipe, got both")
         if strict:
             raise UsageError("run: expected --strict with --recipe, got it with --workers")
-        from fullwire.transport.workers import run_workers
+        from fullwire.resilience.workers import run_workers
         from fullwire.units import seconds
 
         raise typer.Exit(

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from fullwire import _native
 from fullwire.errors import TransportError
 from fullwire.transport import programs
-from fullwire.transport.buckets import watch_buckets
 from fullwire.transport.calibrate import Trials, processors_of_a_rank, streams
 from fullwire.transport.congestion import congestion_control, in_use
 from fullwire.transport.keys import is_switched_on, protection, say_once_that_the_network_is_trusted
 from fullwire.transport.rendezvous import Meeting, Met, meet, why_no_group
+from fullwire.transport.small_gradients import watch_buckets
 from fullwire.transport.untraced import untraced
 from fullwire.transport.wire import FORMATS, Packing, Wire, agreed, say_fall_back
 from fullwire.transport.work import (

@@ -192,7 +192,7 @@ def wire(
     """
     from torch.distributed import group as groups
 
-    from fullwire.transport.buckets import read_buckets
+    from fullwire.transport.small_gradients import read_buckets
 
     codes = {**FORMATS, AUTO: len(FORMATS)}
     if name not in codes:

@@ -31,9 +31,9 @@ from typing import NamedTuple
 import msgspec
 
 from fullwire.errors import TransportError
+from fullwire.resilience.membership import Committed, Ended, Entered, Member, Membership, Message
+from fullwire.resilience.place import Place
 from fullwire.transport.keys import protection
-from fullwire.transport.membership import Committed, Ended, Entered, Member, Membership, Message
-from fullwire.transport.place import Place
 from fullwire.transport.rendezvous import (
     Door,
     Meeting,

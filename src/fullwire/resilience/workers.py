@@ -29,9 +29,9 @@ from typing import IO, BinaryIO
 import msgspec
 
 from fullwire.errors import UsageError
-from fullwire.transport import checkpoints, place
+from fullwire.resilience import checkpoints, place
+from fullwire.resilience.place import TOO_FEW_STATUS, Folder, Keeping
 from fullwire.transport.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
-from fullwire.transport.place import TOO_FEW_STATUS, Folder, Keeping
 
 _FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *_FOR_SCRIPTS)

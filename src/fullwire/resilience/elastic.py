@@ -25,9 +25,8 @@ from typing import Any
 import torch
 
 from fullwire.errors import TransportError, UsageError
-from fullwire.transport import checkpoints
-from fullwire.transport.buckets import tell_small
-from fullwire.transport.joining import (
+from fullwire.resilience import checkpoints
+from fullwire.resilience.joining import (
     AT_ONCE_BYTES,
     BEHIND,
     FULL,
@@ -40,10 +39,11 @@ from fullwire.transport.joining import (
     place_of,
     send,
 )
-from fullwire.transport.membership import Membership
-from fullwire.transport.mesh import Mesh
-from fullwire.transport.place import TOO_FEW_STATUS, Place, began_ns, tell
-from fullwire.transport.state import State, parts_of, share_of
+from fullwire.resilience.membership import Membership
+from fullwire.resilience.mesh import Mesh
+from fullwire.resilience.place import TOO_FEW_STATUS, Place, began_ns, tell
+from fullwire.resilience.state import State, parts_of, share_of
+from fullwire.transport.small_gradients import tell_small
 
 _BUCKET_BYTES = 25 * 2**20
 _FIRST_BUCKET_BYTES = 2**20  # the sums begin early

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.transport.place import tell
+from fullwire.resilience.place import tell
 
 _MANIFEST, _DESCRIPTION = "manifest.json", "description"
 _WRITING = ".writing-"

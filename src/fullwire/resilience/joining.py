@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 
 from fullwire.errors import TransportError
+from fullwire.resilience.membership import Membership
+from fullwire.resilience.mesh import Mesh
+from fullwire.resilience.place import Folder
+from fullwire.resilience.state import State, share_of
 from fullwire.transport.group import FullwireGroup
-from fullwire.transport.membership import Membership
-from fullwire.transport.mesh import Mesh
-from fullwire.transport.place import Folder
-from fullwire.transport.state import State, share_of
 
 AT_ONCE_BYTES = 4 * 2**20  # a smaller state is sent while all wait: 34 ms at 1 Gbps
 FULL, BEHIND, NONE = "full", "behind", "none"  # what a rank holds of an epoch's first step

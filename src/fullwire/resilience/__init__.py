@@ -1,0 +1,11 @@
+"""Training that goes on when workers are lost, and lets new ones in.
+
+elastic.py      `fullwire.elastic`: a script's model and optimizer in such a job
+workers.py      `fullwire run --workers`: starts the workers of a host, again where they die
+membership.py   the rules by which ranks agree on members and steps, apart from sockets
+mesh.py         the connections between members
+joining.py      the state that a new worker takes from the others
+state.py        the state of a training as one row of bytes
+checkpoints.py  that row on a disk, in parts
+place.py        the part of one process in the job, and the job's folder
+"""
