@@ -661,7 +661,7 @@ def test_a_long_recording_is_made_into_a_run_part_by_part(
     a_process(directory, steps=200).close()
     whole = join([directory], tmp_path / "whole.run").run
     monkeypatch.setattr("fullwire.recorder.assemble.PART_NOTES", 64)
-    monkeypatch.setattr("fullwire.run.store.writing.PIECE_ROWS", 100)
+    monkeypatch.setattr("fullwire.run.store.PIECE_ROWS", 100)
     place = join([directory], tmp_path / "parts.run").path
     parts = list(read_parts(place))
     assert len(parts) > 10

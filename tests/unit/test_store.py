@@ -205,8 +205,7 @@ def test_another_number_of_rows_is_noticed(place: Path, rows: int, sentence: str
 def test_more_rows_than_memory_should_hold_are_not_read(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fullwire.run.store.reading.MOST_ROWS", 2)
-    monkeypatch.setattr("fullwire.run.store.writing.MOST_ROWS", 2)
+    monkeypatch.setattr("fullwire.run.store.MOST_ROWS", 2)
     assert read_run(place).missing == (
         "spans.parquet: damaged, not read (3 rows, expected at most 2)",
     )

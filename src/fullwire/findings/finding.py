@@ -34,6 +34,7 @@ class Finding:
     key: ClassVar[str]  # The class's name in small letters, unless the class gives another.
     template: ClassVar[str]
     is_assumption: ClassVar[bool] = False  # It changes the meaning of an answer; always shown.
+    option: ClassVar[str] = ""  # Of missing data: the option that gives it to the same command.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -20,7 +20,6 @@ from fullwire.findings.notes import CheckpointsTook, EvaluationsTook, RunIsParti
 from fullwire.findings.plans import GoodputWas
 from fullwire.findings.scaling import ScalingFactor
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
-from fullwire.findings.verdicts.unknown import LineRateMissing
 from fullwire.report.terminal import (
     columns,
     draw,
@@ -191,8 +190,8 @@ def _print_fixes(result: Explanation, *, is_full: bool) -> None:
 def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]:
     """Return the commands that the answer leads to, complete."""
     run, facts, source = quote(name), result.facts, result.provenance.source
-    if any(isinstance(need, LineRateMissing) for need in result.verdict.needed):
-        return [f"fullwire explain {run} --line-rate 10Gbps"]
+    if options := [need.option for need in result.verdict.needed if need.option]:
+        return [f"fullwire explain {run} {options[0]}"]
     is_to_be_made = any(fix.place == "script" for fix in result.fixes)
     is_of_a_job = result.provenance.origin == result.provenance.basis == "measured"
     is_known = is_of_a_job and "***" not in source

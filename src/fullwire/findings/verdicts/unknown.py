@@ -191,6 +191,7 @@ class LineRateMissing(Finding):
     """The run lacks the rate of the links."""
 
     template = "the line rate of the links: --line-rate"
+    option = "--line-rate 10Gbps"
 
 
 class MoreThanThisRun(Finding):
