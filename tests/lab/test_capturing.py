@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fullwire.answers.audited import audited
-from fullwire.findings.audit.capture import capture_audit
+from fullwire.findings.audit import audit_of_recording
 from fullwire.packets.flows import analyse_flows
 from fullwire.packets.pcap import read_captures
 from fullwire.recorder.record import join
@@ -62,7 +62,7 @@ def test_every_byte_of_a_job_is_captured_and_agrees_with_the_interfaces(sent: Pa
     assert traffic.hosts == ("host0", "host1")
     assert traffic.matrix_payload_bytes.tolist() == [[0, SENT], [0, 0]]
     assert run.facts.dropped_packets == run.facts.missed_bytes == 0
-    [audit] = sentences(tuple(capture_audit(run)))
+    [audit] = sentences(tuple(audit_of_recording(run)))
     assert "before segmentation" in audit
     assert counted_apart(run) < 1e-4
     assert audit in traffic.audit

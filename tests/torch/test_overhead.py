@@ -38,6 +38,8 @@ def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: P
             str(overhead.JOB),
             str(overhead.RANKS),
             "16",
+            str(overhead.STEPS),
+            "0",
         ],
         input="record\n",
         capture_output=True,
@@ -51,7 +53,7 @@ def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: P
 
     run = read_run(output)
     gradients = Counter(zip(run.gradients.rank.tolist(), run.gradients.step.tolist(), strict=True))
-    steps = range((1 + overhead_job.PAIRS) * overhead_job.STEPS)
+    steps = range((1 + overhead_job.PAIRS) * overhead.STEPS)
     assert gradients == {
         (rank, step): 2 * overhead_job.LAYERS for rank in range(overhead.RANKS) for step in steps
     }

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from fullwire.findings.audit.capture import capture_audit
+from fullwire.findings.audit import audit_of_recording
 from fullwire.findings.notes import between_steps
 from fullwire.report.terminal import columns
 from fullwire.run.run import Hosts, Links, Run
@@ -98,7 +98,7 @@ def _summary(path: Path) -> Iterator[str]:
     captured, dropped = run.facts.captured_packets, run.facts.dropped_packets
     if captured is not None:
         yield f"  packets        {captured:,} captured, {dropped or 'none'} dropped"
-        for finding in capture_audit(read_run(path, only=("links",))):
+        for finding in audit_of_recording(read_run(path, only=("links",))):
             yield f"                 {in_words(finding)}"
     if run.facts.dilation is not None:
         yield f"  undilated      all times; the job ran {run.facts.dilation:g} times slower"

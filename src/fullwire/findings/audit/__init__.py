@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fullwire.findings.finding import Finding
 from fullwire.packets.flows import Traffic
 from fullwire.registry import Registry
+from fullwire.run.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class Line:
     place: int
     of: Callable[[Traffic], Iterator[Finding]]
     is_of_one_training: bool = False  # It has no meaning for several trainings together.
+    of_recording: Callable[[Run], Iterator[Finding]] | None = None  # Where it needs no packets.
 
 
 LINES = Registry(Line, "fullwire.findings.audit", name="LINE")
@@ -32,3 +34,10 @@ def audit(traffic: Traffic) -> Iterator[Finding]:
     for line in sorted(LINES.values(), key=lambda line: line.place):
         if not (line.is_of_one_training and traffic.groups):
             yield from line.of(traffic)
+
+
+def audit_of_recording(run: Run) -> Iterator[Finding]:
+    """Yield the findings about captures beside a recorded job, whose packets nobody reads."""
+    for line in sorted(LINES.values(), key=lambda line: line.place):
+        if line.of_recording is not None:
+            yield from line.of_recording(run)

@@ -25,7 +25,7 @@ class InterfacesCounted(Finding):
     is_same: bool
 
 
-def capture_audit(run: Run) -> Iterator[Finding]:
+def _differences(run: Run) -> Iterator[Finding]:
     """Compare captures with the interfaces' own counters, where a run has both.
 
     A network adapter counts packets as they are on the wire. A virtual interface counts the packets
@@ -58,4 +58,9 @@ def capture_audit(run: Run) -> Iterator[Finding]:
     )
 
 
-LINE = Line(key="capture", place=8, of=lambda traffic: capture_audit(traffic.detail.run))
+LINE = Line(
+    key="capture",
+    place=8,
+    of=lambda traffic: _differences(traffic.detail.run),
+    of_recording=_differences,
+)

@@ -1,9 +1,9 @@
 """The job of `overhead.py`: a model of 40 layers under DDP, one thread a rank, on request.
 
-python job.py RANKS WIDTH: starts the ranks. For each line on standard input they train the model,
-with layers of that width, in two ways by turns. Rank 0 prints the time of the turns, pair by pair.
-The line names the difference between the two ways (`DIFFERENCES`). With a width of 512, steps take
-some 85 ms on two quiet cores.
+python job.py RANKS WIDTH STEPS LONGER_S: starts the ranks. For each line on standard input they
+train the model, with layers of that width, in two ways by turns of so many steps. Rank 0 prints the
+time of the turns, pair by pair. The line names the difference between the two ways (`DIFFERENCES`).
+With a width of 512, steps take some 85 ms on two quiet cores.
 
 The recorder is in these processes. For each turn that is not recorded, it is taken out of torch.
 Every function that it replaced is put back, DDP gets its true process group, parameters have no
@@ -35,9 +35,7 @@ from types import FunctionType
 from typing import Any
 
 LAYERS, BATCH = 40, 128
-STEPS = 4  # of a turn
 PAIRS = 4  # of turns; one more pair comes first and is not counted
-LONGER_S = 0.001
 # The parts of the recorder that the other way has and the plain way has not.
 DIFFERENCES = {
     "control": frozenset[str](),
@@ -71,7 +69,7 @@ def start(ranks: int) -> int:
     return max(abs(process.wait()) for process in processes)
 
 
-def train(width: int) -> None:
+def train(width: int, steps: int, longer_s: float) -> None:
     """Train in turns for each line on rank 0's standard input."""
     import torch
     import torch.distributed as dist
@@ -80,7 +78,7 @@ def train(width: int) -> None:
     dist.init_process_group("gloo")
     recorder = _Recorder()
     recorder.take_out()
-    work = _Work(width)
+    work = _Work(width, steps, longer_s)
     asked: Counter[str] = Counter()
     try:
         for difference in _asked():
@@ -197,11 +195,13 @@ def _is_ours(value: Any) -> bool:
 
 
 class _Work:
-    """The model and its data: the same for all ways to train it."""
+    """The model, its data and the steps of a turn: the same for all ways to train it."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, steps: int, longer_s: float) -> None:
         import torch
         from torch import nn
+
+        self.steps, self.longer_s = steps, longer_s
 
         layers = [part for _ in range(LAYERS) for part in (nn.Linear(width, width), nn.ReLU())]
         self.model = nn.Sequential(*layers)
@@ -215,7 +215,7 @@ class _Way:
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        self._data, self._recorder, self._parts = work.data, recorder, parts
+        self._work, self._recorder, self._parts = work, recorder, parts
         with self._seen():
             self._model = DistributedDataParallel(work.model)
             self._optimizer = torch.optim.SGD(self._model.parameters(), 0.0)
@@ -227,12 +227,12 @@ class _Way:
         with self._seen():
             dist.barrier()  # after the recorder is in place, which takes rank 0 longest
             began_s, began_cpu_s = time.perf_counter(), time.process_time()
-            for _ in range(STEPS):
+            for _ in range(self._work.steps):
                 self._optimizer.zero_grad()
-                self._model(self._data).square().mean().backward()
+                self._model(self._work.data).square().mean().backward()
                 self._optimizer.step()
                 if "longer" in self._parts:
-                    until_s = time.perf_counter() + LONGER_S
+                    until_s = time.perf_counter() + self._work.longer_s
                     while time.perf_counter() < until_s:
                         pass
             wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
@@ -249,6 +249,6 @@ class _Way:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        train(int(sys.argv[2]))
+        train(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
     else:
         sys.exit(start(int(sys.argv[1])))

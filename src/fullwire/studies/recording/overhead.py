@@ -25,11 +25,12 @@ from typing import Any, Literal, TypeAlias
 
 from fullwire.errors import FullwireError, UsageError
 from fullwire.run.centre import Centre, centre_of
-from fullwire.studies.recording.job import LONGER_S, STEPS
 from fullwire.units import show_time
 
 RANKS = 2
 WIDTH = 512  # of the job's layers
+STEPS = 4  # of a turn
+LONGER_S = 0.001  # work in each step of the way "longer"
 FEWEST_PAIRS = 5
 JOB = Path(__file__).with_name("job.py")
 
@@ -100,6 +101,8 @@ def _recorded_job() -> Iterator[subprocess.Popen[str]]:
                 str(JOB),
                 str(RANKS),
                 str(WIDTH),
+                str(STEPS),
+                str(LONGER_S),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
