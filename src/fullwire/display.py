@@ -98,12 +98,14 @@ def html_table(columns: Mapping[str, Any]) -> str:
     """Return the first rows of a table as HTML."""
     import html
 
+    def cell(value: Any) -> str:
+        text = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+        return f"<td>{html.escape(shortened(text))}</td>"
+
     head = "".join(f"<th>{html.escape(shortened(name))}</th>" for name in columns)
     count = max(map(len, columns.values()), default=0)
     body = "".join(
-        "<tr>"
-        + "".join(f"<td>{html.escape(shortened(_cell(value)))}</td>" for value in row)
-        + "</tr>"
+        "<tr>" + "".join(map(cell, row)) + "</tr>"
         for row in islice(zip(*columns.values(), strict=True), _MOST_ROWS)
     )
     left_out = count - _MOST_ROWS
@@ -142,10 +144,6 @@ def html_account(bars: Sequence[Bar]) -> str:
             f"{show_time(bar.time_s)}, {bar.time_s / total_s:.1%}</text>"
         )
     return "".join(parts) + "</svg>"
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def shortened(text: str, length: int = LONGEST) -> str:

@@ -59,7 +59,6 @@ from fullwire.simulation.recognised_plan import recognised
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.recorded_plan import calibrated as by_recording
 from fullwire.units import bits_per_second, ratio, seconds
-from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE
 
@@ -166,14 +165,19 @@ def _answer(
     row = best.order[0]
     degrees = {name: int(getattr(best.plans, name)[row]) for name in DEGREES}
     is_usual = question.troubles.device_hours is None and lasting is not None
+    considered = sum(len(one.plans) for one in found)
+    fitting = sum(int(one.memory.fits(one.question.device.memory_bytes).sum()) for one in found)
     return PlanAnswer(
         model=question.model.name,
         cluster=question.cluster.name,
         device=question.device.title,
         objective=question.objective,
         plans=tuple(planned(best, row) for row in best.order[:top]),
-        considered=sum(len(one.plans) for one in found),
-        left_out=_left_out(found, min(top, len(best.order))),
+        considered=considered,
+        left_out={
+            "does_not_fit": considered - fitting,
+            "slower": fitting - min(top, len(best.order)),
+        },
         device_bytes=question.device.memory_bytes,
         global_batch=question.global_batch,
         sequence=question.sequence,
@@ -216,7 +220,9 @@ def _asked(
     return Question(
         model=known,
         cluster=usable(machine),
-        device=_device(machine, device, recorded),
+        device=device_of(machine, device)
+        if recorded is None or device is not None
+        else recorded.device,
         global_batch=count(global_batch, "global batch"),
         sequence=known.sequence if seq is None else count(seq, "seq"),
         precision=precision,
@@ -260,13 +266,6 @@ def _target(
     return replace(here, devices_per_node=devices, nics=nics), None
 
 
-def _device(cluster: Cluster, given: str | None, recorded: Recorded | None) -> Accelerator:
-    """Return the device that is given, that was recorded, or that the cluster's name tells."""
-    if recorded is None or given is not None:
-        return device_of(cluster, given)
-    return recorded.device
-
-
 def _from_run(known: Recorded) -> FromRun:
     found, model, layout = known.recognised, known.recognised.model, known.recognised.layout
     kept = ("tp", "pp", "dp", "cp", "zero", "microbatch", "recompute", "global_batch", "sequence")
@@ -303,14 +302,6 @@ def _clusters(given: ClusterLike | Sequence[ClusterLike] | None) -> list[Cluster
     if isinstance(given, str):
         return [name.strip() for name in given.split(",") if name.strip()] or [given]
     return [given] if isinstance(given, Path | Cluster) else list(given)
-
-
-def _left_out(found: Sequence[Searched], shown_plans: int) -> dict[str, int]:
-    fitting = sum(int(one.memory.fits(one.question.device.memory_bytes).sum()) for one in found)
-    return {
-        "does_not_fit": sum(len(one.plans) for one in found) - fitting,
-        "slower": fitting - shown_plans,
-    }
 
 
 def _assumptions(

@@ -408,7 +408,11 @@ class _Pipeline:
                     sender = (stage - 1 if forward else stage + 1) % stages
                     if sender != stage and place != (0 if forward else last):
                         issued = here_s[forward, place, number], self.free_s[stage]
-                        self._transfer((sender, stage), issued, begin_s)
+                        group = f"stages {min(sender, stage)} and {max(sender, stage)}"
+                        for rank, issue_s in zip((sender, stage), issued, strict=True):
+                            self._collective(
+                                rank, group, "sendrecv", "pp", begin_s, self.hop_s, issue_s
+                            )
                         begin_s += hop_s
                     end_s = self._work(stage, begin_s, forward=forward)
                     following = place + (1 if forward else -1)
@@ -431,13 +435,6 @@ class _Pipeline:
                 self._collective(stage, f"{kind} of stage {stage}", op, kind, end_s, sent_s)
                 end_s += sent_s
         return end_s + part * plan.host_s
-
-    def _transfer(
-        self, ranks: tuple[int, int], issued_s: tuple[float, float], begin_s: float
-    ) -> None:
-        group = f"stages {min(ranks)} and {max(ranks)}"
-        for rank, issue_s in zip(ranks, issued_s, strict=True):
-            self._collective(rank, group, "sendrecv", "pp", begin_s, self.hop_s, issue_s)
 
     def _collective(
         self,

@@ -39,7 +39,7 @@ from fullwire.answers.compare import (
 )
 from fullwire.answers.conditions import count
 from fullwire.answers.explain import explain
-from fullwire.answers.fixing import NONE, Notes, hash_of, notes_in, problem_of, versions_here
+from fullwire.answers.fixing import NONE, hash_of, notes_in, problem_of, versions_here
 from fullwire.answers.laboratory import record_in_lab
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result
@@ -274,7 +274,12 @@ class _Job:
         finally:
             del os.environ[NOTES_VARIABLE], os.environ[LOOK_VARIABLE]
             told = notes_in(notes)
-            looked = _seen(told)
+            looked = {  # each rank of this host
+                note["rank"]: msgspec.convert(note["saw"], Seen)
+                for notes_of_one in told
+                for note in notes_of_one
+                if "saw" in note
+            }
             problem = problem_of(fixes[-1], len(looked), told) if fixes else None
             shutil.rmtree(notes)
         took_s = time.monotonic() - began_s
@@ -306,16 +311,6 @@ class _Job:
             str(Path(word).resolve()) if os.path.exists(word) and os.path.isfile(word) else word
             for word in self.command
         ]
-
-
-def _seen(told: Notes) -> dict[int, Seen]:
-    """Return what each rank of this host saw of the job's calls."""
-    return {
-        note["rank"]: msgspec.convert(note["saw"], Seen)
-        for notes in told
-        for note in notes
-        if "saw" in note
-    }
 
 
 class _Search:
@@ -471,7 +466,13 @@ class _Search:
             after = [look, self._job.recorded(fixes)]
             before = [self._best[-1], self._job.recorded(self._kept)]
             found = self._judged(before, after)
-            while self._is_open(found) and len(after) < _MOST_PAIRS and self._job.allows(7):
+            # A gain that is worth more pairs may still be noise.
+            while (
+                not found.is_significant
+                and found.ratio < 1 - _WORTH_MORE_PAIRS
+                and len(after) < _MOST_PAIRS
+                and self._job.allows(7)
+            ):
                 before.append(self._job.recorded(self._kept))
                 after.append(self._job.recorded(fixes))
                 found = self._judged(before, after)
@@ -484,10 +485,6 @@ class _Search:
         self._last = None if self._kept else found
         self._kept, self._best = fixes, after
         return found.after_s, True, of_tuning.Faster(times=1 / found.ratio), differs
-
-    def _is_open(self, found: Against) -> bool:
-        """Say whether a gain that is worth more pairs may still be noise."""
-        return not found.is_significant and found.ratio < 1 - _WORTH_MORE_PAIRS
 
     def _loss_difference(self, recorded: _Recorded) -> float | None:
         """Return how far the first losses are from those of the job as it is, relatively."""

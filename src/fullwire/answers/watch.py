@@ -139,7 +139,8 @@ def watch(
             on_look(found)
         if not is_running or until_s >= seconds:
             break
-        if until_sure and (found.stuck or _is_sure(found)):
+        told = found.explanation
+        if until_sure and (found.stuck or (told and len(told.detail.steps) >= _ENOUGH)):
             break
         until_s = min(_LATER * until_s, seconds)
     if out is not None and found.run is not None:
@@ -213,10 +214,6 @@ def job_named(words: str) -> int:
             else "no training job that you may watch runs here"
         )
     )
-
-
-def _is_sure(found: Watched) -> bool:
-    return found.explanation is not None and len(found.explanation.detail.steps) >= _ENOUGH
 
 
 def judged(looks: Looks, line_bps: float | None, *, has_ended: bool = False) -> Watched:

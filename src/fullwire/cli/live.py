@@ -90,7 +90,12 @@ class Live:
             self._alert(sentence(alerted))
         if elapsed_s >= self._hour_ends_s:
             self._hour_ends_s += _HOUR_S
-            self._tell_hour()
+            if self._hour:
+                self._say(
+                    f"hour {elapsed_s / _HOUR_S:.0f}: step {show_time(median(self._hour))} "
+                    f"({show_time(min(self._hour))} to {show_time(max(self._hour))})"
+                )
+            self._hour = []
         if self._wants_run:
             self._wants_run = False
             self._write_run(window)
@@ -122,14 +127,6 @@ class Live:
             self._say(f"--exec {self.command}: {error.strerror}")
         else:
             self._running.append(started)
-
-    def _tell_hour(self) -> None:
-        if self._hour:
-            self._say(
-                f"hour {self._elapsed_s / _HOUR_S:.0f}: step {show_time(median(self._hour))} "
-                f"({show_time(min(self._hour))} to {show_time(max(self._hour))})"
-            )
-        self._hour = []
 
     def _write_run(self, window: Watched) -> None:
         if window.run is None:

@@ -356,13 +356,6 @@ class _Joining:
 
         return called
 
-    def _forget_what_was_freed(self) -> None:
-        if len(self._shared) > self._most_shared:
-            for address, memory in list(self._shared.items()):
-                if memory.expired():
-                    del self._shared[address]
-            self._most_shared = max(_FEW_SHARED, 2 * len(self._shared))
-
     def _after_sharing(self, function: Any) -> Any:
         """Let no sum in this memory wait from now on: its address leaves torch."""
         sent = self._after_sending(function)
@@ -373,7 +366,11 @@ class _Joining:
                 storage = self._storage(tensor)
                 if storage._cdata not in self._shared:
                     self._shared[storage._cdata] = self._weak_reference(storage)
-                    self._forget_what_was_freed()
+                    if len(self._shared) > self._most_shared:  # forget freed memory
+                        for address, memory in list(self._shared.items()):
+                            if memory.expired():
+                                del self._shared[address]
+                        self._most_shared = max(_FEW_SHARED, 2 * len(self._shared))
             return sent(tensor, *args, **kwargs)
 
         return called

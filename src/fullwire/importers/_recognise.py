@@ -203,15 +203,11 @@ def _looked_at(formats: Mapping[str, Format], path: Path) -> tuple[str, bytes]:
     kind = _by_beginning(formats, beginning)
     # Lines of NCCL come first in the log of a job; lines that tell more may follow.
     is_open = not kind or (len(formats) > 1 and _adds(formats, [kind]))
-    if is_open and _may_say_later(beginning):
+    # A text may go on to say more; a binary format begins with its mark.
+    if is_open and len(beginning) >= SNIFFED_BYTES and b"\0" not in beginning:
         beginning = beginning_of(path, MOST_SNIFFED_BYTES)
         kind = _by_beginning(formats, beginning)
     return kind, beginning
-
-
-def _may_say_later(beginning: bytes) -> bool:
-    """Say whether a beginning is text that goes on; a binary format begins with its mark."""
-    return len(beginning) >= SNIFFED_BYTES and b"\0" not in beginning
 
 
 def _by_beginning(formats: Mapping[str, Format], beginning: bytes) -> str:

@@ -123,14 +123,11 @@ def in_words(one: Planned) -> str:
     sharded = f" among {one.shard}" if one.shard < one.dp * one.cp else ""
     parts += [f"ZeRO-{one.zero}{sharded}"] * (one.zero > 0)
     parts.append(f"microbatch {one.microbatch}")
-    parts.append("no recomputation" if one.recompute == "none" else f"{_recompute(one)}")
-    return ", ".join(parts)
-
-
-def _recompute(one: Planned) -> str:
     if one.recompute_layers is not None:
-        return f"full recomputation of {one.recompute_layers} layers a stage"
-    return f"{one.recompute} recomputation"
+        parts.append(f"full recomputation of {one.recompute_layers} layers a stage")
+    else:
+        parts.append(f"{'no' if one.recompute == 'none' else one.recompute} recomputation")
+    return ", ".join(parts)
 
 
 def _time(one: Planned) -> str:
@@ -182,18 +179,15 @@ def _print_exposed(best: Planned) -> None:
 
 def _on_half(best: Planned, half: OnNetwork) -> str:
     slower = half.plan.step_s / best.step_s - 1
+    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "shard")
+    is_same = all(getattr(best, name) == getattr(half.plan, name) for name in names)
     found = OnHalfTheBandwidth(
         step_s=half.plan.step_s,
         slower=slower,
         is_slower=slower >= 0.05,
-        plan="" if _same(best, half.plan) else in_words(half.plan),
+        plan="" if is_same else in_words(half.plan),
     )
     return sentence(found)
-
-
-def _same(one: Planned, other: Planned) -> bool:
-    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "shard")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _print_networks(result: PlanAnswer) -> None:

@@ -106,11 +106,11 @@ class Hearing:
             self._waits_since_ns = now_ns
         self._looked_ns = now_ns
         return [
-            peer for peer in peers if self._is_silent(peer, now_ns) or self._is_stuck(peer, now_ns)
+            peer
+            for peer in peers
+            if now_ns - self._heard_ns.get(peer, now_ns) > self._detect_ns
+            or self._is_stuck(peer, now_ns)
         ]
-
-    def _is_silent(self, peer: int, now_ns: int) -> bool:
-        return now_ns - self._heard_ns.get(peer, now_ns) > self._detect_ns
 
     def _is_stuck(self, peer: int, now_ns: int) -> bool:
         if not self.own.waits or peer not in self._beats:
@@ -231,15 +231,12 @@ class Mesh:
             if self._is_current(epoch) and self._member is not None:
                 self._send(self._member.ready(time.monotonic_ns()))
                 self._take_events()
-            while not self._counts(step):
+            while self.committed is None or self.committed.step < step:
                 self._raise_failure()
                 if self._member is None or self._member.membership.epoch != epoch:
                     return False
                 self._changed.wait(1.0)
             return True
-
-    def _counts(self, step: int) -> bool:
-        return self.committed is not None and self.committed.step >= step
 
     def await_change(self, epoch: int) -> None:
         """Return when this epoch has ended; if nobody is lost, ask for another soon."""
@@ -359,14 +356,11 @@ class Mesh:
             self._next_beat_ns = now_ns + self._detect_ns // 8
             for peer in self._links:
                 self._put(peer, _BEAT, msgspec.msgpack.encode(self._hearing.own))
-            self._ask(now_ns)
+            if self._asks and self._member is None:
+                for peer in self._links:
+                    self._put(peer, _JOIN, msgspec.msgpack.encode(self._left_epoch))
             self._judge(now_ns)
         self._take_events()
-
-    def _ask(self, now_ns: int) -> None:
-        if self._asks and self._member is None:
-            for peer in self._links:
-                self._put(peer, _JOIN, msgspec.msgpack.encode(self._left_epoch))
 
     def _judge(self, now_ns: int) -> None:
         """Tell the member whom it lost without a word."""

@@ -61,7 +61,10 @@ class GroupTimes:
         sizes = np.asarray(sizes_bytes, np.float64)
         if ranks == 1 or sizes.size == 0:
             return np.zeros_like(sizes)
-        seen = self._seen(op, ranks, stride)
+        key = (op, ranks, stride)
+        if key not in self._known:
+            self._known[key] = as_seen(self.cluster, ranks, stride)
+        seen = self._known[key]
         measured = self.cluster.measured or usual(self.cluster)
         flat = np.maximum(sizes.ravel(), 1.0)
         _, times_s = ways_s(measured, needs(op, seen, ranks), flat)
@@ -93,9 +96,3 @@ class GroupTimes:
             return np.asarray(between_s)
         inside_s = inside.latency_s + 8 * sizes_bytes / (inside.rate_bps * protocol.inside_share)
         return np.where(stride < self.cluster.devices_per_node, inside_s, between_s)
-
-    def _seen(self, op: str, ranks: int, stride: int) -> Cluster:
-        key = (op, ranks, stride)
-        if key not in self._known:
-            self._known[key] = as_seen(self.cluster, ranks, stride)
-        return self._known[key]

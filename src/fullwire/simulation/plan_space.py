@@ -8,7 +8,7 @@ gradients without a pipeline only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -108,7 +108,10 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
 
 def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, ...]]:
     model, experts = space.model, space.model.moe.experts if space.model.moe else 1
-    allowed = _allowed(fixed)
+
+    def allowed(name: str, value: int | str) -> bool:
+        return fixed.get(name, value) == value
+
     expert_ways = [ways for ways in divisors(experts) if allowed("ep", ways)]
     memory = [(zero, kind, half) for zero, kind, half in _MEMORY if allowed("zero", zero)]
     memory = [choice for choice in memory if allowed("recompute", RECOMPUTE[choice[1]])]
@@ -157,10 +160,6 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
 _MEMORY = tuple(
     (zero, kind, half) for zero in (0, 1, 2, 3) for kind, half in ((0, 0), (1, 0), (2, 1), (2, 0))
 )
-
-
-def _allowed(fixed: Mapping[str, int | str]) -> Callable[[str, int | str], bool]:
-    return lambda name, value: fixed.get(name, value) == value
 
 
 def _tensor(space: Space) -> list[int]:

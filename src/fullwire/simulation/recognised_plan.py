@@ -22,7 +22,7 @@ from fullwire.errors import UsageError
 from fullwire.run.run import Collectives, Run
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
-from fullwire.workloads.layout import Layout, Precision, Recompute
+from fullwire.workloads.layout import Layout, Precision
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 _BATCHED = ("aten::bmm", "aten::baddbmm")
@@ -109,7 +109,12 @@ class _Recognising:
         [vocab, hidden], _ = self._embedding(tokens)
         tp, pp, dp, cp = self._degrees(hidden, local_heads * head_dim)
         micro = self._microbatches()
-        layers = self._layers(micro, pp)
+        passes = [self._passes(rank, backward=True) / micro for rank in self.ranks]
+        if min(passes) <= 0:
+            raise UsageError("from: expected each rank's backward pass of attention, got none")
+        layers = max(1, round(float(np.mean(passes)) * pp))
+        # Recomputation runs a layer's attention twice for each backward pass of it.
+        again = self._passes(self.ranks[0], backward=False) / (passes[0] * micro)
         model = Architecture(
             name=self.run.facts.model or "recorded",
             layers=layers,
@@ -138,7 +143,7 @@ class _Recognising:
                 dp=dp,
                 cp=cp,
                 zero=zero,
-                recompute=self._recompute(),
+                recompute="full" if again > 1.5 else "none",
                 microbatch=batch,
                 global_batch=batch * micro * dp,
                 sequence=sequence * cp,
@@ -267,18 +272,6 @@ class _Recognising:
         )
         plain = sum(calls for _, calls in self._shapes(rank, *_BATCHED))
         return (fused or plain / 6) / len(self.steps)
-
-    def _layers(self, micro: int, pp: int) -> int:
-        own = [self._passes(rank, backward=True) / micro for rank in self.ranks]
-        if min(own) <= 0:
-            raise UsageError("from: expected each rank's backward pass of attention, got none")
-        return max(1, round(float(np.mean(own)) * pp))
-
-    def _recompute(self) -> Recompute:
-        ratio = self._passes(self.ranks[0], backward=False) / self._passes(
-            self.ranks[0], backward=True
-        )
-        return "full" if ratio > 1.5 else "none"
 
     def _others(self, tokens: int, hidden: int) -> Counter[int]:
         """Count the products of a layer by their side that is neither tokens nor hidden vector.

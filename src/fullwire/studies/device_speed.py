@@ -168,7 +168,7 @@ class _Bench:
             ]
             forward = partial(attend, *states, is_causal=True)
             forward_s = self._median_s(forward)
-            both_s = self._median_s(partial(_forward_and_backward, forward))
+            both_s = self._median_s(lambda forward=forward: forward().sum().backward())
             flops = 4 * HEADS * HEAD_DIM * length**2
             rates.append((flops / forward_s, 2 * flops / max(both_s - forward_s, 1e-9)))
         return np.asarray(np.median(rates, axis=0))
@@ -187,10 +187,6 @@ class _Bench:
         timed(1)
         times = max(1, round(_LEAST_S / max(timed(1), 1e-6)))
         return float(np.median([timed(times) for _ in range(_REPEATS)]))
-
-
-def _forward_and_backward(forward: Callable[[], Any]) -> None:
-    forward().sum().backward()
 
 
 def _as_toml(device: Accelerator, found: Products) -> str:

@@ -72,17 +72,14 @@ class Trials:
 
     def allreduce_s(self, count: int, wire: int | None) -> float:
         """Measure a sum of zeros of so many bytes, packed in a wire format or as it is."""
-        self._make_room(count)
+        if len(self._space) < count:
+            self._space = create_string_buffer(count)
         if wire is None:
             segments = programs.ring_segments(self._size, count)
             ring = programs.allreduce("ring", self._size, self._rank, segments)
             return self._mean_s(ring, count, _LARGE_TRIALS)
         direct = programs.packed_allreduce(self._size, self._rank)
         return self._mean_s(direct, count, _LARGE_TRIALS, wire)
-
-    def _make_room(self, count: int) -> None:
-        if len(self._space) < count:
-            self._space = create_string_buffer(count)
 
     def _mean_s(self, program: Any, count: int, trials: int, wire: int | None = None) -> float:
         # The first lets all ranks begin together, and several in a row follow. In a single one, the

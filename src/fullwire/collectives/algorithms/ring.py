@@ -41,10 +41,6 @@ def _all_gather_cost(workers: int, size: Floats, _adds: AddTimes) -> Cost:
     return Cost(size * (workers - 1) / workers, workers - 1, np.zeros_like(size))
 
 
-def _chain_cost(workers: int, size: Floats, _adds: AddTimes) -> Cost:
-    return Cost(size, workers - 1, np.zeros_like(size))
-
-
 def _exactly(costs: Costs, *, reducing: int, copying: int) -> Exactly:
     """Make the exact time of a ring, by how often it goes around reducing and copying."""
 
@@ -93,7 +89,10 @@ ALGORITHM = Algorithm(
             exactly_s=_exactly(_all_gather_cost, reducing=0, copying=1),
         ),
         "broadcast": Statement(
-            states=_chain, costs=_chain_cost, exactly_s=_chain_s, is_pipelined=True
+            states=_chain,
+            costs=lambda workers, size, _: Cost(size, workers - 1, np.zeros_like(size)),
+            exactly_s=_chain_s,
+            is_pipelined=True,
         ),
     },
 )

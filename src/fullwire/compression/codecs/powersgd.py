@@ -78,7 +78,9 @@ class PowerSgd(Method):
             self._agreed.add(bucket.names)
         lefts = [matrix @ right for (_, matrix), right in zip(split, factors, strict=True)]
         summed = _summed([*lefts, *whole], ranks, group)
-        lefts = [torch.linalg.qr(factor).Q for factor in _finite(summed[: len(split)])]
+        # LAPACK takes no inf and no NaN; what was lost is seen in the sums themselves.
+        finite = [factor.nan_to_num(0.0, 0.0, 0.0) for factor in summed[: len(split)]]
+        lefts = [torch.linalg.qr(factor).Q for factor in finite]
         rights = [matrix.T @ left for (_, matrix), left in zip(split, lefts, strict=True)]
         loss = _loss(bucket, split, rights) if bucket.is_measured else None
         rights = _summed(rights, ranks, group) if split else []
@@ -158,11 +160,6 @@ def _summed(tensors: list[Tensor], ranks: int, group: Any) -> list[Tensor]:
     together /= ranks
     parts = together.split([tensor.numel() for tensor in tensors])
     return [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
-
-
-def _finite(factors: list[Tensor]) -> list[Tensor]:
-    """Return factors that LAPACK takes; what was lost is seen in the sums themselves."""
-    return [factor.nan_to_num(0.0, 0.0, 0.0) for factor in factors]
 
 
 def _loss(bucket: Bucket, split: list[tuple[str, Tensor]], rights: list[Tensor]) -> Loss:

@@ -197,7 +197,11 @@ class _Shapes:
         for each, within_us, is_inner in zip(order, inside_us, is_within, strict=True):
             if is_inner:
                 continue
-            is_wrapper = _is_wrapper(each.name) or (within_us > 0 and not _is_optimizer(each))
+            # A wrapper only hands others on: to a tensor's class, or to a group.
+            is_wrapper = (
+                not each.name.startswith(("aten::", "flash_attn::", "Optimizer."))
+                and each.name != WAIT
+            ) or (within_us > 0 and not _is_optimizer(each))
             launched_us = self.kernels_us.get(each.args.get("External id", -1), 0.0)
             own_us = max(each.dur - within_us, 0.0) if is_wrapper else launched_us or each.dur
             types = each.args.get("Input type", [])
@@ -212,11 +216,6 @@ class _Shapes:
 
 def _is_optimizer(operator: _Operator) -> bool:
     return operator.name.startswith("Optimizer.step#")
-
-
-def _is_wrapper(name: str) -> bool:
-    """Say whether an operation only hands others on: to a tensor's class, or to a group."""
-    return not name.startswith(("aten::", "flash_attn::", "Optimizer.")) and name != WAIT
 
 
 def _sizes(given: object) -> str:

@@ -150,7 +150,12 @@ class GradientNoise:
         ]
         try:
             if self._shards:
-                self._mean = torch.stack([_of_shard(*shard) for shard in self._shards])
+                # A rank's shard of the mean gradient: the ranks' squares add up.
+                norms = [
+                    _norm(parameter.sharded_param.grad.detach().to_local()) * share**0.5
+                    for parameter, share in self._shards
+                ]
+                self._mean = torch.stack(norms)
             elif grads:
                 self._mean = torch.stack(torch._foreach_norm(grads))
         except Exception as error:  # the job goes on
@@ -205,12 +210,6 @@ class GradientNoise:
             for kind, norms in ((Note.OWN_NOISE, own), (mean_kind, mean)):
                 squared = float(norms.double().square().sum()) / factor
                 self._journal.note(kind, passes, time_ns, bits_of(squared))
-
-
-def _of_shard(parameter: Any, share: float) -> Any:
-    """Return the norm of a rank's shard of a mean gradient, so that the ranks' squares add up."""
-    grad = parameter.sharded_param.grad.detach().to_local()
-    return _norm(grad) * share**0.5
 
 
 def _norm(grad: Any) -> Any:

@@ -38,7 +38,7 @@ from fullwire.report.explanation import blamed, part_labels
 from fullwire.report.terminal import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport
-from fullwire.timeline.lanes import Drawing, DrawnStep, drawing, lanes_of
+from fullwire.timeline.lanes import Drawing, drawing, lanes_of
 from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import world
 from fullwire.timeline.utilization import UsageOverTime, usage_over_time
@@ -244,7 +244,12 @@ def _timeline(found: Drawing) -> dict[str, Any]:
     """
     names: dict[str, int] = {}
     steps = list(found.steps)
-    while sum(map(_bars_of, steps)) > MOST_BARS and (unnamed := [n for n in steps if not n.word]):
+    while unnamed := [step for step in steps if not step.word]:
+        lanes_drawn = (
+            lane for step in steps for rank in step.ranks for lane in rank.lanes.values()
+        )
+        if sum(map(len, lanes_drawn)) <= MOST_BARS:
+            break
         steps.remove(unnamed[len(unnamed) // 2])
     shown = []
     for step in steps:
@@ -286,10 +291,6 @@ def _timeline(found: Drawing) -> dict[str, Any]:
         "steps_left_out": found.steps_left_out + len(found.steps) - len(steps),
         "joined": found.joined,
     }
-
-
-def _bars_of(step: DrawnStep) -> int:
-    return sum(len(bars) for rank in step.ranks for bars in rank.lanes.values())
 
 
 def _shortened(column: Any) -> Any:
