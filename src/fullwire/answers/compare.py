@@ -161,21 +161,21 @@ class Comparison(Result):
     def findings(self) -> tuple[Finding, ...]:
         """Return the answer: the change, then the effect of another size or of other bytes."""
         of_passes = self.passes is not None
-        found: list[Finding] = [
+        findings: list[Finding] = [
             change_of_steps((self.before_s, self.after_s), self.low, self.high, of_passes=of_passes)
         ]
         if self.passes is not None:
-            found.append(OtherPasses(before=self.passes[0], after=self.passes[1]))
+            findings.append(OtherPasses(before=self.passes[0], after=self.passes[1]))
         before, after = self.workers
         if before != after:
-            found.append(
+            findings.append(
                 WorkInTheSameTime(
                     before=before, after=after, work=self.work_ratio, perfect=after / before
                 )
             )
         if self.edge_bytes is not None:
-            found.append(bytes_and_time(self.edge_bytes, self.ratio))
-        return tuple(found)
+            findings.append(bytes_and_time(self.edge_bytes, self.ratio))
+        return tuple(findings)
 
     @property
     def advice(self) -> tuple[Finding, ...]:
@@ -195,18 +195,18 @@ class Comparison(Result):
             "limit": allowed,
         }
         if self.noise is None or self.unseen is None:
-            found: Finding = SlowdownMayHide(**told, more=LongerDecide(fewest=FEWEST_STEPS))
-            return Gate(limit=allowed, state="open", recordings=None, finding=found)
+            finding: Finding = SlowdownMayHide(**told, more=LongerDecide(fewest=FEWEST_STEPS))
+            return Gate(limit=allowed, state="open", recordings=None, finding=finding)
         if self.is_significant and self.ratio > 1 + allowed:
-            found = SlowerThanAllowed(**told)
-            return Gate(limit=allowed, state="slower", recordings=None, finding=found)
+            finding = SlowerThanAllowed(**told)
+            return Gate(limit=allowed, state="slower", recordings=None, finding=finding)
         if self.unseen <= allowed or (self.high or math.inf) <= 1 + allowed:
-            found = NotSlowerThanAllowed(**told, unseen=self.unseen)
-            return Gate(limit=allowed, state="kept", recordings=None, finding=found)
+            finding = NotSlowerThanAllowed(**told, unseen=self.unseen)
+            return Gate(limit=allowed, state="kept", recordings=None, finding=finding)
         needed = self.noise.recordings_for(allowed)
         more = NoneDecide() if needed is None else SoManyDecide(needed=needed)
-        found = SlowdownMayHide(**told, more=more)
-        return Gate(limit=allowed, state="open", recordings=needed, finding=found)
+        finding = SlowdownMayHide(**told, more=more)
+        return Gate(limit=allowed, state="open", recordings=needed, finding=finding)
 
     def _in_short(self) -> Iterator[str]:
         yield from sentences(self.findings[:2])

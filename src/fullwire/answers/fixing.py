@@ -109,8 +109,8 @@ def apply_fixes(
     before = environment.get("PYTHONPATH")
     if str(PYTHON_PATH) not in (before or "").split(os.pathsep):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHON_PATH), before]))
-    for each in chosen:
-        environment |= fix_kind(each.fix).environment(each.setting)
+    for fix in chosen:
+        environment |= fix_kind(fix.fix).environment(fix.setting)
     if steps is not None:
         from fullwire.answers.conditions import count  # beside predictions, which take long to load
 
@@ -143,13 +143,13 @@ def run_recipe(
         fw.run_recipe("tuned/recipe.toml", ["torchrun", "train.py"])
     """
     path = path_of(recipe, "recipe")
-    found = read_recipe(path)
-    for difference in _differences(found, command):
+    parsed = read_recipe(path)
+    for difference in _differences(parsed, command):
         if strict:
             raise UsageError(f"{path}: {sentence(difference)}")
         say(f"{path}: {sentence(difference)}; its fixes are applied all the same")
-    workers = "" if found.workers is None else f"{found.workers}{'!' if strict else ''}"
-    return apply_fixes(found.fixes, command, workers=workers, say=say)
+    workers = "" if parsed.workers is None else f"{parsed.workers}{'!' if strict else ''}"
+    return apply_fixes(parsed.fixes, command, workers=workers, say=say)
 
 
 def exported(recipe: str | Path, way: str) -> str:
@@ -184,53 +184,53 @@ def hash_of(command: Sequence[str]) -> str:
 
 def versions_here() -> dict[str, str]:
     """Return the versions that a recipe depends on."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in ("fullwire", "torch"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:  # the job may run in another environment
             continue
-    return found
+    return versions
 
 
 def _differences(recipe: Recipe, command: Sequence[str]) -> list[Finding]:
     here = versions_here()
-    found: list[Finding] = []
+    differences: list[Finding] = []
     if recipe.command and recipe.command != without_secrets(command):
-        found.append(RecipeOfAnotherCommand(command=recipe.command))
-    if recipe.command_sha256 and not found and recipe.command_sha256 != hash_of(command):
-        found.append(MaskedWordsDiffer())
+        differences.append(RecipeOfAnotherCommand(command=recipe.command))
+    if recipe.command_sha256 and not differences and recipe.command_sha256 != hash_of(command):
+        differences.append(MaskedWordsDiffer())
     for name, made_with in recipe.versions.items():
         if name in here and here[name] != made_with:
-            found.append(OtherVersion(program=name, expected=made_with, got=here[name]))
-    return found
+            differences.append(OtherVersion(program=name, expected=made_with, got=here[name]))
+    return differences
 
 
 def notes_in(folder: Path) -> Notes:
     """Read the notes of the processes of a job, a list for each process."""
-    found: list[list[dict[str, Any]]] = []
+    notes: list[list[dict[str, Any]]] = []
     for path in sorted(folder.glob(f"*{NOTES}")):
-        found.append([])
+        notes.append([])
         for line in path.read_text(errors="replace").splitlines():
             try:
                 note = json.loads(line)
             except (ValueError, RecursionError):  # a process was killed as it wrote
                 continue
             if isinstance(note, dict):
-                found[-1].append(note)
-    return found
+                notes[-1].append(note)
+    return notes
 
 
 def outcomes(chosen: Sequence[Applied], told: Notes) -> list[Finding]:
     """Sum up the notes of the processes: a finding for each fix and outcome."""
-    found: list[Finding] = []
+    results: list[Finding] = []
     for fix in chosen:
         notes = _notes_of(fix, told)
         for did, processes in Counter(did for of_one in notes for did in of_one).items():
-            found.append(Outcome(fix=str(fix), did=did, processes=processes))
+            results.append(Outcome(fix=str(fix), did=did, processes=processes))
         if not notes:
-            found.append(NoOutcome(fix=str(fix), why=NobodyCalled()))
-    return found
+            results.append(NoOutcome(fix=str(fix), why=NobodyCalled()))
+    return results
 
 
 def problem_of(fix: Applied, ranks: int, told: Notes) -> Finding | None:

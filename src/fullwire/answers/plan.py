@@ -140,13 +140,13 @@ def plan(
         question = replace(question, fixed=fixed)
     question = question if calibrate is None else calibrated(question, Path(calibrate))
     troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
-    found = search_each(replace(question, troubles=troubles))
+    searches = search_each(replace(question, troubles=troubles))
     networks = _networks(question, cluster, nodes, bandwidth, oversubscription)
-    return _answer(found, count(top, "top"), hours, price, why=why, networks=networks)
+    return _answer(searches, count(top, "top"), hours, price, why=why, networks=networks)
 
 
 def _answer(
-    found: Sequence[Searched],
+    searches: Sequence[Searched],
     top: int,
     hours: str | float | None,
     price: str | float | None,
@@ -155,8 +155,8 @@ def _answer(
     networks: tuple[OnNetwork, ...],
 ) -> PlanAnswer:
     """Return the best of what was searched, with its course under failures where asked."""
-    best = min(found, key=lambda one: score(one)[one.order[0]])
-    question, recorded = found[0].question, found[0].question.recorded
+    best = min(searches, key=lambda one: score(one)[one.order[0]])
+    question, recorded = searches[0].question, searches[0].question.recorded
     lasting = None
     if hours is not None or question.objective == "goodput":
         lasting = _lasting(best, ratio(hours if hours is not None else 24.0, "hours"), price)
@@ -165,8 +165,8 @@ def _answer(
     row = best.order[0]
     degrees = {name: int(getattr(best.plans, name)[row]) for name in DEGREES}
     is_usual = question.troubles.device_hours is None and lasting is not None
-    considered = sum(len(one.plans) for one in found)
-    fitting = sum(int(one.memory.fits(one.question.device.memory_bytes).sum()) for one in found)
+    considered = sum(len(one.plans) for one in searches)
+    fitting = sum(int(one.memory.fits(one.question.device.memory_bytes).sum()) for one in searches)
     return PlanAnswer(
         model=question.model.name,
         cluster=question.cluster.name,
@@ -237,14 +237,14 @@ def _known(
 ) -> Recorded:
     """Recognise the plan of a run; a network that it does not tell is the one that is given."""
     run = opened(recorded).run
-    found = recognised(run)
+    seen = recognised(run)
     here = None
     if run.facts.cluster is not None:
         here = described(run.facts.cluster, "the run's cluster")
     elif cluster is not None:
         given = described_cluster(_clusters(cluster)[0], None)
-        here = described_cluster(given, max(1, -(-found.layout.devices // given.devices_per_node)))
-    return by_recording(found, None if here is None else usable(here))
+        here = described_cluster(given, max(1, -(-seen.layout.devices // given.devices_per_node)))
+    return by_recording(seen, None if here is None else usable(here))
 
 
 def _target(
@@ -327,18 +327,18 @@ def _assumptions(
                 )
 
 
-def _worths(found: Searched) -> tuple[Worth, ...]:
+def _worths(searched: Searched) -> tuple[Worth, ...]:
     """Return, for each choice, the best plan that chooses otherwise."""
-    best = found.order[0]
-    best_s = float(found.step_s[best])
-    rows = np.array(found.order)
+    best = searched.order[0]
+    best_s = float(searched.step_s[best])
+    rows = np.array(searched.order)
     worths = []
     for name in CHOICES:
-        column = getattr(found.plans, name)
+        column = getattr(searched.plans, name)
         others = rows[column[rows] != column[best]]
         if len(others):
             other = int(others[0])
-            other_s = float(found.step_s[other])
+            other_s = float(searched.step_s[other])
             worths.append(
                 Worth(
                     choice=name,
@@ -386,13 +386,13 @@ def _networks(
 
 
 def _best_on(question: Question, cluster: Cluster) -> OnNetwork:
-    found = search(replace(question, cluster=cluster))
+    searched = search(replace(question, cluster=cluster))
     network = cluster.network
     return OnNetwork(
         cluster=cluster.name,
         bandwidth_bps=cluster.nics.rate_bps,
         oversubscription=network.oversubscription if isinstance(network, LeafSpine) else 1.0,
-        plan=planned(found, found.order[0]),
+        plan=planned(searched, searched.order[0]),
     )
 
 
@@ -416,9 +416,9 @@ def _with_network(cluster: Cluster, rate_bps: float | None, over: float | None) 
     return replace(cluster, network=replace(cluster.network, oversubscription=over))
 
 
-def _lasting(found: Searched, hours: float, price: str | float | None) -> Lasting:
+def _lasting(searched: Searched, hours: float, price: str | float | None) -> Lasting:
     """Return the course of a training; its range is that of failures, of restarts and of steps."""
-    question, troubles = found.question, found.question.troubles
+    question, troubles = searched.question, searched.question.troubles
     devices, work_s = question.cluster.devices, hours * 3600
     between, restarts_s = troubles.ranges()
     worst, middle, best = (
@@ -448,11 +448,11 @@ def _lasting(found: Searched, hours: float, price: str | float | None) -> Lastin
     )
 
 
-def _landscape(found: Searched) -> dict[str, Any]:
+def _landscape(searched: Searched) -> dict[str, Any]:
     """Return every plan that fits as columns, for pictures."""
-    rows = np.array(found.order)
+    rows = np.array(searched.order)
     return {
-        **{name: getattr(found.plans, name)[rows] for name in DEGREES},
-        "step_s": found.step_s[rows],
-        "peak_reserved_bytes": found.memory.peak_reserved_bytes[rows],
+        **{name: getattr(searched.plans, name)[rows] for name in DEGREES},
+        "step_s": searched.step_s[rows],
+        "peak_reserved_bytes": searched.memory.peak_reserved_bytes[rows],
     }

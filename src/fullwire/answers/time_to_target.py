@@ -162,12 +162,12 @@ def read_price(text: str | None) -> Price | None:
     """Read a price such as '2.10/device-hour' or '2.10 EUR/device-hour'."""
     if text is None:
         return None
-    found = _PRICE.fullmatch(text)
-    if found is None or not 0 < float(found[2]) < math.inf or (found[1] and found[3]):
+    match = _PRICE.fullmatch(text)
+    if match is None or not 0 < float(match[2]) < math.inf or (match[1] and match[3]):
         raise UsageError(
             f"price: expected an amount with its unit, like 2.10/device-hour, got {shown(text)}"
         )
-    return Price(float(found[2]), found[1] or found[3] or "")
+    return Price(float(match[2]), match[1] or match[3] or "")
 
 
 def evidence(
@@ -190,35 +190,35 @@ def evidence(
         )
     points: list[Point] = []
     notes: list[Finding] = []
-    for number, (name, each) in enumerate(many):
-        if number == 0 and many[1:] and goal.metric not in set(each.metrics.name.tolist()):
+    for number, (name, run) in enumerate(many):
+        if number == 0 and many[1:] and goal.metric not in set(run.metrics.name.tolist()):
             continue  # the predicted run may be a workload, and the curves others' runs
-        whole = recorded_batch[number] if recorded_batch else global_batch(name, each)
-        curve = curve_of(each.metrics, goal.metric, name)
+        whole = recorded_batch[number] if recorded_batch else global_batch(name, run)
+        curve = curve_of(run.metrics, goal.metric, name)
         if curve.repeated or curve.not_numbers:
             cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
             notes.append(CurveWasCleaned(run=name, metric=goal.metric, **cleaned))
-        found = reach(curve, goal, name)
-        if found.is_forecast:
+        reached = reach(curve, goal, name)
+        if reached.is_forecast:
             notes.append(
                 GoalIsForecast(
                     run=name,
                     goal=str(goal),
-                    steps=found.steps,
-                    low=found.low,
-                    high=found.high,
-                    is_far=found.is_far,
+                    steps=reached.steps,
+                    low=reached.low,
+                    high=reached.high,
+                    is_far=reached.is_far,
                 )
             )
-        own = Point(batch=whole, samples=found.steps * whole)
-        points.append(replace(own, spread=math.hypot(own.spread, found.spread)))
-    known, said = _critical(many, points, critical_batch, is_same_batch)
+        own = Point(batch=whole, samples=reached.steps * whole)
+        points.append(replace(own, spread=math.hypot(own.spread, reached.spread)))
+    known, basis = _critical(many, points, critical_batch, is_same_batch)
     law = fit_batches(points, known)
     if known is None:
         middle, low, high = law.critical_between()
         batches = tuple(f"{batch:g}" for batch in sorted({point.batch for point in points}))
-        said = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
-    notes = [*([] if said is None else [said]), *notes]
+        basis = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
+    notes = [*([] if basis is None else [basis]), *notes]
     return Evidence(goal=goal, law=law, notes=tuple(notes))
 
 
@@ -259,13 +259,13 @@ def _critical(
         if len(run.noise):
             scale = noise_scale(run.noise, run.facts.workers, name)
             prior = scale.critical
-            said = CriticalFromNoise(
+            basis = CriticalFromNoise(
                 batch=scale.batch,
                 low=scale.batch / prior.factor,
                 high=scale.batch * prior.factor,
                 steps=scale.steps,
             )
-            return prior, said
+            return prior, basis
     if is_same_batch and points:
         return Critical(batch=2 * points[0].batch, factor=_ANY), None
     return None, None
@@ -390,8 +390,8 @@ def to_goal(
     share = np.minimum(law.time_s(samples) / speed[0] / predictions["step_s"], 1.0)
     doubt = law.doubt(samples) * share
     needed = replace(needed, notes=tuple(notes))
-    found = _times(needed, predictions, between_s, doubt, together[0], price)
-    return first, predictions, between_s, found
+    times = _times(needed, predictions, between_s, doubt, together[0], price)
+    return first, predictions, between_s, times
 
 
 def _counts(given: OneOrMany, what: str) -> tuple[int, ...]:
@@ -556,32 +556,32 @@ def _times(
     )
 
 
-def answer(found: ToTarget, predictions: Predictions) -> tuple[Finding, ...]:
+def answer(targets: ToTarget, predictions: Predictions) -> tuple[Finding, ...]:
     """Return the soonest setting, and the cheapest if it is another one."""
-    soonest, cheapest = found.soonest(1)[0], int(np.nanargmin(found.device_hours))
+    soonest, cheapest = targets.soonest(1)[0], int(np.nanargmin(targets.device_hours))
     told: list[Finding] = [
-        Soonest(goal=str(found.goal), setting=_setting(found, predictions, soonest))
+        Soonest(goal=str(targets.goal), setting=_setting(targets, predictions, soonest))
     ]
     if cheapest != soonest:
-        told.append(Cheapest(setting=_setting(found, predictions, cheapest)))
+        told.append(Cheapest(setting=_setting(targets, predictions, cheapest)))
     return tuple(told)
 
 
-def _setting(found: ToTarget, predictions: Predictions, row: int) -> Setting:
+def _setting(targets: ToTarget, predictions: Predictions, row: int) -> Setting:
     varying = [axis for axis, values in predictions.axes.items() if len(values) > 1]
     names = [name for name in varying if name not in ("run", "batch", "codec")]
     if "codec" in varying:
         names.append("codec" if predictions["codec"][row] else "compression")
     if "workers" not in names:
         names.insert(0, "workers")
-    hours = float(found.device_hours[row])
+    hours = float(targets.device_hours[row])
     return Setting(
         conditions=tuple(CONDITIONS[name].worded(predictions[name][row]) for name in names),
-        time_s=float(found.time_s[row]),
-        low_s=float(found.low_s[row]),
-        high_s=float(found.high_s[row]),
-        steps=float(found.steps[row]),
-        batch=float(found.batch[row]),
+        time_s=float(targets.time_s[row]),
+        low_s=float(targets.low_s[row]),
+        high_s=float(targets.high_s[row]),
+        steps=float(targets.steps[row]),
+        batch=float(targets.batch[row]),
         device_hours=hours,
-        cost="" if found.price is None else f", {found.price.show(hours)}",
+        cost="" if targets.price is None else f", {targets.price.show(hours)}",
     )

@@ -347,7 +347,9 @@ class _Search:
             self.before.append(job.recorded([]))
             runs = [paces_s(recording.run) for recording in self.before]
             is_long = [float(run.mean()) > _OFTEN_LONG * usual_length_s(run) for run in runs]
-            self._length_of = (lambda each: float(each.mean())) if all(is_long) else usual_length_s
+            self._length_of = (
+                (lambda length_s: float(length_s.mean())) if all(is_long) else usual_length_s
+            )
             noise = noise_of([runs], self._length_of)
             if noise is None or noise.off([1 / len(runs)]) <= _QUIET:
                 break
@@ -425,16 +427,16 @@ class _Search:
                 name = key if key not in _SEVERAL else f"{key}:{fix.setting}"
                 if name not in predicted or math.isnan(predicted[name].low_s):
                     predicted[name] = fix  # a replay without an interval tells less
-        found = []
+        candidates = []
         for fix in predicted.values():
             # Predictions are of a usual step with all its passes; trials, of a pass of any step.
             from_s = told.step_s if isinstance(fix, Worthwhile) else told.fixes_from_s
             times = now_s / ((from_s or told.step_s) / passes)
             setting = fix_kinds()[fix.kind].checked(filled(fix.applied, fix))
-            ends_s = [each / passes * times for each in (fix.low_s, fix.step_s, fix.high_s)]
+            ends_s = [step_s / passes * times for step_s in (fix.low_s, fix.step_s, fix.high_s)]
             low_s, step_s, high_s = (None if end_s != end_s else end_s for end_s in ends_s)
             if step_s is not None:
-                found.append(
+                candidates.append(
                     Applied(
                         fix=fix.kind,
                         setting=setting,
@@ -445,46 +447,46 @@ class _Search:
                         high_s=high_s,
                     )
                 )
-        found.sort(key=lambda applied: float(applied.predicted_s or 0.0))
-        return [(applied, now_s) for applied in found]
+        candidates.sort(key=lambda applied: float(applied.predicted_s or 0.0))
+        return [(applied, now_s) for applied in candidates]
 
     def _tried(self, applied: Applied) -> tuple[float | None, bool, Finding, float | None]:
         """Record the job with one fix more; return its step, whether it stays, why, and losses."""
         fixes, differs = [*self._kept, applied], None
         try:
             look = self._job.recorded(fixes)
-            found = self._judged(self._best, [look])
+            against = self._judged(self._best, [look])
             if look.problem:
-                return found.after_s, False, look.problem, None
+                return against.after_s, False, look.problem, None
             differs = self._loss_difference(look)
             if problem := self._problem_of_losses(applied.risk, differs):
-                return found.after_s, False, problem, differs
-            if found.ratio > 1 - _LEAST_GAIN:
-                return found.after_s, False, of_tuning.NoGain(), differs
+                return against.after_s, False, problem, differs
+            if against.ratio > 1 - _LEAST_GAIN:
+                return against.after_s, False, of_tuning.NoGain(), differs
             if not self._job.allows(2):
-                return found.after_s, False, of_tuning.NoTimeToRepeat(), differs
+                return against.after_s, False, of_tuning.NoTimeToRepeat(), differs
             after = [look, self._job.recorded(fixes)]
             before = [self._best[-1], self._job.recorded(self._kept)]
-            found = self._judged(before, after)
+            against = self._judged(before, after)
             # A gain that is worth more pairs may still be noise.
             while (
-                not found.is_significant
-                and found.ratio < 1 - _WORTH_MORE_PAIRS
+                not against.is_significant
+                and against.ratio < 1 - _WORTH_MORE_PAIRS
                 and len(after) < _MOST_PAIRS
                 and self._job.allows(7)
             ):
                 before.append(self._job.recorded(self._kept))
                 after.append(self._job.recorded(fixes))
-                found = self._judged(before, after)
+                against = self._judged(before, after)
         except FullwireError as error:
             return None, False, of_tuning.TrialEnded(why=str(error)), differs
         self._best = before
-        if not found.is_significant or found.ratio >= 1:
-            return found.after_s, False, of_tuning.WithinNoise(), differs
+        if not against.is_significant or against.ratio >= 1:
+            return against.after_s, False, of_tuning.WithinNoise(), differs
         # The first pair holds the tuned job against the job as it is; later ones do not.
-        self._last = None if self._kept else found
+        self._last = None if self._kept else against
         self._kept, self._best = fixes, after
-        return found.after_s, True, of_tuning.Faster(times=1 / found.ratio), differs
+        return against.after_s, True, of_tuning.Faster(times=1 / against.ratio), differs
 
     def _loss_difference(self, recorded: _Recorded) -> float | None:
         """Return how far the first losses are from those of the job as it is, relatively."""
@@ -494,7 +496,7 @@ class _Search:
         """Say that losses differ too far for a risk, if they do."""
         if differs is None or risk == "semantic":
             return None
-        repeats = [self._loss_difference(each) or 0.0 for each in self.before[1:]]
+        repeats = [self._loss_difference(recording) or 0.0 for recording in self.before[1:]]
         allowed = _LOSSES_DIFFER if risk == "exact" else _LOSSES_FAR
         if differs <= max(allowed, 3 * max(repeats, default=0.0)):
             return None
@@ -505,7 +507,7 @@ class _Search:
         for applied in self._kept[:-1]:
             if not self._job.allows(5):
                 return
-            rest = [each for each in self._kept if each != applied]
+            rest = [kept for kept in self._kept if kept != applied]
             self._say(of_tuning.Without(fix=str(applied), left_s=max(self._job.left_s, 0.0)))
             try:
                 without = [self._job.recorded(rest)]
@@ -523,7 +525,7 @@ class _Search:
 
     def _roll_back(self, fixes: Sequence[Applied], why: Finding) -> None:
         gone = {(fix.fix, fix.setting) for fix in fixes}
-        self._kept = [each for each in self._kept if each not in fixes]
+        self._kept = [kept for kept in self._kept if kept not in fixes]
         self.trials = [
             replace(trial, kept=False, outcome=why) if (trial.fix, trial.setting) in gone else trial
             for trial in self.trials
@@ -561,7 +563,8 @@ class _Search:
             before_s=last.before_s,
             after_s=last.after_s,
             fixes=tuple(
-                replace(each, measured_s=measured_s[each.fix, each.setting]) for each in self._kept
+                replace(trial, measured_s=measured_s[trial.fix, trial.setting])
+                for trial in self._kept
             ),
         )
         path = self._job.folder / RECIPE
@@ -587,9 +590,9 @@ class _Search:
 
 def difference_of(losses: Sequence[float], others: Sequence[float]) -> float | None:
     """Return the mean difference of losses, relative to the mean loss; infinite for NaN."""
-    pairs = [(each, other) for each, other in zip(losses, others, strict=False)]
-    size = sum(abs(each) for each, _ in pairs)
+    pairs = [(loss, other) for loss, other in zip(losses, others, strict=False)]
+    size = sum(abs(loss) for loss, _ in pairs)
     if not pairs or not 0 < size < math.inf:
         return None
-    differs = sum(abs(each - other) for each, other in pairs) / size
+    differs = sum(abs(loss - other) for loss, other in pairs) / size
     return differs if math.isfinite(differs) else math.inf

@@ -73,7 +73,7 @@ class SeenRank:
 
 def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
     """Return what each rank did, from its counters alone."""
-    found = []
+    ranks = []
     for rank, rows in looks.by_rank.items():
         table = np.asarray(rows, float)
         if len(table) < 2:
@@ -88,7 +88,7 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
         weights = spent_ns / spent_ns.sum()
         free = 1 - computing - delayed
         flowing_s = spent_ns[flows].sum() / 1e9
-        found.append(
+        ranks.append(
             SeenRank(
                 rank=rank,
                 computing=float((computing * weights).sum()),
@@ -101,7 +101,7 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
                 retransmits=float(did[:, RETRANSMITS].sum()),
             )
         )
-    return tuple(found)
+    return tuple(ranks)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -125,18 +125,18 @@ class Watched(Result):
     @property
     def possible(self) -> tuple[str, ...]:
         """Return the verdicts that the ranges leave open, the account's own first."""
-        found = self.explanation
-        if found is None:
+        explanation = self.explanation
+        if explanation is None:
             return ()
-        own = found.verdict.kind
+        own = explanation.verdict.kind
         blamed = "line_rate" if own == "overlap" else own  # that part, which begins too late
         if blamed not in self.ranges or own == "compute":  # contention does not show
             return (own, "contention")
-        low_s = max(self.ranges[blamed][0], _NOTABLE * found.step_s)
+        low_s = max(self.ranges[blamed][0], _NOTABLE * explanation.step_s)
         others = [part for part in _BLAMED if part != blamed and self.ranges[part][1] >= low_s]
         if own == "overlap":
             delayed = max((rank.delayed for rank in self.ranks), default=1.0)
-            most_s = delayed * found.step_s + _SLOWED * self.ranges["compute"][1]
+            most_s = delayed * explanation.step_s + _SLOWED * self.ranges["compute"][1]
             if most_s >= low_s:
                 others.append("contention")
             if self.transfer_s[1] > self.ranges["compute"][0]:  # it may not fit under computing
@@ -151,14 +151,14 @@ class Watched(Result):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Return what limits the job, as far as that can be told from outside."""
-        found = self.explanation
+        explanation = self.explanation
         if self.stuck is not None:
             return (self.stuck.finding,)
-        if found is None:
+        if explanation is None:
             return () if self.no_step is None else (self.no_step,)
         if self.kind != "unknown":
-            return found.verdict.findings
-        low, high = (end_s / found.step_s for end_s in self.transfer_s)
+            return explanation.verdict.findings
+        low, high = (end_s / explanation.step_s for end_s in self.transfer_s)
         if "contention" in self.possible:
             return (TransferOrContention(low=low, high=high),)
         if set(self.possible) <= _TRANSFER:
@@ -173,12 +173,12 @@ class Watched(Result):
     @property
     def transfer_s(self) -> tuple[float, float]:
         """Return the least and the most time of a step in which ranks wait for bytes."""
-        found = self.explanation
-        if found is None:
+        explanation = self.explanation
+        if explanation is None:
             return 0.0, 0.0
-        exposed_s = sum(found.account[part] for part in _TRANSFER)
-        blur_s = self.ranges["line_rate"][1] - found.account["line_rate"]
-        return max(exposed_s - blur_s, 0.0), min(exposed_s + blur_s, found.step_s)
+        exposed_s = sum(explanation.account[part] for part in _TRANSFER)
+        blur_s = self.ranges["line_rate"][1] - explanation.account["line_rate"]
+        return max(exposed_s - blur_s, 0.0), min(exposed_s + blur_s, explanation.step_s)
 
     def _in_short(self) -> Iterator[str]:
         yield self.sentence
@@ -198,7 +198,7 @@ def ranges_of(
     blur_s = min(bursts * between_s, step_s)
     idle_s = sum(account[part] for part in _IDLE)
     computed_s = account["compute"] + account["contention"]
-    found = {}
+    ranges = {}
     for part, value_s in account.items():
         low_s, high_s = value_s - blur_s, value_s + blur_s
         if part in _IDLE:
@@ -209,8 +209,8 @@ def ranges_of(
             low_s, high_s = 0.0, computed_s + blur_s
         elif part == "latency":  # small messages lie within the bursts
             low_s, high_s = 0.0, account["transport"] + value_s + blur_s
-        found[part] = max(low_s, 0.0), min(high_s, step_s)
-    return found
+        ranges[part] = max(low_s, 0.0), min(high_s, step_s)
+    return ranges
 
 
 def no_step_within(watched_s: float) -> Finding:
@@ -246,13 +246,13 @@ def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
         busy[rank] = worked_s / spent_s if spent_s > 0 else 0.0
     if not after_s <= since_s < np.inf or len(busy) < 2 or min(busy.values()) > _BUSY:
         return None
-    waits = {each.rank: waits_of(each.pid) for each in looks.job.ranks}
+    waits = {ranked.rank: waits_of(ranked.pid) for ranked in looks.job.ranks}
     late = waited_for(waits, busy)
     where: tuple[Finding, ...]
     if late is None:
         together: dict[str, list[int]] = {}
-        for rank, each in waits.items():
-            together.setdefault(str(each), []).append(rank)
+        for rank, waiting in waits.items():
+            together.setdefault(str(waiting), []).append(rank)
         where = tuple(
             RanksWaitFor(ranks=tuple(ranks), state=state) for state, ranks in together.items()
         )
@@ -288,5 +288,5 @@ def waited_for(waits: Mapping[int, Waits], busy: Mapping[int, float]) -> int | N
 
 def _is_elsewhere(rank: int, waits: Mapping[int, Waits]) -> bool:
     """Return whether the others are together at one line of the script, and a rank is not."""
-    others = [each.line for one, each in waits.items() if one != rank]
+    others = [waiting.line for one, waiting in waits.items() if one != rank]
     return len(others) > 1 and set(others) == {others[0]} != {waits[rank].line} and others[0] != ""

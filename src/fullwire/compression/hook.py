@@ -106,7 +106,7 @@ class Compression:
         self.measured: deque[Measured] = deque(maxlen=_KEPT)
         self._method = choice.method()
         self._model = weakref.ref(model)  # DDP holds the hook, and with it this object.
-        self._names = {id(each): name for name, each in model.module.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._errors = _Errors()
         self._steps = 0
         self._losses: list[Loss] = []
@@ -132,7 +132,7 @@ class Compression:
             "steps": self._steps,
             "is_off": self.is_off,
             "unsent": self._errors.copies(),
-            "method": {name: each.clone() for name, each in self._method.state().items()},
+            "method": {name: tensor.clone() for name, tensor in self._method.state().items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class Compression:
         model = self._model()
         assert model is not None  # It calls.
         flat, parameters = bucket.buffer(), bucket.parameters()
-        names = tuple(self._names[id(each)] for each in parameters)
+        names = tuple(self._names[id(parameter)] for parameter in parameters)
         dtype = parameters[0].dtype  # Torch hands complex numbers over as pairs of real ones.
         gradients, group = bucket.gradients(), model.process_group
         is_first, is_last = bucket.index() == 0, bucket.is_last()
@@ -195,16 +195,16 @@ class Compression:
         text = f"{self._steps} {self.is_off:d} {own}".encode()[:_LONGEST_CHOICE]
         told[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = gathered(told, dist.get_world_size(group), group)
-        said = [bytes(row.tolist()).rstrip(b"\0").decode().split(" ", 2) for row in rows]
-        for rank, (_, _, theirs) in enumerate(said):
+        agreed = [bytes(row.tolist()).rstrip(b"\0").decode().split(" ", 2) for row in rows]
+        for rank, (_, _, theirs) in enumerate(agreed):
             if theirs != own:
                 raise UsageError(
                     f"compress: expected the same on every rank, got {own} on rank "
                     f"{dist.get_rank(group)} and {theirs} on rank {rank}"
                 )
         # A rank that is new has counted no steps, and its guard has seen nothing.
-        self._steps = max(int(steps) for steps, _, _ in said)
-        self.is_off = any(is_off == "1" for _, is_off, _ in said)
+        self._steps = max(int(steps) for steps, _, _ in agreed)
+        self.is_off = any(is_off == "1" for _, is_off, _ in agreed)
 
     def _average(
         self,
@@ -264,26 +264,26 @@ class Compression:
         sums = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(sums, group=self._group)
         lost, given, zeroed, values, unsent, widened = sums.tolist()
-        found = Measured(
+        measured = Measured(
             step=self._steps,
             squared_error=lost / given if given else 0.0,
             zeroed_share=zeroed / values if values else 0.0,
             unsent_norm=sqrt(unsent / given) if given > 0 else nan if given else 0.0,
             widened=int(widened),
         )
-        self.measured.append(found)
-        if self.max_error is not None and found.squared_error > self.max_error:
+        self.measured.append(measured)
+        if self.max_error is not None and measured.squared_error > self.max_error:
             self.is_off = True
             self._note(
                 Stopped(
                     codec=str(self.choice),
                     step=self._steps,
-                    squared_error=found.squared_error,
+                    squared_error=measured.squared_error,
                     limit=self.max_error,
                 )
             )
         for listener in LISTENERS:
-            listener(self, found)
+            listener(self, measured)
 
     def _note(self, note: Stopped | LeftAsTheyAre) -> None:
         """Keep a note, and tell it once in the job's output."""
@@ -387,7 +387,7 @@ class _Errors:
     """What was not sent so far of each parameter's gradient, wherever its bucket places it."""
 
     def __init__(self, known: dict[str, Tensor] | None = None) -> None:
-        self._by_name = {name: each.clone() for name, each in (known or {}).items()}
+        self._by_name = {name: rest.clone() for name, rest in (known or {}).items()}
         self._by_bucket: dict[tuple[str, ...], Tensor] = {}
 
     def of(self, names: tuple[str, ...], gradients: Sequence[Tensor]) -> Tensor:
@@ -411,7 +411,7 @@ class _Errors:
 
     def copies(self) -> dict[str, Tensor]:
         """Return a copy of each parameter's rest."""
-        return {name: each.clone() for name, each in self._by_name.items()}
+        return {name: rest.clone() for name, rest in self._by_name.items()}
 
     def squared_norm(self) -> float:
         """Return the squared norm of all rests."""

@@ -122,10 +122,10 @@ def read_flight_recorder(paths: Sequence[Path]) -> Run:
     facts = Facts(
         workers=world,
         backend=libraries.most_common(1)[0][0] if libraries else None,
-        remarks="; ".join(_remarks([each for _, each in rows], dumps)),
+        remarks="; ".join(_remarks([entry for _, entry in rows], dumps)),
     )
-    zero_ns = min(each.issue_ns for _, each in rows)
-    issue_ns = np.array([each.issue_ns - zero_ns for _, each in rows], np.int64)
+    zero_ns = min(entry.issue_ns for _, entry in rows)
+    issue_ns = np.array([entry.issue_ns - zero_ns for _, entry in rows], np.int64)
     return Run(
         provenance=Provenance(
             origin="imported", source=", ".join(name_of(path) for path in paths[:_NAMED])
@@ -135,14 +135,14 @@ def read_flight_recorder(paths: Sequence[Path]) -> Run:
         collectives=Collectives(
             rank=np.array([rank for rank, _ in rows], np.int64),
             step=np.full(len(rows), -1),
-            sequence=np.array([each.sequence for _, each in rows], np.int64),
-            group=np.array([each.group for _, each in rows], object),
-            op=np.array([each.op for _, each in rows], object),
-            dtype=np.array([each.dtype for _, each in rows], object),
-            bytes=np.array([each.bytes for _, each in rows], np.int64),
+            sequence=np.array([entry.sequence for _, entry in rows], np.int64),
+            group=np.array([entry.group for _, entry in rows], object),
+            op=np.array([entry.op for _, entry in rows], object),
+            dtype=np.array([entry.dtype for _, entry in rows], object),
+            bytes=np.array([entry.bytes for _, entry in rows], np.int64),
             issue_ns=issue_ns,
             start_ns=issue_ns,
-            end_ns=issue_ns + np.array([each.duration_ns for _, each in rows], np.int64),
+            end_ns=issue_ns + np.array([entry.duration_ns for _, entry in rows], np.int64),
         ),
     )
 
@@ -181,8 +181,8 @@ def _dump(path: Path) -> _Dump:
             raise DamagedInput(path, f"larger than {most_bytes:,} bytes, as no dump is")
         file.seek(0)
         if is_packed:
-            found = read_pickle(path, file)
-            value, unfinished, problem = found.value, found.unfinished, found.problem
+            dump = read_pickle(path, file)
+            value, unfinished, problem = dump.value, dump.unfinished, dump.problem
         else:
             value, unfinished, problem = _from_json(path, file.read())
     whole: dict[Any, Any] = value if isinstance(value, dict) else {"entries": value}
@@ -238,8 +238,8 @@ def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Du
         )
     work = _Work()
     entries = []
-    for each in listed[:_MOST_ENTRIES]:
-        entry = _entry(each, members, work) if isinstance(each, dict) else None
+    for values in listed[:_MOST_ENTRIES]:
+        entry = _entry(values, members, work) if isinstance(values, dict) else None
         if entry is not None:
             entries.append(entry)
     if len(entries) < len(listed):

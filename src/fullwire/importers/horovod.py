@@ -153,7 +153,7 @@ def read_horovod(path: Path) -> Run:
     )
     # The steps of every rank, and rank 0's phases of work on tensors.
     count = max(len(steps) - 1, 0)
-    phases = sorted(book.phases, key=lambda each: (each[1], each[2], each[0]))
+    phases = sorted(book.phases, key=lambda phase: (phase[1], phase[2], phase[0]))
     begin_ns = np.array([begin for _, begin, _ in phases], np.int64)
     end_ns = np.array([end for _, _, end in phases], np.int64)
     names = ["step"] * (count * len(ranks)) + [f"{name} (phase)" for name, _, _ in phases]
@@ -296,11 +296,11 @@ def _events(text: bytes, *, is_last: bool) -> tuple[list[_Event], str]:
     events: list[_Event] = []
     while place < len(rest):
         try:
-            found, place = decoder.raw_decode(rest, place)
+            event, place = decoder.raw_decode(rest, place)
         except (ValueError, RecursionError):
             return events, f"it is cut or damaged at {shown(rest[place : place + 40])}"
         try:
-            events.append(msgspec.convert(found, _Event))
+            events.append(msgspec.convert(event, _Event))
         except (msgspec.ValidationError, UnicodeEncodeError):  # half a surrogate pair
             events.append(_Event(ph="?"))  # counted as one that does not fit
         while place < len(rest) and rest[place] in ", \t\r\n":
@@ -318,19 +318,19 @@ def _table(collectives: list[_Collective], steps: Whole) -> Collectives:
         for collective in collectives
         for rank, ns in sorted(collective.ready_ns.items())
     ]
-    begins = np.array([each.begin_ns for each, _, _ in rows], np.int64)
+    begins = np.array([row.begin_ns for row, _, _ in rows], np.int64)
     # Other ranks may be ready before the step begins. The beginning decides the collective's step.
     return Collectives(
         rank=np.array([rank for _, rank, _ in rows], np.int64),
         step=_step_of(begins, steps),
-        sequence=np.array([each.occurrence for each, _, _ in rows], np.int64),
-        group=np.array([each.tensor for each, _, _ in rows], object),
-        op=np.array([each.op for each, _, _ in rows], object),
-        dtype=np.array([each.dtype for each, _, _ in rows], object),
-        bytes=np.array([each.bytes for each, _, _ in rows], np.int64),
+        sequence=np.array([row.occurrence for row, _, _ in rows], np.int64),
+        group=np.array([row.tensor for row, _, _ in rows], object),
+        op=np.array([row.op for row, _, _ in rows], object),
+        dtype=np.array([row.dtype for row, _, _ in rows], object),
+        bytes=np.array([row.bytes for row, _, _ in rows], np.int64),
         issue_ns=np.array([ns for _, _, ns in rows], np.int64),
-        start_ns=np.array([max(each.start_ns, ns) for each, _, ns in rows], np.int64),
-        end_ns=np.array([each.end_ns for each, _, _ in rows], np.int64),
+        start_ns=np.array([max(row.start_ns, ns) for row, _, ns in rows], np.int64),
+        end_ns=np.array([row.end_ns for row, _, _ in rows], np.int64),
     )
 
 

@@ -96,19 +96,19 @@ def _members() -> list[tuple[dict[int, int], int, bool]]:
             alone.setdefault(parent, []).append(pid)
         else:
             alone.setdefault(pid, [])
-    found = []
+    jobs = []
     while ranks:
         pid, told = next(iter(ranks.items()))
         together = _together(pid, ranks)
         size = told.get("WORLD_SIZE", "")
-        found.append((together, max(int(size) if size.isdigit() else 0, max(together) + 1), False))
+        jobs.append((together, max(int(size) if size.isdigit() else 0, max(together) + 1), False))
         for group in together.values():
             del ranks[group]
     for pid, children in alone.items():
         if "RANK" not in processes[pid]:
             guessed = dict(enumerate(sorted(children) if len(children) > 1 else [pid]))
-            found.append((guessed, len(guessed), True))
-    return found
+            jobs.append((guessed, len(guessed), True))
+    return jobs
 
 
 def _together(pid: int, ranks: Mapping[int, Mapping[str, str]]) -> dict[int, int]:
@@ -119,14 +119,14 @@ def _together(pid: int, ranks: Mapping[int, Mapping[str, str]]) -> dict[int, int
     """
     meet = [ranks[pid].get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")]
     alike = {
-        each: int(told["RANK"])
-        for each, told in ranks.items()
+        pid: int(told["RANK"])
+        for pid, told in ranks.items()
         if [told.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")] == meet
     }
     above = {pid: [pid, *_line_up(pid)] for pid in alike}
     found = {alike[pid]: pid}
     for ancestor in above[pid]:
-        below = [each for each, line in above.items() if ancestor in line]
+        below = [pid for pid, line in above.items() if ancestor in line]
         if len({alike[pid] for pid in below}) < len(below):
             break
         found = {alike[pid]: pid for pid in below}
@@ -156,13 +156,13 @@ def _job(ranks: dict[int, int], workers: int, is_guessed: bool) -> JobHere | Non
 
 def _processes() -> dict[int, dict[str, str]]:
     """Return the environment of each process of ours that has loaded torch, without our own."""
-    found = {}
+    environments = {}
     ours = {os.getpid(), *_ancestors(os.getpid())}
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) not in ours and _has_torch(int(name)):
             with contextlib.suppress(OSError):
-                found[int(name)] = _environment(int(name))
-    return found
+                environments[int(name)] = _environment(int(name))
+    return environments
 
 
 def _has_ended(pid: int) -> bool:
@@ -220,13 +220,13 @@ def _descendants(pid: int) -> set[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             below.setdefault(_parent(int(name)), []).append(int(name))
-    found: set[int] = set()
+    descendants: set[int] = set()
     left = [pid]
     while left:
         children = below.get(left.pop(), ())
-        found.update(children)
+        descendants.update(children)
         left.extend(children)
-    return found
+    return descendants
 
 
 def opened_by(pid: int) -> Iterator[tuple[int, str]]:

@@ -35,24 +35,24 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     intervals = zip(*(end_s.tolist() for end_s in result.interval_s), strict=True)
     for row, (low_s, high_s) in zip(rows, intervals, strict=True):
         row["interval"] = _interval_object(low_s, high_s)
-    shown: dict[str, Any] = {
+    data: dict[str, Any] = {
         "basis": dict(result.basis),
         "lane": result.lane,
         "rows": rows,
         "warnings": list(result.warnings),
     }
     if result.to_target is not None:
-        return _with_target(shown, result, result.to_target, best)
-    shown["sentence"] = sentence(result.answer)
+        return _with_target(data, result, result.to_target, best)
+    data["sentence"] = sentence(result.answer)
     told, further = result.to_record, result.further
     if told is not None and further is not None:
-        shown["further_recording"] = {**asdict(further), "sentence": sentence(told)}
+        data["further_recording"] = {**asdict(further), "sentence": sentence(told)}
     if result.tuning:
-        shown["tuning"] = [asdict(tuned) for tuned in result.tuning]
+        data["tuning"] = [asdict(tuned) for tuned in result.tuning]
     if best is not None:
-        shown["best"] = [
+        data["best"] = [
             {
-                **shown["rows"][top.row],
+                **data["rows"][top.row],
                 "speedup": top.speedup,
                 "instead": [
                     {**asdict(one), "value": _plain(one.value), "instead": _plain(one.instead)}
@@ -69,37 +69,37 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
             ]
             for name in ("least_bandwidth", "least_compression")
         }
-        shown["target"] = {
+        data["target"] = {
             "scaling_factor": result.targets.scaling_factor,
             **least,
             "sentences": list(sentences(result.reaching)),
         }
     if result.suspicions:
-        shown["cluster"] = [asdict(suspicion) for suspicion in result.suspicions]
-        shown["cluster_sentences"] = list(sentences(result.holding_back))
-    return shown
+        data["cluster"] = [asdict(suspicion) for suspicion in result.suspicions]
+        data["cluster_sentences"] = list(sentences(result.holding_back))
+    return data
 
 
 def _with_target(
-    shown: dict[str, Any], result: WhatIf, found: ToTarget, best: int | None
+    data: dict[str, Any], result: WhatIf, targets: ToTarget, best: int | None
 ) -> dict[str, Any]:
     """Add the times to a target to a what-if."""
-    ends = zip(found.low_s.tolist(), found.high_s.tolist(), strict=True)
-    names = tuple(found.columns())
-    for row, (low_s, high_s) in zip(shown["rows"], ends, strict=True):
+    ends = zip(targets.low_s.tolist(), targets.high_s.tolist(), strict=True)
+    names = tuple(targets.columns())
+    for row, (low_s, high_s) in zip(data["rows"], ends, strict=True):
         row["time_to_target_interval"] = _interval_object(low_s, high_s)
         for name in names:
             row[name] = None if isnan(row[name]) else row[name]
-    shown["target"] = {
-        "metric": found.goal.metric,
-        "value": found.goal.value,
-        "currency": None if found.price is None else found.price.currency or None,
-        "front": found.front(),
+    data["target"] = {
+        "metric": targets.goal.metric,
+        "value": targets.goal.value,
+        "currency": None if targets.price is None else targets.price.currency or None,
+        "front": targets.front(),
         "sentences": list(sentences(result.reaching)),
     }
     if best is not None:
-        shown["best"] = [shown["rows"][row] for row in found.soonest(best)]
-    return shown
+        data["best"] = [data["rows"][row] for row in targets.soonest(best)]
+    return data
 
 
 def _plain(value: Any) -> int | float | str:
@@ -119,12 +119,12 @@ def _stuck_object(stuck: Stuck) -> dict[str, Any]:
 
 def watched_object(result: Watched) -> dict[str, Any]:
     """Return what was seen of a running job as a JSON object: an explanation, and its doubts."""
-    found, stuck = result.explanation, result.stuck
+    explanation, stuck = result.explanation, result.stuck
     seen = {rank.rank: rank for rank in result.ranks}
     data: dict[str, Any] = (
         {"verdict": {"kind": "unknown"}, "step_s": None, "account": None}
-        if found is None
-        else explanation_object(found)
+        if explanation is None
+        else explanation_object(explanation)
     )
     data["verdict"] |= {"kind": result.kind, "sentence": result.sentence}
     if len(result.possible) > 1:
@@ -236,11 +236,11 @@ def verification_object(result: Verification | None) -> dict[str, Any] | None:
 
 def comparison_object(result: Comparison) -> dict[str, Any]:
     """Return a comparison as a JSON object."""
-    shown = {field.name: getattr(result, field.name) for field in fields(result)}
-    del shown["notes"], shown["noise"]
+    data = {field.name: getattr(result, field.name) for field in fields(result)}
+    del data["notes"], data["noise"]
     for side in ("before_recordings", "after_recordings"):
-        shown[side] = [asdict(recording) for recording in shown[side]]
-    return {**shown, "warnings": list(result.warnings)}
+        data[side] = [asdict(recording) for recording in data[side]]
+    return {**data, "warnings": list(result.warnings)}
 
 
 def tuning_object(result: Tuning) -> dict[str, Any]:
@@ -251,10 +251,10 @@ def tuning_object(result: Tuning) -> dict[str, Any]:
 
     trials = []
     for trial in result.trials:
-        shown = {**asdict(trial), "reason": trial.reason}
-        del shown["outcome"]
-        shown["interval"] = between(shown.pop("low_s"), shown.pop("high_s"))
-        trials.append(shown)
+        data = {**asdict(trial), "reason": trial.reason}
+        del data["outcome"]
+        data["interval"] = between(data.pop("low_s"), data.pop("high_s"))
+        trials.append(data)
     return {
         "before_s": result.before_s,
         "before_interval": between(*(result.before_interval or (None, None))),
@@ -335,7 +335,7 @@ def architecture_object(model: Architecture) -> dict[str, Any]:
 def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
     """Return a built-in workload, on request with every gradient in backward order."""
     device, memory = load.device, load.memory
-    shown: dict[str, Any] = {
+    data: dict[str, Any] = {
         "name": load.name,
         "title": load.model.title,
         "parameters": load.model.parameter_count,
@@ -365,11 +365,11 @@ def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
     if with_gradients:
         ready_ns = load.gradient_ready_ns.tolist()
         columns = (load.gradient_names, load.gradient_bytes.tolist(), ready_ns)
-        shown["gradients"] = [
+        data["gradients"] = [
             {"name": name, "bytes": size, "ready_s": moment_ns * 1e-9}
             for name, size, moment_ns in zip(*columns, strict=True)
         ]
-    return shown
+    return data
 
 
 def cluster_object(cluster: Cluster) -> dict[str, Any]:

@@ -68,15 +68,17 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
         )
     )
     chosen = () if best is None else result.best(best)
-    shown = [top.row for top in chosen] or list(range(min(len(table), MOST_ROWS)))
+    rows_shown = [top.row for top in chosen] or list(range(min(len(table), MOST_ROWS)))
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
-    values = {name: table[name][shown].tolist() for name in names}
-    rows = [[_cell(name, values[name][number]) for name in names] for number in range(len(shown))]
+    values = {name: table[name][rows_shown].tolist() for name in names}
+    rows = [
+        [_cell(name, values[name][number]) for name in names] for number in range(len(rows_shown))
+    ]
     headings = [_MEASURES.get(name) or CONDITIONS[name].heading for name in names]
     if result.has_intervals:
         place = len(varying)
         headings[place] = "step (90 %)"
-        ends = zip(*(end_s[shown].tolist() for end_s in result.interval_s), strict=True)
+        ends = zip(*(end_s[rows_shown].tolist() for end_s in result.interval_s), strict=True)
         for row, step_s, (low_s, high_s) in zip(rows, values["step_s"], ends, strict=True):
             row[place] = show_between(step_s, low_s, high_s)
     # A bar beside each scaling factor, where there is room for one.
@@ -121,43 +123,45 @@ def _print_notes_of(result: WhatIf, *, is_full: bool) -> None:
         say(f"-v shows {rest} more note{'s' * (rest > 1)}.")
 
 
-def _print_to_target(result: WhatIf, found: ToTarget, best: int | None) -> None:
+def _print_to_target(result: WhatIf, targets: ToTarget, best: int | None) -> None:
     """Print the time to a target by row: all in their order, or the soonest."""
     table = result.predictions
     varying, _ = _split_axes(result)
-    rows = list(range(min(len(table), MOST_ROWS))) if best is None else found.soonest(best)
-    front = set(found.front())
+    rows = list(range(min(len(table), MOST_ROWS))) if best is None else targets.soonest(best)
+    front = set(targets.front())
     names = [name for name in varying if name != "batch"]
     values = {name: table[name][rows].tolist() for name in names}
     cells = []
     for number, row in enumerate(rows):
         conditions = [_cell(name, values[name][number]) for name in names]
         step = show_time(float(table["step_s"][row]))
-        if isnan(found.time_s[row]):  # a note says why
-            unknown = ["-"] * (3 if found.price is None else 4)
-            cells.append([*conditions, f"{found.batch[row]:g}", "-", step, *unknown])
+        if isnan(targets.time_s[row]):  # a note says why
+            unknown = ["-"] * (3 if targets.price is None else 4)
+            cells.append([*conditions, f"{targets.batch[row]:g}", "-", step, *unknown])
             continue
-        times_s = (found.time_s[row], found.low_s[row], found.high_s[row])
+        times_s = (targets.time_s[row], targets.low_s[row], targets.high_s[row])
         (middle, unit), (low, low_unit), high = (
             show_duration(time_s).split() for time_s in times_s
         )
         between = f"{low if low_unit == unit == high[1] else f'{low} {low_unit}'}-{' '.join(high)}"
-        cost = [] if found.price is None else [found.price.show(float(found.device_hours[row]))]
+        cost = (
+            [] if targets.price is None else [targets.price.show(float(targets.device_hours[row]))]
+        )
         cells.append(
             [
                 *conditions,
-                f"{found.batch[row]:g}",
-                f"{found.steps[row]:,.0f}",
+                f"{targets.batch[row]:g}",
+                f"{targets.steps[row]:,.0f}",
                 step,
                 f"{middle} {unit} ({between})",
-                f"{found.device_hours[row]:.4g}",
+                f"{targets.device_hours[row]:.4g}",
                 *cost,
                 "*" if row in front else "",
             ]
         )
-    reached = f"to {found.goal} (90 %)"
+    reached = f"to {targets.goal} (90 %)"
     headings = [*(CONDITIONS[name].heading for name in names), "batch", "steps", "step", reached]
-    headings += ["device-hours", *([] if found.price is None else ["cost"]), ""]
+    headings += ["device-hours", *([] if targets.price is None else ["cost"]), ""]
     print_table(headings, cells, texts={"run", "buckets", reached, ""} & set(headings))
     if best is None and len(table) > len(rows):
         say(f"... and {len(table) - len(rows):,} more rows: --format csv prints them all")
@@ -447,17 +451,17 @@ def fact_rows(run: Run) -> list[list[str]]:
         unit = REGISTRY[name].unit
         if isinstance(value, tuple):
             # The values of few ranks. Of many ranks, and of other pairs, only their number.
-            shown = f"{len(value)} points {unit}"
+            text = f"{len(value)} points {unit}"
             if unit.startswith("(rank,") and len(value) <= _RANKS_SAID:
                 show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
-                shown = ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in value)
+                text = ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in value)
         elif name.endswith("_bps") and isinstance(value, float):
-            shown = show_rate(value)
+            text = show_rate(value)
         elif name.endswith("_s") and isinstance(value, float):
-            shown = show_time(value)
+            text = show_time(value)
         else:
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        rows.append([name, shown, REGISTRY[name].meaning])
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        rows.append([name, text, REGISTRY[name].meaning])
     return rows
 
 
@@ -514,8 +518,8 @@ def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> 
     If they are too wide, texts continue in the next line. Columns that still do not fit follow
     below, each time beside the first column.
     """
-    shown = [[visible(cell) for cell in row] for row in [headings, *rows]]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(headings))]
+    table = [[visible(cell) for cell in row] for row in [headings, *rows]]
+    widths = [max(len(row[column]) for row in table) for column in range(len(headings))]
     is_text = [heading in texts for heading in headings]
     room = columns() - 2 * (len(widths) - 1)
     texts_at = [place for place, is_left in enumerate(is_text) if is_left]
@@ -528,7 +532,7 @@ def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> 
     first = min(widths[0], columns() // 2)
     widths = [first, *(min(width, columns() - 2 - first) for width in widths[1:])]
     for places in _parts_of_table(widths):
-        for number, row in enumerate(shown):
+        for number, row in enumerate(table):
             cells = [wrap(row[place], widths[place]) or [""] for place in places]
             for line in zip_longest(*cells, fillvalue=""):
                 written = [

@@ -113,11 +113,11 @@ class Job:
 
     def state(self, extra: dict[str, Any]) -> None:
         """Give more objects with `state_dict` and `load_state_dict` to workers that join."""
-        for name, each in extra.items():
-            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+        for name, value in extra.items():
+            if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise UsageError(
                     f"job.state: {name}: expected an object with state_dict and load_state_dict, "
-                    f"got {type(each).__name__}"
+                    f"got {type(value).__name__}"
                 )
         self._extra.update(extra)
 
@@ -312,12 +312,12 @@ class Job:
             tell_small(group, [bucket.parameters for bucket in self._sums.buckets])
             mesh.watch(epoch, group.abort)
         mesh.post(epoch, f"state {mesh.rank}", has)
-        said = mesh.await_posts(epoch, [f"state {member}" for member in members])
-        if said is None:
+        posts = mesh.await_posts(epoch, [f"state {member}" for member in members])
+        if posts is None:
             if group is not None:
                 group.abort()
             raise TransportError(f"epoch {epoch} ended at its start")
-        return group, said
+        return group, posts
 
     def _share_state(
         self, membership: Membership, full: list[int], joiners: list[int], place: tuple[int, int]
@@ -329,12 +329,12 @@ class Job:
         if state is not None:
             sizes = f"{state.size_bytes} {len(state.description)} {state.form}"
             mesh.post(epoch, f"form {mesh.rank}", sizes)
-        said = mesh.await_posts(epoch, [f"form {rank}" for rank in full or [source]])
-        if said is None:
+        posts = mesh.await_posts(epoch, [f"form {rank}" for rank in full or [source]])
+        if posts is None:
             raise TransportError(f"epoch {epoch} ended at its start")
-        size_bytes, description_bytes, _ = said[0].split()
+        size_bytes, description_bytes, _ = posts[0].split()
         if int(size_bytes) > AT_ONCE_BYTES and full:
-            alike = [rank for rank, form in zip(full, said, strict=True) if form == said[0]]
+            alike = [rank for rank, form in zip(full, posts, strict=True) if form == posts[0]]
             sources = tuple(alike[:MOST_SOURCES])
             joining = Joining(epoch, membership.base_step, sources, tuple(joiners))
             if mesh.rank in sources and state is not None:
@@ -362,16 +362,16 @@ class Job:
     def _load(self, parts: dict[str, Any], *, has_random: bool = True) -> None:
         if has_random:
             torch.set_rng_state(parts["random"].clone())  # torch reads the beginning of a row
-        for name, each in self._objects().items():
-            each.load_state_dict(parts[name])
+        for name, value in self._objects().items():
+            value.load_state_dict(parts[name])
 
     def _objects(self) -> dict[str, Any]:
         parts = {"model": self.model, "optimizer": self._optimizer, "scheduler": self._scheduler}
-        return {name: each for name, each in parts.items() if each is not None} | self._extra
+        return {name: value for name, value in parts.items() if value is not None} | self._extra
 
     def _parts(self) -> dict[str, Any]:
         """Return the state of the training: of its objects, and of torch's random numbers."""
-        parts = {name: each.state_dict() for name, each in self._objects().items()}
+        parts = {name: value.state_dict() for name, value in self._objects().items()}
         return parts | {"random": torch.get_rng_state()}
 
     def _leave(self) -> None:
@@ -466,7 +466,9 @@ class _Bucket:
         sizes = [parameter.numel() for parameter in parameters]
         self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype)
         parts = self.flat.split(sizes)
-        self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
+        self.views = [
+            part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)
+        ]
         self.missing = set(range(len(parameters)))
         self.work: Any = None
 

@@ -31,27 +31,27 @@ class State:
             self.size_bytes += _room_bytes(value)
             return torch.empty_like(value, device="meta")
         if isinstance(value, dict):
-            return {key: self._described(each) for key, each in value.items()}
+            return {key: self._described(part) for key, part in value.items()}
         if type(value) in (list, tuple):
-            return type(value)(self._described(each) for each in value)
+            return type(value)(self._described(part) for part in value)
         return value
 
     @property
     def form(self) -> str:
         """Return a digest of shapes and types: ranks with equal ones have the same row."""
-        said = [(str(each.dtype), tuple(each.shape)) for each in self._tensors]
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+        forms = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in self._tensors]
+        return hashlib.sha256(repr(forms).encode()).hexdigest()[:16]
 
     def piece(self, first: int, last: int) -> Any:
         """Return a copy of these bytes of the row."""
         copy = torch.zeros(last - first, dtype=torch.uint8)
         begin = 0
-        for each in self._tensors:
-            low, high = max(begin, first), min(begin + each.numel() * each.element_size(), last)
+        for tensor in self._tensors:
+            low, high = max(begin, first), min(begin + tensor.numel() * tensor.element_size(), last)
             if low < high:
-                row = each.contiguous().reshape(-1).view(torch.uint8)
+                row = tensor.contiguous().reshape(-1).view(torch.uint8)
                 copy[low - first : high - first] = row[low - begin : high - begin]
-            begin += _room_bytes(each)
+            begin += _room_bytes(tensor)
         return copy
 
 
@@ -67,9 +67,9 @@ def parts_of(description: bytes, row: Any) -> dict[str, Any]:
             begin += _room_bytes(value)
             return tensor
         if isinstance(value, dict):
-            return {key: filled(each) for key, each in value.items()}
+            return {key: filled(part) for key, part in value.items()}
         if type(value) in (list, tuple):
-            return type(value)(filled(each) for each in value)
+            return type(value)(filled(part) for part in value)
         return value
 
     parts: dict[str, Any] = filled(torch.load(io.BytesIO(description), weights_only=True))

@@ -134,37 +134,37 @@ class Calibration:
 def calibrated(runs: Sequence[Run]) -> Calibration:
     """Fit a transport to the collectives of one run, or of several from the same cluster."""
     by_run = [(run, list(_periods(run))) for run in runs]
-    observations = [observation for run, found in by_run for observation in _observed(run, found)]
+    observations = [observation for run, kept in by_run for observation in _observed(run, kept)]
     if not observations:
         names = ", ".join(run.provenance.source for run in runs)
         raise UsageError(
             f"{names}: nothing is known about the transport. Expected collectives among several "
             "ranks on links of a known line rate. --calibrate RUN takes them from another run"
         )
-    telling = [run for run, found in by_run if found]  # the others have no busy periods
+    telling = [run for run, kept in by_run if kept]  # the others have no busy periods
     known = list(_known_before(telling))
     fit = _Fit(
         observations,
         _used(telling),
         known,
         _frame(telling),
-        [found for _, found in by_run if found],
+        [kept for _, kept in by_run if kept],
         _work_off(telling),
     )
     return fit.solved()
 
 
-def filling(found: Calibration, payload_share: float) -> Calibration:
+def filling(calibration: Calibration, payload_share: float) -> Calibration:
     """Return our own transport on the processors on which Gloo was measured."""
 
     def ours(
         line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0, apart: float = 0.0
     ) -> MeasuredTransport:
         share = payload_share * _SHARE_OF_PAYLOAD.off_by(line_off)
-        work = found.transport.processor_s_per_byte * _OURS_OF_GLOOS_WORK.off_by(work_off)
-        hop = found.transport.processor_s_per_hop * _OURS_OF_GLOOS_HOP.off_by(hop_off)
+        work = calibration.transport.processor_s_per_byte * _OURS_OF_GLOOS_WORK.off_by(work_off)
+        hop = calibration.transport.processor_s_per_hop * _OURS_OF_GLOOS_HOP.off_by(hop_off)
         return replace(
-            found.transport,
+            calibration.transport,
             share=min(share, 1.0),
             processor_s_per_byte=work,
             processor_s_per_hop=hop,
@@ -182,18 +182,20 @@ def filling(found: Calibration, payload_share: float) -> Calibration:
         ours(apart=0.0),
         ours(apart=_OURS_APART.value),
     )
-    return replace(found, transport=ours(), variants=variants, between=(ours(), ours()))
+    return replace(calibration, transport=ours(), variants=variants, between=(ours(), ours()))
 
 
-def unhindered(found: Calibration, payload_share: float) -> Calibration:
+def unhindered(calibration: Calibration, payload_share: float) -> Calibration:
     """Return a transport without work for bytes; the cost of a message stays."""
-    no_work = replace(found.transport, share=payload_share, processor_s_per_byte=0.0, apart=0.0)
-    return replace(found, transport=no_work, variants=(), between=(no_work, no_work))
+    no_work = replace(
+        calibration.transport, share=payload_share, processor_s_per_byte=0.0, apart=0.0
+    )
+    return replace(calibration, transport=no_work, variants=(), between=(no_work, no_work))
 
 
-def in_another_run(found: Calibration) -> tuple[MeasuredTransport, ...]:
+def in_another_run(calibration: Calibration) -> tuple[MeasuredTransport, ...]:
     """Return a transport as it may be in another run: with a slower line, and with slower work."""
-    transport, work = found.transport, float(np.exp(found.work_off))
+    transport, work = calibration.transport, float(np.exp(calibration.work_off))
     return (
         replace(transport, share=transport.share * float(np.exp(-_LINE_FROM_RUN_TO_RUN))),
         replace(
@@ -204,16 +206,18 @@ def in_another_run(found: Calibration) -> tuple[MeasuredTransport, ...]:
     )
 
 
-def in_another_step(step: Step, found: Calibration) -> Step:
+def in_another_step(step: Step, calibration: Calibration) -> Step:
     """Return a step whose own work takes processors longer, by as much as another run's may."""
-    own_ns = round(step.processor_ns * float(np.exp(found.work_off)))
+    own_ns = round(step.processor_ns * float(np.exp(calibration.work_off)))
     longer_ns = own_ns - step.processor_ns
     return replace(step, processor_ns=own_ns, step_ns=step.step_ns + longer_ns)
 
 
-def held_against(found: Calibration, runs: Sequence[Run]) -> Calibration:
+def held_against(calibration: Calibration, runs: Sequence[Run]) -> Calibration:
     """Return the calibration, made less sure by the other work that ran beside these runs."""
-    return replace(found, work_off=float(np.hypot(found.work_off, _off_beside_others(runs))))
+    return replace(
+        calibration, work_off=float(np.hypot(calibration.work_off, _off_beside_others(runs)))
+    )
 
 
 def _work_off(runs: Sequence[Run]) -> float:

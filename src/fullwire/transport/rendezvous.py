@@ -101,10 +101,10 @@ class Meeting:
 
     def record(self, other: int) -> tuple[str, int, str]:
         """Return a rank's address and machine."""
-        said = _read(self.store, f"rank {other}")
-        if said.startswith(_FAILED):
-            raise NotYet(said.removeprefix(_FAILED).split(" ", 2)[2])
-        host, port, machine, rest = said.split(" ")
+        record = _read(self.store, f"rank {other}")
+        if record.startswith(_FAILED):
+            raise NotYet(record.removeprefix(_FAILED).split(" ", 2)[2])
+        host, port, machine, rest = record.split(" ")
         protection, _, version = rest.partition("/")
         if version != _MAGIC.decode():
             raise NotYet(
@@ -122,9 +122,9 @@ class Meeting:
         """Raise the problem that one of these ranks left in this attempt instead of its address."""
         for other in others:
             with contextlib.suppress(NotYet):
-                said = _read(self.store, f"rank {other}")
-                if said.startswith(f"{_FAILED} {_attempt(self.store)} "):
-                    raise TransportError(said.split(" ", 2)[2])
+                record = _read(self.store, f"rank {other}")
+                if record.startswith(f"{_FAILED} {_attempt(self.store)} "):
+                    raise TransportError(record.split(" ", 2)[2])
 
     def say_it_waits_for(self, other: int) -> None:
         """Leave the rank to blame in the store, for those who wait for this one."""
@@ -152,10 +152,10 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
         meeting.announce(listener)
         door = Door(listener, meeting)
         opened.callback(door.close)
-        found: dict[int, Trusted] = {}
+        trusted: dict[int, Trusted] = {}
         for other in range(rank):
-            found[other] = _connected(meeting, other, door, until, is_current=other > 0)
-            opened.callback(found[other].connection.close)
+            trusted[other] = _connected(meeting, other, door, until, is_current=other > 0)
+            opened.callback(trusted[other].connection.close)
         looked, tells_at = 0.0, (time.monotonic() + until) / 2
         while len(door.trusted) < size - 1 - rank:
             missing = sorted(set(range(rank + 1, size)) - set(door.trusted))
@@ -173,18 +173,18 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
                 looked = time.monotonic()
                 meeting.raise_if_failed(missing)
             door.answer(0.05)
-        found |= door.trusted
+        trusted |= door.trusted
         try:
             machines = [meeting.record(other)[2] for other in range(size)]
         except NotYet as error:  # a rank failed after it was met
             raise TransportError(str(error)) from None
-        for peer in found.values():
+        for peer in trusted.values():
             peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keys = [
-            found[other].keys if other in found else (_NO_KEY, _NO_KEY) for other in range(size)
+            trusted[other].keys if other in trusted else (_NO_KEY, _NO_KEY) for other in range(size)
         ]
         sockets = [
-            found[other].connection.detach() if other in found else -1 for other in range(size)
+            trusted[other].connection.detach() if other in trusted else -1 for other in range(size)
         ]
         door.trusted.clear()
     return Met(sockets, machines, door.strangers, keys if meeting.protection.encrypts else [])
@@ -223,8 +223,8 @@ def why_no_group(
         with contextlib.suppress(RuntimeError, OSError):  # the store is gone too
             for other in range(size):
                 with contextlib.suppress(NotYet):
-                    said = _read(store, f"rank {other}")
-                    words += [said.split(" ", 2)[2]] if said.startswith(_FAILED) else []
+                    record = _read(store, f"rank {other}")
+                    words += [record.split(" ", 2)[2]] if record.startswith(_FAILED) else []
                 awaited = _awaited(store, other)
                 if awaited and f"rank {other} waits for" not in str(error):
                     words.append(f"rank {other} waited for rank {awaited}")
@@ -411,8 +411,8 @@ class Door:
         if not piece:
             self._turn_away(guest)
         elif len(piece) == wanted:
-            said, guest.received = guest.received, b""
-            self._believe(guest, said) if guest.hello else self._greet(guest, said)
+            received, guest.received = guest.received, b""
+            self._believe(guest, received) if guest.hello else self._greet(guest, received)
 
     def _greet(self, guest: _Guest, hello: bytes) -> None:
         meeting = self.meeting
@@ -499,12 +499,12 @@ def _own_address(store: Any) -> str:
         wanted = wanted.split(",")[0]
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(wanted))
-        if not (found := interface_address(wanted)):
+        if not (address := interface_address(wanted)):
             raise TransportError(
                 f"{INTERFACE_VARIABLE}: expected an address or an interface of this host that has "
                 f"one, got {wanted!r}"
             )
-        return found
+        return address
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = str(getattr(store, "host", "")) or socket.gethostname()

@@ -71,20 +71,20 @@ class Job:
     out, and the gaps of the run name them.
     """
 
-    def __init__(self, found: Sequence[Outline | str]) -> None:
+    def __init__(self, outlines: Sequence[Outline | str]) -> None:
         """Take for each trace its outline, or the reason why it has none."""
         self.ranks: dict[int, Outline] = {}
         self.traces: dict[int, int] = {}  # by rank, the place in `found`
-        self.missing = [remark for remark in found if isinstance(remark, str)]
-        read = [(n, each) for n, each in enumerate(found) if isinstance(each, Outline)]
-        self._in_folder = Counter(each.path.parent for _, each in read)
+        self.missing = [remark for remark in outlines if isinstance(remark, str)]
+        read = [(n, outline) for n, outline in enumerate(outlines) if isinstance(outline, Outline)]
+        self._in_folder = Counter(outline.path.parent for _, outline in read)
         # Take the number of ranks that the traces of most ranks tell; of equals, the largest.
         tell: dict[int, set[int | None]] = {}
         for _, outline in read:
             if outline.world is not None:
                 tell.setdefault(outline.world, set()).add(outline.rank)
-        world = max(tell, key=lambda each: (len(tell[each]), each), default=None)
-        for number, outline in sorted(read, key=lambda each: each[1].rank is None):
+        world = max(tell, key=lambda size: (len(tell[size]), size), default=None)
+        for number, outline in sorted(read, key=lambda numbered: numbered[1].rank is None):
             self.missing += outline.problems
             other = outline.world not in (None, world)
             why = f"it is of a job of {outline.world} ranks, others are of one of {world}"
@@ -132,8 +132,8 @@ class Job:
     def naming(self) -> Naming:
         """Return the numbering for the collectives of all ranks."""
         members: dict[str, set[str]] = {}
-        for each in self.ranks.values():
-            for name, of in each.members.items():
+        for outline in self.ranks.values():
+            for name, of in outline.members.items():
                 members.setdefault(name, set()).update(of)
         wrong = frozenset(name for rank in self.ranks.values() for name in rank.miscounted)
         return Naming(
@@ -143,16 +143,16 @@ class Job:
 
     def places(self, ends: Mapping[int, Ends]) -> Places:
         """Return where each rank's tables go; `ends` are in the traces' own clocks."""
-        base_ns = {rank: each.base_ns or 0 for rank, each in self.ranks.items()}
+        base_ns = {rank: outline.base_ns or 0 for rank, outline in self.ranks.items()}
         clocks = clocks_of(
-            {rank: Ends(each.number, each.end_ns + base_ns[rank]) for rank, each in ends.items()}
+            {rank: Ends(own.number, own.end_ns + base_ns[rank]) for rank, own in ends.items()}
         )
         shift_ns = {rank: base_ns[rank] - clocks.ahead_ns.get(rank, 0) for rank in self.ranks}
         zero_ns = min(
             (
-                each.first_ns + shift_ns[rank]
-                for rank, each in self.ranks.items()
-                if each.first_ns is not None
+                outline.first_ns + shift_ns[rank]
+                for rank, outline in self.ranks.items()
+                if outline.first_ns is not None
             ),
             default=0,
         )
@@ -168,9 +168,9 @@ class Job:
         first step of each rank, and the recordings of ranks may begin at different steps.
         """
         ends_ns = {
-            rank: each.step_ends_ns + by_ns[rank]
-            for rank, each in self.ranks.items()
-            if len(each.step_ends_ns)
+            rank: outline.step_ends_ns + by_ns[rank]
+            for rank, outline in self.ranks.items()
+            if len(outline.step_ends_ns)
         }
         longest = max(ends_ns, key=lambda rank: len(ends_ns[rank]), default=None)
         if longest is None:
@@ -178,10 +178,10 @@ class Job:
         others_ns = ends_ns[longest]
         between_ns = (others_ns[1:] + others_ns[:-1]) // 2
         later = dict.fromkeys(ends_ns, 0)
-        for rank, each in ends_ns.items():
-            inside = (each >= others_ns[0]) & (each <= others_ns[-1])
+        for rank, own_ns in ends_ns.items():
+            inside = (own_ns >= others_ns[0]) & (own_ns <= others_ns[-1])
             if inside.any():
-                place = np.searchsorted(between_ns, each[inside])
+                place = np.searchsorted(between_ns, own_ns[inside])
                 later[rank] = int(np.median(place - np.flatnonzero(inside)))
         return {rank: steps - min(later.values()) for rank, steps in later.items()}
 
@@ -189,7 +189,7 @@ class Job:
         """Return the Run without its tables."""
         ordered = sorted(self.ranks.items())
         missing = list(self.missing)
-        if len({each.base_ns is None for _, each in ordered}) > 1:
+        if len({outline.base_ns is None for _, outline in ordered}) > 1:
             missing.append("some traces lack baseTimeNanoseconds, so their times stand apart")
         # The number of ranks of the job, or its least value: a job that communicates has two.
         told = [rank.world for rank in self.ranks.values() if rank.world]
@@ -204,7 +204,7 @@ class Job:
         total = sum(rank.collectives for rank in self.ranks.values())
         if unknown := sum(rank.without_size for rank in self.ranks.values()):
             missing.append(f"of {unknown:,} of {total:,} collectives the size is not told")
-        hosts = [each.host for _, each in ordered]
+        hosts = [outline.host for _, outline in ordered]
         all_known = all(hosts) and [rank for rank, _ in ordered] == list(range(len(ordered)))
         scatter_s = tuple((rank, ns * 1e-9) for rank, ns in sorted(clocks.scatter_ns.items()))
         remarks = [*_about_ranks(dict(ordered)), *_about_clocks(dict(ordered), clocks)]
@@ -217,10 +217,10 @@ class Job:
             facts=Facts(
                 workers=world,
                 # A gradient in these tables is a whole bucket already.
-                buckets="none" if any(each.has_gradients for _, each in ordered) else None,
-                backend=_listed(each.backend for _, each in ordered),
+                buckets="none" if any(outline.has_gradients for _, outline in ordered) else None,
+                backend=_listed(outline.backend for _, outline in ordered),
                 groups=_groups(ordered),
-                device=_listed(each.device for _, each in ordered),
+                device=_listed(outline.device for _, outline in ordered),
                 hosts=",".join(host.replace(",", ".") for host in hosts) if all_known else None,
                 clock_scatter_s=scatter_s if len(ordered) > 1 else None,
                 remarks="; ".join(remarks) or None,
@@ -281,7 +281,7 @@ def read_kineto(
     job.refuse_nothing(paths)
     tables = {rank: read[number] for rank, number in job.traces.items()}
     naming = job.naming()
-    collectives = {rank: naming.of(each) for rank, each in tables.items()}
+    collectives = {rank: naming.of(table) for rank, table in tables.items()}
     places = job.places({rank: ends_of(table) for rank, table in collectives.items()})
     ranks = [
         places.moves[rank].placed(rank, tables[rank], collectives[rank]) for rank in sorted(tables)
@@ -300,11 +300,11 @@ def read_kineto(
 
 def _groups(ranks: Iterable[tuple[int, Outline]]) -> str | None:
     """Return the groups with the ranks of the largest one of each description."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for _, outline in ranks:
         for name, size in outline.groups.items():
-            found[name] = max(size, found.get(name, 0))
-    named = sorted(found.items())[:_MOST_GROUPS]
+            sizes[name] = max(size, sizes.get(name, 0))
+    named = sorted(sizes.items())[:_MOST_GROUPS]
     return ", ".join(f"{name.replace(',', ' ')} {size}" for name, size in named) or None
 
 
@@ -314,8 +314,8 @@ def _listed(told: Iterable[str]) -> str | None:
 
 def _about_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:
     unknown: dict[str, tuple[float, int]] = {}
-    for rank, each in ranks.items():
-        for name, share in each.unknown.items():
+    for rank, outline in ranks.items():
+        for name, share in outline.unknown.items():
             unknown[name] = max(unknown.get(name, (0.0, 0)), (share, rank))
     longest = sorted(unknown.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]
     if longest:
@@ -327,8 +327,8 @@ def _about_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:
             "--communication REGEX says which communicate"
         )
     said: dict[str, list[int]] = {}
-    for rank, each in ranks.items():
-        for remark in each.remarks:
+    for rank, outline in ranks.items():
+        for remark in outline.remarks:
             said.setdefault(remark, []).append(rank)
     for remark, of in list(said.items())[:_MOST_NAMED]:
         yield f"{show_ranks(of)}: {remark}"
@@ -339,7 +339,7 @@ def _about_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:
 def _about_clocks(ranks: Mapping[int, Outline], clocks: Clocks) -> Iterator[str]:
     moved = {rank: ahead for rank, ahead in clocks.ahead_ns.items() if abs(ahead) > _REPORTED_NS}
     if moved:
-        rank = max(moved, key=lambda each: abs(moved[each]))
+        rank = max(moved, key=lambda other: abs(moved[other]))
         direction = "ahead of" if moved[rank] > 0 else "behind"
         yield (
             f"clocks of {len(moved)} ranks were corrected, by the ends of their collectives; rank "
