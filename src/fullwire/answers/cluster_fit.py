@@ -103,8 +103,8 @@ def fit_cluster(
     """
     if not tables:
         raise UsageError("cluster fit: expected at least one table")
-    shown = [curve for path in tables for curve in _shown(path_of(path, "cluster fit"))]
-    kept = [curve for curve in shown if curve.op in FITTED_OPS and curve.workers > 1]
+    curves = [curve for path in tables for curve in _shown(path_of(path, "cluster fit"))]
+    kept = [curve for curve in curves if curve.op in FITTED_OPS and curve.workers > 1]
     if not kept:
         raise UsageError(
             f"cluster fit: expected a table of {', '.join(FITTED_OPS)} among several ranks, and "
@@ -127,15 +127,17 @@ def fit_cluster(
     for curve in kept:
         _check_against(where, curve)
     rows = [curve.table() for curve in kept]
-    found = fitted(where, rows)
+    fitted_cluster = fitted(where, rows)
     sources = tuple(dict.fromkeys(curve.source for curve in kept))
     rests_on = sentence(FittedTo(before=where.rests_on, sources=sources))
-    assert found.measured is not None
-    found = with_large(replace(found, name=name, rests_on=rests_on), found.measured)
+    assert fitted_cluster.measured is not None
+    fitted_cluster = with_large(
+        replace(fitted_cluster, name=name, rests_on=rests_on), fitted_cluster.measured
+    )
     return ClusterFit(
-        cluster=found,
-        residuals=tuple(residuals(found, rows)),
-        choices=tuple(_choices(found, rows)),
+        cluster=fitted_cluster,
+        residuals=tuple(residuals(fitted_cluster, rows)),
+        choices=tuple(_choices(fitted_cluster, rows)),
     )
 
 
@@ -289,8 +291,8 @@ def _choices(cluster: Cluster, tables: Sequence[Table]) -> Iterator[Choice]:
         starts: list[tuple[int, str, str]] = []
         size = _FROM_BYTES
         while size <= _TO_BYTES:
-            said = library_time(op, cluster, size, workers)
-            way = (said.algorithm, said.protocol or "")
+            library = library_time(op, cluster, size, workers)
+            way = (library.algorithm, library.protocol or "")
             if not starts or way != starts[-1][1:]:
                 starts.append((size, *way))
             size *= 2

@@ -135,12 +135,12 @@ class _Asked:
     def timed(self, name: str, chunks: int | None = None) -> CollectiveTime:
         """Time the collective by one algorithm."""
         cut = chunks or self.chunks
-        found = collective_time(self.op, name, self.where, self.size_bytes, chunks=cut, **self.how)
-        check_times(f"{self.op} {name}", time=found.time_s)
-        check_shares(f"{self.op} {name}", busiest_link_share=found.busiest_share)
-        low_s, high_s = around(found.time_s, self.where, self.op, found.workers)
-        found = replace(found, interval=Between(low_s=low_s, high_s=high_s))
-        return found if self.is_described else replace(found, cluster=None)
+        time = collective_time(self.op, name, self.where, self.size_bytes, chunks=cut, **self.how)
+        check_times(f"{self.op} {name}", time=time.time_s)
+        check_shares(f"{self.op} {name}", busiest_link_share=time.busiest_share)
+        low_s, high_s = around(time.time_s, self.where, self.op, time.workers)
+        time = replace(time, interval=Between(low_s=low_s, high_s=high_s))
+        return time if self.is_described else replace(time, cluster=None)
 
     def quickest(self) -> CollectiveTime:
         """Time the collective by all algorithms that can be used here, and return the quickest."""
@@ -162,16 +162,16 @@ class _Asked:
             if name.startswith(("hierarchical", "in-network"))
             and self.size_bytes >= cut * _LEAST_CHUNK_BYTES
         ]
-        return min((self.timed(name, cut) for cut in (None, *cuts)), key=lambda each: each.time_s)
+        return min((self.timed(name, cut) for cut in (None, *cuts)), key=lambda timed: timed.time_s)
 
 
 def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveTime:
     """Time a collective by the tables of the cluster, or of others like it."""
-    said = library_time(op, where, size, workers)
-    check_times(op, time=said.time_s)
+    library = library_time(op, where, size, workers)
+    check_times(op, time=library.time_s)
     return CollectiveTime(
         op=op,
-        algorithm=said.algorithm,
+        algorithm=library.algorithm,
         workers=workers,
         bytes=size,
         bandwidth_bps=where.nics.rate_bps,
@@ -179,13 +179,15 @@ def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveT
         chunks=1,
         chunk_order="pipelined",
         level="usual" if where.measured is None else "tables",
-        time_s=said.time_s,
-        bus_bandwidth_bps=8 * size * bus_factor(op, workers) / said.time_s if said.time_s else 0.0,
+        time_s=library.time_s,
+        bus_bandwidth_bps=8 * size * bus_factor(op, workers) / library.time_s
+        if library.time_s
+        else 0.0,
         transfers=None,
         cluster=where.name,
-        busiest=said.busiest,
-        protocol=said.protocol,
-        interval=Between(low_s=said.low_s, high_s=said.high_s),
+        busiest=library.busiest,
+        protocol=library.protocol,
+        interval=Between(low_s=library.low_s, high_s=library.high_s),
     )
 
 

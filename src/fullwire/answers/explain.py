@@ -354,17 +354,19 @@ def explain(
     return _believed(job, explained)
 
 
-def _believed(run: Run, found: Explanation) -> Explanation:
+def _believed(run: Run, explanation: Explanation) -> Explanation:
     """Return an explanation after a check of its numbers; `_forecaster` checks predictions."""
     source, workers = run.provenance.source, world(run)
-    check_times(source, step=found.step_s, baseline=found.baseline_step_s)
-    check_times(source, **dict(found.account))
-    check_scaling(source, workers, found.scaling_factor)
-    predicted = [fix.forecast for fix in found.fixes] + ([found.full] if found.full else [])
+    check_times(source, step=explanation.step_s, baseline=explanation.baseline_step_s)
+    check_times(source, **dict(explanation.account))
+    check_scaling(source, workers, explanation.scaling_factor)
+    predicted = [fix.forecast for fix in explanation.fixes] + (
+        [explanation.full] if explanation.full else []
+    )
     check_steps(source, predicted_step=[forecast.step_s for forecast in predicted])
     check_times(source, low_end=[forecast.low_s for forecast in predicted])
     check_scaling(source, workers, [forecast.scaling_factor for forecast in predicted])
-    return found
+    return explanation
 
 
 def _is_to_account(run: Run) -> bool:
@@ -396,25 +398,25 @@ def _forecaster(
     if world(case.run) > 1 and computes(case) and not communicates(case):
         return None, (NothingToPredictFrom(),)
     try:
-        found = forecaster(
+        predictor = forecaster(
             case.run,
             min(rate_bps.values(), default=None),
             calibrate,
             alone_s=of_usual.alone_s if of_usual.crowding.is_told else None,
         )
-        if found is not None:
+        if predictor is not None:
             # An impossible step stops predictions only: its account may still be true.
-            now, source = found.ask(), case.run.provenance.source
+            now, source = predictor.ask(), case.run.provenance.source
             check_steps(
                 source,
-                median_step=found.measured_s,
-                step_of_one_worker=found.alone_s,
+                median_step=predictor.measured_s,
+                step_of_one_worker=predictor.alone_s,
                 predicted_step=now.step_s,
             )
             check_scaling(source, world(case.run), now.scaling_factor)
     except (UsageError, DamagedInput) as error:
         return None, (NoFixesPredicted(why=str(error)),)
-    return found, ()
+    return predictor, ()
 
 
 def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, float]:
@@ -453,24 +455,24 @@ _REPEATS = 0.02  # A job that is started again repeats within this.
 
 
 def _baseline(
-    run: Run, found: Account, baseline: RunLike | None
+    run: Run, usual: Account, baseline: RunLike | None
 ) -> tuple[float, tuple[float, float], float | None]:
     """Return T1, the range in which it lies, and the increase of computation over it.
 
     The last is None where T1 is estimated.
     """
-    parts = found.parts_s
+    parts = usual.parts_s
     if baseline is None:
-        alone_s = found.alone_s
+        alone_s = usual.alone_s
         if world(run) == 1:
             below, above = _REPEATS, _REPEATS
-        elif found.crowding.source == "none" and not sums_on_processors(run):
+        elif usual.crowding.source == "none" and not sums_on_processors(run):
             below, above = _OFF_ON_DEVICES
         else:
-            below, above = _OFF[found.crowding.source]
-            by_chance = 2 * found.crowding.scatter / max(found.crowding.probes, 1) ** 0.5
+            below, above = _OFF[usual.crowding.source]
+            by_chance = 2 * usual.crowding.scatter / max(usual.crowding.probes, 1) ** 0.5
             below, above = math.hypot(below, by_chance), math.hypot(above, by_chance)
-        if found.crowding.source == "probe steps":
+        if usual.crowding.source == "probe steps":
             # One worker beside the same other programs may wait for a processor, or find one free.
             left = 1 - share_of_others(run)
             below, above = 1 - (1 - below) * left, (1 + above) / left - 1

@@ -135,16 +135,16 @@ def usable(cluster: Cluster) -> Cluster:
 
 def search_each(question: Question) -> list[Searched]:
     """Search on all nodes; where fewer devices may be better, on parts of them too."""
-    found = [search(question)]
+    searches = [search(question)]
     nodes = question.cluster.nodes
-    while question.objective != "step" and nodes % 2 == 0 and len(found) < 6:
+    while question.objective != "step" and nodes % 2 == 0 and len(searches) < 6:
         nodes //= 2
         fewer = replace(question, cluster=described_cluster(question.cluster, nodes))
         try:
-            found.append(search(fewer))
+            searches.append(search(fewer))
         except UsageError:
             break  # too few devices for the model or for the fixed degrees
-    return found
+    return searches
 
 
 def search(question: Question) -> Searched:
@@ -248,9 +248,9 @@ def _enough_nodes(question: Question, least: int) -> str:
     return f"more than {least + _MOST_TRIED - 1} nodes"
 
 
-def score(found: Searched) -> Floats:
+def score(searched: Searched) -> Floats:
     """Return what the objective makes small."""
-    question, step_s = found.question, found.step_s
+    question, step_s = searched.question, searched.step_s
     if question.objective == "cost":
         return step_s * question.cluster.devices
     if question.objective == "goodput":
@@ -260,10 +260,10 @@ def score(found: Searched) -> Floats:
     return step_s
 
 
-def planned(found: Searched, row: int) -> Planned:
+def planned(searched: Searched, row: int) -> Planned:
     """Return one plan with its interval and figures."""
-    question, plans, priced = found.question, found.plans, found.priced
-    step_s = float(found.step_s[row])
+    question, plans, priced = searched.question, searched.plans, searched.priced
+    step_s = float(searched.step_s[row])
     degrees = {name: int(getattr(plans, name)[row]) for name in DEGREES}
     spread = None
     if question.calibration is not None:
@@ -297,7 +297,7 @@ def planned(found: Searched, row: int) -> Planned:
         interval=Range(low_s=step_s / factor, high_s=step_s * factor),
         tokens_per_s_per_device=tokens / step_s / devices,
         model_flops_utilization=flops / step_s / peak,
-        memory=_memory(found.memory, row),
+        memory=_memory(searched.memory, row),
         compute_s=part_s("compute_s"),
         bubble_s=part_s("bubble_s"),
         exposed=Exposed(**{field.name: part_s(field.name) for field in fields(Exposed)}),
@@ -306,7 +306,7 @@ def planned(found: Searched, row: int) -> Planned:
         host_s=part_s("host_s"),
         device_hours=step_s * devices / 3600 / tokens * 1e6,
         fits=True,
-        equal=bool(step_s <= (1 + ALIKE) * float(found.step_s[found.order[0]])),
+        equal=bool(step_s <= (1 + ALIKE) * float(searched.step_s[searched.order[0]])),
     )
 
 
@@ -326,11 +326,11 @@ def calibrated(question: Question, path: Path) -> Question:
     logs, shares = [], []
     for number, (fixed, measured_s) in enumerate(rows, start=2):
         try:
-            found = _plans(question, fixed)
+            plans = _plans(question, fixed)
         except UsageError as error:
             raise DamagedInput(path, str(error), line=number) from None
-        priced = price(job_of(question, found))
-        middle = np.argsort(priced.step_s)[len(found) // 2]
+        priced = price(job_of(question, plans))
+        middle = np.argsort(priced.step_s)[len(plans) // 2]
         logs.append(math.log(measured_s / priced.step_s[middle]))
         shares.append(priced.shares[middle])
     is_moe = question.model.moe is not None

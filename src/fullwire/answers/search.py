@@ -69,42 +69,46 @@ class Best:
     instead: tuple[Instead, ...]
 
 
-def best(found: Predictions, count: int) -> tuple[Best, ...]:
+def best(predictions: Predictions, count: int) -> tuple[Best, ...]:
     """Return the `count` best rows of each run."""
     if count < 1:
         raise UsageError(f"best: expected at least 1, got {count}")
-    by_run = np.arange(len(found)).reshape(len(found.axes["run"]), -1)
-    alone_s = found["baseline_step_s"].reshape(by_run.shape)
+    by_run = np.arange(len(predictions)).reshape(len(predictions.axes["run"]), -1)
+    alone_s = predictions["baseline_step_s"].reshape(by_run.shape)
     # Where devices change, one worker is that of the first row of its run.
-    speedup = found["workers"] * found["scaling_factor"] * (alone_s[:, :1] / alone_s).reshape(-1)
-    rows = [row for rows in by_run for row in _first(found, speedup, rows, count)]
+    speedup = (
+        predictions["workers"]
+        * predictions["scaling_factor"]
+        * (alone_s[:, :1] / alone_s).reshape(-1)
+    )
+    rows = [row for rows in by_run for row in _first(predictions, speedup, rows, count)]
     return tuple(
-        Best(row, float(speedup[row]), tuple(_instead(found, speedup, row))) for row in rows
+        Best(row, float(speedup[row]), tuple(_instead(predictions, speedup, row))) for row in rows
     )
 
 
-def _first(found: Predictions, speedup: Floats, rows: Any, count: int) -> list[int]:
+def _first(predictions: Predictions, speedup: Floats, rows: Any, count: int) -> list[int]:
     """Return the first `count` rows of a run, sorted from those that are near the best."""
     here = speedup[rows]
     least = np.partition(here, -min(count, len(here)))[-min(count, len(here))]
     rows = rows[here >= least / (1 + NEAR) ** 2]
     place = np.floor(np.log(speedup[rows].max() / speedup[rows]) / np.log1p(NEAR) + 1e-9)
-    apart = found["accumulate"][rows] * found["local_steps"][rows]
+    apart = predictions["accumulate"][rows] * predictions["local_steps"][rows]
     keys = (
         rows,
-        found["compression"][rows],
+        predictions["compression"][rows],
         apart,
-        found["workers"][rows],
-        found["bandwidth_bps"][rows],
+        predictions["workers"][rows],
+        predictions["bandwidth_bps"][rows],
         place,
     )
     return [int(row) for row in rows[np.lexsort(keys)][:count]]
 
 
-def _instead(found: Predictions, speedup: Floats, row: int) -> Iterator[Instead]:
-    shape = tuple(len(values) for values in found.axes.values())
+def _instead(predictions: Predictions, speedup: Floats, row: int) -> Iterator[Instead]:
+    shape = tuple(len(values) for values in predictions.axes.values())
     table, place = speedup.reshape(shape), np.unravel_index(row, shape)
-    for number, (axis, values) in enumerate(found.axes.items()):
+    for number, (axis, values) in enumerate(predictions.axes.items()):
         if len(values) < 2 or axis == "run":
             continue
         line: Any = (*place[:number], slice(None), *place[number + 1 :])
@@ -171,10 +175,10 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
             for ratio in _RATIOS
         ),
     )
-    found = sweep([subject], grid)
+    predictions = sweep([subject], grid)
     alone_s = subject.step.alone_ns * 1e-9 if job is None else baseline_s
-    check_steps(run.provenance.source, step=found["step_s"], step_of_one_worker=alone_s)
-    low_s, high_s = interval_s([subject], grid, found, calibration)
+    check_steps(run.provenance.source, step=predictions["step_s"], step_of_one_worker=alone_s)
+    low_s, high_s = interval_s([subject], grid, predictions, calibration)
     points = (grid.transports, grid.workers, grid.bandwidth_bps, _PACKINGS, _RATIOS)
     shape = tuple(len(axis) for axis in points)
     measured = [
@@ -186,8 +190,8 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         bandwidth_bps=grid.bandwidth_bps,
         packings=_PACKINGS,
         ratios=_RATIOS,
-        step_s=found["step_s"].reshape(shape),
-        half_s=np.broadcast_to((high_s - low_s) / 2, len(found)).reshape(shape),
+        step_s=predictions["step_s"].reshape(shape),
+        half_s=np.broadcast_to((high_s - low_s) / 2, len(predictions)).reshape(shape),
         baseline_s=alone_s,
         recorded_workers=base.workers[0] if is_recorded else None,
         recorded_bps=base.bandwidth_bps[0] if is_recorded else None,

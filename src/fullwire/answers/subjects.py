@@ -108,8 +108,8 @@ class Transports:
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
         if text != "measured" and Path(text).is_file():
-            found = tables(text)
-            table = next((rows for rows in found if rows.op == "allreduce"), found[0])
+            of_file = tables(text)
+            table = next((rows for rows in of_file if rows.op == "allreduce"), of_file[0])
             if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
                 raise UsageError(
                     f"{text}: expected a table of several ranks: one alone sends nothing"
@@ -152,14 +152,14 @@ class Conditions:
     jitter: OneOrMany = "recorded"
     lane: str = "fifo"
 
-    def grid(self, runs: Sequence[Run], found: Transports) -> Grid:
+    def grid(self, runs: Sequence[Run], known: Transports) -> Grid:
         """Read them; those that were left out are as recorded, or else usual."""
         if self.cluster is None:  # The one on which all runs were recorded, if it is the same.
             recorded = {recorded_cluster(run) for run in runs}
             chosen = recorded.pop() if len(recorded) == 1 else None
         else:
             chosen = cluster(self.cluster)
-        transports = several(self.transport, lambda text: found.named(str(text)))
+        transports = several(self.transport, lambda text: known.named(str(text)))
         stated = chosen
         # A measured transport has its own start-up.
         if self.cluster is not None and all(
@@ -214,7 +214,7 @@ class Conditions:
         if self.workers is not None:
             raise UsageError("nodes: expected nodes or workers, got both")
         counts = several(self.nodes, lambda text: count(text, "nodes"))
-        return [with_nodes(cluster, each).devices for each in counts]
+        return [with_nodes(cluster, nodes).devices for nodes in counts]
 
     def _compressors(self, runs: Sequence[Run]) -> tuple[Compressor, ...]:
         # Gradients are on a GPU with NCCL; every device of the built-in workloads is one.
@@ -251,15 +251,17 @@ def _shows_no_transport(run: Run) -> str | None:
     return None
 
 
-def subject_of(name: str, run: Run, found: Transports) -> Subject:
+def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
     subject, alone_s = plain_subject(name, run), alone_without_contention_s(run)
     if alone_s is not None:
-        known = FullTransport() if found.calibration is None else found.calibration.transport
+        known = (
+            FullTransport() if transports.calibration is None else transports.calibration.transport
+        )
         subject = with_contention(subject, alone_s, known)
-    if found.calibration is None:
+    if transports.calibration is None:
         return subject
-    return with_residue(subject, found.calibration.transport)
+    return with_residue(subject, transports.calibration.transport)
 
 
 def gradient_bytes(run: Run) -> list[int]:
@@ -268,8 +270,8 @@ def gradient_bytes(run: Run) -> list[int]:
     if not len(rows):
         return []
     first = rows.rows((rows.rank == rows.rank[0]) & (rows.step == rows.step[0]))
-    found: list[int] = first.bytes.tolist()
-    return found
+    sizes: list[int] = first.bytes.tolist()
+    return sizes
 
 
 def _first(*choices: OneOrMany) -> OneOrMany:

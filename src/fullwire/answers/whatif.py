@@ -319,25 +319,25 @@ def _table(
     changes = asked_changes("whatif", more, Conditions, Asked)
     many = named(runs, line_rate)
     only = [run for _, run in many]
-    found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
-    grid = conditions.grid(only, found)
+    transports = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
+    grid = conditions.grid(only, transports)
     if max(changes.get("fragments", (1,))) > 1 and max(grid.local_steps) == 1:
         raise UsageError(
             "fragments: expected local steps with them, as parameters are averaged after these: "
             "--local-steps 30"
         )
     if "ranks_per_host" in changes and not any(
-        isinstance(each, MeasuredTransport) for each in grid.transports
+        isinstance(transport, MeasuredTransport) for transport in grid.transports
     ):
         raise UsageError("ranks per host: expected --transport measured with it, got full only")
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
-        return _predicted(many, found, grid, changes, wanted, progress, those)
+        return _predicted(many, transports, grid, changes, wanted, progress, those)
 
 
 def _predicted(
     many: Sequence[tuple[str, Run]],
-    found: Transports,
+    transports: Transports,
     grid: Grid,
     changes: Changes,
     wanted: float | None,
@@ -345,10 +345,10 @@ def _predicted(
     those: Crew,
 ) -> WhatIf:
     """Predict each run under every change and every point of the grid."""
-    whole = [subject_of(name, run, found) for name, run in many]
+    whole = [subject_of(name, run, transports) for name, run in many]
     subjects = changed(whole, changes)
     predictions = sweep(subjects, grid, progress, those)
-    around_s = interval_s(subjects, grid, predictions, found.calibration, those)
+    around_s = interval_s(subjects, grid, predictions, transports.calibration, those)
     measures = predictions.measures
     names = np.array(predictions.axes["run"], object).reshape(shaped(run=len(subjects)))
     check_steps(names, step=measures["step_s"], step_of_one_worker=measures["baseline_step_s"])
@@ -383,7 +383,7 @@ def _predicted(
         subjects=tuple(subjects),
         grid=grid,
         changes=changes,
-        further=further_recording(subjects, grid, predictions, around_s, found.calibration),
+        further=further_recording(subjects, grid, predictions, around_s, transports.calibration),
         suspicions=suspected,
     )
 
@@ -411,8 +411,8 @@ def replay(
     conditions = taken(Conditions, given)
     changes = asked_changes("replay", given, Conditions)
     [(name, only), *others] = named(with_batches(run, batch), line_rate)
-    found = Transports([only], calibrate, (name,), line_rate)
-    grid = conditions.grid([only], found)
+    transports = Transports([only], calibrate, (name,), line_rate)
+    grid = conditions.grid([only], transports)
     axes = [getattr(grid, name) for name in AXES_GIVEN]
     if others or any(len(axis) != 1 for axis in (*axes, *changes.values())):
         raise UsageError("a replay needs one value of each condition: name workers and bandwidth")
@@ -421,7 +421,7 @@ def replay(
             "a replay plays one pass with all of its messages: expected accumulate 1 and local "
             "steps 1"
         )
-    [subject] = changed([subject_of(name, only, found)], changes)
+    [subject] = changed([subject_of(name, only, transports)], changes)
     return replay_subject(only, subject, grid)
 
 

@@ -65,10 +65,10 @@ class Live:
 
     def show(self, window: Watched, elapsed_s: float) -> None:
         """Show a window, and act on what it says."""
-        found = window.explanation
-        self._steps.append(None if found is None else found.step_s)
-        if found is not None:
-            self._hour.append(found.step_s)
+        explanation = window.explanation
+        self._steps.append(None if explanation is None else explanation.step_s)
+        if explanation is not None:
+            self._hour.append(explanation.step_s)
         if self.page is not None:
             self.page.text = open_metrics(window)
         if self.is_json:
@@ -82,8 +82,8 @@ class Live:
             sys.stdout.write(back + "".join(f"{line}\n" for line in lines))
             sys.stdout.flush()
             self._lines = len(lines)
-        elif (said := _gist(window)) != self._said:
-            self._said = said
+        elif (gist := _gist(window)) != self._said:
+            self._said = gist
             print(f"{show_time(elapsed_s)}: {visible(window.sentence)}", flush=True)
         self._elapsed_s = elapsed_s
         for alerted in window.alerts:
@@ -112,7 +112,7 @@ class Live:
 
     def _alert(self, text: str) -> None:
         self._say(text)
-        self._running = [each for each in self._running if each.poll() is None]
+        self._running = [process for process in self._running if process.poll() is None]
         if self.command is None:
             return
         if len(self._running) >= _MOST_COMMANDS:
@@ -138,18 +138,19 @@ class Live:
         self._say(f"written: {write(window.run, path)}")
 
     def _lines_of(self, window: Watched) -> Iterator[str]:
-        found, job = window.explanation, window.job
+        explanation, job = window.explanation, window.job
         yield from textwrap.wrap(visible(window.sentence), shutil.get_terminal_size().columns - 1)
         steps = [step for step in self._steps if step is not None]
-        if found is not None:
+        if explanation is not None:
             low, high = min(steps), max(steps)
             line = "".join(
                 " " if step is None else _BARS[round((step - low) / (high - low or 1) * 7)]
                 for step in self._steps
             )
             sent = [rank.sent_bytes for rank in window.ranks]
-            a_step = max(sent) / max(window.seconds / found.step_s, 1)
-            yield f"  step {show_time(found.step_s)}  {line}  {show_bytes(a_step)} a step and rank"
+            a_step = max(sent) / max(window.seconds / explanation.step_s, 1)
+            step = show_time(explanation.step_s)
+            yield f"  step {step}  {line}  {show_bytes(a_step)} a step and rank"
         yield "  rank       pid  computing  sending  waiting  delayed        rate  again"
         pids = {rank.rank: rank.pid for rank in job.ranks}
         for rank in window.ranks[:_MOST_RANKS]:
@@ -177,24 +178,24 @@ def _gist(window: Watched) -> tuple[object, ...]:
 
 def open_metrics(window: Watched) -> str:
     """Return a window as OpenMetrics text, which Prometheus reads."""
-    found = window.explanation
+    explanation = window.explanation
     named: list[tuple[str, str, Sequence[tuple[str, float]]]] = [
         ("confidence", "How alike steps are, from 0 to 1", [("", window.confidence)]),
         ("stuck_seconds", "For how long nothing was sent, 0 if the job is not stuck",
          [("", 0.0 if window.stuck is None else window.stuck.since_s)]),
         ("verdict", "What limits the job", [(f'{{kind="{window.kind}"}}', 1.0)]),
     ]  # fmt: skip
-    if found is not None:
+    if explanation is not None:
         named += [
-            ("step_seconds", "Time of a step", [("", found.step_s)]),
+            ("step_seconds", "Time of a step", [("", explanation.step_s)]),
             ("part_seconds", "Parts of a step; together they are the step",
-             [(f'{{part="{part}"}}', value_s) for part, value_s in found.account.items()]),
+             [(f'{{part="{part}"}}', value_s) for part, value_s in explanation.account.items()]),
             ("transfer_low_seconds", "Least exposed transfer of a step",
              [("", window.transfer_s[0])]),
             ("transfer_high_seconds", "Most exposed transfer of a step",
              [("", window.transfer_s[1])]),
         ]  # fmt: skip
-        late = getattr(found.verdict.findings[0], "ranks", ())
+        late = getattr(explanation.verdict.findings[0], "ranks", ())
         named += [
             ("straggler", "1 for a rank that the verdict names",
              [(f'{{rank="{rank.rank}"}}', float(rank.rank in late)) for rank in window.ranks]),

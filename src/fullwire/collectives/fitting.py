@@ -119,23 +119,23 @@ def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:
     """Compare every row of the tables with the protocols alone, without the tables' corrections."""
     assert cluster.measured is not None
     cluster = replace(cluster, measured=replace(cluster.measured, shown=()))
-    found = []
+    residues = []
     for table in tables:
         for size, time_s in table.points:
             if size < LEAST_BYTES:
                 continue
-            said = library_time(table.op, cluster, size, table.workers)
-            found.append(
+            library = library_time(table.op, cluster, size, table.workers)
+            residues.append(
                 Residual(
                     op=table.op,
                     workers=table.workers,
                     bytes=size,
                     measured_s=time_s,
-                    predicted_s=said.time_s,
-                    algorithm=said.algorithm,
+                    predicted_s=library.time_s,
+                    algorithm=library.algorithm,
                 )
             )
-    return found
+    return residues
 
 
 def _rounded_s(measured: Measured, row: _Rows) -> Floats:

@@ -391,7 +391,7 @@ class EndsBeforeIssue(Finding):
 
 def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> Iterator[Finding]:
     """Yield the notes on a run and its account."""
-    run, found = case.run, case.account
+    run, account = case.run, case.account
     if run.provenance.basis == "modelled":
         yield RestsOnModel()
     if communicates(case) and not computes(case):
@@ -402,13 +402,13 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     if run.facts.remarks is not None:
         yield RemarkedWhereRead(what=str(run.facts.remarks))
     yield from about_goodput(run.events)
-    if not found.step_s:
+    if not account.step_s:
         return
-    if found.is_whole_trace:
+    if account.is_whole_trace:
         yield NoStepMarked()
     else:
-        yield from _longer_steps(found)
-    change = changed_midway(found)
+        yield from _longer_steps(account)
+    change = changed_midway(account)
     if change is not None:
         part = change.part.key.replace("_", " ")
         yield ChangedMidway(before_s=change.before_s, after_s=change.after_s, part=part)
@@ -419,7 +419,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
     yield from _beside_training(run.spans)
-    stopped = pauses(gaps_between_steps_s(run.spans), found.step_s)
+    stopped = pauses(gaps_between_steps_s(run.spans), account.step_s)
     if stopped is not None:
         yield between_steps(stopped)
     # Find the share of time between steps where it lies in short gaps.
@@ -434,16 +434,16 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
     if len(marks) and between > BETWEEN and stopped is None:
         yield TimeBetweenSteps(share=between)
-    own_s = [parts[Part.COMPUTE.key] for parts in found.rank_parts_s()]
-    beyond_s = float(np.mean(own_s)) - found.parts_s[Part.COMPUTE.key]
-    if beyond_s > NOTABLE * found.step_s:
+    own_s = [parts[Part.COMPUTE.key] for parts in account.rank_parts_s()]
+    beyond_s = float(np.mean(own_s)) - account.parts_s[Part.COMPUTE.key]
+    if beyond_s > NOTABLE * account.step_s:
         yield RanksBeyondTheAccount(
-            account_s=found.parts_s[Part.COMPUTE.key],
+            account_s=account.parts_s[Part.COMPUTE.key],
             low_s=min(own_s),
             high_s=max(own_s),
             beyond_s=beyond_s,
         )
-    without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(found.ranks)))
+    without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(account.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)
     recorded = len(recorded_ranks(run))
@@ -459,10 +459,10 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield from about_others(run)
 
 
-def _longer_steps(found: Account) -> Iterator[Finding]:
+def _longer_steps(account: Account) -> Iterator[Finding]:
     """Yield a note on the steps that take much longer than the usual ones, if any."""
-    by_step_s = found.parts_ns.mean(axis=0) * 1e-9
-    length_s, usual_s = by_step_s.sum(axis=1), by_step_s[found.is_typical].mean(axis=0)
+    by_step_s = account.parts_ns.mean(axis=0) * 1e-9
+    length_s, usual_s = by_step_s.sum(axis=1), by_step_s[account.is_typical].mean(axis=0)
     is_longer = length_s > LONGER * usual_s.sum()
     if not is_longer.any():
         return
@@ -479,27 +479,27 @@ def _longer_steps(found: Account) -> Iterator[Finding]:
 
 
 def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Finding]:
-    found, parts, facts = case.account, case.account.parts_s, case.run.facts
-    told_s = sum(parts[part.key] for part in _TRANSFER) - found.untold_s
+    account, parts, facts = case.account, case.account.parts_s, case.run.facts
+    told_s = sum(parts[part.key] for part in _TRANSFER) - account.untold_s
     if not rate_bps and told_s > 0 and not shares_one_host(case.run):
         yield LineRateUnknown()
     late_ends = facts.late_ends
     if late_ends:
         yield LateEnds(count=late_ends)
-    if found.latency == "none" and told_s > 0:
+    if account.latency == "none" and told_s > 0:
         yield LatencyUnknown()
-    if found.beyond_line_rate > BEYOND_LINE_RATE:
-        yield FasterThanTheLine(times=found.beyond_line_rate)
+    if account.beyond_line_rate > BEYOND_LINE_RATE:
+        yield FasterThanTheLine(times=account.beyond_line_rate)
     stated = facts.clock_uncertainty_s or ()
     uncertain_s = max((rank_s for _, rank_s in stated), default=0.0)
     if uncertain_s > CLOCKS_DIFFER * case.step_s:
         yield ClocksUncertain(to_s=uncertain_s)
-    if found.clock_error_ns > CLOCKS_DIFFER * case.step_s * 1e9:
+    if account.clock_error_ns > CLOCKS_DIFFER * case.step_s * 1e9:
         is_unnamed = any(
             str(name).startswith("stream ") for name in set(case.run.collectives.group)
         )
         because = ClocksBecause.UNNAMED_GROUPS if is_unnamed else ClocksBecause.DISAGREE
-        yield EndsBeforeIssue(by_s=found.clock_error_ns * 1e-9, because=because)
+        yield EndsBeforeIssue(by_s=account.clock_error_ns * 1e-9, because=because)
 
 
 def _beside_training(spans: Spans) -> Iterator[Finding]:
@@ -512,15 +512,15 @@ def _beside_training(spans: Spans) -> Iterator[Finding]:
     is_there = (spans.rank == marks.rank[0]) & (spans.lane == "host")
     is_there &= (spans.start_ns >= begin_ns) & (spans.end_ns <= end_ns)
     for name in ("evaluation", "checkpoint"):
-        found = spans.rows(is_there & (spans.name == name))
-        lasted_s, count = (found.end_ns - found.start_ns) * 1e-9, len(found)
+        marked = spans.rows(is_there & (spans.name == name))
+        lasted_s, count = (marked.end_ns - marked.start_ns) * 1e-9, len(marked)
         total_s = float(lasted_s.sum())
         if not count:
             continue
         if name == "evaluation":
             yield EvaluationsTook(count=count, total_s=total_s, run_s=run_s)
         else:
-            within_s = float(lasted_s[found.step >= 0].sum()) or None
+            within_s = float(lasted_s[marked.step >= 0].sum()) or None
             yield CheckpointsTook(count=count, total_s=total_s, run_s=run_s, within_s=within_s)
 
 
@@ -535,21 +535,21 @@ def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[
         yield GivenRateIsUnused(rate_bps=given_bps)
 
 
-def about_baseline(found: Account, given_s: float | None) -> Iterator[Finding]:
+def about_baseline(account: Account, given_s: float | None) -> Iterator[Finding]:
     """Yield a note if a given baseline takes longer than the job."""
-    if given_s is not None and given_s > found.step_s:
+    if given_s is not None and given_s > account.step_s:
         yield BaselineIsLonger(baseline_s=given_s)
 
 
 def about_other_steps(
-    found: Account, judged: Account, predictor: Forecaster | None
+    account: Account, judged: Account, predictor: Forecaster | None
 ) -> Iterator[Finding]:
     """Yield a note if the verdict, or predictions, are of other steps than the account."""
-    if judged is not found:
+    if judged is not account:
         steps = int(judged.is_typical.sum())
-        yield FixedFromAllSteps(usual_s=found.step_s, mean_s=judged.step_s, steps=steps)
-    if predictor is not None and abs(found.step_s / predictor.measured_s - 1) > NOTABLE:
-        yield PredictedFromOthers(usual_s=found.step_s, replayed_s=predictor.measured_s)
+        yield FixedFromAllSteps(usual_s=account.step_s, mean_s=judged.step_s, steps=steps)
+    if predictor is not None and abs(account.step_s / predictor.measured_s - 1) > NOTABLE:
+        yield PredictedFromOthers(usual_s=account.step_s, replayed_s=predictor.measured_s)
 
 
 def about_rate(run: Run, predictor: Forecaster | None, full: Forecast | None) -> Iterator[Finding]:

@@ -143,22 +143,28 @@ class _WithoutSearch:
             self._model.reducer._check_reducer_finalized()
         except RuntimeError:
             used = _parameters_of(roots)
-            left_out = [each for each in self._model._module_parameters if id(each) not in used]
-            had_none = [each for each in left_out if each.grad is None]
-            torch.autograd.backward(left_out, [torch.full_like(each, -0.0) for each in left_out])
-            for each in had_none:
-                if not each.grad.any() and each.grad.signbit().all():
-                    each.grad = None
+            left_out = [
+                parameter
+                for parameter in self._model._module_parameters
+                if id(parameter) not in used
+            ]
+            had_none = [parameter for parameter in left_out if parameter.grad is None]
+            torch.autograd.backward(
+                left_out, [torch.full_like(parameter, -0.0) for parameter in left_out]
+            )
+            for parameter in had_none:
+                if not parameter.grad.any() and parameter.grad.signbit().all():
+                    parameter.grad = None
 
 
 def _parameters_of(roots: Sequence[Any]) -> set[int]:
     """Return the ids of the parameters below these nodes of a graph."""
-    seen, found, ahead = set(), set(), list(roots)
+    seen, parameters, ahead = set(), set(), list(roots)
     while ahead:
         node = ahead.pop()
         if node not in seen:
             seen.add(node)
             ahead += [follower for follower, _ in node.next_functions if follower is not None]
             if hasattr(node, "variable"):
-                found.add(id(node.variable))
-    return found
+                parameters.add(id(node.variable))
+    return parameters

@@ -99,24 +99,24 @@ class Joining(FixKind):
             places = step.others.small(op, MUCH_BYTES)
             if len(places) >= MANY:
                 # Predict without the residue, because the many small collectives are its cause.
-                found = job.as_modelled().ask(step=step.with_joined(places))
+                forecast = job.as_modelled().ask(step=step.with_joined(places))
                 if op == "allreduce":
                     # What waits costs the host a little, each. Before all are sent, ranks agree on
                     # their number, in one small sum more.
                     agreeing_s = account.parts_s[Part.LATENCY.key] / len(places)
                     waiting_s = len(places) * _WAITING_S + agreeing_s
-                    step_s = found.step_s + waiting_s
-                    found = replace(
-                        found,
+                    step_s = forecast.step_s + waiting_s
+                    forecast = replace(
+                        forecast,
                         step_s=step_s,
-                        scaling_factor=found.scaling_factor * found.step_s / step_s,
-                        high_s=found.high_s + 2 * waiting_s,
+                        scaling_factor=forecast.scaling_factor * forecast.step_s / step_s,
+                        high_s=forecast.high_s + 2 * waiting_s,
                     )
                 yield Joined(
                     count=len(places),
                     ops=named,
                     how=setting,
-                    forecast=found,
+                    forecast=forecast,
                     setting=self.example if op == "allreduce" else "",
                 )
 
@@ -315,7 +315,7 @@ class _Joining:
                 agreed = torch.tensor([len(sent)], device=sent[0][1].tensor.device)
                 self._all_reduce(agreed, dist.ReduceOp.MIN)
                 count = int(agreed)
-                together, later = [each for _, each in sent[:count]], dict(sent[count:])
+                together, later = [tensor for _, tensor in sent[:count]], dict(sent[count:])
                 tensors = [sent_sum.tensor for sent_sum in together]
                 flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
                 self._all_reduce(flat)
@@ -324,7 +324,7 @@ class _Joining:
                 for scale, number in first if are_alike else ():
                     scale(flat, number)
                 parts = flat.split([tensor.numel() for tensor in tensors])
-                views = [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]
+                views = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
                 torch._foreach_copy_(tensors, views)
                 for one in () if are_alike else together:
                     for scale, number in one.scalings:

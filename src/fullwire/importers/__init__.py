@@ -102,12 +102,12 @@ def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
 
 def tables(path: str | Path, *, format: str | None = None) -> list[Table]:
     """Read the tables of a benchmark of collectives: nccl-tests, rccl-tests or OSU."""
-    found = _given("tables", (path,), format)
-    form = None if found.kind in (RUN, WORKLOAD) else FORMATS[found.kind]
+    given = _given("tables", (path,), format)
+    form = None if given.kind in (RUN, WORKLOAD) else FORMATS[given.kind]
     if form is None or form.tables is None:
         takers = " or ".join(format_.label for format_ in FORMATS.values() if format_.tables)
-        raise UsageError(f"{path}: expected {takers}, got a {found.kind}")
-    return [table for file in files_of(form, found.traces) for table in form.tables(file)]
+        raise UsageError(f"{path}: expected {takers}, got a {given.kind}")
+    return [table for file in files_of(form, given.traces) for table in form.tables(file)]
 
 
 def import_run(
@@ -133,26 +133,26 @@ def import_run(
     options = Options(
         step_time=step_time, reduce_cost=reduce_cost, communication=communication, pattern=pattern
     )
-    found = _given("import", (path, *more), format, pattern)
-    if found.kind not in (RUN, WORKLOAD) and (write := FORMATS[found.kind].write):
-        _refuse_others(found, options)
+    given = _given("import", (path, *more), format, pattern)
+    if given.kind not in (RUN, WORKLOAD) and (write := FORMATS[given.kind].write):
+        _refuse_others(given, options)
         writing = Writing(
             output=output,
-            logs=[file for _, files in _beside(found) for file in files],
-            left_out=found.left_out,
+            logs=[file for _, files in _beside(given) for file in files],
+            left_out=given.left_out,
             processes=processes,
             on=on,
             replace=replace,
             told=told,
         )
-        return write(found.traces, options, writing)
+        return write(given.traces, options, writing)
     if processes is not None or on != HERE:
         option = "--on" if processes is None else "--processes"
         takers = " and ".join(format_.label for format_ in FORMATS.values() if format_.write)
-        raise UsageError(f"{path}: {option} belongs to {takers}, not to a {found.kind}")
+        raise UsageError(f"{path}: {option} belongs to {takers}, not to a {given.kind}")
     from fullwire.run.store import write as write_run
 
-    return write_run(_read(found, options), output, replace=replace)
+    return write_run(_read(given, options), output, replace=replace)
 
 
 def _given(
@@ -165,45 +165,45 @@ def _given(
     return given(FORMATS, where, paths, format)
 
 
-def _read(found: Given, options: Options) -> Run:
+def _read(given: Given, options: Options) -> Run:
     """Read the given paths with the reader of their kind, which is imported only now."""
-    _refuse_others(found, options)
-    if found.kind == WORKLOAD:
+    _refuse_others(given, options)
+    if given.kind == WORKLOAD:
         from fullwire import workloads
 
-        return workloads.modelled_run(workloads.workload(str(found.traces[0])))
-    if found.kind == RUN:
+        return workloads.modelled_run(workloads.workload(str(given.traces[0])))
+    if given.kind == RUN:
         from fullwire.run.store import read_run
 
-        return read_run(found.traces[0])
-    form = FORMATS[found.kind]
-    files = found.traces if form.searches_directories else files_of(form, found.traces)
+        return read_run(given.traces[0])
+    form = FORMATS[given.kind]
+    files = given.traces if form.searches_directories else files_of(form, given.traces)
     run = form.read(files, options)
     if form.beside is None:
-        for adding, logs in _beside(found):
+        for adding, logs in _beside(given):
             run = adding(run, logs)
-    if not found.left_out:
+    if not given.left_out:
         return run
-    return dataclasses.replace(run, gaps=gaps_of([*run.gaps, *found.left_out]))
+    return dataclasses.replace(run, gaps=gaps_of([*run.gaps, *given.left_out]))
 
 
-def _beside(found: Given) -> Iterator[tuple[Beside, list[Path]]]:
+def _beside(given: Given) -> Iterator[tuple[Beside, list[Path]]]:
     """Yield each format that adds to others, with its files among the given paths."""
-    places = [*found.beside, *(place for place in found.traces if place.is_dir())]
+    places = [*given.beside, *(place for place in given.traces if place.is_dir())]
     for format_ in FORMATS.values() if places else ():
         if format_.beside is not None and (files := files_among(format_, places)):
             yield format_.beside, files
 
 
-def _refuse_others(found: Given, options: Options) -> None:
+def _refuse_others(given: Given, options: Options) -> None:
     """Refuse options that belong to another format."""
-    takes = () if found.kind in (RUN, WORKLOAD) else FORMATS[found.kind].options
+    takes = () if given.kind in (RUN, WORKLOAD) else FORMATS[given.kind].options
     asked: tuple[Option, ...] = get_args(Option)
     for option in asked:
         if getattr(options, option) is not None and option not in takes:
             taker = next(format_ for format_ in FORMATS.values() if option in format_.options)
             flags = [f"--{option.replace('_', '-')}" for option in taker.options]
             raise UsageError(
-                f"{found.traces[0]}: {' and '.join(flags)} belong{'s' * (len(flags) == 1)} to "
-                f"{taker.label}, not to a {found.kind}"
+                f"{given.traces[0]}: {' and '.join(flags)} belong{'s' * (len(flags) == 1)} to "
+                f"{taker.label}, not to a {given.kind}"
             )

@@ -43,23 +43,23 @@ def given(
 ) -> Given:
     """Return the kind of the paths, the traces among them, and the other files they hold."""
     places = [path_of(path, where) for path in paths]
-    found = [[format] if format else kinds_of(formats, place) for place in places]
-    kinds = [names[0] for names in found]
+    kinds_of_places = [[format] if format else kinds_of(formats, place) for place in places]
+    kinds = [names[0] for names in kinds_of_places]
     if len({*kinds}) > 1:  # beside a trace, the lines of NCCL in the log of a script count
-        for place, of_place in zip(places, found, strict=True):
+        for place, of_place in zip(places, kinds_of_places, strict=True):
             of_place += _others_in(formats, place, of_place[0])
-    traces_alone = [names[0] for names in found if not _adds(formats, names)]
+    traces_alone = [names[0] for names in kinds_of_places if not _adds(formats, names)]
     kind = (traces_alone or [kind for kind in kinds if not _adds(formats, [kind])] or kinds)[0]
-    for place, of_place in zip(places, found, strict=True):
+    for place, of_place in zip(places, kinds_of_places, strict=True):
         if of_place[0] != kind and not _adds(formats, of_place):
             raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {of_place[0]}")
-    traces = [place for place, each in zip(places, kinds, strict=True) if each == kind]
+    traces = [place for place, own_kind in zip(places, kinds, strict=True) if own_kind == kind]
     is_of_many = kind not in (RUN, WORKLOAD) and formats[kind].is_of_many
     if not is_of_many and len(traces) > 1:
         raise UsageError(f"read: one file makes a run of a {kind}, got {len(traces)}")
     # Name the other kinds in directories as left out, except NCCL's logs, which go with any kind.
     left_out = []
-    for place, of_place in zip(places, found, strict=True):
+    for place, of_place in zip(places, kinds_of_places, strict=True):
         others = {*of_place} - {kind}
         unused = sorted(
             other for other in others if other == _ARCHIVE or not _adds(formats, [other])
@@ -125,9 +125,9 @@ def _others_in(formats: Mapping[str, Format], place: Path, kind: str) -> list[st
     if kind not in formats or _adds(formats, [kind]) or not place.is_file():
         return []
     score = formats[kind].looks_like(beginning_of(place, MOST_SNIFFED_BYTES)).score
-    companions = {key: each for key, each in formats.items() if each.beside is not None}
-    found = _kind_of_file(companions, place) if score <= POSSIBLE.score else ""
-    return [found] if found else []
+    companions = {key: reader for key, reader in formats.items() if reader.beside is not None}
+    companion = _kind_of_file(companions, place) if score <= POSSIBLE.score else ""
+    return [companion] if companion else []
 
 
 def _adds(formats: Mapping[str, Format], kinds: Sequence[str]) -> bool:
@@ -143,16 +143,16 @@ def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:
     if is_run(path):
         return [RUN]
     some = list(itertools.islice(files_in(path), _MOST_SNIFFED))
-    found = {_kind_of_file(formats, file) for file in some} - {""}
-    if not found - {_ARCHIVE}:
+    kinds = {_kind_of_file(formats, file) for file in some} - {""}
+    if not kinds - {_ARCHIVE}:
         _refuse_unfinished(path, path)
         refuse_packed(some)
         which = "" if len(some) < _MOST_SNIFFED else f", by its first {len(some):,} files"
         raise DamagedInput(
             path, f"neither a run nor a folder of {_in_words(formats.values())}{which}"
         )
-    tells = {_ARCHIVE: -1, **{key: each.tells for key, each in formats.items()}}
-    return sorted(found, key=lambda kind: (-tells[kind], kind))
+    tells = {_ARCHIVE: -1, **{key: reader.tells for key, reader in formats.items()}}
+    return sorted(kinds, key=lambda kind: (-tells[kind], kind))
 
 
 def _refuse_unfinished(path: Path, recording: Path) -> None:
@@ -179,7 +179,7 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
         raise DamagedInput(path, named)
     if kind == _ARCHIVE:
         raise DamagedInput(path, unpacked_elsewhere(beginning))
-    likeness = {format_.label: format_.looks_like(beginning).lacks for format_ in formats.values()}
+    likeness = {reader.label: reader.looks_like(beginning).lacks for reader in formats.values()}
     near = "; ".join(
         f"it resembles {label}, but lacks {mark}" for label, mark in likeness.items() if mark
     )
@@ -215,17 +215,17 @@ def _by_beginning(formats: Mapping[str, Format], beginning: bytes) -> str:
     if unpacked_elsewhere(beginning):
         return _ARCHIVE  # an archive's first member could pass for the whole file
     best, kind = (0.0, 0), ""
-    for key, each in formats.items():
-        score = each.looks_like(beginning).score
-        if score and (score, each.tells) > best:
-            best, kind = (score, each.tells), key
+    for key, reader in formats.items():
+        score = reader.looks_like(beginning).score
+        if score and (score, reader.tells) > best:
+            best, kind = (score, reader.tells), key
         if score >= CERTAIN.score:
             break
     return kind
 
 
 def _in_words(formats: Iterable[Format]) -> str:
-    *labels, last = (format_.label for format_ in formats)
+    *labels, last = (reader.label for reader in formats)
     return f"{', '.join(labels)}, or {last}"
 
 

@@ -137,8 +137,8 @@ def looks_like(beginning: bytes) -> Likeness:
         is_metadata = re.match(rb'\{\s*"version"\s*:\s*"[^"]*"\s*\}\s*\{', text) is not None
         # PyTorch wrote 1.0.1 before it took Chakra's names.
         is_graph = _SCHEMA.match(text) is not None and b'"nodes"' in text[:_SCHEMA_BYTES]
-        found = is_metadata or is_graph or any(key in text for key in keys)
-        if found:
+        is_chakra = is_metadata or is_graph or any(key in text for key in keys)
+        if is_chakra:
             return POSSIBLE
         is_near = b'"nodes"' in text[:NEAR_BYTES] and (
             b'"op_schema"' in text[:NEAR_BYTES] or b'"ctrl_deps"' in text[:NEAR_BYTES]
@@ -385,11 +385,11 @@ def _objects(file: BinaryIO) -> Iterator[dict[str, Any]]:
         place = _after_gap(text, place)
         while text[place : place + 1] == "{":
             try:
-                found, end = decoder.raw_decode(text, place)
+                node, end = decoder.raw_decode(text, place)
             except (ValueError, RecursionError):
                 break
             place = _after_gap(text, end)
-            yield found
+            yield node
         if not chunk:
             break
         if len(text) - place > _LONGEST_OBJECT:
@@ -465,8 +465,8 @@ def _arguments(inputs: object) -> tuple[int, str]:
     values, types = inputs.get("values"), inputs.get("types")
     if not isinstance(values, list) or not isinstance(types, list):
         return -1, ""
-    found = [(_tensor_bytes(value, 0), kind) for value, kind in zip(values, types, strict=False)]
-    size, kind = max(found, default=(0, ""), key=lambda each: each[0])
+    sizes = [(_tensor_bytes(value, 0), kind) for value, kind in zip(values, types, strict=False)]
+    size, kind = max(sizes, default=(0, ""), key=lambda sized: sized[0])
     named = _TENSOR_OF.search(kind) if isinstance(kind, str) else None
     return (size, dtype_of(named[1])[0]) if size and named else (-1, "")
 

@@ -168,18 +168,18 @@ class Log:
         version = _VERSION.search(line)
         if version is not None:
             _count(self._versions, f"{version[1]} {version[2]}")
-        found = [(self._host(match), match) for match in _MESSAGE.finditer(line)]
-        place = line.find(_PLAIN) if not found else -1
+        messages = [(self._host(match), match) for match in _MESSAGE.finditer(line)]
+        place = line.find(_PLAIN) if not messages else -1
         if place >= 0:  # some collectors of logs cut off a message's beginning
             self._take(line[place + len(_PLAIN) :].rstrip("\r\n"), ("", "", ""))
-        begins = [each.start() - len(host) for host, each in found] + [len(line)]
-        for (host, each), end in zip(found, begins[1:], strict=True):
-            text = line[each.end() : end].rstrip("\r\n")
-            if each[3] == "WARN":
+        begins = [match.start() - len(host) for host, match in messages] + [len(line)]
+        for (host, match), end in zip(messages, begins[1:], strict=True):
+            text = line[match.end() : end].rstrip("\r\n")
+            if match[3] == "WARN":
                 _count(self._said, _words(text))
                 continue
             _count(self._hosts, host)
-            self._take(text, (host, each[1], each[2]))
+            self._take(text, (host, match[1], match[2]))
 
     def _host(self, message: re.Match[str]) -> str:
         """Return the host of a message, without the words that stand right before it."""
@@ -217,8 +217,8 @@ class Log:
             _count(self._plugins, _words(plugin[1]))
         elif (using := _USING.match(text)) is not None:
             is_socket = using[1].endswith("Socket")
-            found = (_INTERFACE if is_socket else _ADAPTER).findall(using[2].partition(";")[0])
-            for name in found[:_SHOWN]:
+            devices = (_INTERFACE if is_socket else _ADAPTER).findall(using[2].partition(";")[0])
+            for name in devices[:_SHOWN]:
                 _count(self._interfaces if is_socket else self._adapters, _words(name))
         elif "No device found" in text or "libibverbs" in text or "Direct RDMA Disabled" in text:
             _count(self._said, _words(text))
@@ -226,42 +226,46 @@ class Log:
     def _communicator(self, text: str, thread: tuple[str, str, str]) -> None:
         if thread not in self._under_way and len(self._under_way) >= _MOST_UNDER_WAY:
             return
-        each = self._under_way.setdefault(thread, _Communicator())
+        communicator = self._under_way.setdefault(thread, _Communicator())
         if (rank := _RANK.search(text)) is not None and int(rank[2]) <= _MOST_RANKS:
-            each.ranks = int(rank[2])
+            communicator.ranks = int(rank[2])
             nodes = _NODES.search(text)
-            each.nodes = int(nodes[1]) if nodes is not None else each.nodes
+            communicator.nodes = int(nodes[1]) if nodes is not None else communicator.nodes
         if (told := _COLL_CHANNELS.match(text)) is not None:
-            each.channels = int(told[1])
+            communicator.channels = int(told[1])
         elif (ring := _RING.match(text)) is not None:
-            if len(each.rings) < _MOST_KEPT:
-                each.rings[int(ring[1])] = " ".join(ring[3].split())
-            each.channels = max(each.channels, int(ring[2] or 0))
+            if len(communicator.rings) < _MOST_KEPT:
+                communicator.rings[int(ring[1])] = " ".join(ring[3].split())
+            communicator.channels = max(communicator.channels, int(ring[2] or 0))
         elif (trees := _TREES.match(text)) is not None:
-            each.trees = len(_TREE.findall(trees[1]))
+            communicator.trees = len(_TREE.findall(trees[1]))
         elif (system := _SYSTEM.match(text)) is not None:
-            each.reach_gb_s = float(system[1])
+            communicator.reach_gb_s = float(system[1])
         elif (rings := _RINGS_SEARCHED.match(text)) is not None:
-            each.layout_gb_s = int(rings[1]) * float(rings[2])
-            each.ring_type = rings[3]
+            communicator.layout_gb_s = int(rings[1]) * float(rings[2])
+            communicator.ring_type = rings[3]
         if "Init COMPLETE" in text:
             self._finish(self._under_way.pop(thread))
 
-    def _finish(self, each: _Communicator) -> None:
+    def _finish(self, communicator: _Communicator) -> None:
         """Keep the facts of the largest communicator, with the fewest channels of any rank."""
         best = self._largest
-        each.channels = each.channels or len(each.rings) or each.trees
-        if each.ranks > best.ranks:
-            self._largest = each
-        elif each.ranks == best.ranks:
-            known = [count for count in (each.channels, best.channels) if count]
+        communicator.channels = (
+            communicator.channels or len(communicator.rings) or communicator.trees
+        )
+        if communicator.ranks > best.ranks:
+            self._largest = communicator
+        elif communicator.ranks == best.ranks:
+            known = [count for count in (communicator.channels, best.channels) if count]
             best.channels = min(known, default=0)
-            best.nodes = max(best.nodes, each.nodes)
-            best.trees = best.trees or each.trees
-            best.rings = best.rings or each.rings
-            best.reach_gb_s = max(best.reach_gb_s, each.reach_gb_s)
-            if each.layout_gb_s and each.layout_gb_s <= (best.layout_gb_s or each.layout_gb_s):
-                best.layout_gb_s, best.ring_type = each.layout_gb_s, each.ring_type
+            best.nodes = max(best.nodes, communicator.nodes)
+            best.trees = best.trees or communicator.trees
+            best.rings = best.rings or communicator.rings
+            best.reach_gb_s = max(best.reach_gb_s, communicator.reach_gb_s)
+            if communicator.layout_gb_s and communicator.layout_gb_s <= (
+                best.layout_gb_s or communicator.layout_gb_s
+            ):
+                best.layout_gb_s, best.ring_type = communicator.layout_gb_s, communicator.ring_type
 
     def added_to(self, run: Run) -> Run:
         """Return a run with the facts and problems of the log; its own facts stay."""

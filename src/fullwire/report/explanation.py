@@ -114,35 +114,32 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
 
 def print_watched(result: Watched, name: str | None = None, *, is_full: bool = False) -> None:
     """Print what was seen of a running job: the answer, its account with ranges, what is open."""
-    job, found = result.job, result.explanation
+    job, explanation = result.job, result.explanation
     ranks = f"{job.workers:,} rank{'' if job.workers == 1 else 's'}"
     here = f"{len(job.ranks)} of {ranks}" if len(job.ranks) < job.workers else ranks
     say_flush(result.sentence)
+    steps = 0 if explanation is None else len(explanation.detail.steps)
     say_flush(
         f"Watched {here} of {job.ranks[0].command} for {show_time(result.seconds)}"
         f"{', until it ended' if result.has_ended else ''}. "
-        + (
-            ""
-            if found is None
-            else f"Confidence {result.confidence:.0%}: {len(found.detail.steps)} steps repeat."
-        )
+        + (f"Confidence {result.confidence:.0%}: {steps} steps repeat." if explanation else "")
     )
-    if found is None:
+    if explanation is None:
         return
     say("")
-    _print_account(found, most=len(found.account) if is_full else _FIRST_PARTS)
+    _print_account(explanation, most=len(explanation.account) if is_full else _FIRST_PARTS)
     say("")
     labels = part_labels()
     rows = [
-        [labels[part], show_between(found.account[part], *result.ranges[part])]
-        for part in found.account
-        if is_full or found.account[part] > _LITTLE * found.step_s
+        [labels[part], show_between(explanation.account[part], *result.ranges[part])]
+        for part in explanation.account
+        if is_full or explanation.account[part] > _LITTLE * explanation.step_s
     ]
     print_table(["part", "from outside it may be"], rows, texts={"part"})
-    busy = sorted(job.ranks, key=lambda each: each.rank)
+    busy = sorted(job.ranks, key=lambda rank: rank.rank)
     if is_full:
         say(f"  processes {', '.join(f'{process.pid} (rank {process.rank})' for process in busy)}")
-        print_notes(found.warnings)
+        print_notes(explanation.warnings)
     if job.is_guessed:
         say("note: No environment told the ranks: they are numbered by process.")
     if name is not None:
@@ -162,10 +159,10 @@ def _print_fixes(result: Explanation, *, is_full: bool) -> None:
         "risk",
         "where",
     ]
-    shown = result.fixes
-    if not is_full and len(shown) > _FIRST_FIXES:  # they answer the verdict, and one gains most
-        first, best = shown[:_FIRST_FIXES], min(shown, key=lambda fix: fix.step_s)
-        shown = first if best in first else (*first[:-1], best)
+    fixes = result.fixes
+    if not is_full and len(fixes) > _FIRST_FIXES:  # they answer the verdict, and one gains most
+        first, best = fixes[:_FIRST_FIXES], min(fixes, key=lambda fix: fix.step_s)
+        fixes = first if best in first else (*first[:-1], best)
     rows = [
         [
             sentence(fix),
@@ -174,7 +171,7 @@ def _print_fixes(result: Explanation, *, is_full: bool) -> None:
             "-" if fix.place == "purchase" else fix.risk,
             fix.place,
         ]
-        for fix in shown
+        for fix in fixes
     ]
     print_table(headings, rows, texts={headings[0], headings[1], "risk", "where"})
     framework = result.facts.framework
@@ -323,8 +320,8 @@ def print_comparison(
     say("")
     recordings = (*result.before_recordings, *result.after_recordings)
     rows = [
-        [name, f"{each.steps:,}", show_time(each.step_s)]
-        for name, each in zip((*before, *after), recordings, strict=True)
+        [name, f"{recording.steps:,}", show_time(recording.step_s)]
+        for name, recording in zip((*before, *after), recordings, strict=True)
     ]
     of_what = "step" if result.passes is None else "pass"
     print_table(["run", "steps", f"usual {of_what}"], rows, texts={"run"})
@@ -383,13 +380,13 @@ def comparison_markdown(
 ) -> str:
     """Return a comparison as Markdown, for a pull request: the answer, two tables, the notes."""
     of_what = "step" if result.passes is None else "pass"
-    said = [*sentences(result.findings)]
+    lines = [*sentences(result.findings)]
     if verification is not None:
-        said.append(sentence(verification.finding))
+        lines.append(sentence(verification.finding))
     if gate is not None:
-        said.insert(0, gate.sentence)
+        lines.insert(0, gate.sentence)
     if goal is not None:
-        said.append(sentence(goal.finding))
+        lines.append(sentence(goal.finding))
     sides = [
         [name, f"{len(recordings)}", f"{steps:,}", show_time(step_s)]
         for name, recordings, steps, step_s in (
@@ -397,7 +394,7 @@ def comparison_markdown(
             ("after", result.after_recordings, result.after_steps, result.after_s),
         )
     ]
-    blocks = [f"### {_plain(said[0])}", *map(_plain, said[1:])]
+    blocks = [f"### {_plain(lines[0])}", *map(_plain, lines[1:])]
     blocks.append(_markdown_table(["", "recordings", "steps", f"usual {of_what}"], sides))
     if parts is not None:
         headings = [f"of the usual {of_what}", "before", "after", "change"]

@@ -111,10 +111,10 @@ def check(place: Path) -> Manifest:
         path = place / file.name
         try:
             with path.open("rb") as opened:
-                found = hashlib.file_digest(opened, "sha256").hexdigest()
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
         except OSError as error:
             raise DamagedInput(path, error.strerror or str(error)) from None
-        if found != file.sha256:
+        if digest != file.sha256:
             raise DamagedInput(path, f"expected {file.size_bytes:,} bytes with another checksum")
     return manifest
 
@@ -174,16 +174,16 @@ class Saver:
         The lowest rank names the step, two steps before: all others hear it with a commit.
         """
         mesh, now_s = self._mesh, time.monotonic()
-        said = mesh.posted(epoch, "checkpoint")
+        post = mesh.posted(epoch, "checkpoint")
         is_first = ranks[0] == mesh.rank
         if (
             is_first
             and not self._is_writing
             and self.clock.is_due(now_s)
-            and (said is None or int(said.split()[0]) < step)
+            and (post is None or int(post.split()[0]) < step)
         ):
             mesh.post(epoch, "checkpoint", f"{step + 2} {secrets.token_hex(4)}")
-        if said is None or int(said.split()[0]) != step:
+        if post is None or int(post.split()[0]) != step:
             return
         self.clock.begun(now_s)
         if self._keeping.is_whole and not is_first:
@@ -198,7 +198,7 @@ class Saver:
         self._is_writing = True
         threading.Thread(
             target=self._write,
-            args=(epoch, step, said.split()[1], index, count, part, whole.description),
+            args=(epoch, step, post.split()[1], index, count, part, whole.description),
             name="fullwire-checkpoint",
             daemon=True,
         ).start()
@@ -222,11 +222,11 @@ class Saver:
             if index:
                 return
             described = write_part(directory, _DESCRIPTION, description)
-            said = self._mesh.await_posts(epoch, names)
-            if said is None or "" in said:  # a rank was lost, or has no room
+            posts = self._mesh.await_posts(epoch, names)
+            if posts is None or "" in posts:  # a rank was lost, or has no room
                 shutil.rmtree(directory, ignore_errors=True)
                 return
-            files = [msgspec.json.decode(each, type=File) for each in said]
+            files = [msgspec.json.decode(post, type=File) for post in posts]
             complete(folder, step, directory, [described, *files], self._keeping.keep)
             self.clock.written_s = time.monotonic() - began_s
         except OSError as error:

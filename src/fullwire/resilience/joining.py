@@ -105,7 +105,7 @@ def send(mesh: Mesh, joining: Joining, state: State) -> None:
             group = joining.group(mesh)
             places = range(count, count + len(joining.joiners))
             sent = [sizes, first, part] if index == 0 else [part]
-            for work in [group.send([each], place) for each in sent for place in places]:
+            for work in [group.send([part], place) for part in sent for place in places]:
                 work.wait()
             group.barrier().wait()
         except TransportError:
@@ -117,11 +117,11 @@ def send(mesh: Mesh, joining: Joining, state: State) -> None:
     threading.Thread(target=work, name="fullwire-state", daemon=True).start()
 
 
-def place_of(index: int, said: Sequence[str]) -> tuple[int, int]:
+def place_of(index: int, posts: Sequence[str]) -> tuple[int, int]:
     """Return a member's rank, and how many compute; those that compute have the low ranks."""
-    full = said.count(FULL)
-    before = sum(has == FULL for has in said[:index])
-    return (before if said[index] == FULL else full + index - before), full
+    full = posts.count(FULL)
+    before = sum(has == FULL for has in posts[:index])
+    return (before if posts[index] == FULL else full + index - before), full
 
 
 class Summed(NamedTuple):
@@ -240,12 +240,15 @@ class Follower:
                     ):
                         return
                     try:
-                        group, said = self._enter(membership, BEHIND)
+                        group, posts = self._enter(membership, BEHIND)
                     except TransportError:
                         mesh.await_change(membership.epoch)
                         continue
                     break
-                epoch, place = membership.epoch, place_of(membership.members.index(mesh.rank), said)
+                epoch, place = (
+                    membership.epoch,
+                    place_of(membership.members.index(mesh.rank), posts),
+                )
                 is_alone = place[1] == 0
         except BaseException as error:  # the script's thread raises it
             self._failure = error
@@ -273,7 +276,7 @@ class Follower:
                 return
             sums = [torch.zeros(count, dtype=dtype) for count, dtype in self._forms]
             try:
-                works = [group.allreduce([each]) for each in sums]
+                works = [group.allreduce([part]) for part in sums]
                 for work in works:
                     work.wait()
             except TransportError:

@@ -278,7 +278,7 @@ class _Recognising:
 
         Each matrix has three products: forward, and the gradients of its input and its weight.
         """
-        found: Counter[int] = Counter()
+        calls_of: Counter[int] = Counter()
         rank = self.ranks[0]
         for sizes, calls in self._shapes(rank, *_PRODUCTS):
             two = [size for size in sizes if len(size) == 2][-2:]
@@ -289,9 +289,9 @@ class _Recognising:
                 if known in sides:
                     sides.remove(known)
             if len(sides) == 1:
-                found[sides[0]] += calls
+                calls_of[sides[0]] += calls
         per_layer = 3 * self._passes(rank, backward=True) * len(self.steps)
-        return Counter({side: round(calls / per_layer) for side, calls in found.items()})
+        return Counter({side: round(calls / per_layer) for side, calls in calls_of.items()})
 
     def _kv_heads(self, tokens: int, hidden: int, heads: int, kv_heads: int, width: int) -> int:
         """Return the heads of keys; a job may have repeated them before attention."""
@@ -331,10 +331,10 @@ class _Recognising:
             message = (str(table.op[row]), float(table.bytes[row]), spent_s)
             if key not in least or spent_s < least[key][2]:
                 least[key] = message
-        found: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
+        kinds: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
         for (kind, *_), message in least.items():
-            found[kind].append(message)
-        return {kind: tuple(found.get(kind, ())) for kind in ("tp", "dp", "pp", "cp")}
+            kinds[kind].append(message)
+        return {kind: tuple(kinds.get(kind, ())) for kind in ("tp", "dp", "pp", "cp")}
 
     def kind_of(self, table: Collectives, row: int, tokens: int, hidden: int, tp: int) -> str:
         """Return the parallelism that a collective serves."""
@@ -411,7 +411,7 @@ class _Recognising:
             seconds = {name: ns * 1e-9 / len(self.steps) for name, ns in by.items()}
             own_s = seconds["matmul"] + seconds["attention"] + seconds["rest"]
             answers.append((own_s, beside_ns / max(sums_ns, 1), seconds))
-        _, share, seconds = max(answers, key=lambda each: each[0])
+        _, share, seconds = max(answers, key=lambda answer: answer[0])
         return share, seconds
 
     def _drained_ns(self, rank: int) -> int:

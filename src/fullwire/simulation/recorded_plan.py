@@ -156,16 +156,16 @@ def _through_s(parts: Mapping[str, Floats]) -> Floats:
     return np.asarray(sum(parts[name] for name in names))
 
 
-def calibrated(found: Recognised, cluster: Cluster | None) -> Recorded:
+def calibrated(recognised: Recognised, cluster: Cluster | None) -> Recorded:
     """Price the recorded plan, and compare each class of work with the trace.
 
     - `cluster`: of the recording, if it is known.
     """
-    job, pace = _recorded_job(found, cluster)
+    job, pace = _recorded_job(recognised, cluster)
     device, habits, plans, here = job.device, job.habits, job.plans, job.groups.cluster
     is_known = device.family != _PROCESSOR
     plain = price(job)
-    busy_s = found.busy_s
+    busy_s = recognised.busy_s
 
     def more_s(name: str) -> float:
         """Return what a class of work takes: the step with twice of it is longer by as much."""
@@ -199,15 +199,17 @@ def calibrated(found: Recognised, cluster: Cluster | None) -> Recorded:
     if busy_s["optimizer"] > 0:
         ratios.append(Ratio("optimizer", busy_s["optimizer"], float(plain.optimizer_s[0])))
         factors["optimizer_s"] = ratios[-1].ratio
-    passes = float(plans.microbatches[0] * math.ceil(found.model.layers / found.layout.pp))
+    passes = float(
+        plans.microbatches[0] * math.ceil(recognised.model.layers / recognised.layout.pp)
+    )
     host_s, dispatch_s = (busy_s[name] / passes for name in ("host", "dispatch"))
-    if found.layout.tp > 1:  # splitting tensors takes the host's time, too
+    if recognised.layout.tp > 1:  # splitting tensors takes the host's time, too
         host_s, dispatch_s = 0.0, host_s + dispatch_s
-    sums_bytes = sum(size for _, size, _ in found.messages["dp"]) / max(found.steps, 1)
-    own_values = found.model.parameters / (found.layout.tp * found.layout.pp)
+    sums_bytes = sum(size for _, size, _ in recognised.messages["dp"]) / max(recognised.steps, 1)
+    own_values = recognised.model.parameters / (recognised.layout.tp * recognised.layout.pp)
     recorded = Recorded(
-        sums_each_microbatch=sums_bytes > 1.5 * found.layout.gradient_bytes * own_values,
-        recognised=found,
+        sums_each_microbatch=sums_bytes > 1.5 * recognised.layout.gradient_bytes * own_values,
+        recognised=recognised,
         device=device,
         cluster=here,
         ratios=tuple(ratios),
@@ -222,53 +224,55 @@ def calibrated(found: Recognised, cluster: Cluster | None) -> Recorded:
     job = replace(job, groups=GroupTimes(here))  # the ratios hold the recorded pace
     alone = recorded.priced(job)
     between_s = float((alone.bubble_s + alone.pp_s)[0])
-    if found.layout.pp > 1 and busy_s["pp"] > 0:
+    if recognised.layout.pp > 1 and busy_s["pp"] > 0:
         ratios.append(Ratio("bubble and transfers between stages", busy_s["pp"], between_s))
-    if found.layout.dp > 1 and busy_s["dp"] > 0:
+    if recognised.layout.dp > 1 and busy_s["dp"] > 0:
         ratios.append(Ratio("sums of gradients, shown", busy_s["dp"], float(alone.dp_s[0])))
         factors["dp_s"] = ratios[-1].ratio
     step_s = float(recorded.priced(job).step_s[0])
-    ratios.append(Ratio("the whole step, after these", found.step_s, step_s))
-    return replace(recorded, ratios=tuple(ratios), rest=found.step_s / step_s)
+    ratios.append(Ratio("the whole step, after these", recognised.step_s, step_s))
+    return replace(recorded, ratios=tuple(ratios), rest=recognised.step_s / step_s)
 
 
 _SURE = 0.2  # a smaller share of large messages' rate comes from noise in the small ones
 _LARGE_BYTES = 2**20  # from here on a message's time is mostly that of its bytes
 
 
-def _recorded_job(found: Recognised, cluster: Cluster | None) -> tuple[Job, tuple[float, float]]:
+def _recorded_job(
+    recognised: Recognised, cluster: Cluster | None
+) -> tuple[Job, tuple[float, float]]:
     """Return the recorded plan as it is priced, and the pace of its messages."""
-    device = _device(found)
-    here = cluster or _unknown(found.layout.devices)
-    precision = found.layout.precision
+    device = _device(recognised)
+    here = cluster or _unknown(recognised.layout.devices)
+    precision = recognised.layout.precision
     habits = habits_of(device.family, precision)
-    plans = plans_of([found.layout], found.model.layers)
-    job = Job(plans, found.model, device, GroupTimes(here), habits, precision)
-    pace = _pace(found, job)
+    plans = plans_of([recognised.layout], recognised.model.layers)
+    job = Job(plans, recognised.model, device, GroupTimes(here), habits, precision)
+    pace = _pace(recognised, job)
     job = replace(job, groups=_Paced(here, factor=pace[0], more_s=pace[1]))
     if device.family != _PROCESSOR:
         return job, pace
     # A GPU's host has habits of its own. Norms, sums and copies show the rate of memory.
     habits = replace(habits, launch_s=0.0, routing_s=0.0, microbatch_s=0.0, step_s=0.0)
     light = replace(job, habits=replace(habits, gemm=0.0, attention=0.0))
-    moved_s, slow_s = found.busy_s["rest"], float(price(light).compute_s[0])
+    moved_s, slow_s = recognised.busy_s["rest"], float(price(light).compute_s[0])
     rate = device.memory_bytes_per_s * slow_s / max(moved_s, 1e-9)
     device = replace(device, memory_bytes_per_s=rate)
     return replace(job, habits=habits, device=device), pace
 
 
-def _pace(found: Recognised, job: Job) -> tuple[float, float]:
+def _pace(recognised: Recognised, job: Job) -> tuple[float, float]:
     """Return how many times as long as modelled messages took, and how much longer besides.
 
     Messages of one size do not tell these apart. Small ones take a time of their own, large ones
     their bytes' time.
     """
-    layout = found.layout
+    layout = recognised.layout
     ways = {"tp": (layout.tp, 1), "dp": (layout.dp * layout.cp, layout.tp)}
     rows = [
         (size, float(job.groups.collective_s(op, *ways[kind], np.array([size]))[0]), spent_s)
         for kind in ways
-        for op, size, spent_s in found.messages.get(kind, ())
+        for op, size, spent_s in recognised.messages.get(kind, ())
         if ways[kind][0] > 1 and op in ("allreduce", "allgather", "reducescatter")
     ]
     if not rows:
@@ -302,13 +306,13 @@ def _unknown(devices: int) -> Cluster:
 _PROCESSOR = "processor"
 
 
-def _device(found: Recognised) -> Accelerator:
+def _device(recognised: Recognised) -> Accelerator:
     """Return the device that the trace names; else one as quick as its own products."""
-    if found.device:
-        return accelerator(found.device.split(", ")[0])
-    model, layout = found.model, found.layout
+    if recognised.device:
+        return accelerator(recognised.device.split(", ")[0])
+    model, layout = recognised.model, recognised.layout
     flops = 3 * model.flops(layout.sequence) * layout.tokens / layout.devices
-    rate = flops / max(found.busy_s["matmul"] + found.busy_s["attention"], 1e-9)
+    rate = flops / max(recognised.busy_s["matmul"] + recognised.busy_s["attention"], 1e-9)
     even = Products(
         peak_share=1.0, tile_shares=(1.0,) * 4, ramp=0.0, start_us=0.0, memory_share=1.0, tail=0.0
     )

@@ -128,12 +128,12 @@ def processors_of_a_rank(machines: list[str], rank: int) -> float:
 
 def streams(trials: Trials, links: Links, sockets: Sequence[int], processors: float) -> int:
     """Return the number of connections that every rank opens to each other rank."""
-    said = os.environ.get(STREAMS_VARIABLE)
-    if said is not None and not (said.isdecimal() and 1 <= int(said) <= MOST_STREAMS):
+    asked = os.environ.get(STREAMS_VARIABLE)
+    if asked is not None and not (asked.isdecimal() and 1 <= int(asked) <= MOST_STREAMS):
         raise TransportError(
-            f"{STREAMS_VARIABLE}: expected a number from 1 to {MOST_STREAMS}, got {said!r}"
+            f"{STREAMS_VARIABLE}: expected a number from 1 to {MOST_STREAMS}, got {asked!r}"
         )
-    wanted = int(said or 0)
+    wanted = int(asked or 0)
     most, least = trials.most(wanted, -wanted)
     if most != -least:
         raise TransportError(
@@ -146,17 +146,17 @@ def best_streams(links: Links, sockets: Sequence[int], processors: float) -> int
     """Return the larger need: connections to fill the longest round trip, or threads to drive."""
     # The longest round trip from each of this rank's addresses, of which there are few.
     ways_s: dict[str, float] = {}
-    for connection in filter(lambda each: each >= 0, sockets):
+    for connection in filter(lambda handle: handle >= 0, sockets):
         with socket.fromfd(connection, socket.AF_INET, socket.SOCK_STREAM) as known:
             address = known.getsockname()[0]
             ways_s[address] = max(ways_s.get(address, 0.0), _round_trip_s(known))
-    found, window_bytes = 1.0, _window_bytes()
+    needed, window_bytes = 1.0, _window_bytes()
     for address, round_trip_s in ways_s.items():
         interface_bps = _interface_bps(address)
         on_the_way_bytes = (interface_bps or links.rate_bps) / 8 * round_trip_s
         for_threads = min(interface_bps / _ONE_THREAD_BPS, processors // 2)
-        found = max(found, on_the_way_bytes / window_bytes, for_threads)
-    return min(math.ceil(found), _MOST_CHOSEN)
+        needed = max(needed, on_the_way_bytes / window_bytes, for_threads)
+    return min(math.ceil(needed), _MOST_CHOSEN)
 
 
 def _round_trip_s(connection: socket.socket) -> float:

@@ -127,13 +127,13 @@ def _staggered(
     rounds = range(len(sends))
     order = sorted(
         ((segment, round_) for segment in range(segments) for round_ in rounds),
-        key=lambda each: (sum(each), each[1]),
+        key=lambda transfer: (sum(transfer), transfer[1]),
     )
-    place = {each: index for index, each in enumerate(order)}
+    place = {transfer: index for index, transfer in enumerate(order)}
 
-    def moved(each: Any, segment: int) -> Any:
-        after = place[segment, each.after] if each.after >= 0 else -1
-        return replace(each, first_block=each.first_block + segment * blocks, after=after)
+    def moved(ranks: Any, segment: int) -> Any:
+        after = place[segment, ranks.after] if ranks.after >= 0 else -1
+        return replace(ranks, first_block=ranks.first_block + segment * blocks, after=after)
 
     return (
         [moved(sends[round_], segment) for segment, round_ in order],
@@ -333,10 +333,10 @@ def _received(part: Transfers, row: int, latest: list[int], mine: Any) -> Receiv
     )
 
 
-def _turned(each: Any, root: int, workers: int) -> Any:
+def _turned(ranks: Any, root: int, workers: int) -> Any:
     """Rename ranks so that rank 0 of a plan is the root."""
-    values = {name: getattr(each, name) for name in each.__dataclass_fields__}
-    return type(each)(**values | {"rank": (each.rank + root) % workers})
+    values = {name: getattr(ranks, name) for name in ranks.__dataclass_fields__}
+    return type(ranks)(**values | {"rank": (ranks.rank + root) % workers})
 
 
 def _program(

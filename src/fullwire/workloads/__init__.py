@@ -247,14 +247,14 @@ def _transformer(name: str) -> Model:
     """Return a model of `fullwire plan` as the layers of one sequence."""
     from fullwire.workloads.architecture_files import architecture
 
-    found = architecture(name)
+    model = architecture(name)
     return Model(
         name=name,
-        title=found.name,
-        sample=f"sequence of {found.sequence}",
+        title=model.name,
+        sample=f"sequence of {model.sequence}",
         samples=1,
         optimizer=ADAM,
-        layers=tuple(_layers(found)),
+        layers=tuple(_layers(model)),
     )
 
 
@@ -268,11 +268,11 @@ def _layers(model: Architecture) -> Iterator[Layer]:
         name, moe = f"layers.{index}", model.moe if model.has_experts(index) else None
         yield layer_norm(f"{name}.attention_norm", length, width, shifts=has_shifts)
         own = model.attention_parameters
-        for each in model.attention_matrices:
+        for matrix in model.attention_matrices:
             yield linear(
-                f"{name}.{each.name}", length, each.inputs, each.outputs, bias=each.has_bias
+                f"{name}.{matrix.name}", length, matrix.inputs, matrix.outputs, bias=matrix.has_bias
             )
-            own -= each.parameters
+            own -= matrix.parameters
         scores = attention(
             f"{name}.attention",
             length,
@@ -285,15 +285,17 @@ def _layers(model: Architecture) -> Iterator[Layer]:
         yield fp32_add(f"{name}.attention_add", length * width)
         yield layer_norm(f"{name}.mlp_norm", length, width, shifts=has_shifts)
         matrices = model.dense_matrices if moe is None else model.shared_matrices
-        for each in matrices:
+        for matrix in matrices:
             yield linear(
-                f"{name}.{each.name}", length, each.inputs, each.outputs, bias=each.has_bias
+                f"{name}.{matrix.name}", length, matrix.inputs, matrix.outputs, bias=matrix.has_bias
             )
         values = length * (model.ffn if moe is None else moe.shared_ffn)
         if moe is not None:  # each token goes to some experts; all of them have gradients
-            for each in model.expert_matrices:
-                one = linear(f"{name}.{each.name}", length * moe.top_k, each.inputs, each.outputs)
-                every = Parameter(f"{name}.{each.name}s.weight", moe.experts * each.parameters)
+            for matrix in model.expert_matrices:
+                one = linear(
+                    f"{name}.{matrix.name}", length * moe.top_k, matrix.inputs, matrix.outputs
+                )
+                every = Parameter(f"{name}.{matrix.name}s.weight", moe.experts * matrix.parameters)
                 yield one._replace(parameters=(every,))
             values += length * moe.top_k * moe.ffn
         yield (gate if model.is_gated else activation)(f"{name}.activation", values)
@@ -308,16 +310,16 @@ def _accelerator(name: str) -> Device:
     """Return a device of `fullwire plan`, with the share of its peak that h100 and a100 reach."""
     from fullwire.workloads.accelerators import accelerator
 
-    found = accelerator(name)
+    device = accelerator(name)
     return Device(
         name=name,
-        title=found.title,
-        precision=found.arithmetic("bf16"),
-        matrix_flops_per_s=found.peak_flops_per_s("bf16"),
-        memory_bytes_per_s=found.memory_bytes_per_s,
-        memory_bytes=found.memory_bytes,
-        matrix_efficiency=0.63 * found.products_of("bf16").peak_share,
-        memory_efficiency=found.memory_share,
+        title=device.title,
+        precision=device.arithmetic("bf16"),
+        matrix_flops_per_s=device.peak_flops_per_s("bf16"),
+        memory_bytes_per_s=device.memory_bytes_per_s,
+        memory_bytes=device.memory_bytes,
+        matrix_efficiency=0.63 * device.products_of("bf16").peak_share,
+        memory_efficiency=device.memory_share,
     )
 
 

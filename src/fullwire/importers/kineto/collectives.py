@@ -85,7 +85,9 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
     )
 
 
-def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) -> Collectives:
+def numbered(
+    collectives: Found, uses_own: frozenset[str], ambiguous: frozenset[str]
+) -> Collectives:
     """Number the collectives of each group by step; groups in `uses_own` keep their own numbers.
 
     Collectives are counted in the order of time, which may differ from the order of the file. If a
@@ -93,27 +95,32 @@ def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) 
     """
     group = [
         f"{name} {members}" if name in ambiguous else name
-        for name, members in zip(found.group.tolist(), found.members.tolist(), strict=True)
+        for name, members in zip(
+            collectives.group.tolist(), collectives.members.tolist(), strict=True
+        )
     ]
     count: Counter[tuple[str, str, int]] = Counter()
-    sequence = found.sequence.tolist()
-    names, keys = found.group.tolist(), list(zip(group, found.op, found.step.tolist(), strict=True))
-    for row in np.argsort(found.issue_ns, kind="stable").tolist():
+    sequence = collectives.sequence.tolist()
+    names, keys = (
+        collectives.group.tolist(),
+        list(zip(group, collectives.op, collectives.step.tolist(), strict=True)),
+    )
+    for row in np.argsort(collectives.issue_ns, kind="stable").tolist():
         if names[row] not in uses_own:
             key = keys[row]
             sequence[row] = (key[2] + 1) * _STEP_SEQUENCE + count[key]
             count[key] += 1
     return Collectives(
-        rank=np.zeros(len(found.op), np.int64),
-        step=found.step,
+        rank=np.zeros(len(collectives.op), np.int64),
+        step=collectives.step,
         sequence=np.array(sequence, np.int64),
         group=_texts(group),
-        op=found.op,
-        dtype=found.dtype,
-        bytes=found.bytes,
-        issue_ns=found.issue_ns,
-        start_ns=found.issue_ns,
-        end_ns=found.end_ns,
+        op=collectives.op,
+        dtype=collectives.dtype,
+        bytes=collectives.bytes,
+        issue_ns=collectives.issue_ns,
+        start_ns=collectives.issue_ns,
+        end_ns=collectives.end_ns,
     )
 
 
@@ -140,13 +147,13 @@ def with_launches_in_turn(trace: Trace) -> Trace:
         launches["thread"],
     )
     leads_nowhere = ~np.isin(launches["correlation"], work["correlation"])
-    found = np.flatnonzero(leads_nowhere & (mark >= 0))
-    if len(found) != len(lost):
+    unmatched = np.flatnonzero(leads_nowhere & (mark >= 0))
+    if len(unmatched) != len(lost):
         return trace
     lost = lost[np.argsort(work["start_ns"][lost], kind="stable")]
-    found = found[np.argsort(launches["time_ns"][found], kind="stable")]
+    unmatched = unmatched[np.argsort(launches["time_ns"][unmatched], kind="stable")]
     correlation = work["correlation"].copy()
-    correlation[lost] = launches["correlation"][found]
+    correlation[lost] = launches["correlation"][unmatched]
     told = Columns(by_name={**work.by_name, "correlation": correlation})
     return replace(trace, work=told)
 

@@ -180,36 +180,40 @@ class _Shapes:
 
     def shaped(self) -> Iterator[Shaped]:
         """Yield the operations. A wrapper is `dispatch`; an optimizer's step is one operation."""
-        order = sorted(self.operators, key=lambda each: (str(each.tid), each.ts, -each.dur))
+        order = sorted(
+            self.operators, key=lambda operator: (str(operator.tid), operator.ts, -operator.dur)
+        )
         inside_us = [0.0] * len(order)
         is_within = [False] * len(order)  # of an optimizer
         around: list[int] = []
-        for place, each in enumerate(order):
+        for place, operator in enumerate(order):
             while around and not (
-                order[around[-1]].tid == each.tid
-                and each.ts < order[around[-1]].ts + order[around[-1]].dur
+                order[around[-1]].tid == operator.tid
+                and operator.ts < order[around[-1]].ts + order[around[-1]].dur
             ):
                 around.pop()
             if around:
-                inside_us[around[-1]] += each.dur
+                inside_us[around[-1]] += operator.dur
                 is_within[place] = is_within[around[-1]] or _is_optimizer(order[around[-1]])
             around.append(place)
-        for each, within_us, is_inner in zip(order, inside_us, is_within, strict=True):
+        for operator, within_us, is_inner in zip(order, inside_us, is_within, strict=True):
             if is_inner:
                 continue
             # A wrapper only hands others on: to a tensor's class, or to a group.
             is_wrapper = (
-                not each.name.startswith(("aten::", "flash_attn::", "Optimizer."))
-                and each.name != WAIT
-            ) or (within_us > 0 and not _is_optimizer(each))
-            launched_us = self.kernels_us.get(each.args.get("External id", -1), 0.0)
-            own_us = max(each.dur - within_us, 0.0) if is_wrapper else launched_us or each.dur
-            types = each.args.get("Input type", [])
+                not operator.name.startswith(("aten::", "flash_attn::", "Optimizer."))
+                and operator.name != WAIT
+            ) or (within_us > 0 and not _is_optimizer(operator))
+            launched_us = self.kernels_us.get(operator.args.get("External id", -1), 0.0)
+            own_us = (
+                max(operator.dur - within_us, 0.0) if is_wrapper else launched_us or operator.dur
+            )
+            types = operator.args.get("Input type", [])
             yield Shaped(
-                DISPATCH if is_wrapper else each.name.partition("#")[0],
-                "" if is_wrapper else _sizes(each.args.get("Input Dims", [])),
+                DISPATCH if is_wrapper else operator.name.partition("#")[0],
+                "" if is_wrapper else _sizes(operator.args.get("Input Dims", [])),
                 "" if is_wrapper or not isinstance(types, list) else _text((types or [""])[0]),
-                round(each.ts * 1000),
+                round(operator.ts * 1000),
                 round(own_us * 1000),
             )
 
@@ -239,14 +243,14 @@ def last_around(
     """Return for each moment on a thread the last chosen interval that it lies in, or -1."""
     rows = np.flatnonzero(is_chosen)
     rows = rows[np.lexsort((start_ns[rows], thread[rows]))]
-    found = np.full(len(time_ns), -1)
+    places = np.full(len(time_ns), -1)
     for number in sorted(set(thread[rows].tolist())):  # np.unique loads masked arrays, for 20 ms
         here = rows[thread[rows] == number]
         mine = np.flatnonzero(on_thread == number)
         place = np.searchsorted(start_ns[here], time_ns[mine], side="right") - 1
         row = here[np.maximum(place, 0)]
-        found[mine] = np.where((place >= 0) & (time_ns[mine] <= end_ns[row]), row, -1)
-    return found
+        places[mine] = np.where((place >= 0) & (time_ns[mine] <= end_ns[row]), row, -1)
+    return places
 
 
 def scanned(path: Path) -> Trace:
@@ -413,7 +417,7 @@ def _trace(
 
 def _groups(told: object) -> dict[str, int]:
     """Return the ranks of the largest group with each description."""
-    found: dict[str, int] = {}
+    groups: dict[str, int] = {}
     for entry in told if isinstance(told, list) else []:
         if isinstance(entry, dict):
             ranks = entry.get("ranks")
@@ -421,12 +425,12 @@ def _groups(told: object) -> dict[str, int]:
             size = size or (len(ranks) if isinstance(ranks, list) else 0)
             name = _text(entry.get("pg_desc")) or _text(entry.get("pg_name"))
             if name and size:
-                found[name] = max(size, found.get(name, 0))
-    return found
+                groups[name] = max(size, groups.get(name, 0))
+    return groups
 
 
-def _columns(found: Mapping[str, NDArray[Any]]) -> Columns:
-    return Columns(by_name={name: column.astype(np.int64) for name, column in found.items()})
+def _columns(columns: Mapping[str, NDArray[Any]]) -> Columns:
+    return Columns(by_name={name: column.astype(np.int64) for name, column in columns.items()})
 
 
 def _decoded(value: bytes) -> object:

@@ -85,11 +85,11 @@ def write_page(
     if not 1 <= len(asked) <= MOST_RUNS:
         raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(asked)}")
     check_page_path(place, replace)
-    shown = contents(asked, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
+    content = contents(asked, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
     if tuning is not None:
-        shown["tuning"] = _texts(tuning_object(tuning), SENTENCE_LENGTH)
+        content["tuning"] = _texts(tuning_object(tuning), SENTENCE_LENGTH)
     with written(place) as beside:
-        beside.write_text(page(shown), encoding="utf-8")
+        beside.write_text(page(content), encoding="utf-8")
     return place
 
 
@@ -100,7 +100,7 @@ def check_page_path(path: Path, replace: bool) -> None:
     refuse_existing(path, replace, "report")
 
 
-def page(shown: dict[str, Any]) -> str:
+def page(content: dict[str, Any]) -> str:
     """Fill the page's data in."""
     # The colours of an account's parts, as the style sheet names them.
     drawn = {part: kind.colour for part, kind in drawn_parts().items() if kind.colour is not None}
@@ -111,12 +111,12 @@ def page(shown: dict[str, Any]) -> str:
     parts = {
         "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'",
-        "title": html.escape(shown["title"]),
-        "sentences": "".join(f"<p>{html.escape(run['sentence'])}</p>" for run in shown["runs"]),
+        "title": html.escape(content["title"]),
+        "sentences": "".join(f"<p>{html.escape(run['sentence'])}</p>" for run in content["runs"]),
         "style": style,
         "script": script,
         # "</script>" or "<!--" in a name would end the data early, so every "<" is escaped.
-        "data": msgspec.json.encode(shown).decode().replace("<", "\\u003c"),
+        "data": msgspec.json.encode(content).decode().replace("<", "\\u003c"),
     }
     # All places are filled in one pass, so inserted text is never searched for places.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _file("page.html"))
@@ -142,12 +142,12 @@ def contents(
     for given in runs:
         run = opened(given)
         asked.append((_name(name_of_run(given, run.run)), run))
-    found = [
+    explanations = [
         explain(job, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
         for _, job in asked
     ]
-    for (name, _), each in zip(asked, found, strict=True):
-        if not each.step_s:
+    for (name, _), explanation in zip(asked, explanations, strict=True):
+        if not explanation.step_s:
             raise UsageError(f"{name}: expected a run with times to draw, got none")
     recorded = [(name, job.run) for name, job in asked]
     if bandwidth is not None:
@@ -160,7 +160,8 @@ def contents(
         "doings": [doing.name.lower() for doing in Doing],
         "comparisons": list(_comparisons(recorded)),
         "runs": [
-            _section(name, job, result) for (name, job), result in zip(asked, found, strict=True)
+            _section(name, job, result)
+            for (name, job), result in zip(asked, explanations, strict=True)
         ],
     }
 
@@ -215,13 +216,13 @@ def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
     """Compare each later run with the first, or say why they cannot be compared."""
     (first_name, first), *others = asked
     for name, run in others:
-        shown: dict[str, Any] = {"before": first_name, "after": name}
+        compared: dict[str, Any] = {"before": first_name, "after": name}
         try:
             result = compare(first, run)
         except FullwireError as error:
-            yield {**shown, "sentence": _sentence(f"Not compared: {error}.")}
+            yield {**compared, "sentence": _sentence(f"Not compared: {error}.")}
             continue
-        shown |= {
+        compared |= {
             "sentence": " ".join(sentences(result.findings)),
             "warnings": [_sentence(warning) for warning in result.warnings],
             "before_s": result.before_s,
@@ -231,11 +232,11 @@ def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
         verified = verify(first, run)
         if verified is not None:
             told = _sentence(sentence(verified.finding))
-            shown["prediction"] = {**(verification_object(verified) or {}), "sentence": told}
-        yield shown
+            compared["prediction"] = {**(verification_object(verified) or {}), "sentence": told}
+        yield compared
 
 
-def _timeline(found: Drawing) -> dict[str, Any]:
+def _timeline(picture: Drawing) -> dict[str, Any]:
     """Return steps in the page's format; leave out the unnamed ones if there are too many bars.
 
     A lane is a list of columns: names, starts as differences, lengths and counts. Lanes of
@@ -243,7 +244,7 @@ def _timeline(found: Drawing) -> dict[str, Any]:
     bytes.
     """
     names: dict[str, int] = {}
-    steps = list(found.steps)
+    steps = list(picture.steps)
     while unnamed := [step for step in steps if not step.word]:
         lanes_drawn = (
             lane for step in steps for rank in step.ranks for lane in rank.lanes.values()
@@ -251,7 +252,7 @@ def _timeline(found: Drawing) -> dict[str, Any]:
         if sum(map(len, lanes_drawn)) <= MOST_BARS:
             break
         steps.remove(unnamed[len(unnamed) // 2])
-    shown = []
+    drawn = []
     for step in steps:
         ranks = []
         for rank in step.ranks:
@@ -268,8 +269,8 @@ def _timeline(found: Drawing) -> dict[str, Any]:
                     ]
                     columns += [bars.start_ns - bars.issue_ns, ready, bars.bytes]
                 lanes[lane] = [
-                    each if place == _STARTS else _shortened(each)
-                    for place, each in enumerate(columns)
+                    column if place == _STARTS else _shortened(column)
+                    for place, column in enumerate(columns)
                 ]
             lengths_ns = (rank.doing_end_ns - rank.doing_start_ns).tolist()
             ranks.append(
@@ -280,16 +281,16 @@ def _timeline(found: Drawing) -> dict[str, Any]:
                     "lanes": lanes,
                 }
             )
-        shown.append(
+        drawn.append(
             {"number": step.number, "word": step.word, "length_ns": step.length_ns, "ranks": ranks}
         )
     return {
-        "lanes": list(lanes_of(found)),
-        "steps": shown,
+        "lanes": list(lanes_of(picture)),
+        "steps": drawn,
         "names": list(names),
-        "ranks_left_out": found.ranks_left_out,
-        "steps_left_out": found.steps_left_out + len(found.steps) - len(steps),
-        "joined": found.joined,
+        "ranks_left_out": picture.ranks_left_out,
+        "steps_left_out": picture.steps_left_out + len(picture.steps) - len(steps),
+        "joined": picture.joined,
     }
 
 
@@ -299,11 +300,11 @@ def _shortened(column: Any) -> Any:
     return values[0] if values.count(values[0]) == len(values) else values
 
 
-def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
-    if found is None:
+def _usage(usage: UsageOverTime | None) -> dict[str, Any] | None:
+    if usage is None:
         return None
     return {
-        "edges_s": [round(edge_s, 4) for edge_s in found.edges_s.tolist()],
+        "edges_s": [round(edge_s, 4) for edge_s in usage.edges_s.tolist()],
         "pictures": [
             {
                 "title": picture.title,
@@ -314,7 +315,7 @@ def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
                     for line in picture.lines
                 ],
             }
-            for picture in found.pictures
+            for picture in usage.pictures
         ],
     }
 
@@ -327,12 +328,12 @@ def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
     if result.scaling_factor is None:
         return {"missing": _NOTHING_COMPUTED}
     try:
-        found = explorer(run, result.predictor, result.predicted_from_s)
+        explored = explorer(run, result.predictor, result.predicted_from_s)
     except FullwireError as error:
         return {"missing": _sentence(str(error))}
-    has_interval = bool(np.isfinite(found.half_s).any())
+    has_interval = bool(np.isfinite(explored.half_s).any())
     transports = []
-    for transport in found.transports:
+    for transport in explored.transports:
         name, words = "measured", "transport as measured in this job"
         if isinstance(transport, FullTransport):
             name, words = "full", "every bit of the line rate carries payload"
@@ -341,7 +342,7 @@ def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
                 words = f"the line is filled; headers leave {transport.share:.1%} of it"
         transports.append({"name": name, "words": words})
     packings = []
-    for packing in found.packings:  # the cost of a compressor, shortly and in words
+    for packing in explored.packings:  # the cost of a compressor, shortly and in words
         name, words = "free", "which costs nothing"
         if not packing.is_free:
             packed, unpacked = _bytes_rate(packing.encode_bps), _bytes_rate(packing.decode_bps)
@@ -351,21 +352,23 @@ def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
         packings.append({"name": name, "words": words})
     return {
         "transports": transports,
-        "workers": list(found.workers),
-        "bandwidth_bps": list(found.bandwidth_bps),
+        "workers": list(explored.workers),
+        "bandwidth_bps": list(explored.bandwidth_bps),
         "packings": packings,
-        "ratios": list(found.ratios),
-        "baseline_s": found.baseline_s,
-        "step_us": _rounded(found.step_s * 1e6),
-        "half_permille": _rounded(found.half_s / found.step_s * 1e3, 2) if has_interval else None,
+        "ratios": list(explored.ratios),
+        "baseline_s": explored.baseline_s,
+        "step_us": _rounded(explored.step_s * 1e6),
+        "half_permille": _rounded(explored.half_s / explored.step_s * 1e3, 2)
+        if has_interval
+        else None,
         "recorded": None
-        if found.measured_s is None
+        if explored.measured_s is None
         else {
-            "workers": found.recorded_workers,
-            "bandwidth_bps": found.recorded_bps,
-            "measured_s": found.measured_s,
+            "workers": explored.recorded_workers,
+            "bandwidth_bps": explored.recorded_bps,
+            "measured_s": explored.measured_s,
         },
-        "shares_processors": found.shares_processors,
+        "shares_processors": explored.shares_processors,
     }
 
 
