@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 
 import fullwire
-from fullwire.transport import checkpoints, elastic, place, workers  # noqa: F401  # forks have them
+from fullwire.resilience import checkpoints, elastic, place, workers  # noqa: F401  # forks have them
 from validation import arguments, results
 
 BATCH, SAMPLES = 48, 480

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import fullwire
+from fullwire.resilience import checkpoints
 from fullwire.resilience.state import State, parts_of, share_of
-from fullwire.transport import checkpoints
 
 SCRIPT = Path(__file__).parent / "elastic_training.py"
 RUN = [sys.executable, "-m", "fullwire", "run", "--workers"]

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from fullwire.resilience import place
 from fullwire.resilience.mesh import Beat, Hearing
-from fullwire.transport import place
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
 SECOND_NS = 1_000_000_000

@@ -499,12 +499,12 @@ def _own_address(store: Any) -> str:
         wanted = wanted.split(",")[0]
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(wanted))
-        if not (address := interface_address(wanted)):
+        if not (named := interface_address(wanted)):
             raise TransportError(
                 f"{INTERFACE_VARIABLE}: expected an address or an interface of this host that has "
                 f"one, got {wanted!r}"
             )
-        return address
+        return named
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = str(getattr(store, "host", "")) or socket.gethostname()
