@@ -143,18 +143,20 @@ def test_a_row_is_found_by_its_name() -> None:
     ("part", "state", "seen"),
     [
         (
-            machine.Privileges(user=0, is_mapped=False, capabilities=("CAP_NET_RAW",)),
+            machine.Privileges(
+                user=0, is_root=True, is_mapped=False, capabilities=("CAP_NET_RAW",)
+            ),
             "ok",
             "root, CAP_NET_RAW",
         ),
         (
-            machine.Privileges(user=1000, is_mapped=True, capabilities=()),
+            machine.Privileges(user=1000, is_root=False, is_mapped=True, capabilities=()),
             "ok",
             "user 1000 of a user namespace, no capability of a network",
         ),
         (machine.LabWithoutLatency(why="no netem"), "limited", "namespaces, veth, tbf; no netem"),
         (machine.Counters(missing=("sock_diag",)), "limited", "not here: sock_diag"),
-        (machine.RunDelay(is_counted=False), "missing", "no /proc/self/schedstat"),
+        (machine.RunDelay(is_here=False), "missing", "no /proc/self/schedstat"),
         (machine.PerfEvents(paranoid=4, is_admin=True), "ok", "kernel.perf_event_paranoid=4"),
         (machine.TimeOfDay(off_s=None), "limited", "nothing synchronizes it"),
         (
@@ -164,7 +166,7 @@ def test_a_row_is_found_by_its_name() -> None:
         ),
         (machine.RdmaPorts(ports=()), "missing", "no adapter"),
         (
-            machine.OpenFiles(soft=machine.NoLimit(), hard=machine.NoLimit()),
+            machine.OpenFiles(soft=None, hard=None),
             "ok",
             "no limit, at most no limit",
         ),

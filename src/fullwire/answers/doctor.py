@@ -143,6 +143,7 @@ def _native() -> Iterator[Part]:
 def _privileges() -> Iterator[Part]:
     yield machine.Privileges(
         user=os.geteuid(),
+        is_root=os.geteuid() == 0,
         is_mapped=_text("proc/self/uid_map").split()[2:] not in ([], [_ALL_USERS]),
         capabilities=tuple(_capabilities()),
     )
@@ -188,7 +189,7 @@ def _counters() -> Iterator[Part]:
     except OSError:
         missing.append("sock_diag")
     yield machine.Counters(missing=tuple(missing))
-    yield machine.RunDelay(is_counted=len(_text("proc/self/schedstat").split()) == 3)
+    yield machine.RunDelay(is_here=len(_text("proc/self/schedstat").split()) == 3)
 
 
 @_look
@@ -238,7 +239,7 @@ def _network() -> Iterator[Part]:
 @_look
 def _limits() -> Iterator[Part]:
     soft, hard = (
-        machine.NoLimit() if limit == resource.RLIM_INFINITY else limit
+        None if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
     yield machine.OpenFiles(soft=soft, hard=hard)

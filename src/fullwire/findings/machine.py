@@ -12,7 +12,7 @@ from fullwire.findings.finding import Finding
 
 State: TypeAlias = Literal["ok", "limited", "missing"]
 
-_FEW_DESCRIPTORS, _FEW_THREADS = 1024, 512
+_FEW_DESCRIPTORS, _MANY_DESCRIPTORS, _FEW_THREADS = 1024, 65536, 512
 _LITTLE_SPACE, _LITTLE_SHARED = 2**30, 2**27  # Docker gives /dev/shm 64 MiB
 _LITTLE_MEMORY = 2**31
 _FAST_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv")  # Read without the kernel.
@@ -47,6 +47,19 @@ class Ok(Part):
         return True
 
 
+class Present(Part):
+    """A part that is here, or is missing."""
+
+    otherwise = "missing"
+
+    is_here: bool
+
+    @property
+    def is_ok(self) -> bool:
+        """Say whether it is here."""
+        return self.is_here
+
+
 class NativeModule(Ok):
     """The compiled part of Fullwire."""
 
@@ -77,22 +90,13 @@ class Privileges(Ok):
     means = "no command needs root; the rows below say what a right would add"
     template = (
         "{is_root:root|user {user}}{is_mapped:? of a user namespace}, "
-        "{capabilities:list}{has_none:?no capability of a network}"
+        "{capabilities:or no capability of a network}"
     )
 
     user: int
+    is_root: bool
     is_mapped: bool  # Root of a user namespace is not root of the machine.
     capabilities: tuple[str, ...]
-
-    @property
-    def is_root(self) -> bool:
-        """Say whether the user is root."""
-        return self.user == 0
-
-    @property
-    def has_none(self) -> bool:
-        """Say whether a capability is missing for everything."""
-        return not self.capabilities
 
 
 class LabWorks(Ok):
@@ -171,21 +175,13 @@ class Counters(Part):
         return not self.missing
 
 
-class RunDelay(Part):
+class RunDelay(Present):
     """The time that a thread waits for a processor, which the kernel counts."""
 
     name = "run delay"
     means = "tells a rank that waits for a processor from one that computes"
-    template = "{is_counted:|no }/proc/self/schedstat"
+    template = "{is_here:|no }/proc/self/schedstat"
     how = "use a kernel with CONFIG_SCHED_INFO"
-    otherwise = "missing"
-
-    is_counted: bool
-
-    @property
-    def is_ok(self) -> bool:
-        """Say whether the kernel counts it."""
-        return self.is_counted
 
 
 class OtherProcesses(Part):
@@ -236,7 +232,7 @@ class ClockSource(Part):
 
     name = "clock"
     means = "every recorded event reads the clock; a slow one adds to what recording costs"
-    template = "{source}{is_unknown:?the kernel does not tell its clock source}"
+    template = "{source:or the kernel does not tell its clock source}"
     how = "boot with clocksource=tsc, if the processor's is stable"
 
     source: str
@@ -245,11 +241,6 @@ class ClockSource(Part):
     def is_ok(self) -> bool:
         """Say whether a program reads it without the kernel."""
         return self.source.startswith(_FAST_CLOCKS)
-
-    @property
-    def is_unknown(self) -> bool:
-        """Say whether the kernel does not tell its name."""
-        return not self.source
 
 
 class TimeOfDay(Part):
@@ -287,7 +278,7 @@ class NetworkCards(Part):
 
     name = "network cards"
     means = "explain compares what was sent with the line rate of the card"
-    template = "{cards:list}{has_none:?none; only virtual interfaces}"
+    template = "{cards:or none; only virtual interfaces}"
     how = "name the rate: explain --line-rate 10Gbps"
 
     cards: tuple[Card, ...]
@@ -296,11 +287,6 @@ class NetworkCards(Part):
     def is_ok(self) -> bool:
         """Say whether there are cards, and the rate of each is known."""
         return bool(self.cards) and all(card.is_known for card in self.cards)
-
-    @property
-    def has_none(self) -> bool:
-        """Say whether there is no card."""
-        return not self.cards
 
 
 class RdmaPort(Finding):
@@ -317,7 +303,7 @@ class RdmaPorts(Part):
 
     name = "RDMA"
     means = "record counts what RDMA ports send"
-    template = "{ports:list}{has_none:?no adapter}"
+    template = "{ports:or no adapter}"
     how = "nothing, if there is no such card; else load its driver, as mlx5_ib"
     otherwise = "missing"
 
@@ -328,38 +314,27 @@ class RdmaPorts(Part):
         """Say whether there is one."""
         return bool(self.ports)
 
-    @property
-    def has_none(self) -> bool:
-        """Say whether there is none."""
-        return not self.ports
-
-
-class NoLimit(Finding):
-    """A limit that is not set."""
-
-    template = "no limit"
-
 
 class OpenFiles(Part):
     """The files and sockets that a process may open: at first, and if it asks for more."""
 
     name = "file descriptors"
     means = "a rank of the transport needs up to 8 for each other rank"
-    template = "{soft}, at most {hard}"
+    template = "{soft:or no limit}, at most {hard:or no limit}"
     how = "ulimit -n {higher}"
 
-    soft: int | NoLimit
-    hard: int | NoLimit
+    soft: int | None  # None: no limit
+    hard: int | None
 
     @property
     def is_ok(self) -> bool:
         """Say whether they are enough for some hundred ranks."""
-        return isinstance(self.soft, NoLimit) or self.soft >= _FEW_DESCRIPTORS
+        return self.soft is None or self.soft >= _FEW_DESCRIPTORS
 
     @property
-    def higher(self) -> int | NoLimit:
+    def higher(self) -> int:
         """Return the limit to ask for."""
-        return 65536 if self.soft == self.hard else self.hard
+        return _MANY_DESCRIPTORS if self.hard in (self.soft, None) else self.hard
 
 
 class Threads(Part):
@@ -463,7 +438,7 @@ class Torch(Part):
 
     name = "torch"
     means = "recorded jobs bring their own; study, bench and the transport use this one"
-    template = "{version}, backends {backends:list}{has_none:?none}"
+    template = "{version}, backends {backends:or none}"
     how = "install torch 2.6 or newer with torch.distributed"
 
     version: str
@@ -473,11 +448,6 @@ class Torch(Part):
     def is_ok(self) -> bool:
         """Say whether it has the backends of jobs on processors."""
         return {"gloo", "fullwire"} <= set(self.backends)
-
-    @property
-    def has_none(self) -> bool:
-        """Say whether it has no backend."""
-        return not self.backends
 
 
 class NoTorch(Part):
@@ -503,14 +473,9 @@ class TorchFails(Part):
     """Torch does not load."""
 
     name, means, how = Torch.name, Torch.means, TorchIsSlow.how
-    template = "{last_line}{is_silent:?it ended without a word}"
+    template = "{last_line:or it ended without a word}"
 
     last_line: str
-
-    @property
-    def is_silent(self) -> bool:
-        """Say whether it said nothing."""
-        return not self.last_line
 
 
 class Congestion(Part):
@@ -518,7 +483,7 @@ class Congestion(Part):
 
     name = "congestion control"
     means = "the transport sends with it; BBR costs it processor time on fast links"
-    template = "{control}{is_unknown:?the kernel does not tell it}"
+    template = "{control:or the kernel does not tell it}"
     how = "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic'"
 
     control: str
@@ -527,11 +492,6 @@ class Congestion(Part):
     def is_ok(self) -> bool:
         """Say whether it sends without pacing."""
         return not self.control.startswith("bbr")
-
-    @property
-    def is_unknown(self) -> bool:
-        """Say whether the kernel does not tell its name."""
-        return not self.control
 
 
 class Gpus(Part):
@@ -632,18 +592,10 @@ class Ray(Extra):
     needs = ("ray",)
 
 
-class Encryption(Part):
+class Encryption(Present):
     """The library that encrypts."""
 
     name = "encryption"
     means = "FULLWIRE_ENCRYPT=1 encrypts what ranks send each other"
     template = "{is_here:OpenSSL 3|no libcrypto.so.3}"
     how = "sudo apt install libssl3"
-    otherwise = "missing"
-
-    is_here: bool
-
-    @property
-    def is_ok(self) -> bool:
-        """Say whether it is here."""
-        return self.is_here

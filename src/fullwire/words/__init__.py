@@ -8,6 +8,7 @@ A field stands in braces. After a colon stands its format:
     {names:list}  {names:and}  {reasons:;}       a, b, c; a and b; a; b; c (also :or)
     {count:step|steps}                           the first for one, or for a true condition
     {size:? of {size:bytes}}                     only if there is some
+    {names:or none}                              a text or a list, or these words if it is empty
     {links:clause}                               a sentence within another: no capital, no full stop
 
 A field that holds a finding or a fix is filled in itself. None becomes empty text.
@@ -79,6 +80,10 @@ class _Words(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec.startswith("?"):
             return format_spec[1:] if value else ""
+        if format_spec.startswith("or ") and value in (None, "", ()):
+            return format_spec[3:]
+        if format_spec.startswith("or "):
+            return self.format_field(value, "list" if isinstance(value, tuple) else "")
         if value is None:
             return ""
         if "|" in format_spec:
