@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.explain import explain
 from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
-from fullwire.answers.tune import Trial, _Recorded, _Search, difference_of
+from fullwire.answers.trials import TrialRecording
+from fullwire.answers.tune import Trial, _Search, difference_of
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.tuning import Faster
 from fullwire.fixes import Seen, environment, fix_kinds
@@ -446,14 +447,14 @@ class Recordings:
         """Say that there is time for all of them."""
         return True
 
-    def recorded(self, fixes: Sequence[Applied]) -> _Recorded:
+    def recorded(self, fixes: Sequence[Applied]) -> TrialRecording:
         """Return a recording, faster with fixes, or fail."""
         if self.made == self.most:
             raise self._error
         self.made += 1
         mib = (1, 2) if fixes else (16, 24)
         run = a_trained_job(a_transport(), gradients_mib=mib, steps=30)
-        return _Recorded(run=run, path=Path(f"{self.made}.run"), seen=Seen(), problem=None)
+        return TrialRecording(run=run, path=Path(f"{self.made}.run"), seen=Seen(), problem=None)
 
 
 def test_ctrl_c_before_the_first_trial_leaves_the_job_as_it_is(tmp_path: Path) -> None:
@@ -536,7 +537,9 @@ def test_a_gain_that_may_be_noise_gets_more_pairs(
     search = _Search(job, ("exact",), lambda sentence: None)
     search.begin()
 
-    def judged(before: Sequence[_Recorded], after: Sequence[_Recorded]) -> SimpleNamespace:
+    def judged(
+        before: Sequence[TrialRecording], after: Sequence[TrialRecording]
+    ) -> SimpleNamespace:
         is_clear = len(after) >= pairs
         return SimpleNamespace(
             ratio=1 - gain, after_s=1 - gain, before_s=1.0, is_significant=is_clear

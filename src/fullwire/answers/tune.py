@@ -17,17 +17,11 @@ import math
 import os
 import platform
 import shutil
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from fullwire.answers.compare import (
     FEWEST_STEPS,
@@ -39,36 +33,29 @@ from fullwire.answers.compare import (
 )
 from fullwire.answers.conditions import count
 from fullwire.answers.explain import explain
-from fullwire.answers.fixing import NONE, hash_of, notes_in, problem_of, versions_here
-from fullwire.answers.laboratory import record_in_lab
+from fullwire.answers.fixing import hash_of, versions_here
+from fullwire.answers.trials import TrialJob, TrialRecording, interrupts_noted
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings import tuning as of_tuning
 from fullwire.findings.finding import Finding
-from fullwire.fixes import Fix, Risk, Seen, fix_kinds
-from fullwire.fixes._in_job import LOOK_VARIABLE, NOTES_VARIABLE
+from fullwire.fixes import Fix, Risk, fix_kinds
 from fullwire.fixes._recipe import Applied, Recipe, as_toml
 from fullwire.fixes.fix import HostWork, Worthwhile
 from fullwire.lab.description import LabDescription
 from fullwire.outputs import written
 from fullwire.recorder.command_line import without_secrets
-from fullwire.recorder.launch import TOO_LONG
-from fullwire.recorder.record import record
-from fullwire.run.run import Run
 from fullwire.timeline.passes import passes_of_step
 from fullwire.units import seconds, show_time, shown
 from fullwire.words import filled, sentence
 
 RISKS: tuple[Risk, ...] = ("exact", "numeric", "semantic")
 RECIPE = "recipe.toml"
-_FIRST_STEPS = 30
 _RECORDING_S = 6.0  # of steps in a recording, where --steps is not given
 _STEPS = (24, 120)
 _WORTH_MORE_PAIRS, _MOST_PAIRS = 0.03, 4  # of the step; A B B A has two
 _LEAST_GAIN = 0.01  # of the step: a smaller one is not tried a second time
-_SLOWER = 3.0  # times as long as the first recording: a trial that takes longer hangs
-_LEAST_LIMIT_S = 30.0
 _QUIET = 0.05  # of the step: repeats that differ by less tell enough of the noise
 _MOST_REPEATS = 3  # of the job as it is, before the first trial
 _OFTEN_LONG = 1.08  # times the usual step: such a mean has many long steps or pauses
@@ -180,10 +167,10 @@ def tune(
         raise UsageError(f"budget: expected a time above 0, got {shown(budget)}")
     chosen = None if steps is None else count(steps, "steps")
     folder.mkdir(parents=True)
-    job = _Job(command=command, folder=folder, lab=lab, scratch=place, steps=chosen)
+    job = TrialJob(command=command, folder=folder, lab=lab, scratch=place, steps=chosen)
     job.end_s = time.monotonic() + budget_s
     search = _Search(job, RISKS[: RISKS.index(allow) + 1], say)
-    with _interrupts_noted(job):
+    with interrupts_noted(job):
         try:
             search.begin()
             while len(search.trials) != most and search.try_next():
@@ -197,132 +184,16 @@ def tune(
     return search.end()
 
 
-@contextmanager
-def _interrupts_noted(job: _Job) -> Iterator[None]:
-    """Let Ctrl-C end the recording at work, and with it the search."""
-
-    def interrupted(number: int, frame: Any) -> None:
-        job.is_interrupted = True
-
-    # In a lab, Ctrl-C has to end the ranks on their hosts: the recording does so.
-    if job.lab is not None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, interrupted)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Recorded:
-    """A recording: its steps, and the notes of its processes."""
-
-    run: Run
-    path: Path
-    seen: Seen
-    problem: Finding | None  # why the job does not have the last of its fixes
-
-
-@dataclass(kw_only=True)
-class _Job:
-    """The job, recorded with some fixes for a number of steps."""
-
-    command: Sequence[str]
-    folder: Path
-    lab: LabDescription | None
-    scratch: Path
-    steps: int | None
-    end_s: float = math.inf
-    took_s: float = 0.0  # the longest recording
-    limit_s: float | None = None
-    is_interrupted: bool = False
-    made: int = 0
-
-    @property
-    def left_s(self) -> float:
-        """Return the time left of the budget."""
-        return self.end_s - time.monotonic()
-
-    def allows(self, recordings: int) -> bool:
-        """Say whether the budget has time for so many recordings."""
-        return recordings * self.took_s <= self.left_s
-
-    def recorded(self, fixes: Sequence[Applied]) -> _Recorded:
-        """Record the job with fixes; refuse a run without steps, with the job's last words."""
-        self.made += 1
-        name = f"trial-{self.made:02}"
-        log, path = self.folder / f"{name}.log", self.folder / f"{name}.run"
-        # The first recording may take half of the budget; then it is known how long one takes.
-        limit_s = max(self.left_s / 2, 1.0) if self.limit_s is None else self.limit_s
-        words = [sys.executable, "-m", "fullwire", "apply"]
-        words += [",".join(map(str, fixes)) or NONE]
-        words += ["--steps", str(self.steps or _FIRST_STEPS), "--within", f"{limit_s:.0f}s"]
-        # All ranks' output goes into one file: a tuning has its own lines.
-        quiet = ["sh", "-c", 'cd "$1" && shift && exec "$@" >>"$0" 2>&1', str(log.resolve())]
-        whole = [*quiet, str(self.scratch.resolve()), *words, "--", *self._from_anywhere()]
-        notes = self.folder / f"{name}.notes"
-        notes.mkdir()
-        began_s = time.monotonic()
-        os.environ |= {NOTES_VARIABLE: str(notes.resolve()), LOOK_VARIABLE: "1"}
-        try:
-            if self.lab is None:
-                done = record(whole, path)
-            else:
-                done = record_in_lab(self.lab, whole, path, probe=False)
-        finally:
-            del os.environ[NOTES_VARIABLE], os.environ[LOOK_VARIABLE]
-            told = notes_in(notes)
-            looked = {  # each rank of this host
-                note["rank"]: msgspec.convert(note["saw"], Seen)
-                for notes_of_one in told
-                for note in notes_of_one
-                if "saw" in note
-            }
-            problem = problem_of(fixes[-1], len(looked), told) if fixes else None
-            shutil.rmtree(notes)
-        took_s = time.monotonic() - began_s
-        if self.is_interrupted or done.exit_status == 128 + signal.SIGINT:
-            raise KeyboardInterrupt
-        is_first, self.took_s = self.limit_s is None, max(self.took_s, took_s)
-        run = done.run
-        if done.exit_status == TOO_LONG and not (is_first and len(paces_s(run)) >= FEWEST_STEPS):
-            raise UsageError(f"the job hangs, or is very slow: tune ended it after {limit_s:.0f} s")
-        if done.exit_status not in (0, TOO_LONG):
-            lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-            # A launcher's summary follows the error itself.
-            errors = [
-                line for line in lines if "Error: " in line and "ChildFailedError" not in line
-            ]
-            last = next((line for line in reversed(lines) if line.strip()), "")
-            why = (errors or [last])[-1].strip()
-            raise UsageError(f"the job ended with status {done.exit_status}: {why[:200]} ({log})")
-        if is_first:
-            self.limit_s = max(_LEAST_LIMIT_S, _SLOWER * took_s)
-        seen = looked[min(looked)] if looked else Seen()
-        return _Recorded(run=run, path=path, seen=seen, problem=problem)
-
-    def _from_anywhere(self) -> list[str]:
-        """Return the command with whole paths, where it runs in another folder."""
-        if self.scratch.resolve() == Path.cwd():
-            return list(self.command)
-        return [
-            str(Path(word).resolve()) if os.path.exists(word) and os.path.isfile(word) else word
-            for word in self.command
-        ]
-
-
 class _Search:
     """The search: the fixes that are kept, the trials, and the recordings of the best so far."""
 
-    def __init__(self, job: _Job, risks: Sequence[Risk], say: Say) -> None:
+    def __init__(self, job: TrialJob, risks: Sequence[Risk], say: Say) -> None:
         self.trials: list[Trial] = []
-        self.before: list[_Recorded] = []
+        self.before: list[TrialRecording] = []
         self._job, self._risks = job, risks
         self._say: Callable[[Finding], None] = lambda told: say(sentence(told))
         self._kept: list[Applied] = []
-        self._best: list[_Recorded] = []
+        self._best: list[TrialRecording] = []
         self._length_of: Callable[[Floats], float] = usual_length_s
         self._last: Against | None = None  # the job as it is and the tuned job, at the end
         self._began_s = time.monotonic()
@@ -356,7 +227,7 @@ class _Search:
         self._best = list(self.before)
         self._say(of_tuning.Before(step_s=self._judged(self.before, self.before).before_s))
 
-    def _judged(self, before: Sequence[_Recorded], after: Sequence[_Recorded]) -> Against:
+    def _judged(self, before: Sequence[TrialRecording], after: Sequence[TrialRecording]) -> Against:
         return held_against(
             [recording.run for recording in before],
             [recording.run for recording in after],
@@ -488,7 +359,7 @@ class _Search:
         self._kept, self._best = fixes, after
         return against.after_s, True, of_tuning.Faster(times=1 / against.ratio), differs
 
-    def _loss_difference(self, recorded: _Recorded) -> float | None:
+    def _loss_difference(self, recorded: TrialRecording) -> float | None:
         """Return how far the first losses are from those of the job as it is, relatively."""
         return difference_of(self.before[0].seen.losses, recorded.seen.losses)
 

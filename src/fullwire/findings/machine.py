@@ -47,10 +47,14 @@ class Ok(Part):
         return True
 
 
-class Present(Part):
-    """A part that is here, or is missing."""
+class Missing(Part):
+    """A part that is missing, unless its kind says otherwise."""
 
     otherwise = "missing"
+
+
+class Present(Missing):
+    """A part that is here, or is missing."""
 
     is_here: bool
 
@@ -70,7 +74,7 @@ class NativeModule(Ok):
     file: str
 
 
-class NoNativeModule(Part):
+class NoNativeModule(Missing):
     """The compiled part of Fullwire does not load."""
 
     name, means = NativeModule.name, NativeModule.means
@@ -78,7 +82,6 @@ class NoNativeModule(Part):
     how = (
         "install a wheel for this Python and this processor: pip install --force-reinstall fullwire"
     )
-    otherwise = "missing"
 
     why: str
 
@@ -117,13 +120,12 @@ class LabWithoutLatency(Part):
     why: str
 
 
-class NoLab(Part):
+class NoLab(Missing):
     """Clusters cannot be made in this machine."""
 
     name, means = LabWorks.name, LabWorks.means
     template = "{why}"
     how = "{remedy}"
-    otherwise = "missing"
 
     why: str
     remedy: str
@@ -137,24 +139,22 @@ class Captures(Ok):
     template = "packet sockets open"
 
 
-class NoRightToCapture(Part):
+class NoRightToCapture(Missing):
     """This process may not capture packets."""
 
     name, means = Captures.name, Captures.means
     template = "no right to capture (CAP_NET_RAW)"
     how = "{remedy}"
-    otherwise = "missing"
 
     remedy: str
 
 
-class NoPacketSockets(Part):
+class NoPacketSockets(Missing):
     """The kernel cannot capture packets."""
 
     name, means = Captures.name, Captures.means
     template = "no packet sockets: {why}"
     how = "use a kernel with CONFIG_PACKET"
-    otherwise = "missing"
 
     why: str
 
@@ -218,13 +218,12 @@ class PerfEvents(Part):
         return self.paranoid <= _MOST_PARANOID or self.is_admin
 
 
-class NoPerfEvents(Part):
+class NoPerfEvents(Missing):
     """The kernel counts no events of the processor."""
 
     name, means = PerfEvents.name, PerfEvents.means
     template = "not in this kernel"
     how = "nothing, without perf"
-    otherwise = "missing"
 
 
 class ClockSource(Part):
@@ -298,14 +297,13 @@ class RdmaPort(Finding):
     rate: str
 
 
-class RdmaPorts(Part):
+class RdmaPorts(Missing):
     """The ports of RDMA adapters."""
 
     name = "RDMA"
     means = "record counts what RDMA ports send"
     template = "{ports:or no adapter}"
     how = "nothing, if there is no such card; else load its driver, as mlx5_ib"
-    otherwise = "missing"
 
     ports: tuple[RdmaPort, ...]
 
@@ -394,13 +392,12 @@ class SharedMemory(Part):
         return self.free_bytes >= _LITTLE_SHARED
 
 
-class NoSharedMemory(Part):
+class NoSharedMemory(Missing):
     """Processes cannot share memory as files."""
 
     name, means = SharedMemory.name, SharedMemory.means
     template = "{why}"
     how = "mount -t tmpfs tmpfs /dev/shm"
-    otherwise = "missing"
 
     why: str
 
@@ -422,12 +419,11 @@ class FreeSpace(Part):
         return self.free_bytes >= _LITTLE_SPACE
 
 
-class ReadOnlySpace(Part):
+class ReadOnlySpace(Missing):
     """The folder of this process takes no files."""
 
     name, means, how = FreeSpace.name, FreeSpace.means, FreeSpace.how
     template = "{free_bytes:bytes} in {folder}, which is read-only"
-    otherwise = "missing"
 
     free_bytes: int
     folder: str
@@ -450,13 +446,12 @@ class Torch(Part):
         return {"gloo", "fullwire"} <= set(self.backends)
 
 
-class NoTorch(Part):
+class NoTorch(Missing):
     """Torch is not in the Python of Fullwire."""
 
     name, means = Torch.name, Torch.means
     template = "not in Fullwire's Python"
     how = "pip install 'fullwire[torch]', or install Fullwire into the job's environment"
-    otherwise = "missing"
 
 
 class TorchIsSlow(Part):
@@ -520,13 +515,12 @@ class GpusWithoutTorch(Part):
     gpus: tuple[str, ...]
 
 
-class NoGpus(Part):
+class NoGpus(Missing):
     """No GPU of NVIDIA is to be seen."""
 
     name, means = Gpus.name, Gpus.means
     template = "no NVIDIA driver, or no GPU"
     how = "nothing, if there is none: jobs on processors are recorded"
-    otherwise = "missing"
 
 
 class Nccl(Ok):
@@ -539,13 +533,12 @@ class Nccl(Ok):
     version: str
 
 
-class NoNccl(Part):
+class NoNccl(Missing):
     """Torch has no NCCL that it can use."""
 
     name, means = Nccl.name, Nccl.means
     template = "torch has none that it can use here"
     how = "nothing, without GPUs; else a torch that was built for CUDA"
-    otherwise = "missing"
 
 
 class Package(Finding):
@@ -557,10 +550,9 @@ class Package(Finding):
     version: str
 
 
-class Extra(Part):
+class Extra(Missing):
     """Packages that Fullwire can do without."""
 
-    otherwise = "missing"
     needs: ClassVar[tuple[str, ...]]
 
     packages: tuple[Package, ...]
