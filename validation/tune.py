@@ -1,6 +1,6 @@
 """Jobs with one known flaw each: does `tune` cure them, and were its predictions right?
 
-    .venv/bin/python -m validation.tune [--flaws loader,unused] [--budget 4min] [--steps 30]
+    .venv/bin/python -m validation.tune [--flaws loader,unused] [--budget 4min] [--steps N]
         [--kept FOLDER]
 
 Each job trains on two ranks: of this machine, or of a lab where its flaw is about the network. Two
@@ -69,7 +69,7 @@ def main() -> None:
     taken = arguments.parser(__doc__)
     taken.add_argument("--flaws", default=",".join(FLAWS))
     taken.add_argument("--budget", default="4min")
-    taken.add_argument("--steps", default="30")
+    taken.add_argument("--steps", default=None)
     taken.add_argument("--kept", type=Path)
     asked = taken.parse_args()
     rows: list[list[results.Cell]] = []
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def known_or_tuned(
-    flaw: str, kept: Path | None, budget: str, steps: str
+    flaw: str, kept: Path | None, budget: str, steps: str | None
 ) -> tuple[dict[str, Any], float]:
     """Return the result of a job, from the folder of those kept or by tuning it."""
     path = None if kept is None else kept / f"{flaw}.json"
@@ -146,7 +146,7 @@ def known_or_tuned(
     return found, hand_s
 
 
-def tuned(flaw: str, folder: Path, budget: str, steps: str) -> tuple[dict[str, Any], float]:
+def tuned(flaw: str, folder: Path, budget: str, steps: str | None) -> tuple[dict[str, Any], float]:
     """Tune one job; return what `tune` found, and the step with the setting by hand."""
     rate = RATES.get(flaw)
     lab = ["--workers", "2", "--rate", rate] if rate else []
@@ -154,7 +154,8 @@ def tuned(flaw: str, folder: Path, budget: str, steps: str) -> tuple[dict[str, A
         (folder / "hosts.toml").write_text(CLUSTER.format(nics=NICS[flaw], rate=rate))
         lab = ["--cluster", str(folder / "hosts.toml")]
     job = [sys.executable, JOB, flaw] if rate else [*LAUNCHER, JOB, flaw]
-    options = ["--budget", budget, "--steps", steps, "--json", "-o", str(folder / "tuned")]
+    options = ["--budget", budget, "--json", "-o", str(folder / "tuned")]
+    options += ["--steps", steps] if steps else []
     options += ["--allow", ALLOWED.get(flaw, "exact"), *(["--lab"] if rate else []), *lab]
     done = subprocess.run(
         [*FULLWIRE, "tune", *options, "--", *job], stdout=subprocess.PIPE, text=True, check=True
@@ -163,7 +164,7 @@ def tuned(flaw: str, folder: Path, budget: str, steps: str) -> tuple[dict[str, A
     for number in range(2):
         path = str(folder / f"hand-{number}.run")
         record = ["lab", "run", *lab] if rate else ["record"]
-        command = [*FULLWIRE, "apply", "none", "--steps", steps, "--", *job, "--cured"]
+        command = [*FULLWIRE, "apply", "none", "--steps", steps or "30", "--", *job, "--cured"]
         subprocess.run(
             [*FULLWIRE, *record, "-o", path, "--", *command],
             check=True,

@@ -21,7 +21,7 @@ import fullwire
 from docs.making.diagrams import run_tables
 from docs.making.keys import MEANINGS
 from docs.making.validation import table
-from fullwire.answers.tune import Trial, Tuning
+from fullwire.answers.trials import Trial, Tuning
 from fullwire.answers.watched import SeenRank, Watched
 from fullwire.display import Result
 from fullwire.findings.tuning import NoTimeToRepeat

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fullwire.answers.plan import plan as plan
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.traffic import jobs_in as jobs_in
-    from fullwire.answers.tune import Tuning as Tuning
+    from fullwire.answers.trials import Tuning as Tuning
     from fullwire.answers.tune import tune as tune
     from fullwire.answers.watch import watch as watch
     from fullwire.answers.watch import watching as watching
@@ -71,7 +71,7 @@ _PLACES = {
     "Job": "fullwire.resilience.elastic:Job",
     "Run": "fullwire.run.run:Run",
     "Study": "fullwire.studies.papers:Study",
-    "Tuning": "fullwire.answers.tune:Tuning",
+    "Tuning": "fullwire.answers.trials:Tuning",
     "UsageError": "fullwire.errors:UsageError",
     "Watched": "fullwire.answers.watched:Watched",
     "WhatIf": "fullwire.answers.whatif:WhatIf",

@@ -14,7 +14,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.search import explorer
-from fullwire.answers.tune import Trial, Tuning
+from fullwire.answers.trials import Trial, Tuning
 from fullwire.errors import UsageError
 from fullwire.findings.tuning import Faster
 from fullwire.findings.verdicts import drawn_parts

@@ -9,6 +9,7 @@
 - python fixable.py choosing: some passes leave parameters out, on one rank or on both.
 - python fixable.py ending: the last sum is read by rank 0 alone, and no rank says goodbye.
 - python fixable.py hanging: after two steps it hangs.
+- python fixable.py many: the norms of weights, trained by one rank alone, by DDP and by FSDP2.
 """
 
 import hashlib
@@ -30,14 +31,14 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 
 class Numbers(Dataset):  # type: ignore[misc]  # torch may be absent when we check
-    """Sixty samples or more; random ones change from reading to reading."""
+    """Two hundred samples or more; random ones change from reading to reading."""
 
     def __init__(self, is_random: bool, is_slow: bool) -> None:
         self.is_random = is_random
         self.is_slow = is_slow
 
     def __len__(self) -> int:
-        return 400 if self.is_slow else 60
+        return 400 if self.is_slow else 200
 
     def __getitem__(self, number: int) -> Any:
         if self.is_slow:
@@ -60,6 +61,7 @@ def main() -> None:
         "accumulating": accumulating,
         "choosing": choosing,
         "sharded": sharded,
+        "many": many,
     }
     dist.init_process_group("gloo")
     if mode == "ending":
@@ -84,20 +86,24 @@ def digest_of(parameters: Any) -> str:
 
 
 def samples() -> Any:
-    return torch.randn(5, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    return samples_of(dist.get_rank())
+
+
+def samples_of(rank: int) -> Any:
+    return torch.randn(5, 64, generator=torch.Generator().manual_seed(rank))
 
 
 def by_hand() -> dict[str, Any]:
     model, said = small_model(), []
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    for step in range(10):
+    for step in range(20):
         optimizer.zero_grad()
         loss = model(samples()).square().mean()
         loss.backward()
         for number, parameter in enumerate(model.parameters()):
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-            if dist.get_rank() == 0 and number == step:
+            if dist.get_rank() == 0 and number == step % 12:
                 said.append(float(parameter.grad.sum()))
         mean = loss.detach().clone()
         dist.all_reduce(mean)
@@ -131,9 +137,8 @@ def accumulating() -> dict[str, Any]:
                 model.module[0].bias += 0.0
     saved = torch.load(path)
     os.remove(path)
-    weights = [each.detach().double().norm().item() for each in model.parameters()]
     return {
-        "weights": weights,
+        "weights": norms_of(model.parameters()),
         "saved": digest_of(saved.values()) == digest_of(model.parameters()),
         "finds_unused": model.find_unused_parameters,
     }
@@ -169,7 +174,7 @@ def sharded() -> dict[str, Any]:
 
     model = small_model()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model:
+    for layer in model[::2]:  # the others have no parameters
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
@@ -186,12 +191,34 @@ def sharded() -> dict[str, Any]:
             with torch.no_grad():  # the checkpoint keeps what was there
                 for each in model.parameters():
                     each.mul_(0.5)
-    told = {"digest": digest_of(each.full_tensor() for each in model.parameters())}
+    whole = [each.full_tensor() for each in model.parameters()]
+    told = {"digest": digest_of(whole), "norms": norms_of(whole)}
     if checkpoints is not None:
         state = {"model": model.state_dict()}
         checkpoints.load(state, checkpoint_id=f"{sys.argv[2]}/4")
         told["saved"] = digest_of(each.full_tensor() for each in state["model"].values())
     return told
+
+
+def many() -> dict[str, Any]:
+    alone, together = small_model(), small_model()
+    of_all = torch.cat([samples_of(rank) for rank in range(dist.get_world_size())])
+    for model, data in ((alone, of_all), (DistributedDataParallel(together), samples())):
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(5):
+            model(data).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {
+        "alone": norms_of(alone.parameters()),
+        "ddp": norms_of(together.parameters()),
+        "fsdp": sharded()["norms"],
+        "backend": dist.get_backend(),
+    }
+
+
+def norms_of(parameters: Any) -> list[float]:
+    return [each.detach().double().norm().item() for each in parameters]
 
 
 def train(is_stubborn: bool) -> dict[str, Any]:

@@ -74,14 +74,56 @@ def test_each_rank_has_what_frameworks_and_launchers_read(
 def test_a_recipe_inside_torchrun_changes_the_ranks_of_both_hosts(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As the guide to tuning shows it, on two hosts that each have the file."""
+    """As the guide to tuning shows it: rank 0's host has the file, and the other one follows."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(as_toml(Recipe(fixes=(parse_fix("transport:fullwire"),))))
-    inside = [sys.executable, "-m", "fullwire", "run", "-r", str(recipe), "--", sys.executable]
-    assert played(*TORCHRUN, "--no-python", *inside, JOBS / "fixable.py") == []
+    script = tmp_path / "train.sh"
+    run = f"exec {sys.executable} -m fullwire run"
+    script.write_text(
+        f'#!/bin/sh\n[ $RANK = 0 ] && {run} -r {recipe} -- "$@"\n{run} --follow -- "$@"\n'
+    )
+    script.chmod(0o755)
+    inside: list[str | Path] = ["--no-python", script, sys.executable, JOBS / "fixable.py"]
+    assert played(*TORCHRUN, *inside) == []
     told = capfd.readouterr()
     assert json.loads(told.out)["backend"] == "fullwire"
     assert told.err.count("fullwire: fix transport:fullwire: applied: ") == 2
+
+
+# As `tune` does on the host of rank 0: a trial, then the end.
+TUNING = """
+import sys, time
+from pathlib import Path
+from fullwire.answers.trials import TrialJob
+from fullwire.fixes._recipe import parse_fix
+folder = Path(sys.argv[1])
+job = TrialJob(command=sys.argv[2:], folder=folder, lab=None, scratch=folder, steps=8)
+job.end_s = time.monotonic() + 120
+found = job.recorded([parse_fix("transport:fullwire"), parse_fix("buckets:1")])
+job.part()
+ranks = sorted(set(found.run.spans.rank.tolist()))
+print(f"ranks {ranks}, backend {found.run.facts.backend}, problem {found.problem}", flush=True)
+"""
+
+
+@needs_torch
+def test_a_trial_reaches_the_ranks_of_another_host_through_the_store_of_the_job(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tuning, script = tmp_path / "tuning.py", tmp_path / "each.sh"
+    tuning.write_text(TUNING)
+    script.write_text(
+        f"""#!/bin/sh
+[ $PET_NODE_RANK = 0 ] && exec {sys.executable} {tuning} {tmp_path} "$@"
+exec {sys.executable} -m fullwire run --follow -- "$@"
+"""
+    )
+    script.chmod(0o755)
+    assert played(script, *TORCHRUN, JOBS / "fixable.py", "slow") == []
+    told = capfd.readouterr()
+    assert "ranks [0, 1], backend fullwire, problem None" in told.out
+    trial = "trial 1 of rank 0's host: transport:fullwire, buckets:1, status 0"
+    assert [line for line in told.err.splitlines() if "trial" in line] == [f"fullwire: {trial}"]
 
 
 @needs_torch

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fullwire.answers.trials import TrialJob
 from fullwire.fixes._recipe import Recipe, as_toml, parse_fix, read_recipe
 from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch, together
 
@@ -135,14 +139,69 @@ def test_passes_that_leave_parameters_out_keep_every_bit_without_the_search() ->
 def test_gathered_parameters_and_checkpoints_behind_the_steps_keep_every_bit(
     tmp_path: Path,
 ) -> None:
-    fixes = "fsdp:reshard_after_forward=False,checkpoint:background"
+    fixes = "fsdp:reshard_after_forward=False,forward_prefetch,checkpoint:background"
     job = together(2, "fixable.py", "sharded", str(tmp_path), compiler=True)
     plain, _ = told_by(*job)
     fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *job)
     assert fixed == plain
     assert len(list(tmp_path.glob("*/.metadata"))) == 5
-    assert "fix fsdp:reshard_after_forward=False: applied: " in said
+    for option in ("reshard_after_forward", "forward_prefetch"):
+        assert (
+            f"fix fsdp:reshard_after_forward=False,forward_prefetch: applied: {option}, in 2"
+            in said
+        )
     assert "applied: torch.distributed.checkpoint.save writes in a thread, in 2 pro" in said
+
+
+def test_on_four_ranks_of_two_hosts_exact_fixes_are_equal_up_to_the_order_of_sums() -> None:
+    fixes = "transport:fullwire,buckets:1,ddp:gradient_as_bucket_view,placement:0,2,1,3"
+    fixes += ",processors:own,fsdp:reshard_after_forward=False,forward_prefetch,shard_inside_hosts"
+    job = [*AS_TORCHRUN_DOES, *together(4, "fixable.py", "many", compiler=True)]
+    fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *job)
+    assert fixed["backend"] == "fullwire"
+    for model in ("ddp", "fsdp"):
+        assert fixed[model] == pytest.approx(fixed["alone"], rel=1e-4)
+    assert "applied: reshard_after_forward, mesh, in 4 processes" in said
+    assert "applied: RANK in another order, in 4 processes" in said
+
+
+def test_a_trial_runs_in_its_folder_and_tells_what_it_writes_elsewhere_and_its_own_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    elsewhere = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    (tmp_path / "train.py").write_text(
+        f"""import time, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(40):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    for place in ("here.txt", {str(elsewhere / "there.txt")!r}):
+        open(place, "a").write("a step")
+    print(model.bias)
+    time.sleep(0.002)
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    job = TrialJob(
+        command=[sys.executable, "train.py"],
+        folder=tmp_path,
+        lab=None,
+        scratch=tmp_path / "scratch",
+        steps=12,
+    )
+    job.end_s = time.monotonic() + 100
+    try:
+        found = job.recorded([])
+    finally:
+        shutil.rmtree(elsewhere)
+    assert (tmp_path / "scratch/here.txt").exists()
+    assert not (tmp_path / "here.txt").exists()
+    assert found.seen.wrote == (str(elsewhere / "there.txt"),)
+    assert [(work.call, work.place) for work in found.seen.host] == [
+        ("print", f"{tmp_path / 'train.py'}:9")
+    ]
 
 
 def test_a_job_that_hangs_ends_its_tuning_with_all_its_processes(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.explain import explain
 from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
-from fullwire.answers.trials import TrialRecording
-from fullwire.answers.tune import Trial, _Search, difference_of
+from fullwire.answers.trials import Trial, TrialRecording, difference_of
+from fullwire.answers.tune import _Search
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.tuning import Faster
 from fullwire.fixes import Seen, environment, fix_kinds
+from fullwire.fixes._in_job import Applying
 from fullwire.fixes._recipe import Applied, Recipe, as_toml, parse_fix, read_recipe
 from fullwire.fixes.joining import Joined
 from fullwire.fixes.placement import by_host, crossings
@@ -90,6 +91,7 @@ def test_commas_join_fixes_and_stay_in_settings() -> None:
         ("buckets:nan", "expected MiB of a bucket, above 0"),
         ("buckets:1_0", "expected MiB of a bucket, above 0"),
         ("input:0", "expected 1 to 256 loading processes, got '0'"),
+        ("input:4x0", "expected 1 to 256 loading processes, got '4x0'"),
         ("threads:²", "expected 1 to 1024 threads"),
         ("link:2", "fix link: it cannot be applied: hardware"),
         ("transport:mpi", "fix transport: expected fullwire or fullwire+bf16"),
@@ -301,7 +303,9 @@ def test_the_loopback_has_an_address_and_an_unknown_interface_has_none() -> None
 def test_another_interface_is_tried_unless_it_is_known_to_be_slower(
     hosts: str, speeds: dict[str, float], tried: list[str]
 ) -> None:
-    run: Any = SimpleNamespace(facts=SimpleNamespace(backend="gloo", hosts=hosts))
+    run: Any = SimpleNamespace(
+        facts=SimpleNamespace(backend="gloo", hosts=hosts, nccl_network=None)
+    )
     account: Any = SimpleNamespace(
         step_s=0.1, alone_s=0.02, parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01}
     )
@@ -362,6 +366,24 @@ def test_a_tuning_that_cannot_be_is_refused_before_the_job(
     assert (taken.returncode, "expected a new folder" in taken.stderr) == (2, True)
 
 
+def test_the_other_tasks_of_a_launcher_follow_the_tuning_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(UsageError, match=r"task 3 of 4 \(Slurm\): expected `fullwire run --follow"):
+        fw.tune(NOTHING, tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_a_job_that_follows_nobody_keeps_its_status_and_says_so(cli: Cli) -> None:
+    done = cli("run", "--follow", "--", *NOTHING)
+    assert done.returncode == 7
+    assert "no fixes came from rank 0" in done.stderr
+    both = cli("run", "--follow", "-r", "recipe.toml", "--", *NOTHING)
+    assert (both.returncode, "expected one of --recipe" in both.stderr) == (2, True)
+
+
 def test_each_outcome_of_a_fix_is_told_with_its_processes(tmp_path: Path) -> None:
     for number, did in enumerate(("applied: a", "applied: a", "not applied: b")):
         (tmp_path / f"{number}.fixes").write_text(json.dumps({"fix": "buckets", "did": did}))
@@ -391,6 +413,60 @@ def test_a_fix_that_was_undone_or_is_not_on_each_rank_is_told(
         (tmp_path / f"{number}.fixes").write_text("\n".join(lines))
     found = problem_of(parse_fix("buckets:50"), 2, notes_in(tmp_path))
     assert (sentence(found) if found else "") == problem
+
+
+def test_a_call_that_fails_with_a_fix_is_made_again_as_the_script_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FULLWIRE_FIXES_INTO", str(tmp_path))
+
+    def make(size: int, kind: str = "usual") -> tuple[int, str]:
+        if kind == "other":
+            raise ValueError("no such kind")
+        return size, kind
+
+    def cannot(given: Any) -> Any:
+        raise RuntimeError("no place for it")
+
+    owner: Any = SimpleNamespace(make=make, may_not_repeat=make, unchanged=make)
+    fix = Applying("buckets")
+    fix.around(owner, "make", lambda given: {"kind": "other"})
+    fix.around(owner, "may_not_repeat", lambda given: {"kind": "other"}, may_repeat=False)
+    fix.around(owner, "unchanged", cannot)
+    assert owner.make(3) == owner.unchanged(3) == (3, "usual")
+    with pytest.raises(ValueError, match="no such kind"):
+        owner.may_not_repeat(3)
+    [told] = notes_in(tmp_path)
+    assert [note["did"] for note in told] == [
+        "undone: ValueError: no such kind",
+        "not applied: no place for it",
+    ]
+
+
+def test_nccl_between_hosts_gets_more_threads_or_more_channels() -> None:
+    parts_s = {"line_rate": 0.01, "latency": 0.02, "transport": 0.05, "straggler": 0.0}
+    account: Any = SimpleNamespace(step_s=0.1, alone_s=0.02, parts_s=parts_s)
+    for network, first in (("Socket", "NCCL_SOCKET_NTHREADS=4"), ("IB", "NCCL_IB_QPS")):
+        facts = SimpleNamespace(backend="nccl", hosts="a,b", nccl_network=network)
+        run: Any = SimpleNamespace(facts=facts)
+        found = CAN["environment"].to_try(run, account, Seen(), None)
+        settings = [fix.setting for fix in found]
+        assert settings[0].startswith(first)
+        assert settings[2] == "NCCL_ALGO=Tree"
+        assert all(CAN["environment"].checked_in_recipe(setting) for setting in settings)
+
+
+def test_fsdp_is_tried_with_what_the_job_lacks() -> None:
+    parts_s = {"line_rate": 0.05, "latency": 0.01, "transport": 0.02}
+    account: Any = SimpleNamespace(step_s=0.1, alone_s=0.02, parts_s=parts_s)
+    run: Any = SimpleNamespace(facts=SimpleNamespace(hosts="a,a,b,b"))
+    has = {"reshard_after_forward": None, "forward_prefetch": False, "is_whole": True}
+    seen = Seen(fsdp=has, local_ranks=2)
+    found = [fix.setting for fix in CAN["fsdp"].to_try(run, account, seen, None)]
+    assert found == ["reshard_after_forward=False", "forward_prefetch", "shard_inside_hosts"]
+    run.facts.hosts = "a,a"
+    has |= {"reshard_after_forward": False, "forward_prefetch": True}
+    assert list(CAN["fsdp"].to_try(run, account, seen, None)) == []
 
 
 def test_an_option_that_a_later_step_may_break_is_not_tried_by_default() -> None:
@@ -440,12 +516,16 @@ class Recordings:
     def __init__(self, folder: Path, most: int, error: BaseException) -> None:
         self.command, self.folder = ["train"], folder
         self.steps: int | None = None
+        self.start_s = 5.0
         self.left_s, self.most, self._error = 60.0, most, error
         self.made = 0
 
     def allows(self, recordings: int) -> bool:
         """Say that there is time for all of them."""
         return True
+
+    def adapt(self, paces: Any, *, chooses: bool) -> None:
+        """Leave the steps as they are."""
 
     def recorded(self, fixes: Sequence[Applied]) -> TrialRecording:
         """Return a recording, faster with fixes, or fail."""
@@ -488,7 +568,7 @@ def test_a_step_that_is_recorded_slower_is_predicted_by_its_ratio(
     )
     slower = dataclasses.replace(told, fixes=(joined,), fixes_from_s=2 * now_s)
     monkeypatch.setattr("fullwire.answers.tune.explain", lambda run: slower)
-    [applied] = [each for each, _ in search._candidates() if each.fix == "joining"]
+    [applied] = [each for each in search._candidates() if each.fix == "joining"]
     predicted = applied.low_s, applied.predicted_s, applied.high_s
     assert predicted == pytest.approx((0.1 * now_s, 0.11 * now_s, 0.15 * now_s))
 
@@ -547,5 +627,7 @@ def test_a_gain_that_may_be_noise_gets_more_pairs(
 
     monkeypatch.setattr(search, "_judged", judged)
     made = job.made
-    assert search._tried(parse_fix("buckets:50"))[1] is is_kept
+    [look] = search._looked_at(parse_fix("buckets:50"))
+    search._settle(look)
+    assert [trial.kept for trial in search.trials] == [is_kept]
     assert job.made - made == {True: 5, False: 7 if gain > 0.03 else 3}[is_kept]

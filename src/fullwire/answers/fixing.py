@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shlex
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,32 +23,35 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.tuning import (
     AppliedInSome,
     FixToldWhy,
+    Followed,
     MaskedWordsDiffer,
     NobodyCalled,
     NoOutcome,
+    NothingCame,
     OtherVersion,
     Outcome,
     RecipeOfAnotherCommand,
 )
-from fullwire.fixes._in_job import (
-    APPLIED,
-    FIXES_VARIABLE,
-    NOTES,
-    NOTES_VARIABLE,
-    STEPS_VARIABLE,
-    UNDONE,
-    WORKERS_VARIABLE,
-)
+from fullwire.fixes._in_job import APPLIED, NOTES, UNDONE, WORKERS_VARIABLE
 from fullwire.fixes._recipe import Applied, Recipe, parse_fix, read_recipe
+from fullwire.fixes._shared import (
+    FIXES_VARIABLE,
+    FOLLOW_VARIABLE,
+    NOTES_VARIABLE,
+    OVER,
+    STEPS_VARIABLE,
+)
 from fullwire.fixes.fix import fix_kind, fix_kinds
 from fullwire.recorder.command_line import without_secrets
-from fullwire.recorder.inside import THEN_VARIABLE
+from fullwire.recorder.inside import THEN_VARIABLE, TRIAL_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
 from fullwire.units import seconds, shown, visible
 from fullwire.words import sentence
 
 EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
+_MOST_IN_VAIN = 5  # runs in a row to which no trial came
+_ENDED_BY_USER = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 Say = Callable[[str], None]
 Notes: TypeAlias = Sequence[Sequence[Mapping[str, Any]]]  # by process
 
@@ -101,14 +105,11 @@ def apply_fixes(
             f"{shown(environment[FIXES_VARIABLE])}"
         ) from None
     environment[FIXES_VARIABLE] = json.dumps([*outer, *([fix.fix, fix.setting] for fix in chosen)])
+    _let_enter(environment)
     if workers:
         environment[WORKERS_VARIABLE] = workers
     if max_error is not None:
         environment[ERROR_VARIABLE] = str(error_limit(max_error, "max_error"))
-    environment[THEN_VARIABLE] = "fullwire.fixes._in_job"
-    before = environment.get("PYTHONPATH")
-    if str(PYTHON_PATH) not in (before or "").split(os.pathsep):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHON_PATH), before]))
     for fix in chosen:
         environment |= fix_kind(fix.fix).environment(fix.setting)
     if steps is not None:
@@ -126,8 +127,16 @@ def apply_fixes(
     return status
 
 
+def _let_enter(environment: dict[str, str]) -> None:
+    """Let the processes of a job load the fixes after torch."""
+    environment[THEN_VARIABLE] = "fullwire.fixes._in_job"
+    before = environment.get("PYTHONPATH")
+    if str(PYTHON_PATH) not in (before or "").split(os.pathsep):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PYTHON_PATH), before]))
+
+
 def run_recipe(
-    recipe: str | Path,
+    recipe: str | Path | None,
     command: Sequence[str],
     *,
     strict: bool = False,
@@ -135,13 +144,17 @@ def run_recipe(
 ) -> int:
     """Run a command with the fixes of a recipe, and return its exit status.
 
-    - `recipe`: a file that `fullwire tune` wrote, or a person.
+    - `recipe`: a file that `fullwire tune` wrote, or a person. None on a host whose ranks take the
+      fixes of rank 0's host, through the job's own store. If `tune` works there, the command is run
+      again for each trial.
     - `command`: a launcher or one rank's program; each process that loads torch has the fixes.
     - `strict`: refuse a job or versions other than the recipe's, instead of saying so.
     - `say`: hears what does not fit, and at the end what became of each fix.
 
         fw.run_recipe("tuned/recipe.toml", ["torchrun", "train.py"])
     """
+    if recipe is None:
+        return _follow(command, say)
     path = path_of(recipe, "recipe")
     parsed = read_recipe(path)
     for difference in _differences(parsed, command):
@@ -150,6 +163,40 @@ def run_recipe(
         say(f"{path}: {sentence(difference)}; its fixes are applied all the same")
     workers = "" if parsed.workers is None else f"{parsed.workers}{'!' if strict else ''}"
     return apply_fixes(parsed.fixes, command, workers=workers, say=say)
+
+
+def _follow(command: Sequence[str], say: Say) -> int:
+    """Run a command with the fixes of rank 0's host: once, or for each trial of `tune` there."""
+    in_vain = -1  # in a row, once there was a trial
+    while True:
+        environment = {**os.environ, FOLLOW_VARIABLE: "1"}
+        _let_enter(environment)
+        with tempfile.TemporaryDirectory(prefix="fullwire-fixes-") as folder:
+            environment[NOTES_VARIABLE] = folder
+            status = run_to_its_end(command, environment)
+            told = notes_in(Path(folder))
+        took = [note["took"] for notes in told for note in notes if "took" in note]
+        pairs = json.loads(took[0].get(FIXES_VARIABLE, "[]")) if took else []
+        fixes = [Applied(fix=key, setting=setting) for key, setting in pairs]
+        trial = took[0].get(TRIAL_VARIABLE) if took else None
+        if trial == OVER:
+            return 0
+        # A launcher that started this process starts it again for the next trial.
+        if trial is not None and "TORCHELASTIC_RUN_ID" not in environment:
+            in_vain = 0
+            say(
+                sentence(
+                    Followed(trial=trial, fixes=tuple(map(str, fixes)) or (NONE,), status=status)
+                )
+            )
+        elif not took and 0 <= in_vain < _MOST_IN_VAIN:
+            in_vain += 1  # a trial may have ended elsewhere before the launchers met
+        else:
+            for outcome in outcomes(fixes, told) if took else [NothingCame()]:
+                say(sentence(outcome))
+            return status
+        if status in _ENDED_BY_USER:
+            return status
 
 
 def exported(recipe: str | Path, way: str) -> str:

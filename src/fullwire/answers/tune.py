@@ -1,11 +1,16 @@
 """Tune a job: try the fixes that promise most, keep those that help, and verify all of them.
 
-Trials are recordings of the unchanged script with some fixes, each ended after the same number of
-steps. The first two are the job as it is: they show how far recordings differ by themselves. Then
-the best prediction on top of the fixes kept so far is tried. It has a first look. If that is no
-slower, the best so far (A) and the trial (B) are recorded in the order A B B A. A fix is kept if it
-helps by more than noise. Fixes that were kept early are left out once more at the end, and stay out
-if nothing gets slower. Last, the job as it is and the tuned job are recorded again.
+Trials are recordings of the unchanged script with some fixes, each ended after as many steps as
+decide it. The first two are the job as it is: they show how far recordings differ by themselves.
+Then come rounds. Each looks at the fix that promises most gain for its time, on top of those kept
+so far. It looks at the next ones as long as they may gain more than the best look did. A fix is
+kept at once if its look gains much more than noise. Else the look (B) and the best so far (A) are
+recorded in the order A B B A, and it is kept if it helps by more than noise. Then fixes that had
+gained less, or nothing, may be tried once more: another transport helps little behind a slow
+interface.
+
+Fixes that were kept early are left out once more at the end, and stay out if nothing gets slower.
+Last, the job as it is and the tuned job are recorded again.
 
 A trial is judged by the time from step to step: for each pass, and with pauses and long steps where
 the job has many of them.
@@ -18,42 +23,45 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fullwire.answers.compare import (
-    FEWEST_STEPS,
-    Against,
-    held_against,
-    noise_of,
-    paces_s,
-    usual_length_s,
-)
+from fullwire.answers.compare import Against, held_against, noise_of, paces_s, usual_length_s
 from fullwire.answers.conditions import count
 from fullwire.answers.explain import explain
 from fullwire.answers.fixing import hash_of, versions_here
-from fullwire.answers.trials import TrialJob, TrialRecording, interrupts_noted
+from fullwire.answers.trials import (
+    FIRST_STEPS,
+    Trial,
+    TrialJob,
+    TrialRecording,
+    Tuning,
+    difference_of,
+    interrupts_noted,
+)
 from fullwire.collectives.cost import Floats
-from fullwire.display import Result
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings import tuning as of_tuning
 from fullwire.findings.finding import Finding
 from fullwire.fixes import Fix, Risk, fix_kinds
 from fullwire.fixes._recipe import Applied, Recipe, as_toml
-from fullwire.fixes.fix import HostWork, Worthwhile
+from fullwire.fixes.fix import Worthwhile
 from fullwire.lab.description import LabDescription
 from fullwire.outputs import written
 from fullwire.recorder.command_line import without_secrets
+from fullwire.recorder.inside import TRIAL_VARIABLE
+from fullwire.recorder.record import refuse_one_of_many
 from fullwire.timeline.passes import passes_of_step
-from fullwire.units import seconds, show_time, shown
+from fullwire.units import seconds, shown
 from fullwire.words import filled, sentence
 
 RISKS: tuple[Risk, ...] = ("exact", "numeric", "semantic")
 RECIPE = "recipe.toml"
-_RECORDING_S = 6.0  # of steps in a recording, where --steps is not given
-_STEPS = (24, 120)
+_LOOKS = 3  # in a round
+_CLEAR = 0.7  # of the step: such a look needs no pair, and the last two recordings confirm it
+_WORTH_ANOTHER = 0.05  # of the step: a smaller gain is not tried again on top of others
 _WORTH_MORE_PAIRS, _MOST_PAIRS = 0.03, 4  # of the step; A B B A has two
 _LEAST_GAIN = 0.01  # of the step: a smaller one is not tried a second time
 _QUIET = 0.05  # of the step: repeats that differ by less tell enough of the noise
@@ -61,65 +69,17 @@ _MOST_REPEATS = 3  # of the job as it is, before the first trial
 _OFTEN_LONG = 1.08  # times the usual step: such a mean has many long steps or pauses
 _LOSSES_DIFFER = 1e-3  # of the loss: more is no order of sums
 _LOSSES_FAR = 0.05  # of the loss: more is another training
-_SEVERAL = ("environment", "transport", "ddp")  # fixes of which two settings may help
+_ONCE_MORE = 0.5  # of a predicted gain counts where the fix gained nothing before
+_SEVERAL = (
+    "environment",
+    "transport",
+    "ddp",
+    "processors",
+    "fsdp",
+)  # fixes of which two settings may help
 _NOTABLE = 0.02  # of the step: host work that takes less is left unsaid
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One fix that was tried on top of those kept so far."""
-
-    fix: str
-    setting: str
-    risk: Risk
-    words: str
-    from_s: float  # the step with the fixes kept so far
-    predicted_s: float
-    low_s: float | None
-    high_s: float | None
-    measured_s: float | None  # None where the job did not get so far
-    kept: bool
-    outcome: Finding
-    loss_difference: float | None  # relative, of the first losses; None where none was seen
-
-    @property
-    def reason(self) -> str:
-        """Return why the fix was kept or left out."""
-        return sentence(self.outcome)
-
-
-@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class Tuning(Result):
-    """The step before and after, every trial, and the recipe of the fixes that were kept."""
-
-    before_s: float
-    before_interval: tuple[float, float] | None
-    after_s: float
-    after_interval: tuple[float, float] | None
-    is_significant: bool | None  # The tuned job differs from the job as it is by more than noise.
-    trials: tuple[Trial, ...]
-    host_work: tuple[HostWork, ...]  # Work of the script between steps, by its line.
-    wrote: tuple[str, ...]  # Files that the job wrote outside of its working directory.
-    recipe: Path
-    recordings: tuple[Path, ...]  # the job as it is, and the tuned job if a fix was kept
-    command: str
-    took_s: float
-
-    @property
-    def kept(self) -> tuple[Trial, ...]:
-        """Return the trials whose fixes were kept."""
-        return tuple(trial for trial in self.trials if trial.kept)
-
-    def _in_short(self) -> Iterator[str]:
-        before, after = show_time(self.before_s), show_time(self.after_s)
-        yield f"{before} a step before, {after} after: {self.before_s / self.after_s:.2f}x"
-        yield f"{len(self.kept)} of {len(self.trials)} fixes kept, in {self.recipe}"
-
-    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
-        names = ("fix", "setting", "predicted_s", "measured_s", "kept", "reason")
-        return {"trials": {name: [getattr(trial, name) for trial in self.trials] for name in names}}
 
 
 def tune(
@@ -140,7 +100,7 @@ def tune(
     - `output`: a new folder for the recipe, the recordings and the job's output.
     - `budget`: the time for all recordings together.
     - `trials`: how many fixes to try at most.
-    - `steps`: the steps of each recording; by default about six seconds of them. The script's own
+    - `steps`: the steps of each recording; by default as many as decide a trial. The script's own
       end does not come.
     - `allow`: the risk that is allowed: "exact", "numeric" or "semantic".
     - `lab`: record in this lab, instead of where the job runs.
@@ -166,6 +126,7 @@ def tune(
     if not budget_s:
         raise UsageError(f"budget: expected a time above 0, got {shown(budget)}")
     chosen = None if steps is None else count(steps, "steps")
+    refuse_one_of_many(folder, {**os.environ, TRIAL_VARIABLE: "1"})
     folder.mkdir(parents=True)
     job = TrialJob(command=command, folder=folder, lab=lab, scratch=place, steps=chosen)
     job.end_s = time.monotonic() + budget_s
@@ -173,7 +134,7 @@ def tune(
     with interrupts_noted(job):
         try:
             search.begin()
-            while len(search.trials) != most and search.try_next():
+            while search.try_next(most):
                 pass
             search.leave_out_early_ones()
             search.confirm()
@@ -181,7 +142,24 @@ def tune(
             if not search.before:  # nothing is known yet
                 raise
             say(sentence(of_tuning.Interrupted()))
+        finally:
+            job.part()
     return search.end()
+
+
+def _place(applied: Applied) -> str:
+    """Return what a job has once: a kind of fix, or a variable."""
+    return str(applied).partition("=")[0] if applied.fix == "environment" else applied.fix
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """The first recording of a trial that is faster than the best so far."""
+
+    trial: int
+    applied: Applied
+    recorded: TrialRecording
+    found: Against
 
 
 class _Search:
@@ -195,6 +173,7 @@ class _Search:
         self._kept: list[Applied] = []
         self._best: list[TrialRecording] = []
         self._length_of: Callable[[Floats], float] = usual_length_s
+        self._chooses_steps = job.steps is None
         self._last: Against | None = None  # the job as it is and the tuned job, at the end
         self._began_s = time.monotonic()
 
@@ -203,14 +182,7 @@ class _Search:
         job = self._job
         self._say(of_tuning.RecordingAsItIs(path=f"{job.folder}/trial-01.run"))
         first = job.recorded([])
-        lengths_s = paces_s(first.run)
-        if len(lengths_s) < FEWEST_STEPS:
-            raise UsageError(
-                f"tune: expected {FEWEST_STEPS} steps or more in a recording, got {len(lengths_s)}"
-            )
-        if job.steps is None:
-            fewest, most = _STEPS
-            job.steps = min(most, max(fewest, round(_RECORDING_S / usual_length_s(lengths_s))))
+        job.adapt(paces_s(first.run), chooses=self._chooses_steps)
         for path in first.seen.wrote:
             self._say(of_tuning.JobWrites(path=path))
         self.before = [first]
@@ -219,7 +191,7 @@ class _Search:
             runs = [paces_s(recording.run) for recording in self.before]
             is_long = [float(run.mean()) > _OFTEN_LONG * usual_length_s(run) for run in runs]
             self._length_of = (
-                (lambda length_s: float(length_s.mean())) if all(is_long) else usual_length_s
+                (lambda lengths_s: float(lengths_s.mean())) if all(is_long) else usual_length_s
             )
             noise = noise_of([runs], self._length_of)
             if noise is None or noise.off([1 / len(runs)]) <= _QUIET:
@@ -234,55 +206,95 @@ class _Search:
             self._length_of,
         )
 
-    def try_next(self) -> bool:
-        """Try the fix that promises most on top of those kept; say whether there was one."""
-        if self.trials and not self._job.allows(5):  # a look, a pair, and the last two
-            self._say(of_tuning.BudgetUsedUp())
-            return False
-        tried = {(trial.fix, trial.setting) for trial in self.trials}
-        done = {trial.fix for trial in self.trials if trial.fix not in _SEVERAL}
-        found = [
-            candidate
-            for candidate in self._candidates()
-            if (candidate[0].fix, candidate[0].setting) not in tried
-            and candidate[0].fix not in done
-        ]
-        if not found:
-            return False
-        applied, from_s = found[0]
-        predicted_s = float(applied.predicted_s or 0.0)
+    def try_next(self, most: int | None) -> bool:
+        """Look at the fixes that promise most, and keep the best; say whether any was tried.
+
+        `most` bounds the trials of the whole search.
+        """
+        looks: list[_Look] = []
+        begun = len(self.trials)
+        found = self._candidates()
+        while found and len(looks) < _LOOKS and len(self.trials) != most:
+            applied = found.pop(0)
+            best_s = min((look.found.after_s for look in looks), default=math.inf)
+            promised_s = applied.predicted_s if applied.low_s is None else applied.low_s
+            if float(promised_s or 0.0) > best_s * (1 - _WORTH_ANOTHER):
+                continue  # even at its best it gains less than a look did
+            if not self._job.allows(3):  # a look, and a pair or the last two
+                if not looks:
+                    self._say(of_tuning.BudgetUsedUp())
+                break
+            looks += self._looked_at(applied)
+        if looks:
+            looks.sort(key=lambda look: look.found.after_s)
+            self._settle(looks[0])
+            for look in looks[1:]:
+                self._end_trial(look.trial, of_tuning.AnotherGainsMore(), kept=False)
+        return len(self.trials) > begun
+
+    def _looked_at(self, applied: Applied) -> Iterator[_Look]:
+        """Record the job with one fix more; yield the look if it is faster, or end the trial."""
+        number = len(self.trials)
         self._say(
             of_tuning.TrialBegins(
-                number=len(self.trials) + 1,
+                number=number + 1,
                 change=applied.why,
                 fix=str(applied),
-                predicted_s=predicted_s,
+                predicted_s=float(applied.predicted_s or 0.0),
                 interval=of_tuning.time_range(applied.low_s, applied.high_s),
                 left_s=max(self._job.left_s, 0.0),
             )
         )
-        measured_s, kept, outcome, differs = self._tried(applied)
-        self._say(of_tuning.TrialResult(is_kept=kept, outcome=outcome, measured_s=measured_s))
         self.trials.append(
             Trial(
                 fix=applied.fix,
                 setting=applied.setting,
                 risk=applied.risk,
                 words=applied.why,
-                from_s=from_s,
-                predicted_s=predicted_s,
+                from_s=self._judged(self._best, self._best).before_s,
+                predicted_s=float(applied.predicted_s or 0.0),
                 low_s=applied.low_s,
                 high_s=applied.high_s,
-                measured_s=measured_s,
-                kept=kept,
-                outcome=outcome,
-                loss_difference=differs,
+                measured_s=None,
+                kept=False,
+                outcome=of_tuning.NotDecided(),  # until it ends
+                loss_difference=None,
             )
         )
-        return True
+        try:
+            recorded = self._job.recorded(self._with(applied))
+        except FullwireError as error:
+            self._end_trial(number, of_tuning.TrialEnded(why=str(error)), kept=False)
+            return
+        found = self._judged(self._best, [recorded])
+        differs = self._loss_difference(recorded)
+        self.trials[number] = replace(
+            self.trials[number], measured_s=found.after_s, loss_difference=differs
+        )
+        problem = recorded.problem or self._problem_of_losses(applied.risk, differs)
+        if problem is None and found.ratio > 1 - _LEAST_GAIN:
+            problem = of_tuning.NoGain()
+        if problem is not None:
+            self._end_trial(number, problem, kept=False)
+            return
+        yield _Look(trial=number, applied=applied, recorded=recorded, found=found)
 
-    def _candidates(self) -> list[tuple[Applied, float]]:
-        """Return the fixes to apply next by their gain, with the step that they start from."""
+    def _end_trial(self, number: int, outcome: Finding, *, kept: bool) -> None:
+        """Note how a trial ended, and say so."""
+        ended = replace(self.trials[number], kept=kept, outcome=outcome)
+        self.trials[number] = ended
+        result: dict[str, Any] = {
+            "is_kept": kept,
+            "outcome": outcome,
+            "measured_s": ended.measured_s,
+        }
+        if len(self.trials) > number + 1:  # its sentence no longer stands right above
+            self._say(of_tuning.EarlierTrialResult(number=number + 1, **result))
+        else:
+            self._say(of_tuning.TrialResult(**result))
+
+    def _candidates(self) -> list[Applied]:
+        """Return the fixes to apply next, by their expected gain for the time of a trial."""
         recorded = self._best[-1]
         told = explain(recorded.run)
         passes = passes_of_step(recorded.run) or 1
@@ -298,66 +310,101 @@ class _Search:
                 name = key if key not in _SEVERAL else f"{key}:{fix.setting}"
                 if name not in predicted or math.isnan(predicted[name].low_s):
                     predicted[name] = fix  # a replay without an interval tells less
-        candidates = []
+        found: dict[str, tuple[float, Applied]] = {}
         for fix in predicted.values():
             # Predictions are of a usual step with all its passes; trials, of a pass of any step.
             from_s = told.step_s if isinstance(fix, Worthwhile) else told.fixes_from_s
             times = now_s / ((from_s or told.step_s) / passes)
-            setting = fix_kinds()[fix.kind].checked(filled(fix.applied, fix))
-            ends_s = [step_s / passes * times for step_s in (fix.low_s, fix.step_s, fix.high_s)]
+            setting = filled(fix.applied, fix)
+            for kept in self._kept:
+                if kept.fix == fix.kind and fix_kinds()[fix.kind].adds_up:
+                    setting = f"{kept.setting},{setting}"
+            setting = fix_kinds()[fix.kind].checked(setting)
+            ends_s = [each / passes * times for each in (fix.low_s, fix.step_s, fix.high_s)]
             low_s, step_s, high_s = (None if end_s != end_s else end_s for end_s in ends_s)
-            if step_s is not None:
-                candidates.append(
-                    Applied(
-                        fix=fix.kind,
-                        setting=setting,
-                        risk=fix.risk,
-                        why=sentence(fix),
-                        predicted_s=step_s,
-                        low_s=low_s,
-                        high_s=high_s,
-                    )
-                )
-        candidates.sort(key=lambda applied: float(applied.predicted_s or 0.0))
-        return [(applied, now_s) for applied in candidates]
+            if step_s is None:
+                continue
+            applied = Applied(
+                fix=fix.kind,
+                setting=setting,
+                risk=fix.risk,
+                why=sentence(fix),
+                predicted_s=step_s,
+                low_s=low_s,
+                high_s=high_s,
+            )
+            trial_s = self._job.start_s + (self._job.steps or FIRST_STEPS) * step_s
+            gain = self._chance(applied, now_s) * (now_s - step_s) / max(trial_s, 1e-9)
+            if gain > 0:
+                found.setdefault(str(applied), (gain, applied))
+        return [applied for _, applied in sorted(found.values(), key=lambda each: -each[0])]
 
-    def _tried(self, applied: Applied) -> tuple[float | None, bool, Finding, float | None]:
-        """Record the job with one fix more; return its step, whether it stays, why, and losses."""
-        fixes, differs = [*self._kept, applied], None
+    def _chance(self, applied: Applied, now_s: float) -> float:
+        """Return how much a prediction counts: less where the fix failed before, 0 in vain."""
+        several = applied.fix in _SEVERAL
+        if any(
+            kept.fix == applied.fix and (not several or kept.setting == applied.setting)
+            for kept in self._kept
+        ):
+            return 0.0
+        earlier = [
+            trial
+            for trial in self.trials
+            if trial.fix == applied.fix
+            and (not several or trial.setting == applied.setting)
+            and not isinstance(trial.outcome, of_tuning.AnotherGainsMore)
+        ]
+        if not earlier:
+            return 1.0
+        if len(earlier) > 1:
+            return 0.0
+        [trial] = earlier
+        # On top of fixes kept since, it may help: they took away what had hidden its gain.
+        is_other = now_s < (1 - _WORTH_ANOTHER) * trial.from_s
+        is_much = float(applied.predicted_s or 0.0) < (1 - _WORTH_ANOTHER) * now_s
+        is_open = isinstance(trial.outcome, of_tuning.NoGain | of_tuning.WithinNoise)
+        return _ONCE_MORE if is_open and is_other and is_much else 0.0
+
+    def _with(self, applied: Applied) -> list[Applied]:
+        """Return the kept fixes with one more. It takes the place of another setting of its own."""
+        place = _place(applied)
+        return [*(kept for kept in self._kept if _place(kept) != place), applied]
+
+    def _settle(self, look: _Look) -> None:
+        """Record the best so far and a look in turns; keep its fix if it helps."""
+        fixes, found = self._with(look.applied), look.found
+        before, after = self._best, [look.recorded]
+        is_clear = found.is_significant and found.ratio < _CLEAR
+        if not is_clear and not self._job.allows(2 + 2 * bool(self._kept)):
+            self._end_trial(look.trial, of_tuning.NoTimeToRepeat(), kept=False)
+            return
         try:
-            look = self._job.recorded(fixes)
-            against = self._judged(self._best, [look])
-            if look.problem:
-                return against.after_s, False, look.problem, None
-            differs = self._loss_difference(look)
-            if problem := self._problem_of_losses(applied.risk, differs):
-                return against.after_s, False, problem, differs
-            if against.ratio > 1 - _LEAST_GAIN:
-                return against.after_s, False, of_tuning.NoGain(), differs
-            if not self._job.allows(2):
-                return against.after_s, False, of_tuning.NoTimeToRepeat(), differs
-            after = [look, self._job.recorded(fixes)]
-            before = [self._best[-1], self._job.recorded(self._kept)]
-            against = self._judged(before, after)
-            # A gain that is worth more pairs may still be noise.
-            while (
-                not against.is_significant
-                and against.ratio < 1 - _WORTH_MORE_PAIRS
-                and len(after) < _MOST_PAIRS
-                and self._job.allows(7)
-            ):
+            if not is_clear:
+                after.append(self._job.recorded(fixes))
+                before = [self._best[-1], self._job.recorded(self._kept)]
+                found = self._judged(before, after)
+            while self._is_open(found) and len(after) < _MOST_PAIRS and self._job.allows(7):
                 before.append(self._job.recorded(self._kept))
                 after.append(self._job.recorded(fixes))
-                against = self._judged(before, after)
+                found = self._judged(before, after)
         except FullwireError as error:
-            return None, False, of_tuning.TrialEnded(why=str(error)), differs
+            self._end_trial(look.trial, of_tuning.TrialEnded(why=str(error)), kept=False)
+            return
+        self.trials[look.trial] = replace(self.trials[look.trial], measured_s=found.after_s)
         self._best = before
-        if not against.is_significant or against.ratio >= 1:
-            return against.after_s, False, of_tuning.WithinNoise(), differs
+        if not found.is_significant or found.ratio >= 1:
+            self._end_trial(look.trial, of_tuning.WithinNoise(), kept=False)
+            return
         # The first pair holds the tuned job against the job as it is; later ones do not.
-        self._last = None if self._kept else against
+        self._last = None if self._kept or is_clear else found
+        self._roll_back([kept for kept in self._kept if kept not in fixes], of_tuning.Replaced())
         self._kept, self._best = fixes, after
-        return against.after_s, True, of_tuning.Faster(times=1 / against.ratio), differs
+        self._end_trial(look.trial, of_tuning.Faster(times=1 / found.ratio), kept=True)
+        self._job.adapt(paces_s(after[-1].run), chooses=self._chooses_steps)
+
+    def _is_open(self, found: Against) -> bool:
+        """Say whether a gain that is worth more pairs may still be noise."""
+        return not found.is_significant and found.ratio < 1 - _WORTH_MORE_PAIRS
 
     def _loss_difference(self, recorded: TrialRecording) -> float | None:
         """Return how far the first losses are from those of the job as it is, relatively."""
@@ -367,7 +414,7 @@ class _Search:
         """Say that losses differ too far for a risk, if they do."""
         if differs is None or risk == "semantic":
             return None
-        repeats = [self._loss_difference(recording) or 0.0 for recording in self.before[1:]]
+        repeats = [self._loss_difference(each) or 0.0 for each in self.before[1:]]
         allowed = _LOSSES_DIFFER if risk == "exact" else _LOSSES_FAR
         if differs <= max(allowed, 3 * max(repeats, default=0.0)):
             return None
@@ -378,7 +425,7 @@ class _Search:
         for applied in self._kept[:-1]:
             if not self._job.allows(5):
                 return
-            rest = [kept for kept in self._kept if kept != applied]
+            rest = [each for each in self._kept if each != applied]
             self._say(of_tuning.Without(fix=str(applied), left_s=max(self._job.left_s, 0.0)))
             try:
                 without = [self._job.recorded(rest)]
@@ -396,11 +443,10 @@ class _Search:
 
     def _roll_back(self, fixes: Sequence[Applied], why: Finding) -> None:
         gone = {(fix.fix, fix.setting) for fix in fixes}
-        self._kept = [kept for kept in self._kept if kept not in fixes]
-        self.trials = [
-            replace(trial, kept=False, outcome=why) if (trial.fix, trial.setting) in gone else trial
-            for trial in self.trials
-        ]
+        self._kept = [each for each in self._kept if each not in fixes]
+        for number, trial in enumerate(self.trials):
+            if trial.kept and (trial.fix, trial.setting) in gone:
+                self.trials[number] = replace(trial, kept=False, outcome=why)
 
     def confirm(self) -> None:
         """Hold the tuned job against the job as it is once more; roll back what does not help."""
@@ -424,7 +470,9 @@ class _Search:
             last = self._last or self._judged(self.before, self._best)
         else:
             last = self._judged(self.before, self.before)
-        measured_s = {(trial.fix, trial.setting): trial.measured_s for trial in self.trials}
+        measured_s = {
+            (trial.fix, trial.setting): trial.measured_s for trial in self.trials if trial.kept
+        }
         recipe = Recipe(
             command=without_secrets(self._job.command),
             command_sha256=hash_of(self._job.command),
@@ -434,8 +482,7 @@ class _Search:
             before_s=last.before_s,
             after_s=last.after_s,
             fixes=tuple(
-                replace(trial, measured_s=measured_s[trial.fix, trial.setting])
-                for trial in self._kept
+                replace(each, measured_s=measured_s[each.fix, each.setting]) for each in self._kept
             ),
         )
         path = self._job.folder / RECIPE
@@ -457,13 +504,3 @@ class _Search:
             command=recipe.command,
             took_s=time.monotonic() - self._began_s,
         )
-
-
-def difference_of(losses: Sequence[float], others: Sequence[float]) -> float | None:
-    """Return the mean difference of losses, relative to the mean loss; infinite for NaN."""
-    pairs = [(loss, other) for loss, other in zip(losses, others, strict=False)]
-    size = sum(abs(loss) for loss, _ in pairs)
-    if not pairs or not 0 < size < math.inf:
-        return None
-    differs = sum(abs(loss - other) for loss, other in pairs) / size
-    return differs if math.isfinite(differs) else math.inf

@@ -94,6 +94,13 @@ def apply(
     )
 
 
+Follow = Annotated[
+    bool,
+    typer.Option("--follow", help="Take fixes, or trials, from rank 0's host"),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse another command, world size or version")
+]
 Checkpoint = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write checkpoints; go on from the last one there"),
@@ -115,9 +122,8 @@ def run(
         Path | None,
         typer.Option("--recipe", "-r", metavar="FILE.toml", help="The fixes to apply"),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse another command, world size or version")
-    ] = False,
+    follow: Follow = False,
+    strict: Strict = False,
     export: Annotated[
         str | None, typer.Option(metavar="WAY", help="Print it by hand: env, python or torchrun")
     ] = None,
@@ -149,6 +155,10 @@ def run(
     fullwire lab run --workers 2 -- fullwire run -r recipe.toml -- python train.py
     fullwire run -r recipe.toml --export python
 
+    On several hosts, the file lies on the host of rank 0. The others have --follow:
+
+    fullwire run --follow -- torchrun --nnodes=2 --node-rank=1 train.py
+
     With --workers, a script with fullwire.elastic goes on when workers end or come:
 
     fullwire run --workers 4 --min 2 --respawn -- python train.py
@@ -156,10 +166,8 @@ def run(
     if not command and export is None:
         raise UsageError("run: expected a command after --, like: -- torchrun train.py")
     if workers is not None:
-        if recipe is not None or export is not None:
-            raise UsageError("run: expected --workers or --recipe, got both")
-        if strict:
-            raise UsageError("run: expected --strict with --recipe, got it with --workers")
+        if recipe is not None or export is not None or follow or strict:
+            raise UsageError("run: expected --workers without options of recipes")
         from fullwire.resilience.workers import run_workers
         from fullwire.units import seconds
 
@@ -176,8 +184,8 @@ def run(
                 whole=whole,
             )
         )
-    if recipe is None:
-        raise UsageError("run: expected --recipe FILE.toml or --workers N, got neither")
+    if follow == (recipe is not None) or (follow and (strict or export)):
+        raise UsageError("run: expected one of --recipe FILE.toml, --follow and --workers N")
     if respawn or checkpoint or every or whole or (least, detect, keep) != (_LEAST, _DETECT, _KEEP):
         raise UsageError(
             "run: expected --min, --respawn, --detect and --checkpoint with --workers alone"
@@ -185,6 +193,6 @@ def run(
     from fullwire.answers.fixing import exported, run_recipe
 
     if export is not None:
-        print(exported(recipe, export))
+        print(exported(recipe or "", export))
         return
     raise typer.Exit(run_recipe(recipe, command or [], strict=strict, say=say))

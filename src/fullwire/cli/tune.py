@@ -23,7 +23,7 @@ def tune(
     budget: Annotated[str, typer.Option(metavar="TIME", help="For all recordings")] = "10min",
     trials: Annotated[int | None, typer.Option(min=1, help="Fixes to try at most")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=10, help="Steps of each recording [six seconds of them]")
+        int | None, typer.Option(min=10, help="Steps of each recording [as many as decide]")
     ] = None,
     allow: Annotated[
         str, typer.Option(help="Risk of fixes: exact, numeric (rounds gradients) or semantic")

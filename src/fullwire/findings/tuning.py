@@ -45,6 +45,24 @@ class Faster(Finding):
     times: float
 
 
+class NotDecided(Finding):
+    """The search was interrupted within a trial."""
+
+    template = "not decided: interrupted"
+
+
+class AnotherGainsMore(Finding):
+    """The look at a fix is faster, and the look at another one still more so."""
+
+    template = "put off: another fix gains more"
+
+
+class Replaced(Finding):
+    """Another setting of a kept fix gains more."""
+
+    template = "replaced by another setting"
+
+
 class LossesDiffer(Finding):
     """The first losses are not those of the job as it is."""
 
@@ -152,6 +170,14 @@ class TrialResult(Finding):
     measured_s: float | None
 
 
+class EarlierTrialResult(TrialResult):
+    """A trial has ended after others had begun."""
+
+    template = "  trial {number}," + TrialResult.template[1:]
+
+    number: int
+
+
 class Without(Finding):
     """A kept fix is left out once more."""
 
@@ -204,6 +230,22 @@ class NoOutcome(Finding):
 
     fix: str
     why: Finding
+
+
+class Followed(Finding):
+    """The ranks of this host took part in a trial of another host's tuning."""
+
+    template = "trial {trial} of rank 0's host: {fixes:list}, status {status}"
+
+    trial: str
+    fixes: tuple[str, ...]
+    status: int
+
+
+class NothingCame(Finding):
+    """No fixes came from rank 0's host."""
+
+    template = "no fixes came from rank 0: expected `fullwire run` or `fullwire tune` on its host"
 
 
 class HostWorkTakes(Finding):

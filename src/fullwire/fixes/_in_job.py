@@ -7,22 +7,23 @@ happens here. Each process writes what became of each fix as a line into a folde
 from __future__ import annotations
 
 import atexit
+import builtins
 import functools
 import inspect
 import json
+import logging
 import os
 import sys
+import sysconfig
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from fullwire.fixes._shared import FIXES_VARIABLE, NOTES_VARIABLE, STEPS_VARIABLE, share
 from fullwire.fixes.fix import Change, fix_kind
-from fullwire.recorder.inside import after_import
+from fullwire.recorder.inside import THEN_VARIABLE, after_import
 
-FIXES_VARIABLE = "FULLWIRE_FIXES"  # JSON: pairs of a key and a setting
-NOTES_VARIABLE = "FULLWIRE_FIXES_INTO"  # a folder for notes
-STEPS_VARIABLE = "FULLWIRE_STEPS"  # after so many of them the process ends
 LOOK_VARIABLE = "FULLWIRE_LOOK"  # 1: note the calls that fixes change, as for a trial
 WORKERS_VARIABLE = "FULLWIRE_FIXES_WORKERS"  # the ranks of a recipe; with ! others are refused
 NOTES = ".fixes"  # the end of such a file's name
@@ -30,6 +31,14 @@ APPLIED, NOT_APPLIED, UNDONE = "applied", "not applied", "undone"
 FIRST_LOSSES = 20
 _WARM_STEPS = 3
 _MOST_PATHS = 5
+# Files of Python and of packages: a call in them belongs to the script's line that led there.
+_OF_LIBRARIES = tuple(
+    path + os.sep
+    for path in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+    )
+)
 _WRITING = os.O_WRONLY | os.O_RDWR
 
 
@@ -73,7 +82,7 @@ class Applying:
             sys.stderr.write(f"fullwire: fix {self._key}: {sentence}\n")
 
 
-def note(line: dict[str, Any]) -> bool:
+def note(line: Mapping[str, Any]) -> bool:
     """Add a line to this process's notes; say whether there is a folder for them."""
     folder = os.environ.get(NOTES_VARIABLE)
     if not folder:
@@ -97,6 +106,7 @@ class Looking:
         self._sums = 0
         self._seen: dict[str, Any] = {"losses": [], "wrote": []}
         self._host_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._is_timing = False
         self._outside: set[str] = set()
         self._process = os.getpid()
 
@@ -111,6 +121,20 @@ class Looking:
             self._seen["ddp"] = {name: bool(given.get(name)) for name in names}
             self._seen["ddp"]["bucket_cap_mb"] = given.get("bucket_cap_mb")
 
+        def sharded(module: Any, given: dict[str, Any]) -> None:
+            self._seen["fsdp"] = {name: bool(given.get(name)) for name in ("forward_prefetch",)}
+            kept = given.get("reshard_after_forward")
+            if kept is None and "sharding_strategy" in given:
+                kept = getattr(given["sharding_strategy"], "name", "FULL_SHARD") == "FULL_SHARD"
+            mesh, group = given.get("mesh"), given.get("process_group")
+            is_whole = group is None and (mesh is None or mesh.ndim == 1)
+            self._seen["fsdp"] |= {"reshard_after_forward": kept, "is_whole": is_whole}
+
+        def of_fsdp() -> None:
+            found = sys.modules["torch.distributed.fsdp"]
+            self._before(found, "fully_shard", sharded)
+            self._before(found.FullyShardedDataParallel, "__init__", sharded)
+
         def loader(wrapper: Any, given: dict[str, Any]) -> None:
             self._seen.setdefault("loading_processes", given.get("num_workers", 0))
 
@@ -122,16 +146,21 @@ class Looking:
                 self._seen["losses"].append(float(tensor.detach()))
 
         self._before(DistributedDataParallel, "__init__", options)
+        after_import("torch.distributed.fsdp", of_fsdp)
         self._before(DataLoader, "__init__", loader)
         self._before(DistributedDataParallel, "forward", one_pass)
         self._before(torch.Tensor, "backward", loss)
         self._timed(torch, "save", "torch.save")
-        self._timed(torch.Tensor, "item", ".item()")
+        for name in ("item", "tolist", "cpu"):
+            self._timed(torch.Tensor, name, f".{name}()")
+        self._timed(builtins, "print", "print")
+        self._timed(logging.Logger, "handle", "logging")
         checkpoints = "torch.distributed.checkpoint"
-        after_import(
-            checkpoints,
-            lambda: self._timed(sys.modules[checkpoints], "save", f"{checkpoints}.save"),
-        )
+        for module, owner, name, words in (
+            (checkpoints, "", "save", f"{checkpoints}.save"),
+            ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", "add_scalar"),
+        ):
+            after_import(module, functools.partial(self._timed_in, module, owner, name, words))
         inside = tuple(
             os.path.realpath(path) + os.sep
             for path in (os.getcwd(), os.environ.get(NOTES_VARIABLE, "."), "/tmp", "/dev", "/proc")
@@ -163,19 +192,24 @@ class Looking:
 
         setattr(owner, name, called)
 
+    def _timed_in(self, module: str, owner: str, name: str, words: str) -> None:
+        found = sys.modules[module]
+        self._timed(getattr(found, owner) if owner else found, name, words)
+
     def _timed(self, owner: Any, name: str, words: str) -> None:
         function = getattr(owner, name)
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self.steps < _WARM_STEPS:
+            if self.steps < _WARM_STEPS or self._is_timing:  # a call within one that counts
                 return function(*args, **kwargs)
-            began_s = time.perf_counter()
+            began_s, self._is_timing = time.perf_counter(), True
             try:
                 return function(*args, **kwargs)
             finally:
+                self._is_timing = False
                 frame = sys._getframe(1)
-                while frame.f_back and "site-packages" in frame.f_code.co_filename:
+                while frame.f_back and frame.f_code.co_filename.startswith(_OF_LIBRARIES):
                     frame = frame.f_back
                 place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 self._host_s[words, place] += time.perf_counter() - began_s
@@ -268,7 +302,11 @@ def check_workers() -> None:
 
 
 def apply_all() -> None:
-    """Apply the fixes that the environment names."""
+    """Apply the fixes that the environment names, here or on rank 0's host."""
+    try:
+        share(note, (LOOK_VARIABLE, WORKERS_VARIABLE))
+    except Exception as error:  # the job goes on without what did not come
+        sys.stderr.write(f"fullwire: fixes of several hosts: not shared: {error}\n")
     check_workers()
     looking = Looking() if os.environ.get(LOOK_VARIABLE) else None
     if looking is not None:
@@ -284,4 +322,6 @@ def apply_all() -> None:
             fix.did(f"not applied: {error!r}")
 
 
-apply_all()
+# Others import this module for its names: a process that starts a job, and has not loaded torch.
+if "torch" in sys.modules and __name__ in os.environ.get(THEN_VARIABLE, "").split(","):
+    apply_all()

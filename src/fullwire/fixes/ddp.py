@@ -35,6 +35,7 @@ class Ddp(FixKind):
     key = "ddp"
     label = "options of DDP"
     addresses = ("host", "compute", "latency")
+    adds_up = True
     example = "gradient_as_bucket_view"
     setting = f"one or more of {', '.join(_OPTIONS)}"
 

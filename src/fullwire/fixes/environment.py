@@ -45,6 +45,14 @@ _INTERFACE_OF = {
     "fullwire": "FULLWIRE_INTERFACE",
 }
 _MOST_INTERFACES = 3
+_OF_SOCKETS = (
+    ("NCCL_SOCKET_NTHREADS=4", "four threads of NCCL for each connection"),
+    ("NCCL_NSOCKS_PERTHREAD=4", "four sockets for each thread of NCCL"),
+)
+_OF_RDMA = (
+    ("NCCL_IB_QPS_PER_CONNECTION=4", "four queue pairs for each connection of NCCL"),
+    ("NCCL_MIN_NCHANNELS=8", "eight channels of NCCL or more"),
+)
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of linux/sockios.h
 _READ_BY_GROUPS = ("GLOO_", "NCCL_", "FULLWIRE_", "TORCH_NCCL_", "TP_", "UCX_")
 
@@ -62,7 +70,11 @@ class Environment(FixKind):
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
-        """Yield other interfaces, where the job names one that is not known to be the fastest."""
+        """Yield other interfaces, where the job names one that is not known to be the fastest.
+
+        For NCCL between hosts, yield more threads and connections, or more channels.
+        """
+        yield from self._of_nccl(run, account)
         name, chosen = _INTERFACE_OF.get(run.facts.backend or "", ""), seen.interface
         speeds = seen.interfaces
         if chosen not in speeds or len(set((run.facts.hosts or "").split(","))) < 2:
@@ -75,9 +87,26 @@ class Environment(FixKind):
                 words = f"interface {other} in place of {chosen}"
                 yield from worthwhile(self, f"{name}={other}", words, account, 0.0, most_s)
 
+    def _of_nccl(self, run: Run, account: Account) -> Iterator[Worthwhile]:
+        from fullwire.timeline.account import Part
+
+        network = run.facts.nccl_network
+        if run.facts.backend != "nccl" or not network:
+            return
+        parts_s = account.parts_s
+        most_s = parts_s[Part.TRANSPORT.key]
+        for setting, words in _OF_SOCKETS if network.startswith("Socket") else _OF_RDMA:
+            yield from worthwhile(self, setting, words, account, 0.0, most_s)
+        words = "NCCL's tree in place of its choice"
+        yield from worthwhile(
+            self, "NCCL_ALGO=Tree", words, account, 0.0, parts_s[Part.LATENCY.key] / 2
+        )
+
     def look(self, backend: str) -> Mapping[str, Any]:
         """Return the interfaces of this process's host, and the one that the job names."""
         named = os.environ.get(_INTERFACE_OF.get(backend, ""), "")
+        if backend == "fullwire":  # our transport reads Gloo's variable too
+            named = named or os.environ.get(_INTERFACE_OF["gloo"], "")
         return {"interface": named, "interfaces": speeds_mbps()}
 
     def by_hand(self, setting: str) -> str:

@@ -94,7 +94,7 @@ class Input(FixKind):
     label = "data loaded ahead"
     addresses = ("input",)
     example = "4"
-    setting = "the loading processes of each rank"
+    setting = "the loading processes of each rank; 4x8: each holds 8 batches ready"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict a step that begins sooner, by its wait for data."""
@@ -143,15 +143,19 @@ class Input(FixKind):
 
     def by_hand(self, setting: str) -> str:
         """Return the constructor's call."""
-        return f"DataLoader(dataset, num_workers={setting}, persistent_workers=True)"
+        processes, _, ready = setting.partition("x")
+        ahead = f", prefetch_factor={ready}" if ready else ""
+        return f"DataLoader(dataset, num_workers={processes}{ahead}, persistent_workers=True)"
 
     def checked(self, setting: str) -> str:
-        """Take a number of loading processes."""
-        if not (setting.isascii() and setting.isdigit() and 0 < int(setting) <= _MOST_LOADERS):
+        """Take a number of loading processes, and of the batches that each holds ready."""
+        words = setting.split("x")
+        counts = [int(word) if word.isascii() and word.isdigit() else 0 for word in words]
+        if len(words) > 2 or not all(0 < each <= _MOST_LOADERS for each in counts):
             raise UsageError(
                 f"fix input: expected 1 to {_MOST_LOADERS} loading processes, got {shown(setting)}"
             )
-        return str(int(setting))
+        return "x".join(map(str, counts))
 
     def apply(self, setting: str, process: Process) -> None:
         """Give data loaders processes that load ahead, where batches stay the same."""
@@ -166,7 +170,10 @@ class Input(FixKind):
             else:
                 before = given.get("num_workers", 0)
                 process.did(f"applied: num_workers {before} -> {setting}")
-                changed = {"num_workers": int(setting), "persistent_workers": True}
+                processes, _, ready = setting.partition("x")
+                changed = {"num_workers": int(processes), "persistent_workers": True}
+                if ready:
+                    changed["prefetch_factor"] = int(ready)
                 if torch.cuda.is_available():
                     changed["pin_memory"] = True
                 return changed

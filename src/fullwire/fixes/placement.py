@@ -40,13 +40,17 @@ class Placement(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield the order by hosts, where neighbours in the ring are on different hosts."""
+        from fullwire.timeline.account import Part
+
         hosts = (run.facts.hosts or "").split(",")
         order = by_host(hosts)
         leaving = crossings(hosts)
         if order == list(range(len(hosts))) or not leaving:
             return
         sorted_hosts = [host for _, host in sorted(zip(order, hosts, strict=True))]
-        most_s = sending_s(account) * (1 - crossings(sorted_hosts) / leaving)
+        # Bytes that leave a host become fewer. Losses in a queue that they share may end wholly.
+        stay_s = account.parts_s[Part.LINE_RATE.key] + account.parts_s[Part.LATENCY.key]
+        most_s = sending_s(account) - stay_s * crossings(sorted_hosts) / leaving
         words = "neighbours in the ring on one host"
         yield from worthwhile(self, ",".join(map(str, order)), words, account, 0.0, most_s)
 

@@ -43,6 +43,10 @@ class Processors(FixKind):
             most_s = parts_s[Part.CONTENTION.key] + parts_s[Part.STRAGGLER.key] / 2
             words = "processors of its own for each rank"
             yield from worthwhile(self, _OWN, words, account, 0.0, most_s)
+            if seen.processors >= 2 * seen.local_ranks:
+                words += ", one of them for communication"
+                most_s = parts_s[Part.CONTENTION.key]
+                yield from worthwhile(self, _APART, words, account, 0.0, most_s)
 
     def checked(self, setting: str) -> str:
         """Take one of the two ways."""

@@ -79,7 +79,7 @@ class Straggler(FixKind):
     key = "straggler"
     label = "no late rank"
     addresses = ("straggler",)
-    needs = "hosts that are equal, or an edit of the script"
+    needs = "hosts that are equal, or shares of the batch by speed: an edit of the script"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict ranks without jitter, where any rank is waited for."""

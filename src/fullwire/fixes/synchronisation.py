@@ -91,7 +91,7 @@ class Synchronisation(FixKind):
     risk: ClassVar[Risk] = "semantic"
     label = "fewer synchronizations"
     addresses = ("line_rate", "transport", "latency", "codec", "contention")
-    needs = "an edit of the script: no_sync()"
+    needs = "an edit of the script: no_sync(), or local steps (fullwire whatif --local-steps)"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict sending the gradients of several steps together."""

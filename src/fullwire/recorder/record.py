@@ -38,7 +38,7 @@ from fullwire.files import planted
 from fullwire.recorder.assemble import Known, assemble
 from fullwire.recorder.captured import put_captures
 from fullwire.recorder.command_line import without_secrets
-from fullwire.recorder.inside import DIRECTORY_VARIABLE
+from fullwire.recorder.inside import DIRECTORY_VARIABLE, TRIAL_VARIABLE
 from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, NOTES, RUNNING, Note
 from fullwire.recorder.inside.journal import SUFFIX as JOURNALS
 from fullwire.recorder.journals import (
@@ -361,6 +361,13 @@ def refuse_one_of_many(output: Path, environment: Mapping[str, str]) -> None:
     for launcher, rank, count in _LAUNCHERS:
         of = environment.get(count, "")
         if rank in environment and of.isdecimal() and int(of) > 1:
+            if TRIAL_VARIABLE in environment:  # other tasks follow the trials of the first one
+                if environment[rank] == "0":
+                    return
+                raise UsageError(
+                    f"this is task {environment[rank]} of {of} ({launcher}): expected `fullwire "
+                    "run --follow` in all tasks but 0"
+                )
             raise UsageError(
                 f"this is one of {of} tasks ({launcher}): expected --part. Each task then records "
                 f"into {output}.recording, and `fullwire join` makes one run of all"

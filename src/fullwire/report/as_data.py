@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
     from fullwire.answers.time_to_target import ToTarget
-    from fullwire.answers.tune import Tuning
+    from fullwire.answers.trials import Tuning
     from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
     from fullwire.answers.watched import Watched

@@ -18,7 +18,7 @@ from fullwire.units import show_time, visible
 from fullwire.words import sentence
 
 if TYPE_CHECKING:
-    from fullwire.answers.tune import Tuning
+    from fullwire.answers.trials import Tuning
     from fullwire.fixes import FixKind
 
 

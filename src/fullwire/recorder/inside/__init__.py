@@ -15,6 +15,7 @@ from typing import Any
 
 DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
 THEN_VARIABLE = "FULLWIRE_AFTER_TORCH"  # modules to import once torch is loaded, with commas
+TRIAL_VARIABLE = "FULLWIRE_TRIAL"  # the number of a trial of `tune`
 ENTERED = "entered"  # this file exists once a Python of the job has started
 
 
@@ -74,7 +75,7 @@ def arm() -> None:
         if modules:
             _load(modules)
         if directory:
-            _watch(directory)
+            record_into(directory)
 
     if directory or modules:
         after_import("torch", begin)
@@ -88,7 +89,8 @@ def _load(modules: str) -> None:
             sys.stderr.write(f"fullwire: this process stays as it is: {error!r}\n")
 
 
-def _watch(directory: str) -> None:
+def record_into(directory: str) -> None:
+    """Record this process into a directory."""
     try:
         from .watch import watch
 

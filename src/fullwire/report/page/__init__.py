@@ -47,7 +47,7 @@ from fullwire.version import __version__
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
-    from fullwire.answers.tune import Tuning
+    from fullwire.answers.trials import Tuning
 
 MOST_RUNS = 6
 MOST_BARS = 20_000  # of a run's timeline, some 20 bytes each
