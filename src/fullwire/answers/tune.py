@@ -186,7 +186,8 @@ class _Search:
         for path in first.seen.wrote:
             self._say(of_tuning.JobWrites(path=path))
         self.before = [first]
-        while len(self.before) < _MOST_REPEATS and job.allows(3):
+        # Time is left for a trial behind the second recording, and for two behind the third.
+        while len(self.before) < _MOST_REPEATS and job.allows(1 + 3 * len(self.before)):
             self.before.append(job.recorded([]))
             runs = [paces_s(recording.run) for recording in self.before]
             is_long = [float(run.mean()) > _OFTEN_LONG * usual_length_s(run) for run in runs]
