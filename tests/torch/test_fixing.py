@@ -165,6 +165,32 @@ def test_on_four_ranks_of_two_hosts_exact_fixes_are_equal_up_to_the_order_of_sum
     assert "applied: RANK in another order, in 4 processes" in said
 
 
+SHARING = """
+import json, os, sys, torch.distributed as dist
+from fullwire.fixes._shared import share
+rank = os.environ["RANK"]
+given = {"FULLWIRE_FIXES": '[["threads", "3"]]'} if rank == "0" else {"FULLWIRE_FOLLOW": "1"}
+os.environ |= {"LOCAL_WORLD_SIZE": "1", **given}
+share(lambda told: True, ())
+dist.init_process_group("gloo")
+told = [None, None]
+dist.all_gather_object(told, [os.environ.get(n) for n in ("FULLWIRE_FIXES", "OMP_NUM_THREADS")])
+if rank == "0":
+    print(json.dumps(told))
+dist.barrier()
+"""
+
+
+def test_without_a_launcher_that_has_a_store_fixes_travel_once_the_job_has_its_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sharing.py").write_text(SHARING)
+    told, _ = told_by(*together(2, str(tmp_path / "sharing.py")))
+    fixes = '[["threads", "3"]]'
+    assert [each[0] for each in told] == [fixes, fixes]
+    assert told[1][1] == "3"
+
+
 def test_a_trial_runs_in_its_folder_and_tells_what_it_writes_elsewhere_and_its_own_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
