@@ -182,13 +182,13 @@ class Looking:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
-        def called(first: Any, *args: Any, **kwargs: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
             try:
-                bound = signature.bind(first, *args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs).arguments
             except TypeError:  # the function itself refuses these arguments
-                return function(first, *args, **kwargs)
-            look(first, bound)
-            return function(first, *args, **kwargs)
+                return function(*args, **kwargs)
+            look(next(iter(bound.values())), bound)
+            return function(*args, **kwargs)
 
         setattr(owner, name, called)
 
