@@ -84,7 +84,7 @@ def by_lightning() -> None:
     """Train a small model with Lightning's Trainer."""
     import lightning
 
-    class Model(lightning.LightningModule):
+    class Model(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
