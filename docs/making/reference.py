@@ -28,6 +28,7 @@ from fullwire.findings.tuning import NoTimeToRepeat
 from fullwire.findings.watching import Stuck
 from fullwire.fixes.fix import Fix, HostWork, fix_kinds
 from fullwire.recorder.jobs_here import JobHere, RankHere
+from fullwire.recorder.outside import WatchedHost
 from fullwire.report.as_data import tuning_object, watched_object
 from fullwire.run.facts import REGISTRY, Facts
 from fullwire.run.run import TABLES, Metrics
@@ -335,6 +336,7 @@ def _watched() -> Watched:
         looked_share=0.01,
         between_looks_s=0.1,
         has_ended=False,
+        hosts=(WatchedHost(host="gpu1", ranks=(0,)),),
     )
 
 

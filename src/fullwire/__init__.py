@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fullwire.answers.explain import explain as explain
     from fullwire.answers.fixing import apply_fixes as apply_fixes
     from fullwire.answers.fixing import run_recipe as run_recipe
+    from fullwire.answers.joining import join as join
     from fullwire.answers.opening import write as write
     from fullwire.answers.plan import plan as plan
     from fullwire.answers.traffic import flows as flows
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from fullwire.errors import UsageError as UsageError
     from fullwire.importers import read as read
     from fullwire.recorder import log as log
-    from fullwire.recorder.record import join as join
     from fullwire.recorder.record import record as record
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
@@ -88,7 +88,7 @@ _PLACES = {
     "fit_cluster": "fullwire.answers.cluster_fit:fit_cluster",
     "flows": "fullwire.answers.traffic:flows",
     "jobs_in": "fullwire.answers.traffic:jobs_in",
-    "join": "fullwire.recorder.record:join",
+    "join": "fullwire.answers.joining:join",
     "log": "fullwire.recorder:log",
     "plan": "fullwire.answers.plan:plan",
     "read": "fullwire.importers:read",

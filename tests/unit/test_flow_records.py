@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.importers import read
 from fullwire.importers.flow_records import looks_like
+from fullwire.run.run import Flows, Provenance, Run
 from tests.conftest import Cli
 from validation import flow_records as made
 
 ENDS = bytes([10, 0, 0, 1, 10, 0, 0, 2])
 BOOT_S = 1_700_000_000
+NFDUMP = Path(__file__).parents[1] / "data/inputs/nfdump"
+
+
+def nfdump_files() -> list[bytes]:
+    return [path.read_bytes() for path in sorted(NFDUMP.iterdir())]
 
 
 def netflow_5(sampling: int = 1) -> bytes:
@@ -107,10 +113,36 @@ def test_records_without_their_template_or_with_impossible_numbers_are_told(
     assert "read up to byte 120" in str(read(tmp_path / "switch").gaps)
 
 
+@pytest.mark.parametrize("packed", ["plain", "lzo", "bz2", "lz4"])
+def test_files_of_nfdump_hold_what_nfdump_itself_counts(packed: str) -> None:
+    """nfcapd 1.7.1 wrote it; `nfdump -r` says 49 flows, 128022 packets, 192.0 M bytes."""
+    run = read(NFDUMP / f"{packed}.nfdump")
+    assert not run.gaps
+    assert len(run.flows.source) == 49
+    assert (run.flows.packets.sum(), run.flows.wire_bytes.sum()) == (128_022, 192_033_000)
+    assert {*run.flows.source} == {"10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1"}
+    longest_ns = (run.flows.end_ns - run.flows.start_ns).max()
+    assert longest_ns == 100_000_000
+    assert fw.jobs_in(run)[0].step_s == pytest.approx(0.5, rel=0.01)
+
+
+def test_other_files_of_nfdump_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    whole = bytearray((NFDUMP / "plain.nfdump").read_bytes())
+    for place, value, why in ((2, 1, "`nfdump -r OLD -w NEW` of 1.7"), (17, 1, "not encrypted")):
+        other = bytearray(whole)
+        other[place] = value
+        (tmp_path / "other").write_bytes(other)
+        with pytest.raises(fw.DamagedInput, match=why):
+            read(tmp_path / "other")
+    (tmp_path / "cut").write_bytes(whole[:-400])
+    with pytest.raises(fw.DamagedInput, match="a block is cut off"):
+        read(tmp_path / "cut")
+
+
 @given(
-    st.sampled_from([netflow_5(), netflow_9(), ipfix(10), sflow(10)]),
+    st.sampled_from([netflow_5(), netflow_9(), ipfix(10), sflow(10), *nfdump_files()]),
     st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=6)), max_size=6),
-    st.integers(0, 400),
+    st.integers(0, 1200),
 )
 def test_damaged_records_are_a_run_or_a_refusal(
     tmp_path_factory: pytest.TempPathFactory,
@@ -153,6 +185,53 @@ def test_jobs_of_a_network_are_told_apart_with_step_and_neighbours(network: Path
     assert len(pipeline.data_parallel) == 4
     assert ("10.0.0.1", "10.0.0.2") in pipeline.data_parallel
     assert (len(ring.data_parallel), ring.pipeline) == (6, ())
+    assert not pipeline.shares
+    assert not ring.shares
+
+
+def test_jobs_that_share_a_link_are_told_with_what_it_costs_each() -> None:
+    """Two rings of 0.5 and 0.7 s a step; beside each other their bursts take twice as long."""
+    rows = []
+    flowing: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
+    for job, step_s in ((0, 0.5), (1, 0.7)):
+        for step in range(60):
+            begin_s = 0.013 * job + step * step_s
+            flowing[job].append((begin_s, begin_s + 0.15))
+    slow_s = [0.0, 0.0]
+    for job in (0, 1):
+        for begin_s, end_s in flowing[job]:
+            met_s = sum(
+                max(min(end_s, two) - max(begin_s, one), 0) for one, two in flowing[1 - job]
+            )
+            slow_s[job] += met_s / 60
+            for rank in range(4):
+                one, other = 10 * job + rank, 10 * job + (rank + 1) % 4
+                rows.append((f"h{one}", f"h{other}", begin_s, end_s + met_s))
+    for step in range(100):  # a third one, which goes another way
+        rows += [(f"o{rank}", f"o{(rank + 1) % 3}", step * 0.31, step * 0.31 + 0.1)
+                 for rank in range(3)]  # fmt: skip
+    source, target, begin, end = zip(*rows, strict=True)
+    run = Run(
+        provenance=Provenance(origin="imported", source="made up"),
+        flows=Flows(
+            source=np.array(source, object),
+            destination=np.array(target, object),
+            start_ns=(np.array(begin) * 1e9).astype(np.int64),
+            end_ns=(np.array(end) * 1e9).astype(np.int64),
+            payload_bytes=np.full(len(rows), 10_000_000),
+            wire_bytes=np.full(len(rows), 10_000_000),
+            packets=np.full(len(rows), 7000),
+            retransmits=np.zeros(len(rows), np.int64),
+        ),
+    )
+    first, second, alone = fw.jobs_in(run)
+    assert [shared.job for shared in first.shares] == [1]
+    assert [shared.job for shared in second.shares] == [0]
+    for found, expected in ((first, slow_s[0] / 0.5), (second, slow_s[1] / 0.7)):
+        assert found.shares[0].pairs == 4
+        assert 1.3 < found.shares[0].slower < 2.2
+        assert found.shares[0].cost == pytest.approx(expected, rel=0.4)
+    assert not alone.shares
 
 
 def test_flows_prints_the_jobs_of_a_network(network: Path, cli: Cli) -> None:

@@ -7,20 +7,25 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fullwire as fw
 from fullwire.answers.alerts import alert
-from fullwire.answers.watch import job_named, judged
+from fullwire.answers.watch import judged
 from fullwire.answers.watched import waited_for
-from fullwire.cli.live import Live, open_metrics, served
-from fullwire.recorder.jobs_here import JobHere, RankHere
-from fullwire.recorder.outside import Looks, Waits, Watcher, _main_thread, waits_of
+from fullwire.cli.live import Collector, Live, open_metrics, served
+from fullwire.recorder.jobs_here import JobHere, RankHere, job_named
+from fullwire.recorder.outside import Gpus, Looks, Waits, Watcher, _main_thread, waits_of
 from fullwire.report.as_data import watched_object
 from fullwire.report.explanation import print_watched
 from fullwire.words import sentence
@@ -129,6 +134,52 @@ def test_a_job_that_sends_nothing_any_more_is_stuck() -> None:
     assert found.stuck.since_s == pytest.approx(15, abs=0.1)
     assert found.sentence.startswith("Stuck for 14.99 s. Nothing tells")
     assert watched_object(found)["stuck"]["waiting"] == sorted(looks)
+
+
+def fake_nvml() -> SimpleNamespace:
+    """Return NVML as its pages describe it, with one GPU that this process uses."""
+
+    def tell(place: Any, value: int, name: str = "value") -> int:
+        setattr(place, name, value)
+        return 0
+
+    return SimpleNamespace(
+        nvmlInit_v2=lambda: 0,
+        nvmlShutdown=lambda: 0,
+        nvmlDeviceGetCount_v2=lambda count: tell(count._obj, 1),
+        nvmlDeviceGetHandleByIndex_v2=lambda number, device: 0,
+        nvmlDeviceGetComputeRunningProcesses_v3=lambda device, count, found: (
+            tell(count._obj, 1) + tell(found[0], os.getpid(), "pid")
+        ),
+        nvmlDeviceGetUtilizationRates=lambda device, use: tell(use._obj, 80, "gpu"),
+        nvmlDeviceGetPcieThroughput=lambda device, direction, value: tell(
+            value._obj, 1_000_000 * (direction + 1)
+        ),
+    )
+
+
+def test_ranks_on_gpus_have_a_step_and_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullwire.recorder.outside.ctypes.CDLL", lambda name: fake_nvml())
+    gpus = Gpus([os.getpid(), 1])
+    gpus.close()
+    gpus.look()
+    [use] = gpus.uses().values()
+    assert (use.busy, use.pcie_bps) == (0.8, 24e9)
+    looks = seen(a_job(0.1, 0.2))
+    on_gpus = [replace(rank, uses_gpu=True) for rank in looks.job.ranks]
+    looks = replace(looks, job=replace(looks.job, ranks=tuple(on_gpus)), gpus={0: use})
+    found = judged(looks, 1e9)
+    assert found.explanation is None
+    assert found.step_s == pytest.approx(0.3, rel=0.01)
+    assert found.sentence.startswith("A step takes ")
+    assert "The GPUs are busy for 80% of the time. Cannot tell" in found.sentence
+    assert "busy" not in judged(replace(looks, gpus={}), 1e9).sentence
+    data = watched_object(found)
+    assert (data["account"], data["verdict"]["kind"]) == (None, "unknown")
+    assert data["processes"][0]["gpu_busy"] == 0.8
+    assert data["processes"][1]["gpu_busy"] is None
+    assert 'fullwire_gpu_pcie_bits_per_second{rank="0"} 24000000000.0' in open_metrics(found)
+    assert alert("step > 200ms").check(found) is not None
 
 
 def test_ranks_that_get_no_processor_are_not_stuck() -> None:
@@ -248,10 +299,10 @@ def test_one_rank_and_one_job_are_told_in_the_singular(
     assert "Watched 1 rank of train for 12 s." in capsys.readouterr().out
     print_watched(judged(seen(looks), 1e9))
     assert "Watched 1 of 2 ranks of train" in capsys.readouterr().out
-    monkeypatch.setattr("fullwire.answers.watch.jobs_here", lambda: (alone.job,))
+    monkeypatch.setattr("fullwire.recorder.jobs_here.jobs_here", lambda: (alone.job,))
     with pytest.raises(fw.UsageError, match="1 job runs here with other ones"):
         job_named("other")
-    monkeypatch.setattr("fullwire.answers.watch.jobs_here", tuple)
+    monkeypatch.setattr("fullwire.recorder.jobs_here.jobs_here", tuple)
     with pytest.raises(fw.UsageError, match="no training job that you may watch runs here"):
         job_named("other")
 
@@ -411,6 +462,52 @@ def test_prometheus_reads_the_latest_window() -> None:
     for place in ("9400", "127.0.0.1:x", ":70000"):
         with pytest.raises(fw.UsageError, match="--prometheus"), served(place):
             pass
+
+
+def test_a_collector_of_opentelemetry_gets_each_window_and_may_stall_or_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got: list[tuple[str, str | None, dict[str, Any]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            got.append((self.path, self.headers["X-Key"], body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=a%20b")
+    window = judged(seen(a_job(0.1, 0.2)), 1e9)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        live = Live(is_json=True, out=None, command=None, page=None, collector=Collector(url))
+        live.show(window, 5.0)
+        live.finish()
+        server.shutdown()
+    [(path, key, body)] = got
+    assert (path, key) == ("/v1/metrics", "a b")
+    [of_resource] = body["resourceMetrics"]
+    names = {each["key"]: each["value"]["stringValue"]
+             for each in of_resource["resource"]["attributes"]}  # fmt: skip
+    assert names["service.name"] == "fullwire"
+    metrics = {each["name"]: each for each in of_resource["scopeMetrics"][0]["metrics"]}
+    [step] = metrics["fullwire.step_seconds"]["gauge"]["dataPoints"]
+    assert step["asDouble"] == pytest.approx(0.3, rel=0.01)
+    assert int(step["timeUnixNano"]) == pytest.approx(time.time_ns(), abs=60e9)
+    ranks = [point["attributes"][0]["value"]["stringValue"]
+             for point in metrics["fullwire.computing_ratio"]["gauge"]["dataPoints"]]  # fmt: skip
+    assert ranks == ["0", "1"]
+    live = Live(is_json=True, out=None, command=None, page=None, collector=Collector(url))
+    live.show(window, 5.0)  # nobody listens any more
+    live.finish()
+    assert f"--otlp {url}/v1/metrics: <urlopen error" in capsys.readouterr().err
+    for url in ("collector:4318", "ftp://x", "http:// x"):
+        with pytest.raises(fw.UsageError, match="--otlp: expected http://HOST:4318"):
+            Collector(url)
 
 
 def test_a_watch_that_goes_on_prints_one_object_a_window_and_writes_a_run_on_demand(

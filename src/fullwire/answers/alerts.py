@@ -42,7 +42,7 @@ def _percent(value: float) -> str:
 
 FIGURES: Mapping[str, _Figure] = {
     "step": _Figure(
-        of=_of_step(lambda _, step_s: step_s),
+        of=lambda window: window.step_s,
         read=units.seconds,
         show=units.show_time,
         example="step > 1.2x",

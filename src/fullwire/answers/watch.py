@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,22 +22,35 @@ from fullwire.answers.alerts import Alert, alert
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import explain
 from fullwire.answers.opening import write
-from fullwire.answers.watched import Watched, no_step_within, ranges_of, seen_ranks, stuck_in
+from fullwire.answers.watched import (
+    SeenRank,
+    Watched,
+    no_step_within,
+    ranges_of,
+    seen_ranks,
+    stuck_in,
+)
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
+    HostNotWatched,
+    InterfacesServe,
     NothingSeen,
     NothingSent,
     OnOtherHosts,
+    StepOnGpus,
     TakenForAllReduces,
+    Traced,
 )
 from fullwire.outputs import refuse_existing
 from fullwire.packets.rhythm import FEWEST_STEPS, rhythm_of
-from fullwire.recorder.jobs_here import JobHere, job_of, jobs_here
+from fullwire.recorder.jobs_here import JobHere, job_named, job_of
 from fullwire.recorder.outside import Looks, Watcher
+from fullwire.recorder.several_hosts import HostsWatcher, host_names, is_here
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Collectives, Provenance, Run, Spans
+from fullwire.run.usual import usual_steps
 from fullwire.words import sentence
 
 Reals = NDArray[np.float64]
@@ -105,8 +119,9 @@ class _Seen:
 
 
 def watch(
-    pid: int,
+    pid: int | str,
     *,
+    hosts: str = "",
     seconds: float = 30,
     bandwidth: str | float | None = None,
     until_sure: bool = True,
@@ -115,7 +130,10 @@ def watch(
 ) -> Watched:
     """Watch a running job from outside, and say what limits it.
 
-    - `pid`: a process of the job: a rank, or the launcher above its ranks.
+    - `pid`: a process of the job: a rank, or the launcher above its ranks. Or a name of the job:
+      words of its command, `"slurm:1234"`, `"k8s:bert"`, or where its ranks meet,
+      `"master:10.0.0.1:29500"`.
+    - `hosts`: hosts with ranks of the job, `"gpu[1-8]"`, which your own ssh reaches.
     - `seconds`: how long to look at most.
     - `bandwidth`: the line rate of the links, as in `explain`.
     - `until_sure`: stop as soon as many steps were seen.
@@ -124,33 +142,34 @@ def watch(
 
         fw.watch(48213, bandwidth="10Gbps").explanation.verdict.sentence
     """
-    job, line_bps = _watchable(pid, seconds, MOST_S), None if bandwidth is None else rate(bandwidth)
+    line_bps = None if bandwidth is None else rate(bandwidth)
     if out is not None:
         refuse_existing(Path(out), replace=False)
-    watcher = Watcher(job)
-    is_running, until_s = True, min(_FIRST_ANSWER_S, seconds)
-    while True:
-        try:
-            is_running = watcher.watch(until_s - watcher.looks.seconds)
-        except KeyboardInterrupt:  # the answer so far is the answer
-            seconds = until_s
-        found = judged(watcher.looks, line_bps, has_ended=not is_running)
-        if on_look is not None:
-            on_look(found)
-        if not is_running or until_s >= seconds:
-            break
-        told = found.explanation
-        if until_sure and (found.stuck or (told and len(told.detail.steps) >= _ENOUGH)):
-            break
-        until_s = min(_LATER * until_s, seconds)
+    with closing(_watcher(pid, hosts, seconds, MOST_S)) as watcher:
+        is_running, until_s = True, min(_FIRST_ANSWER_S, seconds)
+        while True:
+            try:
+                is_running = watcher.watch(until_s - watcher.looks.seconds)
+            except KeyboardInterrupt:  # the answer so far is the answer
+                seconds = until_s
+            found = judged(watcher.looks, line_bps, has_ended=not is_running)
+            if on_look is not None:
+                on_look(found)
+            if not is_running or until_s >= seconds:
+                break
+            told = found.explanation
+            if until_sure and (found.stuck or (told and len(told.detail.steps) >= _ENOUGH)):
+                break
+            until_s = min(_LATER * until_s, seconds)
     if out is not None and found.run is not None:
         write(found.run, out)
     return found
 
 
 def watching(
-    pid: int,
+    pid: int | str,
     *,
+    hosts: str = "",
     seconds: float = float("inf"),
     bandwidth: str | float | None = None,
     alerts: Sequence[str | Alert] = (),
@@ -158,7 +177,7 @@ def watching(
 ) -> Iterator[Watched]:
     """Watch a running job until it ends; yield the answer about its last seconds again and again.
 
-    - `pid`, `bandwidth`: as in `watch`.
+    - `pid`, `hosts`, `bandwidth`: as in `watch`.
     - `seconds`: how long to look at most. Memory stays bounded for weeks.
     - `alerts`: conditions such as `"step > 1.2x"`; those that begin are in `Watched.alerts`.
     - `window_s`: how much of the past an answer is about.
@@ -166,77 +185,112 @@ def watching(
         for window in fw.watching(48213, alerts=["stuck"]):
             print(window.sentence)
     """
-    job, line_bps = _watchable(pid, seconds), None if bandwidth is None else rate(bandwidth)
+    line_bps = None if bandwidth is None else rate(bandwidth)
     conditions = [alert(each) if isinstance(each, str) else each for each in alerts]
-    watcher, is_running, next_s = Watcher(job, keeps_s=window_s), True, 0.0
-    while is_running and next_s < seconds:
-        next_s = min(next_s + _EVERY_S, seconds)
-        is_running = watcher.watch(next_s - watcher.looks.seconds)
-        before_s = time.process_time()
-        found = judged(watcher.looks.latest(window_s), line_bps, has_ended=not is_running)
-        # Judging may take a share of a processor, too.
-        next_s = max(next_s, watcher.looks.seconds) + max(
-            (time.process_time() - before_s) / _JUDGING - _EVERY_S, 0.0
-        )
-        begun = (condition.check(found) for condition in conditions)
-        yield replace(found, alerts=tuple(alerted for alerted in begun if alerted is not None))
+    is_running, next_s = True, 0.0
+    with closing(_watcher(pid, hosts, seconds, keeps_s=window_s)) as watcher:
+        while is_running and next_s < seconds:
+            next_s = min(next_s + _EVERY_S, seconds)
+            is_running = watcher.watch(next_s - watcher.looks.seconds)
+            before_s = time.process_time()
+            found = judged(watcher.looks.latest(window_s), line_bps, has_ended=not is_running)
+            # Judging may take a share of a processor, too.
+            next_s = max(next_s, watcher.looks.seconds) + max(
+                (time.process_time() - before_s) / _JUDGING - _EVERY_S, 0.0
+            )
+            begun = (condition.check(found) for condition in conditions)
+            yield replace(found, alerts=tuple(alerted for alerted in begun if alerted is not None))
 
 
-def _watchable(pid: int, seconds: float, most_s: float = float("inf")) -> JobHere:
-    """Return the job of a process, if it can be watched for so long."""
-    job = job_of(pid)
+def _watcher(
+    pid: int | str,
+    hosts: str,
+    seconds: float,
+    most_s: float = float("inf"),
+    keeps_s: float = float("inf"),
+) -> Watcher | HostsWatcher:
+    """Return what looks at a job, here or on several hosts, if it can be watched for so long."""
     if not 0 < seconds <= most_s:
         most = f", {most_s:g} at most" if most_s < float("inf") else ""
         raise UsageError(f"watch: expected seconds above 0{most}, got {seconds:g}")
-    if any(rank.uses_gpu for rank in job.ranks):
-        raise UsageError(
-            f"watch {pid}: expected ranks that compute on processors, got ranks on a GPU, whose "
-            "work does not show in the processors' counters; use fullwire record"
+    watcher: Watcher | HostsWatcher
+    names = host_names(hosts) if hosts else ()
+    if names and isinstance(pid, str):
+        watcher = HostsWatcher(dict.fromkeys(names, ("--job", pid)), keeps_s)
+    elif names:
+        own = job_of(int(pid))
+        if not own.meets:
+            raise UsageError(
+                f"watch {pid} --hosts: expected a job whose environment tells where its ranks meet "
+                "(MASTER_ADDR, MASTER_PORT); name it with --job, as it is named on all hosts"
+            )
+        watcher = HostsWatcher(
+            {socket.gethostname(): (str(pid),)}
+            | dict.fromkeys(
+                [name for name in names if not is_here(name)], ("--job", f"master:{own.meets}")
+            ),
+            keeps_s,
         )
-    return job
-
-
-def job_named(words: str) -> int:
-    """Return a process of the one job whose command has these words."""
-    jobs = jobs_here()
-    named = [job for job in jobs if any(words in one.command for one in job.ranks)]
-    if len(named) == 1:
-        return named[0].ranks[0].pid
-    if named:
-        pids = ", ".join(str(job.ranks[0].pid) for job in named)
-        raise UsageError(f"watch --job {words}: {len(named)} jobs are named so; give one of {pids}")
-    raise UsageError(
-        f"watch --job {words}: expected words of a training job's command, and "
-        + (
-            f"{len(jobs)} job{' runs' if len(jobs) == 1 else 's run'} here with other ones; "
-            "fullwire watch lists them"
-            if jobs
-            else "no training job that you may watch runs here"
-        )
-    )
+    else:
+        watcher = Watcher(job_named(pid) if isinstance(pid, str) else job_of(pid), keeps_s)
+    return watcher
 
 
 def judged(looks: Looks, line_bps: float | None, *, has_ended: bool = False) -> Watched:
     """Say what looks at a job show: its step, its account, its stuck rank."""
-    count = max(len(next(iter(looks.by_rank.values()))), 1)
+    count = max(len(next(iter(looks.by_rank.values()), ())), 1)
     between_s = looks.seconds / count
+    # Clocks of several hosts blur where a burst ends, too.
+    blur_s = between_s + max((host.clock_uncertainty_s for host in looks.hosts), default=0.0)
     seen = _Seen.of(looks.by_rank, max(_BIN_S, between_s / 2))
     edges, confidence, no_step = _steps(seen)
-    run = _as_run(looks.job, seen, edges, line_bps) if len(edges) else None
+    # What processors do is not the work of ranks on GPUs: their account would be wrong.
+    on_gpus = any(rank.uses_gpu for rank in looks.job.ranks)
+    run = _as_run(looks.job, seen, edges, line_bps) if len(edges) and not on_gpus else None
+    ranks = seen_ranks(looks)
     explanation = None if run is None else explain(run)
     return Watched(
         job=looks.job,
         seconds=looks.seconds,
         confidence=confidence,
         explanation=explanation,
-        ranges={} if run is None or explanation is None else ranges_of(explanation, run, between_s),
+        ranges={} if run is None or explanation is None else ranges_of(explanation, run, blur_s),
         stuck=stuck_in(looks, None if explanation is None else explanation.step_s),
         no_step=no_step,
         run=run,
-        ranks=seen_ranks(looks),
+        ranks=ranks,
         looked_share=looks.took_s / looks.seconds if looks.seconds else 0.0,
         between_looks_s=between_s,
         has_ended=has_ended,
+        hosts=looks.hosts,
+        notes=_notes(looks),
+        step_on_gpus=_step_on_gpus(seen, edges, ranks) if on_gpus and len(edges) > 1 else None,
+    )
+
+
+def _step_on_gpus(seen: _Seen, edges: NDArray[np.int64], ranks: Sequence[SeenRank]) -> StepOnGpus:
+    """Return what counters tell of a step whose computing they do not show."""
+    lengths = np.diff(edges) * seen.bin_ns / 1e9
+    sent = seen.sent[:, edges[0] : edges[-1]].sum(axis=1) / len(lengths)
+    busy = [rank.gpu_busy for rank in ranks if rank.gpu_busy is not None]
+    return StepOnGpus(
+        step_s=float(lengths[usual_steps(lengths)].mean()),
+        step_bytes=float(sent.max()),
+        flows=float(_flowing(seen)[edges[0] : edges[-1]].mean()),
+        busy=sum(busy) / len(busy) if busy else None,
+    )
+
+
+def _notes(looks: Looks) -> tuple[Finding, ...]:
+    """Say which hosts, connections and processes were not as they should be."""
+    lost = [
+        HostNotWatched(host=host.host, problem=host.problem) for host in looks.hosts if host.problem
+    ]
+    closed = looks.without_connections
+    return (
+        *lost,
+        *([InterfacesServe(ranks=closed)] if closed else []),
+        *(Traced(rank=rank.rank, tracer=rank.tracer) for rank in looks.job.ranks if rank.tracer),
     )
 
 
@@ -342,11 +396,12 @@ def _as_run(job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float
     steps = max(len(edges) - 1, 1)
     inside = slice(edges[0], edges[-1])
     missing = job.workers - len(job.ranks)
+    hosts = {each.rank: f"{each.host}/{each.network}" for each in job.ranks}
     return Run(
         provenance=Provenance(origin="measured", source=job.ranks[0].command),
         facts=Facts(
             workers=job.workers,
-            hosts=",".join(f"{socket.gethostname()}/{rank.network}" for rank in job.ranks),
+            hosts=",".join(hosts.get(rank, "") for rank in range(job.workers)),
             line_rate_bps=line_bps,
             run_delay_s=tuple(
                 (rank, float(seen.delayed[place][inside].sum() * seen.bin_ns / 1e9 / steps))

@@ -7,7 +7,6 @@ parts be the largest.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from fullwire.findings.watching import (
     NoStep,
     RanksWaitFor,
     SeveralMayLimit,
+    StepOnGpus,
     Stuck,
     TransferOrContention,
     WaitsFor,
@@ -37,7 +37,7 @@ from fullwire.recorder.outside import (
     TIME,
     Looks,
     Waits,
-    waits_of,
+    WatchedHost,
 )
 from fullwire.run.run import Run
 from fullwire.words import sentences
@@ -69,6 +69,8 @@ class SeenRank:
     received_bytes: float
     sent_bps: float  # while bytes flowed
     retransmits: float
+    gpu_busy: float | None = None  # share of the time in which a kernel ran, as NVML tells it
+    gpu_pcie_bps: float | None = None  # both ways
 
 
 def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
@@ -99,6 +101,8 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
                 received_bytes=float(did[:, RECEIVED].sum()),
                 sent_bps=float(did[flows, SENT].sum() * 8 / flowing_s) if flowing_s else 0.0,
                 retransmits=float(did[:, RETRANSMITS].sum()),
+                gpu_busy=looks.gpus[rank].busy if rank in looks.gpus else None,
+                gpu_pcie_bps=looks.gpus[rank].pcie_bps if rank in looks.gpus else None,
             )
         )
     return tuple(ranks)
@@ -121,6 +125,17 @@ class Watched(Result):
     between_looks_s: float
     has_ended: bool
     alerts: tuple[Finding, ...] = ()  # that began in this window
+    hosts: tuple[WatchedHost, ...] = ()  # that were asked for ranks; empty: this one alone
+    notes: tuple[Finding, ...] = ()  # about the way in which the job was watched
+    source: str = "outside"  # or "inside": a recording that goes on
+    step_on_gpus: StepOnGpus | None = None  # in place of an explanation, for ranks on GPUs
+
+    @property
+    def step_s(self) -> float | None:
+        """Return the time of a step, or None without any."""
+        if self.step_on_gpus is not None:
+            return self.step_on_gpus.step_s
+        return None if self.explanation is None else self.explanation.step_s
 
     @property
     def possible(self) -> tuple[str, ...]:
@@ -129,6 +144,8 @@ class Watched(Result):
         if explanation is None:
             return ()
         own = explanation.verdict.kind
+        if self.source == "inside":
+            return (own,)
         blamed = "line_rate" if own == "overlap" else own  # that part, which begins too late
         if blamed not in self.ranges or own == "compute":  # contention does not show
             return (own, "contention")
@@ -155,8 +172,9 @@ class Watched(Result):
         if self.stuck is not None:
             return (self.stuck.finding,)
         if explanation is None:
-            return () if self.no_step is None else (self.no_step,)
-        if self.kind != "unknown":
+            told = self.step_on_gpus or self.no_step
+            return () if told is None else (told,)
+        if self.kind != "unknown" or self.source == "inside":
             return explanation.verdict.findings
         low, high = (end_s / explanation.step_s for end_s in self.transfer_s)
         if "contention" in self.possible:
@@ -246,7 +264,7 @@ def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
         busy[rank] = worked_s / spent_s if spent_s > 0 else 0.0
     if not after_s <= since_s < np.inf or len(busy) < 2 or min(busy.values()) > _BUSY:
         return None
-    waits = {ranked.rank: waits_of(ranked.pid) for ranked in looks.job.ranks}
+    waits, hosts = looks.waits(), {ranked.rank: ranked.host for ranked in looks.job.ranks}
     late = waited_for(waits, busy)
     where: tuple[Finding, ...]
     if late is None:
@@ -262,7 +280,7 @@ def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
         where = (WaitsFor(state=str(waits[late])),)
     return Stuck(
         rank=late,
-        host=socket.gethostname(),
+        host=hosts.get(late, "") if late is not None else next(iter(hosts.values()), ""),
         where=where,
         since_s=float(since_s),
         waiting=tuple(rank for rank in busy if rank != late),

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Force, Packets
+from fullwire.cli.options import Force, Packets, with_options
 from fullwire.cli.telling import tell
 from fullwire.errors import UsageError
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")]
 
 
+class Noted:
+    """Options of every recording, of a whole job and of a part."""
+
+    packets: Packets = False
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="In a few steps sums wait for computing. Results stay the same."
+        ),
+    ] = False
+    noise: Annotated[
+        bool,
+        typer.Option("--noise", help="Note gradient noise, which tells how large a batch helps"),
+    ] = False
+    private: Annotated[
+        bool, typer.Option("--private", help="Nobody else may read the run [default: by umask]")
+    ] = False
+
+
+@with_options(Noted)
 def record(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ...")
@@ -24,17 +45,7 @@ def record(
         bool,
         typer.Option("--part", help="One task of several hosts: leave files for fullwire join"),
     ] = False,
-    packets: Packets = False,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe", help="In a few steps sums wait for computing. Results stay the same."
-        ),
-    ] = False,
-    noise: Annotated[
-        bool,
-        typer.Option("--noise", help="Note gradient noise, which tells how large a batch helps"),
-    ] = False,
+    *,
     metric: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,9 +53,10 @@ def record(
             help="A metric in the job's output: 'loss: ([0-9.]+)'. Can be given several times.",
         ),
     ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Nobody else may read the run [default: by umask]")
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the verdict and each rank while the job runs")
     ] = False,
+    **noted: Any,
 ) -> None:
     """Run a training job unchanged, and record it.
 
@@ -62,12 +74,19 @@ def record(
     fullwire join job.run.recording -o job.run
 
     mpirun and Kubernetes work the same way: --part in every task, then join.
+
+    --live shows the verdict, the step and each rank on standard error, from the recording so far.
     """
     from fullwire.recorder.record import record as run_and_keep
     from fullwire.recorder.record import record_part
     from fullwire.report.recording import recording_lines
 
     if part:
+        if live:
+            raise UsageError(
+                "--live shows the whole job: expected none with --part. "
+                "fullwire watch --recording shows the recording of a host"
+            )
         if force:
             raise UsageError("--force replaces a run: a part writes none, fullwire join does")
         if metric:
@@ -75,27 +94,31 @@ def record(
                 "--metric reads the output of the whole job: expected none with --part. "
                 "fullwire.log works in every task"
             )
-        status = record_part(
-            command, output, packets=packets, probe=probe, noise=noise, private=private
-        )
+        status = record_part(command, output, **noted)
         raise typer.Exit(status)
     recording = run_and_keep(
         command,
         output,
-        packets=packets,
-        probe=probe,
-        noise=noise,
         metric=metric or (),
         replace=force,
-        private=private,
+        live=_shown if live else None,
+        **noted,
     )
     for line in recording_lines(recording.path):
         tell(line)  # standard output belongs to the job
     raise typer.Exit(recording.exit_status)
 
 
+def _shown(directory: Path) -> AbstractContextManager[None]:
+    from fullwire.cli.live import recording_shown  # here, as plain recordings need not wait for it
+
+    return recording_shown(directory)
+
+
 def join(
-    directories: Annotated[list[Path], typer.Argument(metavar="X.run.recording...")],
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="PART...", help="X.run.recording, or runs of watch")
+    ],
     output: Output,
     force: Force = False,
 ) -> None:
@@ -105,8 +128,12 @@ def join(
 
     fullwire join job.run.recording -o job.run
     fullwire join host*/job.run.recording -o job.run
+
+    Runs that `fullwire watch -o` wrote on each host at the same time become one run, too:
+
+    fullwire join gpu1.run gpu2.run -o job.run
     """
-    from fullwire.recorder.record import join as joined
+    from fullwire.answers.joining import join as joined
     from fullwire.report.recording import recording_lines
 
     recording = joined(directories, output, replace=force)

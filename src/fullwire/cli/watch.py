@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import Json, print_json, with_options
 from fullwire.cli.telling import tell
 from fullwire.errors import UsageError
 from fullwire.units import visible
 
-if TYPE_CHECKING:
-    from fullwire.answers.alerts import Alert
+
+class Lasting:
+    """Options of a watch that goes on."""
+
+    alert: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Tell when it begins: 'step > 1.2x', stuck"),
+    ] = None
+    until_alert: Annotated[
+        bool, typer.Option("--until-alert", help="End at the first alert, with exit status 1.")
+    ] = False
+    exec_: Annotated[
+        str | None,
+        typer.Option("--exec", metavar="COMMAND", help="Run it at each alert: $FULLWIRE_ALERT"),
+    ] = None
+    prometheus: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST]:PORT", help="Serve OpenMetrics there: 127.0.0.1:9400"),
+    ] = None
+    otlp: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send each window to OpenTelemetry: http://HOST:4318"),
+    ] = None
 
 
+@with_options(Lasting)
 def watch(
     pid: Annotated[
         int | None,
         typer.Argument(metavar="[PID]", help="A rank, or the launcher above its ranks"),
     ] = None,
+    *,
     job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Words of the job's command: train.py")
+        str | None,
+        typer.Option(metavar="NAME", help="Words of its command, slurm:1234, k8s:POD"),
     ] = None,
+    hosts: Annotated[
+        str, typer.Option(metavar="NAMES", help="Its hosts, over your own ssh: gpu[1-8]")
+    ] = "",
     bandwidth: Annotated[
         str | None, typer.Option("--line-rate", help="Line rate of the job's links: 10Gbps")
     ] = None,
@@ -31,24 +59,13 @@ def watch(
         float | None,
         typer.Option(help="Look for so long at most: with --once 30 and up to 600, else no end"),
     ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(metavar="X.run.recording", help="A job that is being recorded, from inside"),
+    ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="One answer; ends as soon as it is sure.")
     ] = False,
-    alert: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CONDITION", help="Tell when it begins: 'step > 1.2x', stuck"),
-    ] = None,
-    until_alert: Annotated[
-        bool, typer.Option("--until-alert", help="End at the first alert, with exit status 1.")
-    ] = False,
-    exec_: Annotated[
-        str | None,
-        typer.Option("--exec", metavar="COMMAND", help="Run it at each alert: $FULLWIRE_ALERT"),
-    ] = None,
-    prometheus: Annotated[
-        str | None,
-        typer.Option(metavar="[HOST]:PORT", help="Serve OpenMetrics there: 127.0.0.1:9400"),
-    ] = None,
     out: Annotated[
         str | None, typer.Option("-o", "--out", metavar="x.run", help="Write what was seen as run")
     ] = None,
@@ -56,6 +73,8 @@ def watch(
         bool, typer.Option("-v", "--verbose", help="All parts, processes and notes.")
     ] = False,
     json: Json = False,
+    agent: Annotated[bool, typer.Option("--agent", hidden=True)] = False,  # of --hosts
+    **lasting: Any,
 ) -> None:
     """Say what limits a job that is already running. Nothing enters the job.
 
@@ -66,35 +85,43 @@ def watch(
     fullwire watch
     fullwire watch 48213 --line-rate 10Gbps
     fullwire watch --job train.py --once -o x.run
+    fullwire watch --job slurm:1234 --hosts gpu[1-8]
     fullwire watch 48213 --alert 'step > 1.2x' --alert stuck --until-alert
     """
-    from fullwire.answers.alerts import alert as read_alert
-    from fullwire.answers.watch import job_named
+    if sum(each is not None for each in (pid, job, recording)) > 1:
+        raise UsageError("watch: expected one of a PID, --job and --recording")
+    if agent:
+        from fullwire.recorder.several_hosts import serve
 
-    if pid is not None and job is not None:
-        raise UsageError("watch: expected a PID or --job, got both")
-    if pid is None and job is None:
-        _list_jobs(json=json)
+        serve(pid, job)
         return
-    lasting = {"--alert": alert, "--until-alert": until_alert, "--exec": exec_}
-    lasting |= {"--prometheus": prometheus}
-    unused = [option for option, value in lasting.items() if once and value]
+    named: int | str | Path | None = job if pid is None else pid
+    named = named if recording is None else recording
+    if named is None:
+        _list_jobs(hosts, json=json)
+        return
+    unused = [option for option in lasting if once and lasting[option]]
     if unused:
-        raise UsageError(f"watch --once: expected no {unused[0]}, which needs a watch that goes on")
-    if (until_alert or exec_ is not None) and not alert:
+        option = unused[0].strip("_").replace("_", "-")
+        raise UsageError(f"watch --once: expected no --{option}, which needs a watch that goes on")
+    if (lasting["until_alert"] or lasting["exec_"] is not None) and not lasting["alert"]:
         raise UsageError("watch: expected an --alert that --until-alert or --exec is about")
-    conditions = [read_alert(condition) for condition in alert or []]
-    watched = job_named(job) if pid is None and job is not None else pid or 0
-    if once:
-        _once(watched, 30 if seconds is None else seconds, bandwidth, out, verbose, json)
+    if once and isinstance(named, Path):
+        raise UsageError("watch --recording: expected no --once; `fullwire join` makes a run of it")
+    if once and not isinstance(named, Path):
+        _once(named, hosts, 30 if seconds is None else seconds, bandwidth, out, verbose, json)
         return
-    _on_and_on(
-        watched, seconds, bandwidth, out, verbose, json, conditions, until_alert, exec_, prometheus
-    )
+    _on_and_on(named, hosts, seconds, bandwidth, out, verbose, json, **lasting)
 
 
 def _once(
-    pid: int, seconds: float, bandwidth: str | None, out: str | None, verbose: bool, json: bool
+    named: int | str,
+    hosts: str,
+    seconds: float,
+    bandwidth: str | None,
+    out: str | None,
+    verbose: bool,
+    json: bool,
 ) -> None:
     from fullwire.answers.watch import watch as answer
     from fullwire.answers.watched import Watched
@@ -108,7 +135,8 @@ def _once(
 
     is_shown = sys.stderr.isatty()
     result = answer(
-        pid,
+        named,
+        hosts=hosts,
         seconds=seconds,
         bandwidth=bandwidth,
         out=out,
@@ -125,40 +153,46 @@ def _once(
 
 
 def _on_and_on(
-    pid: int,
+    named: int | str | Path,
+    hosts: str,
     seconds: float | None,
     bandwidth: str | None,
     out: str | None,
     verbose: bool,
     json: bool,
-    alerts: list[Alert],
+    *,
+    alert: list[str] | None,
     until_alert: bool,
-    command: str | None,
+    exec_: str | None,
     prometheus: str | None,
+    otlp: str | None,
 ) -> None:
     import signal
     import time
     from contextlib import ExitStack
-    from pathlib import Path
 
+    from fullwire.answers.alerts import alert as read_alert
+    from fullwire.answers.inside import watching_recording
     from fullwire.answers.opening import write
     from fullwire.answers.watch import watching
-    from fullwire.cli.live import Live, on_signal, served
+    from fullwire.cli.live import Collector, Live, on_signal, served
     from fullwire.outputs import refuse_existing
     from fullwire.report.explanation import print_watched
 
     if out is not None:
         refuse_existing(Path(out), replace=False)
     last, is_alerted, begun_s = None, False, time.monotonic()
-    windows = watching(
-        pid,
-        seconds=float("inf") if seconds is None else seconds,
-        bandwidth=bandwidth,
-        alerts=alerts,
+    most_s = float("inf") if seconds is None else seconds
+    alerts = [read_alert(condition) for condition in alert or []]
+    windows = (
+        watching_recording(named, seconds=most_s, bandwidth=bandwidth, alerts=alerts)
+        if isinstance(named, Path)
+        else watching(named, hosts=hosts, seconds=most_s, bandwidth=bandwidth, alerts=alerts)
     )
     with ExitStack() as held:
         page = None if prometheus is None else held.enter_context(served(prometheus))
-        live = Live(is_json=json, out=out, command=command, page=page)
+        collector = None if otlp is None else Collector(otlp)
+        live = Live(is_json=json, out=out, command=exec_, page=page, collector=collector)
         held.enter_context(on_signal(signal.SIGUSR1, live))
         try:
             for last in windows:
@@ -180,8 +214,9 @@ def _on_and_on(
         raise typer.Exit(1)
 
 
-def _list_jobs(*, json: bool) -> None:
+def _list_jobs(hosts: str, *, json: bool) -> None:
     from fullwire.recorder.jobs_here import jobs_here
+    from fullwire.recorder.several_hosts import host_names, jobs_on
 
     rows: list[dict[str, Any]] = [
         {
@@ -190,17 +225,26 @@ def _list_jobs(*, json: bool) -> None:
             "workers": job.workers,
             "user": job.ranks[0].user,
             "command": job.ranks[0].command,
+            "host": job.ranks[0].host,
         }
-        for job in jobs_here()
+        for job in ([] if hosts else jobs_here())
     ]
+    problems = []
+    for host, listed, problem in jobs_on(host_names(hosts)) if hosts else ():
+        rows += [{**row, "host": host} for row in listed]
+        problems += [{"host": host, "problem": problem}] if problem else []
     if json:
-        print_json({"jobs": rows})
+        print_json({"jobs": rows, "problems": problems})
         return
     for row in rows:
         typer.echo(
-            f"{row['pid']:>8}  {row['user']}  {len(row['ranks'])} of {row['workers']} "
+            f"{row['pid']:>8}  {row['host'] + '  ' if hosts else ''}{row['user']}  "
+            f"{len(row['ranks'])} of {row['workers']} "
             f"rank{'' if row['workers'] == 1 else 's'}  "
             f"{visible(row['command'])}"
         )
+    for told in problems:
+        tell(f"{told['host']} does not list its jobs: {told['problem']}")
     if not rows:
-        typer.echo("No training job of yours runs here: no process has loaded torch.")
+        where = "on these hosts" if hosts else "here"
+        typer.echo(f"No training job of yours runs {where}: no process has loaded torch.")

@@ -28,6 +28,36 @@ class OnOtherHosts(Finding):
     workers: int
 
 
+class HostNotWatched(Finding):
+    """A host cannot be reached, or has no ranks of the job."""
+
+    template = "{host} is not watched: {problem}"
+
+    host: str
+    problem: str
+
+
+class InterfacesServe(Finding):
+    """Only root may ask for the connections of another container."""
+
+    template = (
+        "{ranks:Ranks} {ranks:runs|run} in a container of {ranks:its|their} own. Only root "
+        "(CAP_SYS_ADMIN) may ask for the connections there, so the bytes of all its interfaces are "
+        "counted"
+    )
+
+    ranks: tuple[int, ...]
+
+
+class Traced(Finding):
+    """Another program traces a rank."""
+
+    template = "Rank {rank} is traced by {tracer}, which may slow it or stop it"
+
+    rank: int
+    tracer: str
+
+
 class TakenForAllReduces(Finding):
     """The counters show bytes, and no collective."""
 
@@ -71,6 +101,26 @@ class NetworkLimits(Finding):
 
     low: float
     high: float
+
+
+class StepOnGpus(Finding):
+    """The counters show the bytes of a step, and not the work of GPUs."""
+
+    template = (
+        "A step takes {step_s:time}, and {step_bytes:bytes} flow for {flows:.0%} of it."
+        "{busy:? The GPUs are busy for }{busy_text}{busy:? of the time.} Cannot tell from outside "
+        "what limits ranks that compute on GPUs. `fullwire record` can."
+    )
+
+    step_s: float
+    step_bytes: float  # of the rank that sends most
+    flows: float
+    busy: float | None = None  # None where NVML tells nothing
+
+    @property
+    def busy_text(self) -> str:
+        """Return how busy they are, as text."""
+        return "" if self.busy is None else f"{self.busy:.0%}"
 
 
 class SeveralMayLimit(Finding):

@@ -1,12 +1,14 @@
 """Flow records of switches: NetFlow v5 and v9, IPFIX (RFC 7011) and sFlow v5, as they are sent.
 
 A file holds the payloads of the export packets one after another, as `nc -lu 4739 > x.ipfix` or
-IPFIX files (RFC 5655) do. Counts of sampled packets are multiplied by the sampling rate. Of several
-switches that report a flow, the one that saw most of it counts.
+IPFIX files (RFC 5655) do. Files of nfdump 1.7 (`nfcapd`) hold their own records. Counts of sampled
+packets are multiplied by the sampling rate. Of several switches that report a flow, the one that
+saw most of it counts.
 """
 
 from __future__ import annotations
 
+import bz2
 import ipaddress
 import struct
 import zlib
@@ -36,6 +38,11 @@ _PORTS = (7, 11)
 _SAMPLING = (305, 34, 50)
 _SPACE = 306  # packets that are skipped
 _VERSIONS = (5, 9, 10)
+# Files of nfdump: magic, layout 2; kinds of records, elements of a flow, packed blocks.
+_NFDUMP = {b"\x0c\xa5": "<", b"\xa5\x0c": ">"}
+_NFDUMP_FLOW, _NFDUMP_GENERIC, _NFDUMP_IPV4, _NFDUMP_IPV6 = 11, 1, 2, 3
+_LZO, _BZ2, _LZ4, _ZSTD = 1, 2, 3, 4
+_MOST_BLOCK = 16 << 20
 
 
 @dataclass(slots=True)
@@ -74,6 +81,9 @@ def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning holds flow records."""
     if len(beginning) < 24:
         return UNLIKE
+    if beginning[:2] in _NFDUMP:
+        layout = struct.unpack_from(f"{_NFDUMP[beginning[:2]]}H", beginning, 2)[0]
+        return LIKELY if layout in (1, 2) else UNLIKE
     version, second = struct.unpack_from(">HH", beginning)
     if version == 10:
         sets = struct.unpack_from(">HH", beginning, 16)
@@ -94,6 +104,8 @@ def looks_like(beginning: bytes) -> Likeness:
 
 def _read_stream(data: memoryview, reading: _Reading) -> str:
     """Read messages up to the end or to damage; return the damage."""
+    if bytes(data[:2]) in _NFDUMP:
+        return _read_nfdump(data, _NFDUMP[bytes(data[:2])], reading)
     at = 0
     while at + 4 <= len(data):
         if len(reading.rows) > _MOST_RECORDS:
@@ -317,6 +329,136 @@ def _read_sflow(data: memoryview, reading: _Reading) -> int:
                 row = agent, source, target, now_ns, now_ns, (size - to_ip) * rate, rate
                 reading.rows.append(row)
     return at
+
+
+def _read_nfdump(data: memoryview, order: str, reading: _Reading) -> str:
+    """Read a file of nfdump 1.7; nfcapd has multiplied its counts by the sampling rate."""
+    layout = struct.unpack_from(f"{order}H", data, 2)[0]
+    if layout != 2:
+        return (
+            f"expected a file of nfdump 1.7, got layout {layout}: "
+            "`nfdump -r OLD -w NEW` of 1.7 writes one"
+        )
+    at = 40
+    try:
+        packing, encryption = data[16], data[17]
+        if encryption:
+            return "expected a file that is not encrypted"
+        blocks = struct.unpack_from(f"{order}I", data, 36)[0]
+        for _ in range(blocks):
+            records, size, kind, flags = struct.unpack_from(f"{order}IIHH", data, at)
+            body = data[at + 12 : at + 12 + size]
+            if len(body) < size:
+                return f"read up to byte {at:,}: a block is cut off"
+            at += 12 + size
+            if kind == 3:  # others hold no flows
+                block = bytes(body) if flags & 1 or not packing else _unpacked(body, packing)
+                _read_nfdump_block(memoryview(block), records, order, reading)
+    except (struct.error, ValueError, IndexError, OSError):
+        return f"read up to byte {at:,}: a block is damaged"
+    return ""
+
+
+def _read_nfdump_block(block: memoryview, records: int, order: str, reading: _Reading) -> None:
+    at, header = 0, struct.Struct(f"{order}HH")
+    for _ in range(records):
+        kind, size = header.unpack_from(block, at)
+        record = block[at : at + size]
+        if not 4 <= size == len(record):
+            raise ValueError("length of a record")
+        at += size
+        if kind != _NFDUMP_FLOW:
+            continue
+        exporter = struct.unpack_from(f"{order}H", record, 8)[0]
+        source = target = b""
+        counted = None
+        element = 12
+        while element + 4 <= size:
+            kind, length = header.unpack_from(record, element)
+            if length < 4:
+                raise ValueError("length of an element")
+            body = record[element + 4 : element + length]
+            element += length
+            if kind == _NFDUMP_GENERIC:
+                counted = struct.unpack_from(f"{order}QQQQQ", body)
+            elif kind in (_NFDUMP_IPV4, _NFDUMP_IPV6):
+                words = f"{order}II" if kind == _NFDUMP_IPV4 else f"{order}QQQQ"
+                numbers = struct.unpack_from(words, body)
+                ends = struct.pack(words.replace(order, ">"), *numbers)
+                source, target = ends[: len(ends) // 2], ends[len(ends) // 2 :]
+        if counted is not None and target:
+            begin_ms, end_ms, _, packets, carried = counted
+            begin_ns, end_ns = begin_ms * 10**6, max(begin_ms, end_ms) * 10**6
+            domain = 7 << 32 | exporter
+            reading.rows.append((domain, source, target, begin_ns, end_ns, carried, packets))
+
+
+def _unpacked(body: memoryview, packing: int) -> bytes:
+    if packing == _LZO:
+        return _unpacked_lzo(bytes(body))
+    if packing == _BZ2:
+        return bz2.BZ2Decompressor().decompress(bytes(body), _MOST_BLOCK)
+    if packing in (_LZ4, _ZSTD):
+        import pyarrow as pa
+
+        if packing == _ZSTD:
+            with pa.CompressedInputStream(pa.BufferReader(bytes(body)), "zstd") as stream:
+                return bytes(stream.read(_MOST_BLOCK))
+        # What lies behind its end is not read: the block tells how many records it has.
+        codec = pa.Codec("lz4_raw")
+        return bytes(codec.decompress(bytes(body), decompressed_size=_MOST_BLOCK, asbytes=True))
+    raise ValueError("kind of packing")
+
+
+def _unpacked_lzo(packed: bytes) -> bytes:
+    """Unpack LZO1X, whose format the kernel's page staging/lzo.rst describes."""
+    out, at, state = bytearray(), 0, 0
+
+    def more(first: int, most: int) -> int:
+        """Return a length that goes on in further bytes where its own bits are 0."""
+        nonlocal at
+        if first:
+            return first
+        while not packed[at]:
+            at, most = at + 1, most + 255
+        at += 1
+        return most + packed[at - 1]
+
+    if packed[0] > 17:  # the block begins with so many bytes as they are
+        at = 1 + packed[0] - 17
+        out += packed[1:at]
+        state = min(packed[0] - 17, 4)
+    while len(out) <= _MOST_BLOCK:
+        code, at = packed[at], at + 1
+        if code < 16 and not state:
+            length = more(code, 15) + 3
+            out += packed[at : at + length]
+            at, state = at + length, 4
+            continue
+        before, state = state, code & 3
+        if code >= 64:
+            length = 3 + (code >> 5 & 1) if code < 128 else 5 + (code >> 5 & 3)
+            distance = (packed[at] << 3) + (code >> 2 & 7) + 1
+            at += 1
+        elif code >= 16:
+            mask = 31 if code >= 32 else 7
+            length = more(code & mask, mask) + 2
+            told = packed[at] | packed[at + 1] << 8
+            at, state = at + 2, told & 3
+            distance = (told >> 2) + (1 if code >= 32 else 16384 + ((code & 8) << 11))
+            if distance == 16384 and code < 32:
+                return bytes(out)
+        else:
+            length, distance = (3, 2049) if before == 4 else (2, 1)
+            distance += (packed[at] << 2) + (code >> 2 & 3)
+            at += 1
+        if distance > len(out) or length > _MOST_BLOCK:
+            raise ValueError("distance or length")
+        for _ in range(length):
+            out.append(out[-distance])
+        out += packed[at : at + state]
+        at += state
+    raise ValueError("size of a block")
 
 
 def read_flow_records(paths: Sequence[Path]) -> Run:

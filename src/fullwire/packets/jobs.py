@@ -4,12 +4,15 @@ Hosts that send each other much are a job. The bytes of a job come again with ea
 data parallel replicas sends one way; the neighbours of a pipeline send activations one way and
 gradients back. Where both ways carry alike, as in a ring of two, the time tells: a pipeline sends
 through most of the step, and replicas send together.
+
+Records do not tell over which links a flow went. Two jobs share a link where bursts of one take
+longer while the other sends, compared with bursts of the same pair and size at other times.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +31,20 @@ _ALONE_WIDE = 0.4  # of a step, where no edge is known to be of replicas
 _BELIEVED, _BELIEVED_ALONE, _AGREE = 0.85, 0.99, 0.03
 _FEW_STEPS = 12  # are not believed: three steps look like one where few wholes were seen
 _MOST_POINTS = 1 << 20  # of a job's bytes in time
+# Shared links: bursts beside and apart from the other job's, and by how much they must differ.
+_APART, _BESIDE, _FEW_BURSTS = 0.1, 0.5, 5
+_SLOWER, _MOSTLY = 1.15, 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLink:
+    """Another job that slows a job's bursts while it sends."""
+
+    job: int  # its place among the jobs
+    slower: float  # times as long as a burst takes otherwise
+    cost: float  # share of the time in which its bursts take longer
+    cost_s: float | None  # of a step; None where no step is known
+    pairs: int  # of hosts whose bursts are slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +59,61 @@ class NetworkJob:
     pipeline: tuple[tuple[str, str], ...]  # neighbouring stages
     slowest: tuple[str, str] | None  # the pair with the lowest rate while bytes flow
     slowest_bps: float | None
+    shares: tuple[SharedLink, ...] = ()  # links, with other jobs
+
+
+@dataclass(frozen=True, slots=True)
+class _Bursts:
+    """The bursts of a job: number of the pair, begin and end in seconds, bytes."""
+
+    pair: NDArray[np.int64]
+    start_s: Reals
+    end_s: Reals
+    size: Reals
+
+    def flowed_s(self, until_s: Reals) -> Reals:
+        """Return for how long bytes of the job had flowed until each time."""
+        order = np.argsort(self.start_s)
+        start_s, end_s = self.start_s[order], np.maximum.accumulate(self.end_s[order])
+        begins = np.append(True, start_s[1:] > end_s[:-1])
+        first_s, last_s = start_s[begins], end_s[np.append(begins[1:], True)]
+        times = np.stack([first_s, last_s], axis=1).ravel()
+        flowed = np.concatenate([[0.0], np.cumsum(last_s - first_s)])
+        return np.asarray(np.interp(until_s, times, np.repeat(flowed, 2)[1:-1]))
+
+    def slowed_by(self, other: _Bursts, number: int, step_s: float | None) -> SharedLink | None:
+        """Return what another job's bursts cost these, if they are longer beside them."""
+        lasted_s = self.end_s - self.start_s
+        known = lasted_s > 1e-6  # sampled packets have no length
+        beside = (other.flowed_s(self.end_s) - other.flowed_s(self.start_s))[known]
+        lasted_s = lasted_s[known]
+        beside /= lasted_s
+        rate = self.size[known] / lasted_s
+        # Bursts of alike size alone are compared: activations and gradients differ in rate.
+        kind = np.rint(2 * np.log2(np.maximum(self.size[known], 1))).astype(np.int64)
+        _, group = np.unique(np.stack([self.pair[known], kind]), axis=1, return_inverse=True)
+        order = np.argsort(group.ravel(), kind="stable")
+        slower, costs = [], []
+        for rows in np.split(order, np.flatnonzero(np.diff(group.ravel()[order])) + 1):
+            apart, crowded = rows[beside[rows] < _APART], rows[beside[rows] > _BESIDE]
+            if min(len(apart), len(crowded)) < _FEW_BURSTS:
+                continue
+            usual = float(np.median(rate[apart]))
+            times = usual / float(np.median(rate[crowded]))
+            if times >= _SLOWER and (rate[crowded] < usual).mean() >= _MOSTLY:
+                slower.append(times)
+                costs.append(float((lasted_s[crowded] * (1 - rate[crowded] / usual)).sum()))
+        if not slower:
+            return None
+        length_s = float(self.end_s.max() - self.start_s.min())
+        cost = min(max(float(np.median(costs)) / length_s, 0.0), 1.0)
+        return SharedLink(
+            job=number,
+            slower=float(np.median(slower)),
+            cost=cost,
+            cost_s=None if step_s is None else cost * step_s,
+            pairs=len(slower),
+        )
 
 
 def jobs_of(run: Run) -> tuple[NetworkJob, ...]:
@@ -67,22 +139,29 @@ def jobs_of(run: Run) -> tuple[NetworkJob, ...]:
         job_of_host = job_of_host[job_of_host]
         if (job_of_host == before).all():
             break
-    found = []
+    found: list[tuple[NetworkJob, _Bursts]] = []
     for number, count in Counter(job_of_host.tolist()).items():
         if count < 2:
             continue
         own = (job_of_host[source] == number) & strong[edge_of]
-        found.append(
-            _job(
-                hosts,
-                source[own],
-                target[own],
-                np.asarray(flows.start_ns, float)[own] / 1e9,
-                np.asarray(flows.end_ns, float)[own] / 1e9,
-                size[own],
-            )
+        bursts = _Bursts(
+            edge_of[own],
+            np.asarray(flows.start_ns, float)[own] / 1e9,
+            np.asarray(flows.end_ns, float)[own] / 1e9,
+            size[own],
         )
-    return tuple(sorted(found, key=lambda job: (-len(job.hosts), job.hosts)))
+        job = _job(hosts, source[own], target[own], bursts.start_s, bursts.end_s, size[own])
+        found.append((job, bursts))
+    found.sort(key=lambda each: (-len(each[0].hosts), each[0].hosts))
+    with_shares = []
+    for job, own_bursts in found:
+        shares = [
+            own_bursts.slowed_by(other, number, job.step_s)
+            for number, (_, other) in enumerate(found)
+            if other is not own_bursts
+        ]
+        with_shares.append(replace(job, shares=tuple(each for each in shares if each is not None)))
+    return tuple(with_shares)
 
 
 def _job(

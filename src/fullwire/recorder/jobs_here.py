@@ -1,6 +1,9 @@
 """Find the training jobs that run on this host: processes with torch, and their ranks.
 
 Everything works as the job's own user. Another user's processes hide their environment.
+
+A job has names that its scheduler gave: Slurm tells each process its job in the environment and in
+its cgroup, Kubernetes in the container's host name and the pod's cgroup.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ import contextlib
 import os
 import pwd
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from fullwire.errors import UsageError
 from fullwire.recorder.command_line import without_secrets
@@ -18,6 +22,7 @@ from fullwire.recorder.command_line import without_secrets
 MOST_RANKS = 256
 _TORCH = re.compile(rb"libtorch(?:_cpu|_python)?\.so")
 _MOST_MAPS_BYTES = 4 << 20
+_FIRST_PIDS = 0xEFFFFFFC  # the inode of the machine's own numbers of processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,8 @@ class RankHere:
     command: str
     network: int  # the inode of its network namespace
     uses_gpu: bool
+    host: str = field(default_factory=socket.gethostname)
+    tracer: str = ""  # the process that traces it, as a debugger does: "gdb (process 7)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,7 @@ class JobHere:
     ranks: tuple[RankHere, ...]
     workers: int
     is_guessed: bool  # no environment told the ranks: they are numbered by process
+    meets: str = ""  # where its ranks meet, "10.0.0.1:29500"; empty if no environment told it
 
 
 def jobs_here() -> tuple[JobHere, ...]:
@@ -46,12 +54,104 @@ def jobs_here() -> tuple[JobHere, ...]:
     return tuple(job for members in _members() if (job := _job(*members)) is not None)
 
 
+def job_named(name: str) -> JobHere:
+    """Find the one job of a name: words of its command, `slurm:1234`, `k8s:bert`, `master:a:29500`.
+
+    The last is the place where the job's ranks meet: MASTER_ADDR and MASTER_PORT.
+    """
+    kind, colon, own = name.partition(":")
+    is_kind = bool(colon) and kind in _NAMES
+    if not (own if is_kind else name).strip():
+        raise UsageError("watch --job: expected a name, got none")
+    jobs = jobs_here()
+    named = [
+        job
+        for job in jobs
+        if any(
+            _NAMES[kind](own, rank.pid, job) if is_kind else name in rank.command
+            for rank in job.ranks
+        )
+    ]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        pids = ", ".join(str(job.ranks[0].pid) for job in named)
+        raise UsageError(f"watch --job {name}: {len(named)} jobs are named so; give one of {pids}")
+    expected = {
+        "slurm": "the number of a Slurm job with ranks on this host",
+        "k8s": "the name or the uid of a pod with ranks on this host",
+        "master": "the address and port at which ranks on this host meet",
+    }.get(kind if is_kind else "", "words of a training job's command")
+    closed = [] if is_kind else _closed_to_us(name)
+    if closed:
+        found = (
+            f"{len(closed)} process{'' if len(closed) == 1 else 'es'} of "
+            f"{', '.join(sorted(set(closed)))} {'has' if len(closed) == 1 else 'have'} them: "
+            "that user and root alone may watch"
+        )
+    elif jobs:
+        found = (
+            f"{len(jobs)} job{' runs' if len(jobs) == 1 else 's run'} here with other ones; "
+            "fullwire watch lists them"
+        )
+    else:
+        found = "no training job that you may watch runs here"
+    raise UsageError(f"watch --job {name}: expected {expected}, and {found}")
+
+
+def _is_of_slurm(number: str, pid: int, _: JobHere) -> bool:
+    told, (first, _separator, task) = _environment(pid), number.partition("_")
+    ids = {told.get("SLURM_JOB_ID"), told.get("SLURM_JOBID")}
+    array = told.get("SLURM_ARRAY_JOB_ID"), told.get("SLURM_ARRAY_TASK_ID")
+    return number in ids or array == (first, task) or f"job_{number}" in _cgroup(pid)
+
+
+def _is_of_kubernetes(name: str, pid: int, _: JobHere) -> bool:
+    told = _environment(pid)
+    pod = told.get("HOSTNAME", "") if "KUBERNETES_SERVICE_HOST" in told else ""
+    # The kubelet writes a pod's uid with dashes, systemd's driver with underscores.
+    uid = re.compile(rf"(?:^|-)pod{'[-_]'.join(map(re.escape, name.split('-')))}(?:[.]slice)?$")
+    # A replica's pod is called as its job, a dash, and what it is: bert-worker-0.
+    return (
+        pod == name or pod.startswith(f"{name}-") or any(uid.search(part) for part in _cgroup(pid))
+    )
+
+
+_NAMES: Mapping[str, Callable[[str, int, JobHere], bool]] = {
+    "slurm": _is_of_slurm,
+    "k8s": _is_of_kubernetes,
+    "master": lambda place, pid, job: job.meets == place,
+}
+
+
+def _cgroup(pid: int) -> list[str]:
+    """Return the parts of the paths of a process's control groups."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup") as file:
+        return file.read().replace("\n", "/").split("/")
+    return []
+
+
+def _closed_to_us(words: str) -> list[str]:
+    """Return the users of the processes with these words that we may not look into."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and words in command_of(int(name)):
+            with contextlib.suppress(OSError):
+                owner = os.stat(f"/proc/{name}").st_uid
+                if os.geteuid() not in (0, owner):
+                    found.append(_user(owner))
+    return found
+
+
 def job_of(pid: int) -> JobHere:
     """Find the job of a process: of a rank, or of the launcher above its ranks."""
     try:
         owner, has_ended = os.stat(f"/proc/{pid}").st_uid, _has_ended(pid)
     except OSError:
-        raise UsageError(f"watch: expected the id of a running process, got {pid}") from None
+        why = ""
+        if inode_of(os.readlink("/proc/self/ns/pid")) != _FIRST_PIDS:
+            why = "; this is a container, which shows and numbers its own processes alone"
+        raise UsageError(f"watch: expected the id of a running process, got {pid}{why}") from None
     if os.geteuid() not in (0, owner):
         raise UsageError(
             f"watch {pid}: expected a process of {_user(os.geteuid())}, got one of {_user(owner)}: "
@@ -70,10 +170,10 @@ def job_of(pid: int) -> JobHere:
         if len(named) > 1:
             firsts = ", ".join(str(min(ranks.values())) for ranks, _, _ in named)
             raise UsageError(f"watch {pid}: {len(named)} jobs run below it; name one of {firsts}")
-        if named and (job := _job(*named[0])) is not None:
-            return job
+        if named and (found := _job(*named[0])) is not None:
+            return found
     raise UsageError(
-        f"watch {pid}: expected a training process or its launcher, got {_command(pid)[:60]!r}: "
+        f"watch {pid}: expected a training process or its launcher, got {command_of(pid)[:60]!r}: "
         "neither it nor a process that it started has loaded torch"
     )
 
@@ -143,15 +243,22 @@ def _job(ranks: dict[int, int], workers: int, is_guessed: bool) -> JobHere | Non
                     pid=pid,
                     rank=rank,
                     user=_user(os.stat(f"/proc/{pid}").st_uid),
-                    command=_command(pid),
+                    command=command_of(pid),
                     network=inode_of(os.readlink(f"/proc/{pid}/ns/net")),
+                    tracer=_tracer(pid),
                     uses_gpu=any(
                         opened.startswith(("/dev/nvidia", "/dev/kfd"))
                         for _, opened in opened_by(pid)
                     ),
                 )
             )
-    return JobHere(ranks=tuple(here), workers=workers, is_guessed=is_guessed) if here else None
+    if not here:
+        return None
+    meets = ""
+    with contextlib.suppress(OSError, KeyError):
+        told = _environment(here[0].pid)
+        meets = "" if is_guessed else f"{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
+    return JobHere(ranks=tuple(here), workers=workers, is_guessed=is_guessed, meets=meets)
 
 
 def _processes() -> dict[int, dict[str, str]]:
@@ -184,7 +291,19 @@ def _environment(pid: int) -> dict[str, str]:
         return {key.decode("ascii", "replace"): os.fsdecode(value) for key, _, value in pairs}
 
 
-def _command(pid: int) -> str:
+def _tracer(pid: int) -> str:
+    with open(f"/proc/{pid}/status") as file:
+        told = next((line.split()[1] for line in file if line.startswith("TracerPid:")), "0")
+    if told == "0":
+        return ""
+    program = "a program"  # of another container or user
+    with contextlib.suppress(OSError), open(f"/proc/{told}/comm") as file:
+        program = file.read().strip()
+    return f"{program} (process {told})"
+
+
+def command_of(pid: int) -> str:
+    """Return the command of a process as its user wrote it, without secrets; empty if it ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return without_secrets([os.fsdecode(word) for word in file.read().split(b"\0") if word])
     return ""

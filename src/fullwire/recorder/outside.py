@@ -19,8 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ LEAST_S, MOST_S = 0.005, 0.1  # between looks
 SHARE_OF_A_PROCESSOR = 0.01  # that looking may take
 _AGAIN_S = 1.0  # between looks for new threads and connections
 _MOST_THREADS = 64  # of a rank
+_GPU_LOOKS, _MOST_RANKS_OF_A_GPU = 60, 128
 _KEPT_BYTES = 64 << 20  # of looks; older ones are forgotten
 _COMMUNICATE = re.compile(r"gloo|nccl|fullwire|ucx|mpi|ibv|rdma", re.ASCII)
 
@@ -112,6 +114,102 @@ def _main_thread(pid: int) -> int:
     return pid
 
 
+class _NvmlProcess(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("memory_bytes", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class _NvmlUse(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What NVML tells of the GPUs of a process."""
+
+    busy: float  # share of the time in which a kernel ran
+    pcie_bps: float  # both ways
+
+
+class Gpus:
+    """Asks the driver's library about the GPUs of some processes, once a second, beside the looks.
+
+    This was written without a GPU: NVML's own page of each call is its source.
+    """
+
+    def __init__(self, pids: Collection[int]) -> None:
+        self._pids = set(pids)
+        self._seen: dict[int, deque[GpuUse]] = {pid: deque(maxlen=_GPU_LOOKS) for pid in pids}
+        self._ended = threading.Event()
+        self._library: Any = None
+        if not pids:
+            return
+        with contextlib.suppress(OSError):
+            self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        if self._library is not None and self._library.nvmlInit_v2() == 0:
+            threading.Thread(target=self._look_on, daemon=True).start()
+
+    def _look_on(self) -> None:
+        while not self._ended.wait(_AGAIN_S):
+            self.look()
+        self._library.nvmlShutdown()
+
+    def look(self) -> None:
+        """Ask once. Reading PCIe takes the driver 20 ms a direction."""
+        nvml, count = self._library, ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        found: dict[int, list[GpuUse]] = {}
+        for number in range(count.value):
+            device, use = ctypes.c_void_p(), _NvmlUse()
+            processes, length = (_NvmlProcess * _MOST_RANKS_OF_A_GPU)(), ctypes.c_uint()
+            length.value = len(processes)
+            nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device))
+            told = nvml.nvmlDeviceGetComputeRunningProcesses_v3(
+                device, ctypes.byref(length), processes
+            )
+            own = {each.pid for each in processes[: length.value]} & self._pids if not told else ()
+            if not own or nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(use)):
+                continue
+            kilobytes_s = 0
+            for direction in (0, 1):
+                value = ctypes.c_uint()
+                if nvml.nvmlDeviceGetPcieThroughput(device, direction, ctypes.byref(value)) == 0:
+                    kilobytes_s += value.value
+            for pid in own:
+                found.setdefault(pid, []).append(GpuUse(use.gpu / 100, kilobytes_s * 8e3))
+        for pid, uses in found.items():
+            self._seen[pid].append(_mean_use(uses))
+
+    def uses(self) -> Mapping[int, GpuUse]:
+        """Return the mean of the latest looks, by process; empty where NVML tells nothing."""
+        return {pid: _mean_use([*uses]) for pid, uses in self._seen.items() if uses}
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+
+def _mean_use(uses: Sequence[GpuUse]) -> GpuUse:
+    count = len(uses)
+    return GpuUse(sum(each.busy for each in uses) / count,
+                  sum(each.pcie_bps for each in uses) / count)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedHost:
+    """A host that was asked for ranks of a job, and why it is not watched."""
+
+    host: str
+    ranks: tuple[int, ...] = ()
+    problem: str = ""  # a sentence without its stop; empty where it is watched
+    clock_offset_s: float = 0.0  # ahead of the watcher's clock; its times are already put right
+    clock_uncertainty_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
     """The looks at each rank of a job, a row each, with the columns above."""
@@ -120,6 +218,16 @@ class Looks:
     by_rank: Mapping[int, NDArray[np.float64]]
     took_s: float  # processor time of looking
     seconds: float  # from the first to now
+    hosts: tuple[WatchedHost, ...] = ()  # empty: this one alone
+    without_connections: tuple[int, ...] = ()  # their bytes are those of all interfaces they see
+    gpus: Mapping[int, GpuUse] = field(default_factory=dict)  # by rank
+    ask: Callable[[], Mapping[int, Waits]] | None = None  # what ranks of other hosts wait for
+
+    def waits(self) -> Mapping[int, Waits]:
+        """Look at what each rank waits for, now."""
+        if self.ask is not None:
+            return self.ask()
+        return {each.rank: waits_of(each.pid) for each in self.job.ranks}
 
     def latest(self, seconds: float) -> Looks:
         """Return those of the last seconds."""
@@ -130,7 +238,7 @@ class Looks:
             for rank, rows in self.by_rank.items()
         }
         took_s = self.took_s * seconds / self.seconds
-        return Looks(job=self.job, by_rank=kept, took_s=took_s, seconds=seconds)
+        return replace(self, by_rank=kept, took_s=took_s, seconds=seconds)
 
 
 class Watcher:
@@ -148,6 +256,7 @@ class Watcher:
         self._opened: list[tuple[int, int]] = [(0, 0) for _ in job.ranks]
         self._networks: list[list[int]] = []  # places of ranks whose connections may be asked for
         self._without_connections: list[int] = []
+        self._gpus = Gpus([each.pid for each in job.ranks if each.uses_gpu])
         together: dict[int, list[int]] = {}
         for place, each in enumerate(job.ranks):
             together.setdefault(each.network, []).append(place)
@@ -157,17 +266,21 @@ class Watcher:
     @property
     def looks(self) -> Looks:
         """Return the looks so far; the oldest are forgotten where they are too many."""
+        uses = self._gpus.uses()
         return Looks(
             job=self.job,
             by_rank=dict(self._looks),
             took_s=self._counters.took_s,
             seconds=time.monotonic() - self._begun_s,
+            without_connections=tuple(
+                self.job.ranks[place].rank for place in self._without_connections
+            ),
+            gpus={rank.rank: uses[rank.pid] for rank in self.job.ranks if rank.pid in uses},
         )
 
-    @property
-    def without_connections(self) -> tuple[int, ...]:
-        """Return the ranks whose bytes are those of all interfaces that they see."""
-        return tuple(self.job.ranks[place].rank for place in self._without_connections)
+    def close(self) -> None:
+        """Ask the GPUs no more. Files close with it."""
+        self._gpus.close()
 
     def watch(self, seconds: float) -> bool:
         """Look for some seconds; return whether every rank still runs."""

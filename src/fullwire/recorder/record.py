@@ -111,6 +111,7 @@ def record(
     metric: str | Sequence[str] = (),
     replace: bool = False,
     private: bool = False,
+    live: Callable[[Path], contextlib.AbstractContextManager[None]] | None = None,
 ) -> Recording:
     """Run a command, record its processes, and write the run.
 
@@ -124,6 +125,7 @@ def record(
     - `metric`: patterns for metrics in the job's output, such as `"loss: ([0-9.]+)"`.
     - `replace`: replace a run that exists.
     - `private`: nobody else may read the run or its recording, whatever the umask says.
+    - `live`: is given the recording's directory, and entered while the job runs, to show it.
 
         done = fw.record(["torchrun", "--nproc-per-node=2", "train.py"], "job.run")
         done.exit_status
@@ -148,7 +150,7 @@ def record(
 
     passed_on = contextlib.ExitStack()
     known = Known(source=without_secrets(command))
-    return keep(play, output, known, replace=replace, private=private, beside=passed_on)
+    return keep(play, output, known, replace=replace, private=private, beside=passed_on, live=live)
 
 
 def keep(
@@ -159,6 +161,7 @@ def keep(
     replace: bool = False,
     private: bool = False,
     beside: contextlib.AbstractContextManager[Any] | None = None,
+    live: Callable[[Path], contextlib.AbstractContextManager[None]] | None = None,
 ) -> Recording:
     """Play a job whose processes record themselves into a directory, and write it as a run.
 
@@ -171,7 +174,7 @@ def keep(
     directory = directory_of(place)
     _begin(directory, known, private)
     try:
-        with live_line(directory), beside or contextlib.nullcontext():
+        with (live or live_line)(directory), beside or contextlib.nullcontext():
             status = play(directory)
             # Samplers end with the command, and not with processes that outlive it.
             if longer_s := follow(directory):
@@ -265,19 +268,7 @@ def join(
         refuse_planted(place)
     for place in places:  # the job may have ended just now, with a process still about to exit
         wait_for_samplers(place, _is_of_this_host)
-    # Facts come from the file written when the job began, else from the notes of its parts. A job
-    # in parts, or a directory with just journals, lacks that file.
-    described = next((place / _KNOWN for place in places if (place / _KNOWN).is_file()), None)
-    if described is not None:
-        try:
-            known = msgspec.json.decode(described.read_bytes(), type=Known)
-        except (OSError, msgspec.MsgspecError, UsageError) as error:
-            raise DamagedInput(described, str(error)) from None
-    else:
-        parts = parts_in(places)
-        facts, missing = told_by(parts)
-        source = parts[0].command if parts else shlex.join(map(str, places))
-        known = Known(source=source, facts=facts, missing=tuple(missing))
+    known = known_of(places)
     private = any(stat.S_IMODE(place.stat().st_mode) == PRIVATE for place in places)
     with RunWriter(output, replace=replace, private=private) as writer:
         try:
@@ -290,6 +281,24 @@ def join(
                 raise
             raise DamagedInput(places[0], f"its files do not hold together: {error}") from None
     return Recording(path=path, exit_status=0)
+
+
+def known_of(places: Sequence[Path]) -> Known:
+    """Read what is known of a job besides its journals.
+
+    This comes from the file written when the job began, else from the notes of its parts. A job in
+    parts, or a directory with just journals, lacks that file.
+    """
+    described = next((place / _KNOWN for place in places if (place / _KNOWN).is_file()), None)
+    if described is not None:
+        try:
+            return msgspec.json.decode(described.read_bytes(), type=Known)
+        except (OSError, msgspec.MsgspecError, UsageError) as error:
+            raise DamagedInput(described, str(error)) from None
+    parts = parts_in(places)
+    facts, missing = told_by(parts)
+    source = parts[0].command if parts else shlex.join(map(str, places))
+    return Known(source=source, facts=facts, missing=tuple(missing))
 
 
 def _after_the_job(problem: str, exit_status: int) -> UsageError:

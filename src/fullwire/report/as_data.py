@@ -122,7 +122,7 @@ def watched_object(result: Watched) -> dict[str, Any]:
     explanation, stuck = result.explanation, result.stuck
     seen = {rank.rank: rank for rank in result.ranks}
     data: dict[str, Any] = (
-        {"verdict": {"kind": "unknown"}, "step_s": None, "account": None}
+        {"verdict": {"kind": "unknown"}, "step_s": result.step_s, "account": None}
         if explanation is None
         else explanation_object(explanation)
     )
@@ -130,7 +130,7 @@ def watched_object(result: Watched) -> dict[str, Any]:
     if len(result.possible) > 1:
         data["verdict"]["near"] = list(result.possible)
     return data | {
-        "source": "outside",
+        "source": result.source,
         "confidence": result.confidence,
         "ranges": {part: list(between) for part, between in result.ranges.items()},
         "transfer_s": list(result.transfer_s),
@@ -139,8 +139,10 @@ def watched_object(result: Watched) -> dict[str, Any]:
         "watching_share": result.looked_share,
         "has_ended": result.has_ended,
         "alerts": sentences(result.alerts),
+        "notes": sentences(result.notes),
+        "hosts": [asdict(host) for host in result.hosts],
         "processes": [
-            {"rank": rank.rank, "pid": rank.pid, "command": rank.command}
+            {"rank": rank.rank, "host": rank.host, "pid": rank.pid, "command": rank.command}
             | (asdict(seen[rank.rank]) if rank.rank in seen else {})
             for rank in result.job.ranks
         ],

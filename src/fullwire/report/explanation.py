@@ -124,6 +124,7 @@ def print_watched(result: Watched, name: str | None = None, *, is_full: bool = F
         f"{', until it ended' if result.has_ended else ''}. "
         + (f"Confidence {result.confidence:.0%}: {steps} steps repeat." if explanation else "")
     )
+    print_notes(sentences(result.notes))
     if explanation is None:
         return
     say("")
@@ -135,10 +136,13 @@ def print_watched(result: Watched, name: str | None = None, *, is_full: bool = F
         for part in explanation.account
         if is_full or explanation.account[part] > _LITTLE * explanation.step_s
     ]
-    print_table(["part", "from outside it may be"], rows, texts={"part"})
+    if result.source == "outside":
+        print_table(["part", "from outside it may be"], rows, texts={"part"})
     busy = sorted(job.ranks, key=lambda rank: rank.rank)
     if is_full:
-        say(f"  processes {', '.join(f'{process.pid} (rank {process.rank})' for process in busy)}")
+        on = {process.rank: f" on {process.host}" if result.hosts else "" for process in busy}
+        told = (f"{process.pid} (rank {process.rank}{on[process.rank]})" for process in busy)
+        say(f"  processes {', '.join(told)}")
         print_notes(explanation.warnings)
     if job.is_guessed:
         say("note: No environment told the ranks: they are numbered by process.")

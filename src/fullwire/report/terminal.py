@@ -359,6 +359,15 @@ def print_jobs(jobs: Sequence[NetworkJob]) -> None:
     if jobs:
         say("")
         print_table(headings, rows, texts={"hosts", "slowest pair"})
+    for job in jobs:
+        for shared in job.shares:
+            cost = "" if shared.cost_s is None else f", {show_time(shared.cost_s)} a step"
+            say(
+                f"The job of {job.hosts[0]} shares a link with that of "
+                f"{jobs[shared.job].hosts[0]}. Beside it, {shared.pairs:,} "
+                f"pair{' sends' if shared.pairs == 1 else 's send'} {shared.slower:.1f} times as "
+                f"long. This costs {shared.cost:.0%} of the time{cost}."
+            )
 
 
 def print_traffic(result: AuditedTraffic) -> None:
