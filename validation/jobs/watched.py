@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +24,31 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 LATE_RANK = 1
-HANGS = ("input", "groups", "missing", "stopped", "full-disk", "computing")
+LOCAL_STEPS = 4  # after which local SGD averages
+KINDS = ("ddp", "sharded", "adding", "by-hand", "local")
+HANGS = ("input", "groups", "missing", "stopped", "full-disk", "computing", "sleeping", "link")
+BESIDE = {  # other programs, of nobody's job; they end with the rank that started them
+    "computing": """
+import os
+while os.getppid() == {parent}:
+    sum(range(10_000))
+""",
+    "sending": """
+import os, socket, time
+place = ("{address}", 47_123)
+if not {rank}:
+    with socket.create_server(("", place[1])) as server:
+        peer = server.accept()[0]
+        while os.getppid() == {parent} and peer.recv(1 << 20):
+            pass
+else:
+    time.sleep(2)
+    with socket.create_connection(place) as peer:
+        while os.getppid() == {parent}:
+            peer.sendall(bytes(4 << 20))
+            time.sleep(0.11)
+""",
+}
 
 
 class Working(torch.autograd.Function):  # type: ignore[misc]  # torch is not checked
@@ -68,12 +94,13 @@ def work(seconds: float) -> None:
 def options() -> argparse.Namespace:
     """Read the arguments."""
     given = argparse.ArgumentParser()
-    given.add_argument("--kind", choices=("ddp", "sharded", "adding", "by-hand"), default="ddp")
+    given.add_argument("--kind", choices=KINDS, default="ddp")
     given.add_argument("--bytes", type=int, default=25_000_000, help="of all gradients")
     given.add_argument("--work-s", type=float, default=0.1, help="of a step's computing")
     given.add_argument("--late-s", type=float, default=0.0, help="that rank 1 computes longer")
     given.add_argument("--load-s", type=float, default=0.0, help="that all wait for data")
     given.add_argument("--evaluate-every", type=int, default=0, help="steps; 2 s each time")
+    given.add_argument("--beside", choices=BESIDE, help="what another program of the host does")
     given.add_argument("--hang", choices=HANGS)
     given.add_argument("--hang-at", type=int, default=20, help="the step that never ends")
     given.add_argument("folder", type=Path)
@@ -85,9 +112,19 @@ def main() -> None:
     given = options()
     torch.set_num_threads(1)
     dist.init_process_group(os.environ.get("BACKEND", "gloo"))
+    if given.beside and dist.get_rank() < 2:
+        beside(given.beside)
     train(given)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def beside(kind: str) -> None:
+    """Start another program, without the variables that would make it a rank."""
+    address, rank = os.environ["MASTER_ADDR"], dist.get_rank()
+    text = BESIDE[kind].format(address=address, rank=rank, parent=os.getpid())
+    known = {"PATH": os.environ["PATH"]}
+    subprocess.Popen([sys.executable, "-I", "-c", text], env=known)
 
 
 def train(given: argparse.Namespace) -> None:
@@ -101,7 +138,7 @@ def train(given: argparse.Namespace) -> None:
         for layer in inner:
             fully_shard(layer)
         fully_shard(inner)
-    elif given.kind != "by-hand":
+    elif given.kind not in ("by-hand", "local"):
         model = DistributedDataParallel(inner, bucket_cap_mb=8)
     optimizer = torch.optim.SGD(inner.parameters(), 0.1)
     groups = [dist.new_group() for _ in range(2)] if given.hang == "groups" else []
@@ -123,6 +160,10 @@ def train(given: argparse.Namespace) -> None:
                 for each in inner.parameters():
                     dist.all_reduce(each.grad)
             optimizer.step()
+            if given.kind == "local" and step % LOCAL_STEPS == 0:
+                for each in inner.parameters():
+                    dist.all_reduce(each.data)
+                    each.data /= dist.get_world_size()
             steps.write(f"{begun_ns} {time.time_ns()}\n")
             step += 1
             if given.evaluate_every and step % given.evaluate_every == 0:
@@ -145,6 +186,12 @@ def hang(given: argparse.Namespace, rank: int, groups: list[Any]) -> None:
             write_checkpoint(Path("/dev/full"))
         elif given.hang == "computing":
             work(1e6)
+        elif given.hang == "sleeping":
+            time.sleep(1e6)
+        elif given.hang == "link":
+            for name in os.listdir("/sys/class/net"):
+                if name != "lo":
+                    subprocess.run(["ip", "link", "set", name, "down"], check=True)
 
 
 def read_batch(path: Path) -> None:
