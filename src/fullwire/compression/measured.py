@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from fullwire.compression.codec import Choice
-from fullwire.compression.method import FLOAT_BYTES, Tensor
+from fullwire.compression.method import FLOAT_BYTES, Format, Tensor
 from fullwire.errors import DamagedInput, UsageError
 
 SIDE = 2560  # A bucket of DDP, 25 MiB, is a square of so many float32.
 BUCKET_BYTES = FLOAT_BYTES * SIDE**2
+_BUCKETS = 4  # Looked at in turn: no cache holds the next one, as after a backward pass.
 _STEPS = 30  # Of the small network whose gradients are real.
 
 
@@ -44,16 +45,41 @@ class MeasuredCodec:
 
 
 def measure(choice: Choice, gradients: Sequence[Tensor], *, repeats: int) -> MeasuredCodec:
-    """Time a codec on one bucket, and compare gradients with their packed form."""
+    """Time a codec on buckets, and compare gradients with their packed form."""
     same = torch.Generator().manual_seed(0)
     bucket = torch.randn((SIDE, SIDE), generator=same)
     method = choice.method()
     packed = method.pack(bucket)
+    arrived, shape = method.unpack(packed, (SIDE, SIDE)), (SIDE, SIDE)
+    buckets = [bucket.clone() for _ in range(_BUCKETS)]
+    errors = [torch.zeros_like(bucket) for _ in range(_BUCKETS * method.keeps_error)]
+    all_packed = [packed.clone() for _ in range(_BUCKETS)]
+
+    def unpack(given: tuple[Tensor, Tensor]) -> None:
+        """Unpack into the memory of a bucket where the hook does; new memory costs more."""
+        row, out = given
+        if isinstance(method, Format):
+            values = method.unpack_rows(row[None], out.view(1, -1))
+            if values.data_ptr() != out.data_ptr():
+                out.copy_(values.view(shape))
+        else:
+            method.unpack(row, shape)
+
+    def feed_back(given: tuple[Tensor, Tensor]) -> None:
+        """Add what was not sent, and keep what is not sent now, as the hook does."""
+        values, error = given
+        values += error
+        error.copy_(values)
+        error -= arrived
+        error.sum()
+
     speeds = []
     for threads in sorted({1, torch.get_num_threads()}):
         with _on_threads(threads):
-            pack_s = _least_s(lambda: method.pack(bucket), repeats)
-            unpack_s = _least_s(lambda: method.unpack(packed, (SIDE, SIDE)), repeats)
+            pack_s = _least_s(method.pack, buckets, repeats)
+            if errors:
+                pack_s += _least_s(feed_back, list(zip(buckets, errors, strict=True)), repeats)
+            unpack_s = _least_s(unpack, list(zip(all_packed, buckets, strict=True)), repeats)
         bits = 8 * BUCKET_BYTES
         speeds.append(Speeds(threads=threads, pack_bps=bits / pack_s, unpack_bps=bits / unpack_s))
     return MeasuredCodec(
@@ -134,13 +160,14 @@ def _on_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _least_s(work: Callable[[], Any], repeats: int) -> float:
+def _least_s(work: Callable[[Any], Any], places: Sequence[Any], repeats: int) -> float:
     """Return the time that work takes when nothing else runs: other work only adds to it."""
-    work()  # Memory is taken and pages are touched.
+    work(places[0])  # Memory is taken and pages are touched.
     took_s = []
-    for _ in range(repeats):
+    for number in range(repeats):
+        place = places[(number + 1) % len(places)]
         began_s = time.perf_counter()
-        work()
+        work(place)
         took_s.append(time.perf_counter() - began_s)
     return min(took_s)
 
