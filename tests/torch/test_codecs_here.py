@@ -12,7 +12,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.codecs import _crossing, codecs
-from fullwire.compression.codec import costs_in
+from fullwire.compression.codec import costs_in, parse_choice
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.report.charts import plot_codecs
 from fullwire.report.terminal import print_codecs
@@ -112,3 +112,24 @@ def test_a_docstring_names_every_parameter_and_its_example_runs(
         criterion=torch.nn.functional.cross_entropy,
         dataset=[(torch.randn(4), number % 2) for number in range(96)],
     )
+
+
+def test_columns_that_carry_little_do_not_make_topk_search_all_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    gradient = torch.randn((1024, 1024), generator=torch.Generator().manual_seed(0))
+    gradient[:, ::64] = 0  # A layer behind ReLU has columns of zeros.
+    searched: list[int] = []
+    usual = torch.Tensor.topk
+
+    def counted(values: Any, *given: Any, **more: Any) -> Any:
+        searched.append(values.numel())
+        return usual(values, *given, **more)
+
+    monkeypatch.setattr(torch.Tensor, "topk", counted)
+    packed = parse_choice("topk:density=0.01").method().pack(gradient)
+    places = packed.view(torch.int32).view(2, -1)[0].long()
+    assert max(searched) < gradient.numel() / 20
+    largest = usual(gradient.abs().reshape(-1), places.numel()).indices
+    assert set(places.tolist()) == set(largest.tolist())
