@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,8 +29,10 @@ EXACT = {
     "transport": "fullwire",
     "buckets": "1",
     "ddp": "static_graph,gradient_as_bucket_view",
-    "input": "2",
+    "input": "2x4",
     "threads": "1",
+    "environment": "GLOO_SOCKET_IFNAME=lo",
+    **({"processors": "own"} if len(os.sched_getaffinity(0)) > 1 else {}),
 }
 
 
