@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -446,6 +447,17 @@ def test_finders_of_old_do_not_stop_what_is_recorded(monkeypatch: pytest.MonkeyP
     after_import("colorsys", lambda: loaded.append("colorsys"))
     importlib.import_module("colorsys")
     assert loaded == ["colorsys"]
+
+
+def test_several_parts_may_wait_for_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the recorder and the notes of a trial do for checkpoints: each asked the other for ever."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    loaded: list[int] = []
+    for number in range(3):
+        after_import("colorsys", functools.partial(loaded.append, number))
+    importlib.import_module("colorsys")
+    assert sorted(loaded) == [0, 1, 2]
 
 
 def test_a_job_that_never_ends_a_step_leaves_a_run_that_says_so(cli: Cli, tmp_path: Path) -> None:

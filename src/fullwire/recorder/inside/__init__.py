@@ -25,6 +25,7 @@ class _Finder:
     def __init__(self, module: str, then: Callable[[], None]) -> None:
         self._module = module
         self._then = then
+        self._is_asking = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Let other finders find the module, and call the function as soon as it is loaded.
@@ -32,7 +33,7 @@ class _Finder:
         Many libraries only ask whether torch exists, and do not load it. So this finder stays until
         a module loads torch.
         """
-        if name != self._module:
+        if name != self._module or self._is_asking:
             return None
         # Old finders may lack this method: Python passes them by, or asks them after this one.
         others = [
@@ -40,8 +41,12 @@ class _Finder:
             for finder in sys.meta_path
             if finder is not self and hasattr(finder, "find_spec")
         ]
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
+        self._is_asking = True  # another one that waits for this module asks all others too
+        try:
+            specs = (finder.find_spec(name, path, target) for finder in others)
+            spec = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             execute = loader.exec_module
