@@ -450,7 +450,7 @@ def test_finders_of_old_do_not_stop_what_is_recorded(monkeypatch: pytest.MonkeyP
 
 
 def test_several_parts_may_wait_for_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the recorder and the notes of a trial do for checkpoints: each asked the other for ever."""
+    """As the recorder and a trial do for checkpoints: each asked the other for ever."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     loaded: list[int] = []

@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node=2 validation/jobs/frameworks.py torchvision|transformers|lightning|fsdp2
 
-- torchvision: ResNet-18 on images of 64 pixels, in the loop of torchvision's references.
+- torchvision: ResNet-18 on images of 32 pixels, in the loop of torchvision's references.
 - transformers: a small BERT in the Trainer of Hugging Face.
 - lightning: a small model in Lightning's Trainer, with its DDP strategy.
 - fsdp2: a small transformer of torch's own layers, each of them sharded.
@@ -40,7 +40,7 @@ def by_torchvision() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=10)
     network = nn.parallel.DistributedDataParallel(model)
-    images = Made(lambda made: (torch.randn(3, 64, 64, generator=made), 1))
+    images = Made(lambda made: (torch.randn(3, 32, 32, generator=made), 1))
     sampler = DistributedSampler(images)
     loader = DataLoader(images, batch_size=8, sampler=sampler, num_workers=0)
     loss_of = nn.CrossEntropyLoss(label_smoothing=0.1)
