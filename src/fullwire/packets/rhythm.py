@@ -35,6 +35,11 @@ _FOLDED = 256  # cells of a step
 # Deviations of chance, to take parts that repeat for parts of one step. One part that differs alone
 # is an optimizer's step after a few passes, and no evaluation, if it is short and comes often.
 _PARTS_DIFFER, _MOST_PASSES = 8.0, 8
+# A longer part that came so often at equal distances ends a step. Of the numbers of parts that
+# differ in turn, the fewest that differ so nearly as much as any are a step.
+_FEWEST_TURNS, _NEARLY = 3, 0.5
+# From so many steps on both halves must have them, but for multiples, up to a share of the height.
+_HALVED, _MOST_MULTIPLE, _OFF = 2.5 * FEWEST_STEPS, 8, 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ def rhythm_of(times: Reals, carried_bytes: Reals, work: Reals | None = None) -> 
     spent = np.diff(passes)
     spent = np.minimum(spent, np.quantile(spent, _LONGEST))
     cycles, confidence = _cycles(spent, len(times))
-    if not cycles:
+    if not cycles or not _in_both_halves(spent, cycles, len(times)):
         return None
     size = total / cycles
     # The pause that ends a step is its longest one.
@@ -75,6 +80,8 @@ def rhythm_of(times: Reals, carried_bytes: Reals, work: Reals | None = None) -> 
         together = max(_parts_of_a_step(np.diff(each)) for each in counters)
         if together == 1:
             break
+        if (len(starts) - 1) // together < FEWEST_STEPS:
+            return None  # the step is known to be longer than can be told
         gaps = np.diff(starts)  # the longest one ends the step
         longest = np.argmax([np.median(gaps[part::together]) for part in range(together)])
         starts = starts[int(longest) :: together]
@@ -82,6 +89,21 @@ def rhythm_of(times: Reals, carried_bytes: Reals, work: Reals | None = None) -> 
     if len(starts) <= FEWEST_STEPS:
         return None
     return Rhythm(starts, size * parts_of_step, confidence)
+
+
+def _in_both_halves(spent: Reals, cycles: float, most: float) -> bool:
+    """Return whether the first half and the second half of an axis have these cycles, too.
+
+    Lines that chance or the looks made are in one half, or at another height in the other.
+    """
+    if cycles < _HALVED:
+        return True
+    for half in np.split(spent, 2):
+        own = _cycles(half, most / 2)[0]
+        times = max(own, cycles / 2) / max(min(own, cycles / 2), 1.0)
+        if not own or round(times) > _MOST_MULTIPLE or abs(times - round(times)) > _OFF * times:
+            return False
+    return True
 
 
 def _cycles(spent: Reals, most: float) -> tuple[float, float]:
@@ -154,16 +176,27 @@ def _of_comb(strength: Reals, most: float) -> tuple[float, float]:
 
 
 def _parts_of_a_step(amounts: Reals) -> int:
-    """Return how many parts are one step: parts that carry alike may still differ in turn."""
-    best = (_PARTS_DIFFER, 1)
+    """Return how many parts are one step: parts that carry alike may still differ in turn.
+
+    Where so many parts differ in turn, twice as many do, too: the fewest that differ nearly as
+    much as any are taken.
+    """
+    usual = float(np.median(amounts))
+    longer = np.flatnonzero(amounts > 2 * usual)
+    if len(longer) * (_MOST_PASSES + 1) < len(amounts):  # evaluations, prints or saves
+        amounts = np.where(amounts > 2 * usual, usual, amounts)
+    elif len(longer) >= _FEWEST_TURNS and len(set(np.diff(longer))) == 1:
+        return int(longer[1] - longer[0])
+    found = []
     for together in range(2, len(amounts) // FEWEST_STEPS + 1):
         whole = amounts[: len(amounts) // together * together].reshape(-1, together)
         ranks = np.argsort(np.argsort(whole, axis=None)).reshape(whole.shape).astype(float)
         means, within = ranks.mean(axis=0), max(float(ranks.var(axis=0, ddof=1).mean()), 1e-9)
-        medians = np.median(whole, axis=0)
-        if together > _MOST_PASSES or medians.max() > 2 * np.median(medians):
+        if together > _MOST_PASSES:
             means = np.sort(means)[:-1]  # one part alone may be an evaluation, a print or a save
         by_chance = np.sqrt(2 / (together - 1) + 4 / (len(whole) * (together - 1)))
-        strength = means.var(ddof=1) * len(whole) / within if len(means) > 1 else 0.0
-        best = max(best, (float(strength - 1) / by_chance, together))
-    return best[1]
+        strength = float(means.var(ddof=1) * len(whole) / within - 1) / by_chance
+        if strength > _PARTS_DIFFER:
+            found.append((together, strength))
+    most = max((strength for _, strength in found), default=0.0)
+    return next((together for together, strength in found if strength >= _NEARLY * most), 1)

@@ -1,0 +1,88 @@
+"""Steps of 20 ms to 5 s in counters that this file makes up, looked at as a watch looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fullwire.packets.rhythm import Rhythm, rhythm_of
+
+Part = tuple[float, float]  # seconds, bytes
+
+
+def looked_at(steps: Sequence[Sequence[Part]], look_s: float, seconds: float) -> Rhythm | None:
+    """Play steps, and look at their bytes and their computing every now and then."""
+    random = np.random.default_rng(5)
+    at_s, sent, computed = [0.0], [0.0], [0.0]
+    for lasts_s, size in (part for step in steps for part in step):
+        # Bytes come unevenly, some milliseconds at a time.
+        pieces = random.lognormal(0, 0.3, 1 if not size else min(int(lasts_s / 0.004) + 1, 400))
+        for piece_s in pieces * lasts_s / pieces.sum():
+            at_s.append(at_s[-1] + piece_s)
+            sent.append(sent[-1] + size / len(pieces))
+            computed.append(computed[-1] + (0 if size else piece_s))
+    looks: NDArray[np.float64] = np.cumsum(look_s * random.uniform(0.95, 1.25, 30_000))
+    looks = looks[looks < min(seconds, at_s[-1])]
+    grid = np.arange(looks[0], looks[-1], max(0.005, look_s / 2))
+    carried, work = (
+        np.interp(grid, looks, np.interp(looks, at_s, counter)) for counter in (sent, computed)
+    )
+    return rhythm_of(grid, carried, work)
+
+
+def ddp(
+    step_s: float, count: int, *, buckets: int = 1, jitter: float = 0.1, evaluates: int = 0
+) -> list[list[Part]]:
+    """Return steps that compute, send and compute, each part shorter or longer by chance."""
+    random = np.random.default_rng(7)
+    steps = []
+    for number in range(1, count + 1):
+        parts = [(0.35 * step_s, 0.0)]
+        for bucket in range(buckets):
+            if bucket:
+                parts.append((0.15 * step_s / (buckets - 1), 0.0))
+            parts.append((0.5 * step_s / buckets, 1e7 / buckets))
+        steps.append([(lasts_s * random.lognormal(0, jitter), size) for lasts_s, size in parts])
+        if evaluates and number % evaluates == 0:
+            steps[-1].append((8 * step_s, 0.0))
+    return steps
+
+
+def step_of(found: Rhythm | None) -> float:
+    assert found is not None
+    return float(np.median(np.diff(found.starts)))
+
+
+@pytest.mark.parametrize("look_s", [0.005, 0.008])
+def test_steps_of_20_ms_are_found(look_s: float) -> None:
+    found = looked_at(ddp(0.02, 600), look_s, 10)
+    assert step_of(found) == pytest.approx(0.017, rel=0.03)
+
+
+def test_short_steps_with_an_evaluation_after_each_15_are_no_groups_of_15() -> None:
+    for evaluates in (10, 15, 20):
+        found = looked_at(ddp(0.05, 400, evaluates=evaluates), 0.005, 20)
+        assert step_of(found) == pytest.approx(0.0425, rel=0.05)
+
+
+@pytest.mark.parametrize("buckets", [2, 5, 8])
+def test_alike_buckets_are_one_step_and_no_multiple_of_it(buckets: int) -> None:
+    for step_s, seconds in ((0.3, 12), (1.0, 60)):
+        found = looked_at(ddp(step_s, 80, buckets=buckets, jitter=0.2), 0.012, seconds)
+        assert step_of(found) == pytest.approx(1.0 * step_s, rel=0.06)
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 5])
+def test_steps_of_5_s_are_found_in_a_minute_and_not_taken_for_their_parts_before(
+    buckets: int,
+) -> None:
+    steps = ddp(5.0, 14, buckets=buckets)
+    found = looked_at(steps, 0.018, 60)
+    assert found is not None or buckets == 1  # one pause a step hardly stands out in 12 steps
+    assert found is None or step_of(found) == pytest.approx(5.0, rel=0.05)
+    for seconds in (20, 25):
+        found = looked_at(steps, 0.018, seconds)
+        assert found is None, step_of(found)
