@@ -18,6 +18,7 @@ each is below `tests/data/format-*`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import zlib
@@ -231,7 +232,7 @@ def read_description(place: Path) -> Described:
             described = msgspec.convert(past.next(), type=Described)
             is_edited = past.was_edited()
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
-        problem = f"{error}{_near(str(error), content)}{_by(content)}"
+        problem = f"{_placed(str(error), content)}{_by(content)}"
         raise DamagedInput(path, f"not the description of a run: {problem}") from None
     if version.format < 1:
         problem = f"there is no format {version.format}{_by(content)}"
@@ -254,14 +255,21 @@ def read_description(place: Path) -> Described:
     return described
 
 
-def _near(problem: str, content: bytes) -> str:
-    """Name the last field before the place where a description stops being JSON."""
+def _placed(problem: str, content: bytes) -> str:
+    """Name the entry of a problem, or the last field before the place that is no JSON."""
+    if entries := re.search(r"\$\.(rows|crc32)\[\.\.\.\]", problem):
+        with contextlib.suppress(
+            ValueError, msgspec.DecodeError, RecursionError
+        ):  # more is damaged
+            for name, count in msgspec.json.decode(content)[entries[1]].items():
+                if type(count) is not int or not 0 <= count < 2**63:
+                    return problem.replace("[...]", f"[{_plain(name)}]")
     place = re.search(r"\(byte (\d+)\)$", problem)
     if "$" in problem or not (place or "truncated" in problem):
-        return ""  # it names its field
+        return problem  # it names its field
     before = content[: int(place[1])] if place else content
     fields = re.findall(rb'"([\w.]{1,40})"\s*:', before)
-    return f", at or after `{fields[-1].decode()}`" if fields else ""
+    return f"{problem}, at or after `{fields[-1].decode()}`" if fields else problem
 
 
 def _by(content: bytes) -> str:
