@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 _FONT = 'font-family="monospace" font-size="12" fill="currentColor"'
 _LINE, _PAD, _BOX = 16, 10, 210
+_MOST_ROOMS = 5  # in a row
 
 
 def run_tables() -> str:
@@ -19,18 +20,21 @@ def run_tables() -> str:
 
 def rooms(levels: Mapping[str, int]) -> str:
     """Draw the rooms of the package: each level may import from those above it."""
-    rows: dict[int, list[str]] = {}
-    for room, level in levels.items():
-        rows.setdefault(level, []).append(room)
-    width, height, parts = 760, 44 * len(rows) + _PAD, []
-    for number, level in enumerate(sorted(rows)):
-        share = (width - _PAD) / len(rows[level])
-        for place, room in enumerate(rows[level]):
-            left, top = _PAD + place * share, _PAD + 44 * number
-            parts.append(_box(left, top, share - _PAD, 28))
-            parts.append(_text(left + (share - _PAD) / 2, top + 18, room, anchor="middle"))
-        if number:
-            parts.append(_text(2, _PAD + 44 * number - 4, "↓"))
+    width, top, parts = 760, _PAD, list[str]()
+    for level in sorted(set(levels.values())):
+        if parts:
+            parts.append(_text(2, top - 4, "↓"))
+        together = [room for room, of_room in levels.items() if of_room == level]
+        for first in range(0, len(together), _MOST_ROOMS):
+            row = together[first : first + _MOST_ROOMS]
+            share = (width - _PAD) / len(row)
+            for place, room in enumerate(row):
+                left = _PAD + place * share
+                parts.append(_box(left, top, share - _PAD, 28))
+                parts.append(_text(left + (share - _PAD) / 2, top + 18, room, anchor="middle"))
+            top += 34
+        top += 10
+    height = top
     return _svg("Rooms of the package, from those that import nothing down", width, height, parts)
 
 
