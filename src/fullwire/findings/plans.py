@@ -82,6 +82,83 @@ class UsualMlp(Finding):
     template = "the MLP, which is taken for one of four times the hidden vector"
 
 
+class BestFits(Finding):
+    """The best of the plans that fit."""
+
+    template = "Fits, best of {considered:,} plans: {plan}"
+
+    considered: int
+    plan: str
+
+
+class BestStep(Finding):
+    """The step of the best plan, and what it makes of a device."""
+
+    template = (
+        "step {step_s:.3g} s ({low_s:.3g}-{high_s:.3g}) · {tokens_per_s:,.0f} tokens/s a device · "
+        "{model_flops_utilization:.0%} of peak · "
+        "{memory_gib:.0f}{device_gib:? of {device_gib:.0f}} GiB"
+    )
+
+    step_s: float
+    low_s: float
+    high_s: float
+    tokens_per_s: float
+    model_flops_utilization: float
+    memory_gib: float
+    device_gib: float | None  # None where nobody tells the memory of the device
+
+
+class PartOfStep(Finding):
+    """A part of a planned step."""
+
+    template = "{part} {share:.0%}"
+
+    part: str
+    share: float
+
+
+class PartsOfBest(Finding):
+    """The parts of the best plan's step, the largest first."""
+
+    template = "The best plan's step: {parts:list}."
+
+    parts: tuple[PartOfStep, ...]
+
+
+class RecognisedPlan(Finding):
+    """The plan that a recorded job had."""
+
+    template = (
+        "Recognised in {source}: {degrees:list}, microbatch {microbatch}, global batch "
+        "{global_batch} of {sequence:,} tokens, {precision}"
+    )
+
+    source: str
+    degrees: tuple[str, ...]
+    microbatch: int
+    global_batch: int
+    sequence: int
+    precision: str
+
+
+class RecognisedModel(Finding):
+    """The model that a recorded job trained, and its step."""
+
+    template = (
+        "{layers} layers of {hidden:,}, {heads} heads ({kv_heads} of keys), MLP {ffn:,}, "
+        "{vocab:,} words; step {step_s:.3g} s"
+    )
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    step_s: float
+
+
 class OthersLeftOut(Finding):
     """Plans that the answer does not list."""
 

@@ -12,11 +12,17 @@ import numpy as np
 from fullwire.findings.plans import (
     AnotherChoice,
     BestCheckpoints,
+    BestFits,
+    BestStep,
     DeviceHours,
     ExpectedLosses,
     Loss,
     OnHalfTheBandwidth,
     OthersLeftOut,
+    PartOfStep,
+    PartsOfBest,
+    RecognisedModel,
+    RecognisedPlan,
     TrainingTakes,
 )
 from fullwire.report.terminal import print_table, say
@@ -54,14 +60,18 @@ def print_plan(result: PlanAnswer) -> None:
     best = result.best
     if result.recorded is not None:
         _print_recorded(result.recorded)
-    say(f"Fits, best of {result.considered:,} plans: {in_words(best)}")
-    memory = best.memory.peak_reserved_bytes
+    say(sentence(BestFits(considered=result.considered, plan=in_words(best))))
     is_told = result.device_bytes < NOT_TOLD_BYTES
-    limit = f" of {result.device_bytes / GIB:.0f}" if is_told else ""
-    say(
-        f"step {_time(best)} · {best.tokens_per_s_per_device:,.0f} tokens/s a device · "
-        f"{best.model_flops_utilization:.0%} of peak · {memory / GIB:.0f}{limit} GiB"
+    of_best = BestStep(
+        step_s=best.step_s,
+        low_s=best.interval.low_s,
+        high_s=best.interval.high_s,
+        tokens_per_s=best.tokens_per_s_per_device,
+        model_flops_utilization=best.model_flops_utilization,
+        memory_gib=best.memory.peak_reserved_bytes / GIB,
+        device_gib=result.device_bytes / GIB if is_told else None,
     )
+    say(sentence(of_best))
     say("")
     print_table(*_table(result))
     if any(one.equal for one in result.plans[1:]):
@@ -95,14 +105,25 @@ def _print_recorded(one: FromRun) -> None:
     """Print the recognised plan, and how its work compares with the model's prices."""
     degrees = [f"TP {one.tp}", f"PP {one.pp}", f"DP {one.dp}"]
     degrees += [f"CP {one.cp}"] * (one.cp > 1) + [f"ZeRO-{one.zero}"] * (one.zero > 0)
-    say(
-        f"Recognised in {one.source}: {', '.join(degrees)}, microbatch {one.microbatch}, global "
-        f"batch {one.global_batch} of {one.sequence:,} tokens, {one.precision}"
+    plan = RecognisedPlan(
+        source=one.source,
+        degrees=tuple(degrees),
+        microbatch=one.microbatch,
+        global_batch=one.global_batch,
+        sequence=one.sequence,
+        precision=one.precision,
     )
-    say(
-        f"{one.layers} layers of {one.hidden:,}, {one.heads} heads ({one.kv_heads} of keys), MLP "
-        f"{one.ffn:,}, {one.vocab:,} words; step {one.step_s:.3g} s"
+    model = RecognisedModel(
+        layers=one.layers,
+        hidden=one.hidden,
+        heads=one.heads,
+        kv_heads=one.kv_heads,
+        ffn=one.ffn,
+        vocab=one.vocab,
+        step_s=one.step_s,
     )
+    for line in sentences((plan, model)):
+        say(line)
     rows = [
         [ratio.work, f"{ratio.measured_s:.3g} s", f"{ratio.modelled_s:.3g} s", f"{ratio.ratio:.2f}"]
         for ratio in one.ratios
@@ -173,8 +194,12 @@ def _print_exposed(best: Planned) -> None:
         "host": best.host_s,
     }
     shares = sorted(parts.items(), key=lambda part: -part[1])
-    told = [f"{name} {part / best.step_s:.0%}" for name, part in shares if part > best.step_s / 200]
-    say(f"The best plan's step: {', '.join(told)}.")
+    told = tuple(
+        PartOfStep(part=name, share=part_s / best.step_s)
+        for name, part_s in shares
+        if part_s > best.step_s / 200
+    )
+    say(sentence(PartsOfBest(parts=told)))
 
 
 def _on_half(best: Planned, half: OnNetwork) -> str:
