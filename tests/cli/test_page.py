@@ -30,6 +30,7 @@ from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 from tests.trained_jobs import a_trained_job as a_job_of_known_transport
 from tests.trained_jobs import a_transport, with_long_steps
+from tests.unit.test_observed_goodput import in_a_course
 
 EVIL = (
     "</script><script>window.broken=1</script><!-- <img src=http://127.0.0.1:9/x onerror=broken=2>"
@@ -217,6 +218,22 @@ def test_the_timeline_is_zoomed_and_read_by_keyboard(
     chromium.run("document.querySelector('[aria-label=\"next step\"]').click()")
     number = chromium.run("document.querySelector('.tools select').selectedOptions[0].innerText")
     assert number.startswith("step 2")
+
+
+def test_the_workers_of_an_elastic_job_are_drawn_over_time(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    chromium.open(written(job, tmp_path))
+    assert "Workers over time" not in chromium.run("document.body.innerText")
+    chromium.open(written(dataclasses.replace(job, events=in_a_course()), tmp_path))
+    assert "Workers over time" in chromium.run("document.body.innerText")
+    for kind, count in (("member", 5), ("fault", 1), ("kept", 1)):
+        assert chromium.run(f"document.querySelectorAll('svg .{kind}').length") == count
+    titles = chromium.run(
+        "[...document.querySelectorAll('svg .member title')].map((e) => e.textContent)"
+    )
+    assert titles[1].endswith("2\u202fs to 21\u202fs")
+    assert chromium.complaints() == []
 
 
 def test_names_from_hostile_traces_are_text(chromium: Browser, job: Run, tmp_path: Path) -> None:

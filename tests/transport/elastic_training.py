@@ -16,12 +16,17 @@ import fullwire
 
 SAMPLES, BATCH, WIDTH = 480, 48, int(os.environ.get("WIDTH", "300"))
 FOLDER, EPOCHS, PHASE = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-WORKER = os.environ["FULLWIRE_ELASTIC_WORKER"]
+WORKER = os.environ.get("FULLWIRE_ELASTIC_WORKER", os.environ.get("RANK", ""))
 ENDS_ITSELF = os.environ.get("ENDS", "1") in (WORKER, "all")
 PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
 ALL_ENDED = FOLDER / "all ended"  # once
 HAS_BEGUN_AGAIN = ALL_ENDED.exists()
+AWAITED_S = float(os.environ.get("AWAITED_S", "0.1"))
 AT_STEP = 7
+SLOW = os.environ.get("SLOW", "")  # the worker that needs three times as long for a sample
+SAMPLE_S = float(os.environ.get("SAMPLE_S", "0"))
+DROPPED = float(os.environ.get("DROPPED", "0.1"))
+NEW = os.environ.get("NEW", "")  # the number of a new worker, which step 9 waits for
 
 
 def end_in(phase: str, job: fullwire.Job) -> None:
@@ -50,7 +55,10 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(int(WORKER))  # each worker begins with other parameters
     model = torch.nn.Sequential(
-        torch.nn.Linear(8, WIDTH), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(WIDTH, 1)
+        torch.nn.Linear(8, WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(DROPPED),
+        torch.nn.Linear(WIDTH, 1),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
@@ -70,7 +78,9 @@ def main() -> None:
         before = job.step_number
         with job.step():
             end_in("forward", job)
-            time.sleep(PAUSE_S)
+            is_awaited = NEW and job.step_number >= AT_STEP + 2 and job.world_size < 3
+            time.sleep(AWAITED_S if is_awaited else PAUSE_S)  # a loaded machine needs a while
+            time.sleep(len(given) * SAMPLE_S * (3 if WORKER == SLOW else 1))
             loss = torch.nn.functional.mse_loss(job.model(given), wanted)
             optimizer.zero_grad()
             loss.backward()
@@ -84,10 +94,16 @@ def main() -> None:
         digest = hashlib.sha256(whole).hexdigest()
         print(job.step_number, digest, job.rank, job.world_size, *job.samples, file=lines)
         end_in("between", job)
+        if NEW and job.step_number == AT_STEP + 2:
+            address = Path(os.environ["FULLWIRE_ELASTIC_FOLDER"]) / f"rank {NEW}"
+            while not address.exists():
+                time.sleep(0.01)
     halves = [
         bool((each.grad.view(torch.int32) & 0xFFFF == 0).all()) for each in model.parameters()
     ]
     print(f"worker {WORKER} rounded to bf16: {halves}", flush=True)
+    if os.environ.get("KEEPS"):
+        torch.save(model.state_dict(), FOLDER / f"model of {WORKER}")
     print(f"worker {WORKER} done {job.step_number} {scheduler.get_last_lr()}", flush=True)
     print(f"ballast {ballast.numbers.unique().tolist()}", flush=True)
 

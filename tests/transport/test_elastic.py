@@ -41,8 +41,9 @@ def played(
     )
 
 
-def check_steps(folder: Path, epochs: int = 3) -> dict[int, int]:
+def check_steps(folder: Path, epochs: int = 3, *, even: bool = True) -> dict[int, int]:
     """Hold every noted step against the others; return the world size of each step."""
+    parts: dict[int, list[int]] = defaultdict(list)
     digests: dict[int, set[str]] = defaultdict(set)
     sizes: dict[int, set[int]] = defaultdict(set)
     ranks: dict[int, list[int]] = defaultdict(list)
@@ -58,7 +59,8 @@ def check_steps(folder: Path, epochs: int = 3) -> dict[int, int]:
             step, (rank, size, *samples) = int(number), map(int, others)
             epoch, place = divmod(step - 1, steps_in_epoch)
             whole = orders[epoch][place * BATCH : (place + 1) * BATCH]
-            assert samples == whole[share_of(len(whole), rank, size)]
+            assert not even or samples == whole[share_of(len(whole), rank, size)]
+            parts[step] += samples
             digests[step].add(digest)
             sizes[step].add(size)
             ranks[step].append(rank)
@@ -67,6 +69,10 @@ def check_steps(folder: Path, epochs: int = 3) -> dict[int, int]:
     assert sorted(digests) == list(range(1, epochs * steps_in_epoch + 1))
     assert all(len(each) == 1 for each in digests.values()), "parameters differ after a step"
     assert all(len(each) == 1 for each in sizes.values())
+    if not even:
+        for step, samples in parts.items():
+            epoch, place = divmod(step - 1, steps_in_epoch)
+            assert sorted(samples) == sorted(orders[epoch][place * BATCH : (place + 1) * BATCH])
     for each in ranks.values():
         assert len(each) == len(set(each)), "two workers took the same part of a step"
     return {step: next(iter(size)) for step, size in sizes.items()}
@@ -93,17 +99,16 @@ def test_a_wire_format_stays_when_a_worker_is_lost_and_spares_biases(tmp_path: P
 
 
 def test_a_lost_worker_is_replaced_and_gets_its_state_from_the_others(tmp_path: Path) -> None:
-    job = played(tmp_path, "forward", "--respawn", epochs=400)
+    job = played(tmp_path, "forward", "--respawn", epochs=20, NEW="3", PAUSE_S="0.005")
     assert job.returncode == 0, job.stderr
-    sizes = check_steps(tmp_path, epochs=400)
-    assert [sizes[step] for step in (7, 9, 4000)] == [3, 2, 3]
-    assert "worker 3 done 4000" in job.stdout
+    sizes = check_steps(tmp_path, epochs=20)
+    assert [sizes[step] for step in (7, 9, 200)] == [3, 2, 3]
+    assert "worker 3 done 200" in job.stdout
 
 
 def test_a_new_worker_receives_a_large_state_while_the_others_train(tmp_path: Path) -> None:
-    job = played(
-        tmp_path, "forward", "--respawn", epochs=60, BALLAST=str(2 * 2**20), PAUSE_S="0.02"
-    )
+    more = {"BALLAST": str(8 * 2**20), "NEW": "3", "PAUSE_S": "0.003", "AWAITED_S": "0.003"}
+    job = played(tmp_path, "forward", "--respawn", epochs=60, **more)
     assert job.returncode == 0, job.stderr
     sizes = check_steps(tmp_path, epochs=60)  # its parameters, too, after each step of others
     assert [sizes[step] for step in (7, 9, 600)] == [3, 2, 3]
@@ -205,14 +210,14 @@ def test_a_worker_is_killed_while_the_ranks_form_an_epoch(tmp_path: Path) -> Non
     while not noted.exists() or len(noted.read_text().splitlines()) < 20:
         assert time.monotonic() < until
         time.sleep(0.05)
-    os.kill(_worker(running.pid, "2"), signal.SIGKILL)  # and worker 1 ends itself after that
+    os.kill(worker_of(running.pid, "2"), signal.SIGKILL)  # and worker 1 ends itself after that
     output, errors = running.communicate(timeout=60)
     assert running.returncode == 0, errors
     assert output.count("done 600") == 1
     assert check_steps(tmp_path, epochs=60)[600] == 1
 
 
-def _worker(launcher: int, number: str) -> int:
+def worker_of(launcher: int, number: str) -> int:
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         if f"FULLWIRE_ELASTIC_WORKER={number}".encode() in environment:

@@ -11,8 +11,9 @@ import pytest
 
 import fullwire as fw
 from fullwire.fixes import Fix, fix_kinds
+from fullwire.fixes.fix import Seen, fix_kind
 from fullwire.run.facts import Facts
-from fullwire.run.run import Collectives, Run, Spans
+from fullwire.run.run import Collectives, Events, Run, Spans
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
@@ -194,6 +195,39 @@ def test_the_late_rank_is_named_with_where_to_look() -> None:
     assert "nvidia-smi" in setting(late)
     assert late.step_s == pytest.approx(0.146)
     assert "straggler" not in fixes_of(a_trained_job())
+
+
+def test_a_lasting_straggler_gets_fewer_samples_where_computing_is_what_takes_longer() -> None:
+    job = a_trained_job(late_ms=60)
+    fix = fixes_of(job)["balance"]
+    assert sentence(fix) == "fewer samples of each batch for rank 2"
+    assert "--balance" in setting(fix)
+    [*usual, slow] = sorted(parts["compute"] for parts in fw.explain(job).detail.rank_parts_s())
+    assert slow == pytest.approx(usual[0] + 0.060)
+    balanced_s = (len(usual) + 1) / (sum(1 / each for each in usual) + 1 / slow)
+    alike_s = fixes_of(job)["straggler"].step_s
+    assert fix.step_s == pytest.approx(alike_s + balanced_s - usual[0])
+    assert "balance" not in fixes_of(a_trained_job())
+    assert "balance" not in fixes_of(in_turns(a_trained_job(ranks=2, late_ms=60)))
+
+
+def test_tune_tries_shares_by_speed_in_an_elastic_job_alone() -> None:
+    job = a_trained_job(late_ms=60)
+    account, kind = fw.explain(job).detail, fix_kind("balance")
+    assert not [*kind.to_try(job, account, Seen(), None)]
+    start = np.array([0], np.int64)
+    events = Events(
+        time_ns=start,
+        kind=np.array(["start"], object),
+        ranks=np.array(["0,1,2"], object),
+        duration_ns=start,
+    )
+    [trial] = kind.to_try(dataclasses.replace(job, events=events), account, Seen(), None)
+    assert trial.setting == "on"
+    assert trial.risk == "exact"
+    assert kind.environment("on") == {"FULLWIRE_ELASTIC_BALANCE": "1"}
+    with pytest.raises(fw.UsageError, match="expected on"):
+        kind.checked("off")
 
 
 def with_a_hook(run: Run, packs_ms: int) -> Run:

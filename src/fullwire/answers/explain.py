@@ -57,7 +57,7 @@ from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Provenance, Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
-from fullwire.simulation.goodput import Goodput, observed
+from fullwire.simulation.goodput import Goodput, Membership, membership, observed
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
@@ -160,6 +160,7 @@ class Explanation(Result):
     facts: Facts  # Of the run.
     provenance: Provenance
     goodput: Goodput | None  # Of an elastic job.
+    membership: Membership | None  # The workers of an elastic job over time.
     line_rates_bps: Mapping[int, float]  # By rank, for the links whose rate is known.
     predictor: Forecaster | None  # The job ready for predictions, if they are possible.
 
@@ -295,9 +296,8 @@ def explain(
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
     baseline_s, between_s, inflation_s = _baseline(job, found, baseline)
-    judged_by = judged_account(found, THRESHOLD)
+    judged_by, told = judged_account(found, THRESHOLD), evidence(job, found, rate_bps)
     given_s = None if baseline is None else baseline_s
-    told = evidence(job, found, rate_bps)
     case = Case(
         run=job, account=judged_by, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps
     )
@@ -348,6 +348,7 @@ def explain(
         facts=job.facts,
         provenance=job.provenance,
         goodput=observed(job.events),
+        membership=membership(job.events),
         line_rates_bps=rate_bps,
         predictor=predictor,
     )

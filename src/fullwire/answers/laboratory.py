@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fullwire.clusters.description import as_toml
 from fullwire.lab.description import LabDescription
-from fullwire.lab.faults import Fault
+from fullwire.lab.faults import Chaos, Fault
 from fullwire.lab.lab import Lab
 from fullwire.lab.messages import LinkRate
-from fullwire.lab.session import Say, run_job
+from fullwire.lab.session import ElasticJob, Say, run_job
 from fullwire.recorder.assemble import Known
 from fullwire.recorder.command_line import without_secrets
+from fullwire.recorder.inside.metrics import EVENTS_SUFFIX
 from fullwire.recorder.launch import recorded_environment, sampled_command
 from fullwire.recorder.record import Recording, keep
 from fullwire.recorder.sampler import SOCKET_VARIABLE
 from fullwire.run.facts import Facts
 from fullwire.run.store import refuse_taken
 from fullwire.units import show_time
+
+DISK_VARIABLE = "FULLWIRE_LAB_DISK"  # the folder of the disk that chaos fills
 
 
 def record_in_lab(
@@ -34,6 +41,7 @@ def record_in_lab(
     probe: bool = True,
     replace: bool = False,
     known: Known | None = None,
+    chaos: Chaos | None = None,
     introduce: Callable[[Lab], None] = lambda lab: None,
     say: Say = lambda sentence: None,
 ) -> Recording:
@@ -41,15 +49,32 @@ def record_in_lab(
 
     Known facts of the job go into the run, beside its command and the lab's facts. With `packets`,
     the headers of each host's packets are captured, in both directions. With `probe`, a few steps
-    keep communication apart from computing.
+    keep communication apart from computing. Faults become events of the run.
     """
     refuse_taken(Path(output), replace)
-    with Lab(description) as lab:
+    with (
+        surroundings(description, chaos) as (whole_description, more),
+        Lab(whole_description) as lab,
+    ):
         introduce(lab)
 
         def play(directory: Path) -> int:
-            environment = recorded_environment(directory, os.environ, probe=probe)
+            environment = recorded_environment(directory, more.environment, probe=probe)
             sampled = sampled_command(directory, command, packets=packets)
+
+            def note(fault: Fault, time_ns: int) -> None:
+                if fault.is_end:
+                    return
+                ranks = [
+                    rank
+                    for rank in range(description.ranks)
+                    if description.host_of(rank) in fault.hosts
+                ]
+                lasts_ns = round(fault.lasts_s * description.dilation * 1e9)
+                with (directory / f"lab{EVENTS_SUFFIX}").open("a") as file:
+                    word = f"fault: {fault}"
+                    file.write(json.dumps([time_ns, word, ranks, lasts_ns]) + "\n")
+
             return run_job(
                 lab,
                 sampled,
@@ -57,14 +82,47 @@ def record_in_lab(
                 environment=environment,
                 say=say,
                 packet_socket=SOCKET_VARIABLE if packets else None,
+                chaos=chaos,
+                elastic=more.elastic,
+                note=note,
             )
 
         job = known or Known(source=without_secrets(command))
-        whole = dataclasses.replace(job, facts=job.facts | lab_facts(lab, faults))
+        whole = dataclasses.replace(job, facts=job.facts | lab_facts(lab, faults, chaos))
         return keep(play, output, whole, replace=replace)
 
 
-def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> Facts:
+class Surroundings(NamedTuple):
+    """What chaos needs beside a lab: the job's variables, and the folder where workers meet."""
+
+    environment: Mapping[str, str]
+    elastic: ElasticJob | None
+
+
+@contextlib.contextmanager
+def surroundings(
+    description: LabDescription, chaos: Chaos | None
+) -> Iterator[tuple[LabDescription, Surroundings]]:
+    """Make what chaos needs on this machine, and remove it at the end."""
+    if chaos is None:
+        yield description, Surroundings(os.environ, None)
+        return
+    environment = dict(os.environ)
+    with contextlib.ExitStack() as made:
+        if chaos.fills_disk:
+            disk = made.enter_context(tempfile.TemporaryDirectory(prefix="fullwire-disk-"))
+            description = dataclasses.replace(description, disk=disk)
+            environment |= {DISK_VARIABLE: disk, "TMPDIR": disk}
+        elastic: ElasticJob | None = None
+        with contextlib.suppress(ImportError):  # without torch no job is elastic
+            from fullwire.resilience.place import Gathering
+
+            folder = made.enter_context(tempfile.TemporaryDirectory(prefix="fullwire-job-"))
+            elastic = Gathering(Path(folder), description.ranks)
+        yield description, Surroundings(environment, elastic)
+
+
+def lab_facts(lab: Lab, faults: Sequence[Fault] = (), chaos: Chaos | None = None) -> Facts:
     """Return the facts of a job's network that the lab knows because it made it, undilated."""
     cluster, dilation = lab.description.cluster, lab.description.dilation
     others = sorted((other.node, other.nic_rate_bps) for other in cluster.other_hosts)
@@ -81,7 +139,11 @@ def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> Facts:
         in_host_bps=None if in_host_bps is None else in_host_bps * dilation,
         cluster=as_toml(cluster) if lab.description.is_described else None,
         warnings="; ".join(lab.warnings) or None,
-        faults="; ".join(f"{show_time(fault.at_s)} {fault}" for fault in faults) or None,
+        faults="; ".join(
+            [f"{show_time(fault.at_s)} {fault}" for fault in faults]
+            + ([] if chaos is None else [f"chaos, seed {chaos.seed}: {chaos.text}"])
+        )
+        or None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.believable import check_scaling, check_shares, check_steps, check_times
-from fullwire.answers.conditions import Asked, OneOrMany, arguments_of, asked_changes, taken
+from fullwire.answers.conditions import (
+    Asked,
+    OneOrMany,
+    arguments_of,
+    asked_changes,
+    several,
+    taken,
+)
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import Conditions, Transports, named, subject_of, with_batches
 from fullwire.clusters.cluster import one_switch
@@ -24,6 +31,7 @@ from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
+from fullwire.findings.plans import GoodputWith
 from fullwire.findings.predictions import (
     Suspicion,
     further_finding,
@@ -40,6 +48,7 @@ from fullwire.simulation.conditions import (
     unfolded,
     with_names,
 )
+from fullwire.simulation.goodput import with_failures
 from fullwire.simulation.grid import (
     AXES_GIVEN,
     Grid,
@@ -54,7 +63,7 @@ from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
-from fullwire.units import ratio, show_time
+from fullwire.units import ratio, seconds, show_time
 from fullwire.words import sentences
 
 if TYPE_CHECKING:
@@ -96,6 +105,7 @@ class WhatIf(Result):
     suspicions: tuple[Suspicion, ...] = ()  # On a described cluster.
     to_target: ToTarget | None = None  # If a metric is to reach a value.
     further: Further | None = None  # The recording that would narrow the widest interval.
+    goodputs: tuple[GoodputWith, ...] = ()  # Of an elastic job, for each time between failures.
 
     def __len__(self) -> int:
         return len(self.predictions)
@@ -243,6 +253,7 @@ def whatif(
     calibrate: RunLike | Sequence[RunLike] = (),
     batch: OneOrMany = None,
     line_rate: str | float | None = None,
+    failures: OneOrMany = None,
     progress: Progress | None = None,
     on: str = HERE,
     **more: Unpack[AllConditions],
@@ -277,6 +288,8 @@ def whatif(
     - `recorded_batch`: the global batch of each run, the first one included, if runs lack it.
     - `critical_batch`: the batch at which a training needs twice the samples, if you know it.
     - `price`: of a device, such as `"2.10 EUR/device-hour"`.
+    - `failures`: the time between two losses of a worker, such as `"5min"`, for a run of an elastic
+      job that lost some. The answer has its goodput.
     - `progress`: is called with the number of predictions that are done, and of all.
     - `on`: `"ray"`, or a Ray cluster's address, computes the grid there.
     - `more`: conditions that change the recorded step, as `fullwire whatif --help` lists them.
@@ -289,19 +302,49 @@ def whatif(
     changes: dict[str, OneOrMany] = {**more}
     goal, conditions = taken(Asked, changes), taken(Conditions, changes)
     opened = with_batches(runs, batch)
+    goodputs = () if failures is None else _goodputs(opened, failures)
     predict = partial(_table, opened, calibrate=calibrate, line_rate=line_rate, on=on)
     if not goal.is_metric:
-        return predict(conditions, changes, target=goal.target, progress=progress)
+        found = predict(conditions, changes, target=goal.target, progress=progress)
+        return replace(found, goodputs=goodputs)
 
     def changed_to(others: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
         return predict(replace(conditions, **changed), others)
 
     from fullwire.answers.time_to_target import to_goal
 
-    first, predictions, around_s, found = to_goal(changed_to, opened, goal, conditions, changes)
+    first, predictions, around_s, to_target = to_goal(changed_to, opened, goal, conditions, changes)
     return replace(
-        first, predictions=predictions, interval_s=around_s, to_target=found, further=None
+        first,
+        predictions=predictions,
+        interval_s=around_s,
+        to_target=to_target,
+        further=None,
+        goodputs=goodputs,
     )
+
+
+def _goodputs(runs: RunLike | Sequence[RunLike], failures: OneOrMany) -> tuple[GoodputWith, ...]:
+    """Predict the goodput of one elastic job for each time between failures."""
+    many = named(runs)
+    if len(many) != 1:
+        raise UsageError(f"failures: expected one run with them, got {len(many)}")
+    [(name, run)] = many
+    given = []
+    for between_s in several(failures, lambda value: seconds(value, "failures")):
+        found = with_failures(run.events, between_s)
+        if found is None:
+            raise UsageError(
+                f"failures: expected a run of an elastic job that lost a worker, got {name}. "
+                "Record one: fullwire record -o job.run -- fullwire run --workers 3 ..."
+            )
+        if found.lost_s >= between_s:
+            raise UsageError(
+                f"failures: expected more time between two of them than one costs, "
+                f"{show_time(found.lost_s)}, got {show_time(between_s)}"
+            )
+        given.append(GoodputWith(**asdict(found)))
+    return tuple(given)
 
 
 def _table(

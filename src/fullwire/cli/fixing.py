@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import Json, print_json, with_options
 from fullwire.cli.telling import say
 from fullwire.errors import UsageError
 
@@ -94,57 +94,62 @@ def apply(
     )
 
 
-Follow = Annotated[
-    bool,
-    typer.Option("--follow", help="Take fixes, or trials, from rank 0's host"),
-]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Refuse another command, world size or version")
-]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Write checkpoints; go on from the last one there"),
-]
-Every = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME", help="Between two checkpoints  [default: what costs the job least]"
-    ),
-]
-Whole = Annotated[
-    bool, typer.Option("--whole", help="One file a checkpoint, not one for each worker")
-]
-_LEAST, _DETECT, _KEEP = 1, "2s", 3  # with --workers
+class Elastic:
+    """The options of a job whose workers may be lost."""
 
-
-def run(
-    recipe: Annotated[
-        Path | None,
-        typer.Option("--recipe", "-r", metavar="FILE.toml", help="The fixes to apply"),
-    ] = None,
-    follow: Follow = False,
-    strict: Strict = False,
-    export: Annotated[
-        str | None, typer.Option(metavar="WAY", help="Print it by hand: env, python or torchrun")
-    ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Start so many workers, which may be lost")
-    ] = None,
+    ] = None
     least: Annotated[
         int, typer.Option("--min", help="End the job with fewer workers: exit status 4")
-    ] = _LEAST,
-    respawn: Annotated[bool, typer.Option("--respawn", help="Replace lost workers")] = False,
+    ] = 1
+    respawn: Annotated[bool, typer.Option("--respawn", help="Replace lost workers")] = False
     detect: Annotated[
         str, typer.Option(metavar="TIME", help="Silence after which a worker counts as lost")
-    ] = _DETECT,
-    checkpoint: Checkpoint = None,
-    every: Every = None,
-    keep: Annotated[int, typer.Option(help="How many checkpoints stay")] = _KEEP,
-    whole: Whole = False,
+    ] = "2s"
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Faster workers get more samples of each batch")
+    ] = False
+    evict_slow: Annotated[
+        bool, typer.Option("--evict-slow", help="A worker that stays slow leaves the job")
+    ] = False
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write checkpoints; go on from the last one there"),
+    ] = None
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Between two checkpoints  [default: what costs the job least]"
+        ),
+    ] = None
+    keep: Annotated[int, typer.Option(help="How many checkpoints stay")] = 3
+    whole: Annotated[
+        bool, typer.Option("--whole", help="One file a checkpoint, not one for each worker")
+    ] = False
+
+
+@with_options(Elastic)
+def run(
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ..."),
     ] = None,
+    *,
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", "-r", metavar="FILE.toml", help="The fixes to apply"),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Take fixes, or trials, from rank 0's host")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse another command, world size or version")
+    ] = False,
+    export: Annotated[
+        str | None, typer.Option(metavar="WAY", help="Print it by hand: env, python or torchrun")
+    ] = None,
+    **elastic: Any,
 ) -> None:
     """Run a job by a recipe, or in workers that may be lost.
 
@@ -162,34 +167,27 @@ def run(
     With --workers, a script with fullwire.elastic goes on when workers end or come:
 
     fullwire run --workers 4 --min 2 --respawn -- python train.py
+
+    Without --workers and --recipe, each process of a launcher has one worker:
+
+    torchrun --nproc-per-node 4 --no-python fullwire run -- python train.py
     """
     if not command and export is None:
         raise UsageError("run: expected a command after --, like: -- torchrun train.py")
-    if workers is not None:
-        if recipe is not None or export is not None or follow or strict:
-            raise UsageError("run: expected --workers without options of recipes")
+    if not (recipe or export or follow or strict):
         from fullwire.resilience.workers import run_workers
         from fullwire.units import seconds
 
-        raise typer.Exit(
-            run_workers(
-                command or [],
-                workers=workers,
-                least=least,
-                respawn=respawn,
-                detect_s=seconds(detect),
-                checkpoint=checkpoint,
-                every_s=None if every is None else seconds(every),
-                keep=keep,
-                whole=whole,
-            )
-        )
+        every, detect = elastic.pop("every"), elastic.pop("detect")
+        every_s = None if every is None else seconds(every)
+        words = command or []
+        raise typer.Exit(run_workers(words, detect_s=seconds(detect), every_s=every_s, **elastic))
+    given = [name for name, value in elastic.items() if value != getattr(Elastic, name)]
+    if given:
+        option = {"least": "min", "evict_slow": "evict-slow"}.get(given[0], given[0])
+        raise UsageError(f"run: expected --{option} without options of recipes, got both")
     if follow == (recipe is not None) or (follow and (strict or export)):
         raise UsageError("run: expected one of --recipe FILE.toml, --follow and --workers N")
-    if respawn or checkpoint or every or whole or (least, detect, keep) != (_LEAST, _DETECT, _KEEP):
-        raise UsageError(
-            "run: expected --min, --respawn, --detect and --checkpoint with --workers alone"
-        )
     from fullwire.answers.fixing import exported, run_recipe
 
     if export is not None:

@@ -13,13 +13,12 @@ import typer
 from typer.core import TyperCommand
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import ClusterOption, Force, Packets
+from fullwire.cli.options import ClusterOption, Force, Packets, with_options
 from fullwire.cli.telling import introduce, say, tell
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
     from fullwire.answers.emulation import EmulatedJob
-    from fullwire.clusters.cluster import Cluster
     from fullwire.lab.description import LabDescription
 
 app = typer.Typer(
@@ -81,6 +80,17 @@ Faults: TypeAlias = Annotated[
         help="A fault, counted from the job's start: 5s slow 2 100Mbps",
     ),
 ]
+ChaosOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FAULTS",
+        help="Faults by chance: 'kill every 20s; pause 5s; partition 0,1|2 3s; slow 2 to 10Mbps; "
+        "fill disk'. A killed host starts its command again.",
+    ),
+]
+Seed: TypeAlias = Annotated[
+    int, typer.Option(help="With --chaos: the same seed gives the same faults")
+]
 Probe: TypeAlias = Annotated[
     bool,
     typer.Option(help="With -o: in a few steps sums wait for computing. Results stay the same."),
@@ -111,28 +121,38 @@ class _CommandWithFaults(TyperCommand):
         return super().parse_args(ctx, joined + left)
 
 
+class Hosts:
+    """The options of a lab's hosts."""
+
+    workers: Workers = None
+    rate: Rate = None
+    cluster: ClusterOption = None
+    nodes: Nodes = None
+    latency: Latency = "0s"
+    loss: Loss = "0%"
+    mtu: Mtu = 1500
+    congestion: Congestion = None
+    cpus: Cpus = None
+
+
 @app.command("run", cls=_CommandWithFaults)
+@with_options(Hosts)
 def run(
-    workers: Workers = None,
-    rate: Rate = None,
-    cluster: ClusterOption = None,
-    nodes: Nodes = None,
     command: Command = None,
+    *,
     workload: Workload = None,
     steps: Steps = None,
     dilate: Dilate = None,
     buckets: Buckets = None,
     backend: Backend = None,
-    latency: Latency = "0s",
-    loss: Loss = "0%",
-    mtu: Mtu = 1500,
-    congestion: Congestion = None,
-    cpus: Cpus = None,
     at: Faults = None,
+    chaos: ChaosOption = None,
+    seed: Seed = 0,
     output: Output = None,
     packets: Packets = False,
     probe: Probe = True,
     force: Force = False,
+    **hosts: Any,
 ) -> None:
     """Run a command on every host of a lab.
 
@@ -141,37 +161,40 @@ def run(
     fullwire lab run --workers 4 --rate 1Gbps -o job.run -- python train.py
     fullwire lab run --workers 4 --rate 10Gbps --workload vgg16@v100 --dilate 10
     fullwire lab run --cluster ours.toml -- python train.py
+    fullwire lab run --cluster ours.toml --chaos 'pause 5s' -- python train.py
     """
-    from fullwire.lab.description import describe
-    from fullwire.lab.faults import parse_faults
+    from fullwire.answers.laboratory import record_in_lab, surroundings
+    from fullwire.lab.faults import parse_chaos, parse_faults
 
     if force and output is None:
         raise UsageError("--force replaces the run that -o names: expected -o X.run with it")
     if packets and output is None:
         raise UsageError("--packets captures into the run that -o names: expected -o X.run with it")
     job = _emulated(command, workload, steps=steps, dilate=dilate, buckets=buckets, backend=backend)
-    description = describe(
-        workers=workers,
-        rate=rate or (),
-        cluster=_described(cluster, nodes),
-        latency=latency,
-        loss=loss,
-        mtu=mtu,
-        congestion=congestion,
-        cpus=cpus or (),
-        dilation=1.0 if job is None else job.emulation.dilation,
-    )
+    description = _lab_of(1.0 if job is None else job.emulation.dilation, **hosts)
     faults = parse_faults(at or (), description)
+    troubles = None if chaos is None else parse_chaos(chaos, seed, description)
+    if seed and troubles is None:
+        raise UsageError("--seed: expected --chaos with it")
+    if job is not None and troubles is not None and troubles.kills:
+        raise UsageError("--chaos: kill: expected a command, got --workload, which cannot go on")
     with signals_end_it(), _what_to_run(command, job, description) as words:
         if output is None:
             from fullwire.lab.lab import Lab
             from fullwire.lab.session import run_job
 
-            with Lab(description) as lab:
+            with surroundings(description, troubles) as (whole, more), Lab(whole) as lab:
                 introduce(lab)
-                status = run_job(lab, words, faults, say=say)
+                status = run_job(
+                    lab,
+                    words,
+                    faults,
+                    environment=more.environment,
+                    say=say,
+                    chaos=troubles,
+                    elastic=more.elastic,
+                )
         else:
-            from fullwire.answers.laboratory import record_in_lab
             from fullwire.report.recording import recording_lines
 
             recording = record_in_lab(
@@ -184,6 +207,7 @@ def run(
                 and job is None,  # what emulated accelerators compute slows down by nothing
                 replace=force,
                 known=None if job is None else job.known,
+                chaos=troubles,
                 introduce=introduce,
                 say=say,
             )
@@ -193,15 +217,26 @@ def run(
     raise typer.Exit(status)
 
 
-def _described(cluster: str | None, nodes: int | None) -> Cluster | None:
-    """Read the described cluster, if one was asked for."""
-    if cluster is None:
-        if nodes is not None:
-            raise UsageError("--nodes: expected a described cluster with them: --cluster FILE|NAME")
-        return None
-    from fullwire.clusters import cluster as described
+def _lab_of(
+    dilation: float = 1.0,
+    *,
+    cluster: str | None,
+    nodes: int | None,
+    rate: list[str] | None,
+    cpus: list[str] | None,
+    **more: Any,
+) -> LabDescription:
+    """Read the options of a lab's hosts, and the described cluster, if one was asked for."""
+    from fullwire.lab.description import describe
 
-    return described(cluster, nodes)
+    found = None
+    if cluster is not None:
+        from fullwire.clusters import cluster as described
+
+        found = described(cluster, nodes)
+    elif nodes is not None:
+        raise UsageError("--nodes: expected a described cluster with them: --cluster FILE|NAME")
+    return describe(cluster=found, rate=rate or (), cpus=cpus or (), dilation=dilation, **more)
 
 
 def _emulated(
@@ -244,36 +279,20 @@ def _what_to_run(
 
 
 @app.command("shell")
+@with_options(Hosts)
 def shell(
-    workers: Workers = None,
-    rate: Rate = None,
-    cluster: ClusterOption = None,
-    nodes: Nodes = None,
+    *,
     host: Annotated[int, typer.Option(help="The host to be on, from 0")] = 0,
-    latency: Latency = "0s",
-    loss: Loss = "0%",
-    mtu: Mtu = 1500,
-    congestion: Congestion = None,
-    cpus: Cpus = None,
+    **hosts: Any,
 ) -> None:
     """Open a prompt on one host of a lab.
 
     fullwire lab shell --workers 2 --rate 1Gbps --host 1
     """
-    from fullwire.lab.description import describe
     from fullwire.lab.lab import Lab
     from fullwire.lab.session import run_shell
 
-    description = describe(
-        workers=workers,
-        rate=rate or (),
-        cluster=_described(cluster, nodes),
-        latency=latency,
-        loss=loss,
-        mtu=mtu,
-        congestion=congestion,
-        cpus=cpus or (),
-    )
+    description = _lab_of(**hosts)
     description.check_host(host, "host")
     with signals_end_it(), Lab(description) as lab:
         introduce(lab)

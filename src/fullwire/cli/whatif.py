@@ -100,6 +100,13 @@ class Conditions:
     batch: Annotated[
         Text, typer.Option(help="Samples of each worker, for built-in workloads: 32,64")
     ] = None
+    failures: Annotated[
+        Text,
+        typer.Option(
+            metavar="TIME",
+            help="Goodput of an elastic job that loses a worker each so often: 20s,5min",
+        ),
+    ] = None
     lane: Annotated[
         str,
         typer.Option(help="fifo, or priority: the next forward's first need is sent first"),
@@ -194,7 +201,8 @@ def whatif(
     if output is not None:
         from fullwire.run.store import write
 
-        conditions = {name: asked[name] for name in asked if not hasattr(Target, name)}
+        kept = set(asked) - set(vars(Target)) - {"failures"}
+        conditions = {name: asked[name] for name in asked if name in kept}
         step = answers.replay(runs[0], **conditions)
         tell(f"written: {write(step, output, replace=force)}")
     with progress("predicted") as told, signals_end_it():

@@ -284,3 +284,21 @@ def about_goodput(events: Events) -> Iterator[Finding]:
             recovery_s=course.recovery_s,
             interruptions=int(course.interruptions),
         )
+
+
+class GoodputWith(Finding):
+    """The goodput that an elastic job would have, if it lost workers at another rate."""
+
+    template = (
+        "With a worker lost each {between_failures_s:time}: goodput {goodput:.1%} ({low:.1%} to "
+        "{high:.1%}). A loss costs {lost_s:time}, as {failures:,} {failures:loss|losses} of this "
+        "job did, and checkpoints {checkpoint_share:.1%} of the work."
+    )
+
+    between_failures_s: float
+    goodput: float
+    low: float
+    high: float
+    lost_s: float
+    checkpoint_share: float
+    failures: int

@@ -31,6 +31,7 @@ class LabDescription:
     10 times longer, for a job that also computes 10 times slower. A host is a node: it has one rank
     for each device and may have several NICs. Hosts may be on leaves below a spine. `is_described`
     is true for a cluster from a cluster description, false for workers, a rate and a latency.
+    On the folder `disk` the lab has a disk of its own, which chaos can fill.
     """
 
     cluster: Cluster
@@ -40,6 +41,7 @@ class LabDescription:
     cpus: tuple[frozenset[int], ...] = ()
     loss: float = 0.0
     dilation: float = 1.0
+    disk: str = ""
 
     def __post_init__(self) -> None:
         if self.cluster.nodes > MOST_HOSTS:

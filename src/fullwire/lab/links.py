@@ -36,6 +36,7 @@ _FIRST_NETWORK = 77  # 10.77.0.0/16; nothing else is in the lab to collide with
 
 _TBF, _NETEM = 0x10000, 0x20000  # handles 1: and 2:
 _ROOT = 0xFFFFFFFF
+_NOBODY, _PERMANENT = "02:00:00:00:00:01", 0x80  # a card that no host has; NUD_PERMANENT
 _NETEM_FRAMES = 1_000_000  # the default of 1,000 is fewer than a fast line has under way
 _NO_PREFIX_ROUTE = 0x200  # we add the route ourselves, with the congestion control in it
 _LARGEST_FRAME_BYTES = MOST_MTU + 14
@@ -127,6 +128,7 @@ class Network:
         _no_ipv6()
         self.leaves: list[Leaf] = []
         self.spine: int | None = None  # the spine's namespace, if there is a spine
+        self._apart: set[tuple[int, int]] = set()  # pairs of hosts that do not reach each other
         self._waiting_bytes: dict[int, int] = {}  # by host: the largest waiting piece at its link
         with _kernel_refusals_explained():
             self._switch.link("set", index=_index(self._switch, "lo"), state="up")
@@ -297,6 +299,28 @@ class Network:
     def plug_in(self, host: Host) -> None:
         """Put the cable back."""
         self._set_port(host, "up")
+
+    def set_apart(self, pairs: set[tuple[int, int]]) -> None:
+        """Keep exactly these pairs of hosts from reaching each other: frames go nowhere, silently.
+
+        A host's neighbour entry for the other one names a card that does not exist.
+        """
+        for one, other in self._apart ^ pairs:
+            for host, far in ((one, other), (other, one)):
+                with _netlink_of(self.hosts[host]) as own:
+                    for nic in self.hosts[far].nics:
+                        index = _index(own, nic.interface)
+                        if (one, other) in pairs:
+                            own.neigh(
+                                "replace",
+                                dst=nic.address,
+                                lladdr=_NOBODY,
+                                ifindex=index,
+                                state=_PERMANENT,
+                            )
+                        else:
+                            own.neigh("del", dst=nic.address, ifindex=index)
+        self._apart = set(pairs)
 
     def _set_port(self, host: Host, state: str) -> None:
         for nic in host.nics:

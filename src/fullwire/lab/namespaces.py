@@ -25,6 +25,9 @@ _NEW_NETWORK = 0x40000000
 _OWN = _NEW_NETWORK | _NEW_MOUNTS | _NEW_PIDS
 _MOUNT_BIND, _MOUNT_PRIVATE_TREE = 0x1000, 0x4000 | 0x40000
 _MOUNT_HARMLESS = 0x2 | 0x4 | 0x8  # nosuid, nodev, noexec: the usual options of /proc and /sys
+_REMOUNT = 0x20
+_MOST_TRIES = 1000
+_DISK_BYTES = 2**30  # at most, and only as much memory as it holds
 _SIGNAL_AT_PARENTS_DEATH = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -158,6 +161,23 @@ def name_hosts(addresses: dict[str, str]) -> None:
         _checked(_libc.umount2(b"/tmp", 2))  # 2 is MNT_DETACH: the bound file stays
 
 
+def mount_disk(place: str) -> None:
+    """Put a disk of the lab's own on a folder: a file system in memory, that can be full."""
+    _mount("tmpfs", place, "tmpfs", _MOUNT_HARMLESS, f"mode=0777,size={_DISK_BYTES}")
+
+
+def set_disk(place: str, *, is_full: bool) -> None:
+    """Leave the lab's disk no room, or give it its room back."""
+    for _ in range(_MOST_TRIES):  # somebody may write between the two calls
+        found = os.statvfs(place)
+        used_bytes = (found.f_blocks - found.f_bfree) * found.f_frsize
+        least_bytes = max(used_bytes, os.sysconf("SC_PAGE_SIZE"))  # a size of 0 is no limit
+        options = f"size={least_bytes if is_full else _DISK_BYTES}"
+        with contextlib.suppress(OSError):
+            _mount("tmpfs", place, "tmpfs", _MOUNT_HARMLESS | _REMOUNT, options)
+            return
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the one that started it dies."""
     _checked(_libc.prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL))
@@ -171,8 +191,9 @@ def _setns(namespace: int) -> None:
     _checked(_libc.setns(namespace, 0))
 
 
-def _mount(source: str, target: str, kind: str, flags: int) -> None:
-    _checked(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, None))
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    words = options.encode() or None
+    _checked(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, words))
 
 
 def _checked(result: int) -> None:

@@ -1,5 +1,9 @@
 """One job on a lab: ranks on their hosts, faults on a timetable, and the job's exit status.
 
+Under chaos, a killed host's command starts again a second later, as a pod does. The job is elastic
+if its ranks meet in the folder of `ElasticJob`: then it ends well once one rank has completed it,
+however many were lost. The ranks of another job end 10 s after one of them has failed.
+
 The lab starts every rank itself, with the variables that frameworks read. A command may also be a
 launcher, which starts ranks of its own. torchrun takes the other hosts from variables or from
 options (torch/distributed/argparse_util.py). Other launchers take them from options only. A host
@@ -9,17 +13,19 @@ that sent nothing ran a job of its own.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from fullwire.errors import UsageError
 from fullwire.files import opened
 from fullwire.lab.description import interface_of
-from fullwire.lab.faults import Fault
+from fullwire.lab.faults import RESTARTS_S, Chaos, Fault
 from fullwire.lab.lab import Lab
 from fullwire.lab.terminal import take_terminal
 from fullwire.units import show_rate, show_time
@@ -42,6 +48,24 @@ _FIRST_LINE_BYTES = 256  # as much as the kernel reads of it
 _SHELL = re.compile(rb"#![ \t]*(?:\S*/env\s+(?:-\S+\s+)*)?\S*sh\s")
 
 Say = Callable[[str], None]
+Note = Callable[[Fault, int], None]  # a fault, and its time on the monotonic clock
+
+
+class ElasticJob(Protocol):
+    """The workers of an elastic job: the lab starts them, and they meet by themselves."""
+
+    def variables(self, rank: int) -> Mapping[str, str]:
+        """Return the variables for the next worker at a rank's place."""
+
+    def lost(self, rank: int) -> None:
+        """Tell the others that a rank's worker has ended."""
+
+    def complete(self) -> None:
+        """Tell those who would join that the job is complete."""
+
+    @property
+    def has_met(self) -> bool:
+        """Say whether the ranks of this job are workers that may be lost."""
 
 
 def run_job(
@@ -52,6 +76,9 @@ def run_job(
     environment: Mapping[str, str] = os.environ,
     packet_socket: str | None = None,
     say: Say = lambda sentence: None,
+    chaos: Chaos | None = None,
+    elastic: ElasticJob | None = None,
+    note: Note = lambda fault, time_ns: None,
 ) -> int:
     """Run a command as every rank; return the exit status of the first rank to fail, or 0."""
     words = words_of(command)
@@ -64,12 +91,18 @@ def run_job(
                 f"warning: each host runs a job of its own ({cause}): expected `-- python SCRIPT`, "
                 "for the lab starts every rank, or torchrun with its own defaults"
             )
-    for rank in range(lab.description.ranks):
+
+    def start(rank: int) -> None:
         variables = {**environment, **rank_environment(lab, rank)}
         if not apart:
             variables |= _torchrun_environment(lab, rank)
+        if elastic is not None:
+            variables |= elastic.variables(rank)
         lab.start(rank, command, variables, packet_socket=packet_socket)
-    job = _Job(lab, faults, say)
+
+    for rank in range(lab.description.ranks):
+        start(rank)
+    job = _Job(lab, faults, say, chaos, elastic, start, note)
     try:
         status = job.finish()
     except KeyboardInterrupt:
@@ -179,11 +212,26 @@ def words_of(command: Sequence[str]) -> list[str]:
 class _Job:
     """The running ranks, the faults that are still to come, and the first failure."""
 
-    def __init__(self, lab: Lab, faults: Sequence[Fault], say: Say) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        faults: Sequence[Fault],
+        say: Say,
+        chaos: Chaos | None,
+        elastic: ElasticJob | None,
+        start: Callable[[int], None],
+        note: Note,
+    ) -> None:
         self._lab = lab
         self._running = set(range(lab.description.ranks))
         self._paused: set[int] = set()  # the numbers of paused hosts
-        self._to_come = list(faults)
+        self._listed = list(faults)  # on the timetable, and still to come
+        by_chance = () if chaos is None else chaos.faults(lab.description)
+        self._to_come = heapq.merge(faults, by_chance, key=lambda fault: fault.at_s)
+        self._next = next(self._to_come, None)
+        self._elastic, self._start, self._note = elastic, start, note
+        self._killed: dict[int, float] = {}  # by host: when its commands start again
+        self._is_complete = False
         self._say = say
         self._began_s = time.monotonic()
         self._ends_at_s: float | None = None
@@ -192,7 +240,7 @@ class _Job:
 
     def finish(self) -> int:
         """Wait for the last rank, while the timetable runs."""
-        while self._running:
+        while self._running or self._killed:
             # End soon if every host that is left is paused for good.
             if self._ends_at_s is None and self._is_at_a_standstill():
                 self._ends_at_s = time.monotonic() + _LAST_WORDS_S
@@ -203,12 +251,13 @@ class _Job:
                 self._sent_bytes[host] = ended.sent_bytes
                 self._note_end(ended.rank, ended.status)
             elif self._ends_at_s is not None and time.monotonic() >= self._ends_at_s:
-                self._status = self._status or 128 + signal.SIGKILL
+                if not self._is_complete:
+                    self._status = self._status or 128 + signal.SIGKILL
                 self.end(signal.SIGTERM)
                 break
             else:
                 self._disturb()
-        return self._status
+        return 0 if self._is_complete else self._status
 
     def tell_who_never_met(self, *, is_sure: bool) -> None:
         """Warn of hosts that sent nothing: their ranks were alone."""
@@ -223,7 +272,8 @@ class _Job:
 
     def _is_at_a_standstill(self) -> bool:
         left = {self._lab.description.host_of(rank) for rank in self._running}
-        awaited = {fault.host for fault in self._to_come if fault.kind in ("restore", "kill")}
+        left |= self._killed.keys()
+        awaited = {fault.host for fault in self._listed if fault.kind in ("restore", "kill")}
         return left <= self._paused - awaited
 
     def end(self, number: int) -> None:
@@ -235,7 +285,9 @@ class _Job:
                 self._running.remove(ended.rank)
 
     def _time_to_next_s(self) -> float | None:
-        moments_s = [self._began_s + self._after_s(fault) for fault in self._to_come[:1]]
+        moments_s = list(self._killed.values())
+        if self._next is not None:
+            moments_s.append(self._began_s + self._after_s(self._next))
         if self._ends_at_s is not None:
             moments_s.append(self._ends_at_s)
         if not moments_s:
@@ -244,24 +296,62 @@ class _Job:
 
     def _note_end(self, rank: int, status: int) -> None:
         self._running.remove(rank)
-        if status == 0 or self._status != 0:
+        if self._elastic is not None:
+            self._elastic.lost(rank)
+            if status == 0 and self._elastic.has_met and not self._is_complete:
+                self._is_complete = True
+                self._killed.clear()
+                self._elastic.complete()
+                self._end_soon()
+        if status == 0 or self._lab.description.host_of(rank) in self._killed:
             return
-        self._status = status
-        self._say(f"rank {rank} failed with exit status {status}")
+        goes_on = self._elastic is not None and self._elastic.has_met
+        if self._status != 0 and not goes_on:
+            return
+        self._status = self._status or status
+        if not self._is_complete:
+            self._say(f"rank {rank} failed with exit status {status}")
+            if not goes_on:
+                self._end_soon()
+
+    def _end_soon(self) -> None:
         if self._running:
             self._ends_at_s = time.monotonic() + GRACE_S
-            self._say(f"the other ranks have {show_time(GRACE_S)} to end")
+            if not self._is_complete:
+                self._say(f"the other ranks have {show_time(GRACE_S)} to end")
 
     def _disturb(self) -> None:
-        elapsed_s = time.monotonic() - self._began_s
-        while self._to_come and self._after_s(self._to_come[0]) <= elapsed_s:
-            fault = self._to_come.pop(0)
+        now_s = time.monotonic()
+        for host in [host for host, at_s in self._killed.items() if at_s <= now_s]:
+            each = self._lab.description.ranks_per_host
+            ranks = set(range(host * each, (host + 1) * each))
+            if ranks & self._running:  # the news of an end is on its way
+                self._killed[host] = now_s + _LAST_WORDS_S
+                continue
+            del self._killed[host]
+            self._say(f"{show_time(now_s - self._began_s)}: host {host} starts again")
+            for rank in sorted(ranks):
+                self._running.add(rank)
+                self._start(rank)
+        while self._next is not None and self._began_s + self._after_s(self._next) <= now_s:
+            fault, self._next = self._next, next(self._to_come, None)
+            is_by_chance = fault not in self._listed
+            if not is_by_chance:
+                self._listed.remove(fault)
+            elif fault.kind == "kill":
+                if self._ends_at_s is not None or not self._runs_on(fault.host):
+                    continue
+                self._killed[fault.host] = now_s + RESTARTS_S
+            self._note(fault, time.monotonic_ns())
             self._lab.disturb(fault)
-            if fault.kind == "pause":
+            if fault.kind == "pause" and not is_by_chance:
                 self._paused.add(fault.host)
             elif fault.kind == "restore":
                 self._paused.discard(fault.host)
             self._say(f"{show_time(fault.at_s)}: {fault}")
+
+    def _runs_on(self, host: int) -> bool:
+        return any(self._lab.description.host_of(rank) == host for rank in self._running)
 
     def _after_s(self, fault: Fault) -> float:
         return fault.at_s * self._lab.description.dilation

@@ -9,11 +9,12 @@ way, and the kernel kills it when the outer one dies.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -80,6 +81,8 @@ class _Inside:
         namespaces.mount_own_proc()
         self._description = description
         self._network = Network(description)
+        if description.disk:
+            namespaces.mount_disk(description.disk)
         namespaces.name_hosts({host.name: host.address for host in self._network.hosts})
         warning = capacity_warning(self._network, description)
         self._network.shape()
@@ -87,6 +90,7 @@ class _Inside:
         uplinks = measured_uplinks(self._network, description)
         self._network.add_netem()  # after measuring: delay and loss would lower the rate
         self._processes = Processes()
+        self._cuts: list[tuple[tuple[int, ...], ...]] = []  # the sides of each partition
         self._sent_before: dict[int, int] = {}  # by host: the bytes sent before its present job
         self.ready = Ready(
             links=links,
@@ -121,6 +125,13 @@ class _Inside:
             self._processes.start(host, request, cpus[host.number] if cpus else frozenset())
         elif isinstance(request, Signal):
             self._processes.signal_groups(request.number)
+        elif request.kind in ("partition", "heal"):
+            self._cuts.append(request.sides) if request.kind == "partition" else self._cuts.remove(
+                request.sides
+            )
+            self._network.set_apart({pair for sides in self._cuts for pair in _across(sides)})
+        elif request.kind in ("fill", "empty"):
+            namespaces.set_disk(self._description.disk, is_full=request.kind == "fill")
         else:
             host = self._network.hosts[request.host]
             if request.kind == "slow":
@@ -134,10 +145,19 @@ class _Inside:
                 self._processes.signal_host(host, signal.SIGKILL)
             elif request.kind == "pause":
                 self._processes.signal_host(host, signal.SIGSTOP)
+            elif request.kind == "resume":
+                self._processes.signal_host(host, signal.SIGCONT)
             else:
                 self._network.plug_in(host)
                 self._network.set_rate(host, self._description.rates_bps[host.number])
                 self._processes.signal_host(host, signal.SIGCONT)
+
+
+def _across(sides: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of hosts on different sides of a partition."""
+    for one, other in itertools.combinations(sides, 2):
+        for pair in itertools.product(one, other):
+            yield min(pair), max(pair)
 
 
 @contextlib.contextmanager

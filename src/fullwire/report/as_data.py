@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fullwire.clusters.cluster import Cluster
     from fullwire.findings.watching import Stuck
     from fullwire.run.run import Run
-    from fullwire.simulation.goodput import Goodput
+    from fullwire.simulation.goodput import Goodput, Membership
     from fullwire.workloads import Workload
     from fullwire.workloads.architecture import Architecture
 
@@ -41,6 +41,10 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
         "rows": rows,
         "warnings": list(result.warnings),
     }
+    if result.goodputs:
+        data["under_failures"] = [
+            {**asdict(found), "sentence": sentence(found)} for found in result.goodputs
+        ]
     if result.to_target is not None:
         return _with_target(data, result, result.to_target, best)
     data["sentence"] = sentence(result.answer)
@@ -168,6 +172,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "step_s": result.step_s,
         "median_step_s": result.median_step_s,
         "goodput": _goodput_object(result.goodput),
+        "membership": _membership_object(result.membership),
         "baseline_step_s": result.baseline_step_s,
         "baseline_interval": _interval_object(*result.baseline_between_s),
         "baseline_source": "estimated" if result.is_estimated else "measured",
@@ -446,6 +451,31 @@ def traffic_object(result: AuditedTraffic) -> dict[str, Any]:
         "warnings": list(result.warnings),
         "groups": [traffic_object(group) for group in result.groups],
         "during_s": result.during_s,
+    }
+
+
+def _membership_object(found: Membership | None) -> dict[str, Any] | None:
+    """Return who took part in an elastic job over time, and what happened."""
+    if found is None:
+        return None
+    return {
+        "length_s": found.length_s,
+        "workers": [
+            {
+                "worker": worker,
+                "present": [{"from_s": from_s, "until_s": until_s} for from_s, until_s in spans],
+            }
+            for worker, spans in found.present_s.items()
+        ],
+        "events": [
+            {
+                "kind": each.kind,
+                "at_s": each.at_s,
+                "lasts_s": each.lasts_s,
+                "workers": list(each.ranks),
+            }
+            for each in found.events
+        ],
     }
 
 

@@ -51,6 +51,7 @@ _MOST_COLLECTIVES = 24
 
 def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = True) -> None:
     """Print the answer, then predictions in their order, or the best ones; `is_full`: all notes."""
+    print_sentences_of(result.goodputs)
     print_sentences_of((*result.holding_back, *result.reaching) or (result.answer,))
     say("")
     if result.to_target is not None:

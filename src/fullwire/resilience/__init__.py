@@ -7,5 +7,8 @@ mesh.py         the connections between members
 joining.py      the state that a new worker takes from the others
 state.py        the state of a training as one row of bytes
 checkpoints.py  that row on a disk, in parts
+gradients.py    the sums of a step
+pace.py         shares of a batch by speed, and slow workers
+launched.py     the place of a process that torchrun, Slurm or Kubernetes started
 place.py        the part of one process in the job, and the job's folder
 """

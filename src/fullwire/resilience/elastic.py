@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +26,7 @@ import torch
 
 from fullwire.errors import TransportError, UsageError
 from fullwire.resilience import checkpoints
+from fullwire.resilience.gradients import Interrupted, Summed, Sums
 from fullwire.resilience.joining import (
     AT_ONCE_BYTES,
     BEHIND,
@@ -34,27 +35,26 @@ from fullwire.resilience.joining import (
     NONE,
     Follower,
     Joining,
-    Summed,
     connected,
     place_of,
     send,
 )
+from fullwire.resilience.launched import take_seat
 from fullwire.resilience.membership import Membership
 from fullwire.resilience.mesh import Mesh
+from fullwire.resilience.pace import Pace, shares
 from fullwire.resilience.place import TOO_FEW_STATUS, Place, began_ns, tell
-from fullwire.resilience.state import State, parts_of, share_of
+from fullwire.resilience.state import State, parts_of
 from fullwire.transport.small_gradients import tell_small
 
-_BUCKET_BYTES = 25 * 2**20
-_FIRST_BUCKET_BYTES = 2**20  # the sums begin early
 _MOST_FAILURES = 20
 
 
 def elastic(model: Any, optimizer: Any, scheduler: Any = None) -> Job:
     """Make a training job that outlives its workers.
 
-    Start it with `fullwire run --workers 8 --min 4 -- python train.py`. Without `fullwire run`
-    the job has this process alone.
+    Start it with `fullwire run --workers 8 --min 4 -- python train.py`. Workers of torchrun, Slurm
+    or Kubernetes find each other too. Without a launcher the job has this process alone.
 
     - `model`, `optimizer`: as in a plain loop; all workers begin with the first one's parameters.
     - `scheduler`: the script steps it; a worker that joins receives its state.
@@ -67,12 +67,8 @@ def elastic(model: Any, optimizer: Any, scheduler: Any = None) -> Job:
                 loss.backward()
                 optimizer.step()
     """
+    take_seat()
     place = Place.told()
-    if place is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError(
-            "fullwire.elastic: expected workers started by fullwire run --workers, "
-            f"got WORLD_SIZE={os.environ['WORLD_SIZE']}"
-        )
     return Job(model, optimizer, scheduler, None if place is None else Mesh(place))
 
 
@@ -99,11 +95,15 @@ class Job:
         self._group: Any = None
         self._planned_steps = 0  # by all loops over batches so far
         self._share: list[int] = []
+        self._is_whole = True  # the batch; the last one of an epoch may be smaller
         self._failures = 0  # to connect to the members of an epoch, in a row
         self._saver = None if mesh is None else checkpoints.Saver(mesh)
-        self._sums = _Sums(list(model.parameters()), self._commit)
+        self._pace = None if mesh is None else Pace(mesh)
+        self._sums = Sums(list(model.parameters()), self._commit)
         if mesh is not None:
-            self._sums.wait = mesh.wait  # type: ignore[method-assign]
+            self._sums.wait = self._wait  # type: ignore[method-assign]
+            if mesh.place.balances:
+                tell_of_batch_statistics(model, mesh.rank)
             atexit.register(self._leave)
         self._is_in_step = False
 
@@ -148,7 +148,7 @@ class Job:
             self._planned_steps + steps_in_epoch * epochs,
         )
         last, order, ordered = self._planned_steps, range(size), -1
-        while self._settle(last) < last:
+        while self._settle(last, batch_size) < last:
             epoch, step = divmod(self.step_number - first, steps_in_epoch)
             if shuffle and epoch != ordered:
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + first + epoch)
@@ -156,7 +156,9 @@ class Job:
             whole = list(order[step * batch_size : (step + 1) * batch_size])
             self._share = []
             if self._follower is None:
-                self._share = whole[share_of(len(whole), self.rank_now, self.size_now)]
+                weights = [1] if self._pace is None else self._pace.weights_of(self._active)
+                self._share = whole[shares(len(whole), weights)[self.rank_now]]
+            self._is_whole = len(whole) == batch_size
             # A rank without samples computes some that others count, with weight 0.
             given = self._share or whole[:2]
             self._sums.weight = len(self._share) / len(whole)
@@ -181,7 +183,7 @@ class Job:
         """The world size of the next step."""
         return len(self._active)
 
-    def _settle(self, last: int) -> int:
+    def _settle(self, last: int, batch_size: int) -> int:
         """Be a member of the present epoch, with its state; return the committed steps."""
         mesh = self._mesh
         if self._has_state and self._follower is None and self.step_number >= last:
@@ -214,6 +216,8 @@ class Job:
                 callback(*self._told)
         if self.step_number == mesh.place.keeping.first_step:
             self.rank, self.world_size = self.rank_now, self.size_now
+        if self._pace is not None:
+            self._pace.look(self._membership.epoch, self.step_number, self._active, batch_size)
         if mesh.place.keeping.is_on and self._saver is not None:
             epoch = self._membership.epoch
             self._saver.look(epoch, self.step_number, self._active, lambda: State(self._parts()))
@@ -236,7 +240,10 @@ class Job:
             worked_ns = min(since_ns - committed_ns, committed_ns - earlier_ns)
             tell("repeated work", self._active, since_ns - worked_ns, since_ns)
         came = sorted(set(self._active).difference(before))
-        tell("recovery" if lost else "join", lost or came, since_ns or now_ns, now_ns)
+        if lost:
+            tell("recovery", lost, since_ns or now_ns, now_ns)
+        if came:  # the time of a change is told once
+            tell("join", came, now_ns if lost else since_ns or now_ns, now_ns)
 
     def _follows(self) -> bool:
         """Have the state of others; return whether this rank still applies their steps."""
@@ -311,13 +318,18 @@ class Job:
             group = connected(mesh, epoch, members)
             tell_small(group, [bucket.parameters for bucket in self._sums.buckets])
             mesh.watch(epoch, group.abort)
-        mesh.post(epoch, f"state {mesh.rank}", has)
-        posts = mesh.await_posts(epoch, [f"state {member}" for member in members])
-        if posts is None:
+        pace = self._pace
+        assert pace is not None
+        mesh.post(epoch, f"state {mesh.rank}", f"{has} {pace.said}")
+        said = mesh.await_posts(epoch, [f"state {member}" for member in members])
+        if said is None:
             if group is not None:
                 group.abort()
             raise TransportError(f"epoch {epoch} ended at its start")
-        return group, posts
+        states, weights = zip(*(each.split(" ", 1) for each in said), strict=True)
+        full = [each for state, each in zip(states, weights, strict=True) if state == FULL]
+        pace.enters(members, full[:1], membership.base_step)
+        return group, list(states)
 
     def _share_state(
         self, membership: Membership, full: list[int], joiners: list[int], place: tuple[int, int]
@@ -391,6 +403,12 @@ class Job:
 
     # Steps.
 
+    def _wait(self, is_waiting: bool) -> None:
+        assert self._mesh is not None
+        if is_waiting and self._pace is not None and self._share and self._is_whole:
+            self._pace.waits(len(self._share))
+        self._mesh.wait(is_waiting)
+
     def _commit(self, problem: Exception | None, summed: Summed | None) -> None:
         """The sums are complete, or failed: return if the step counts, or raise `Interrupted`."""
         if not self._is_in_step:
@@ -414,10 +432,8 @@ class Job:
         self.step_number += 1
         self.samples = self._share
         self.rank, self.world_size = self.rank_now, self.size_now
-
-
-class Interrupted(BaseException):
-    """The step does not count. No `except Exception` of a script takes it for an error."""
+        if self._pace is not None:
+            self._pace.goes_on()
 
 
 class _Step:
@@ -458,117 +474,6 @@ class _Step:
         return False
 
 
-class _Bucket:
-    """Gradients that travel together."""
-
-    def __init__(self, parameters: Sequence[Any]) -> None:
-        self.parameters = parameters
-        sizes = [parameter.numel() for parameter in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype)
-        parts = self.flat.split(sizes)
-        self.views = [
-            part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)
-        ]
-        self.missing = set(range(len(parameters)))
-        self.work: Any = None
-
-
-class _Sums:
-    """Adds up the gradients of all ranks, weighted by samples, during the backward pass."""
-
-    def __init__(
-        self, parameters: Sequence[Any], then: Callable[[Exception | None, Summed | None], None]
-    ) -> None:
-        self.group: Any = None  # None: this rank is alone
-        self.follower: Follower | None = None  # whose sums are applied in place of this rank's
-        self.weight = 1.0
-        self.tries = 0
-        self._then = then
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        if not trained or any(parameter.device.type != "cpu" for parameter in trained):
-            raise UsageError(
-                "fullwire.elastic: expected a model with parameters to train, on the CPU, got "
-                + (f"parameters on {trained[0].device}" if trained else "none")
-            )
-        self.buckets = [_Bucket(part) for part in _divided(trained)]
-        self._begun = self._launched = 0
-        self._problem: Exception | None = None
-        for bucket in self.buckets:
-            for place, parameter in enumerate(bucket.parameters):
-                hook = _hook(self, bucket, place)
-                parameter.register_post_accumulate_grad_hook(hook)
-
-    @property
-    def forms(self) -> list[tuple[int, Any]]:
-        """Return the numbers and the type of each sum."""
-        return [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self.buckets]
-
-    def begin(self) -> None:
-        """Be ready for one backward pass."""
-        self.tries += 1
-        self._begun = self._launched = 0
-        self._problem = None
-        for bucket in self.buckets:
-            bucket.missing = set(range(len(bucket.parameters)))
-            bucket.work = None
-
-    def ready(self, bucket: _Bucket, place: int) -> None:
-        """A gradient of this rank is complete."""
-        if not self._begun:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        self._begun += 1
-        if place not in bucket.missing:
-            raise UsageError("job.step: expected one backward() in the block, got a second one")
-        bucket.missing.discard(place)
-        if self.group is None or self.follower is not None:
-            return
-        gradient = bucket.parameters[place].grad
-        if gradient.layout is not torch.strided:
-            raise UsageError("fullwire.elastic: expected dense gradients, got sparse ones")
-        if self.weight:
-            torch.mul(gradient, self.weight, out=bucket.views[place])
-        else:
-            bucket.views[place].zero_()
-        while self._launched < len(self.buckets) and not self.buckets[self._launched].missing:
-            self._launch(self.buckets[self._launched])
-
-    def _launch(self, bucket: _Bucket) -> None:
-        self._launched += 1
-        try:
-            bucket.work = self.group.allreduce([bucket.flat])
-        except TransportError as error:  # told at the end of the backward pass
-            self._problem = error
-
-    def _end(self) -> None:
-        summed = None
-        if self.follower is not None:
-            if (summed := self.follower.next()) is None:
-                raise Interrupted
-            for bucket, flat in zip(self.buckets, summed.sums, strict=True):
-                bucket.flat.copy_(flat)
-        elif self.group is not None:
-            for bucket in self.buckets[self._launched :]:
-                for place in bucket.missing:  # this rank did not use these parameters
-                    bucket.views[place].zero_()
-                self._launch(bucket)
-            self.wait(True)
-            for bucket in self.buckets:
-                try:
-                    if bucket.work is not None and self._problem is None:
-                        bucket.work.wait()
-                except TransportError as error:
-                    self._problem = error
-                bucket.work = None
-        if summed is not None or self.group is not None:
-            for bucket in self.buckets:
-                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                    parameter.grad = view
-        self._then(self._problem, summed)
-
-    def wait(self, is_waiting: bool) -> None:
-        """Replaced by the mesh's; a job alone waits for nobody."""
-
-
 def _collated(dataset: Any, indices: list[int], collate: Callable[[list[Any]], Any] | None) -> Any:
     if isinstance(dataset, torch.Tensor):
         return dataset[indices]
@@ -578,21 +483,16 @@ def _collated(dataset: Any, indices: list[int], collate: Callable[[list[Any]], A
     return (collate or torch.utils.data.default_collate)(given)
 
 
-def _divided(parameters: Sequence[Any]) -> Iterator[list[Any]]:
-    """Group parameters in the order in which their gradients come, the last layer's first."""
-    bucket: list[Any] = []
-    size_bytes, limit_bytes = 0, _FIRST_BUCKET_BYTES
-    for parameter in reversed(parameters):
-        if bucket and (parameter.dtype != bucket[0].dtype or size_bytes >= limit_bytes):
-            yield bucket
-            bucket, size_bytes, limit_bytes = [], 0, _BUCKET_BYTES
-        bucket.append(parameter)
-        size_bytes += parameter.numel() * parameter.element_size()
-    yield bucket
-
-
-def _hook(sums: _Sums, bucket: _Bucket, place: int) -> Callable[[Any], None]:
-    def note(_: Any) -> None:
-        sums.ready(bucket, place)
-
-    return note
+def tell_of_batch_statistics(model: Any, rank: int) -> None:
+    """Name the layers whose result depends on how a batch is divided: shares change it."""
+    names = [
+        f"{name or 'the model'} ({type(layer).__name__})"
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)
+    ]
+    if names and rank == 0:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        sys.stderr.write(
+            f"fullwire: --balance changes the result of {', '.join(names[:3])}{more}: their "
+            "statistics are those of each worker's own samples, and shares differ\n"
+        )

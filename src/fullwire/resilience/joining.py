@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from fullwire.errors import TransportError
+from fullwire.resilience.gradients import Summed
 from fullwire.resilience.membership import Membership
 from fullwire.resilience.mesh import Mesh
-from fullwire.resilience.place import Folder
 from fullwire.resilience.state import State, share_of
 from fullwire.transport.group import FullwireGroup
 
@@ -38,10 +38,9 @@ MOST_SOURCES = 4
 class Board(dist.Store):  # type: ignore[misc]  # torch may be absent when we check
     """The members of an epoch show each other values over the mesh; for a group's rendezvous."""
 
-    host = Folder.host
-
     def __init__(self, mesh: Mesh, epoch: int, purpose: str) -> None:
         super().__init__()
+        self.host = mesh.place.folder.host
         self._mesh, self._epoch, self._purpose = mesh, epoch, purpose
 
     def set(self, key: str, value: Any) -> None:
@@ -122,15 +121,6 @@ def place_of(index: int, posts: Sequence[str]) -> tuple[int, int]:
     full = posts.count(FULL)
     before = sum(has == FULL for has in posts[:index])
     return (before if posts[index] == FULL else full + index - before), full
-
-
-class Summed(NamedTuple):
-    """The sums of a step that others computed."""
-
-    step: int
-    sums: list[Any]
-    rank: int  # this one's place after those that computed it
-    size: int  # those that computed it
 
 
 class Follower:

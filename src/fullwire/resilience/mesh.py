@@ -46,7 +46,7 @@ START_S = 120.0  # the longest wait for a worker that has not come yet, or to be
 _MOST_RANKS = 2**31 - 1
 _HEADER = struct.Struct("!Ic")
 _LONGEST_FRAME_BYTES = 2**24
-_MESSAGE, _BEAT, _POST, _JOIN = b"M", b"B", b"P", b"J"
+_MESSAGE, _BEAT, _POST, _JOIN, _WHERE = b"M", b"B", b"P", b"J", b"W"
 _RETRY_S = 0.1
 _NEVER_NS = 10**18
 _FIRST_STEPS_S = 300.0  # no rank is stuck before the job has shown how long its steps take
@@ -260,13 +260,13 @@ class Mesh:
             self._take_events()
             self._wake()
 
-    def post(self, epoch: int, key: str, value: str) -> None:
-        """Show a value to all members of this epoch."""
+    def post(self, epoch: int, key: str, value: str, to: Sequence[int] | None = None) -> None:
+        """Show a value to all members of this epoch, or to some."""
         with self._changed:
             if self._is_current(epoch) and self._member is not None:
                 self._boards.setdefault(epoch, {})[key] = value
                 frame = msgspec.msgpack.encode((epoch, key, value))
-                for peer in self._member.membership.members:
+                for peer in self._member.membership.members if to is None else to:
                     if peer != self.rank:
                         self._put(peer, _POST, frame)
 
@@ -426,8 +426,18 @@ class Mesh:
         self._selector.register(connection, selectors.EVENT_READ, link)
         self._hearing.heard(peer, time.monotonic_ns())
         self._flush(link)
+        if self.place.folder.is_of_one_host:  # the peer, on another one, may not know new ranks
+            for rank in self.place.folder.numbers("rank"):
+                if rank >= self.place.starters or rank == self.rank:
+                    self._tell_where([peer], rank)
         if self._asks and self._member is None:
             self._put(peer, _JOIN, msgspec.msgpack.encode(self._left_epoch))
+
+    def _tell_where(self, peers: Sequence[int], rank: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            address = self.place.folder.get(f"rank {rank}").decode()
+            for peer in peers:
+                self._put(peer, _WHERE, msgspec.msgpack.encode((rank, address)))
 
     def _hear(self, link: _Link, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -469,6 +479,14 @@ class Mesh:
             if self._member is None or epoch >= self._member.membership.epoch:
                 self._boards.setdefault(epoch, {})[key] = value
                 self._changed.notify_all()
+        elif kind == _WHERE:
+            rank, address = msgspec.msgpack.decode(data, type=tuple[int, str])
+            known = {
+                word for word in ("rank", "gone") if self.place.folder.check([f"{word} {rank}"])
+            }
+            if not known:
+                self.place.folder.set(f"rank {rank}", address)
+                self._tell_where([each for each in self._links if each != peer], rank)
         elif kind == _JOIN and self._member is not None and peer not in self._ignored:
             left_epoch = msgspec.msgpack.decode(data, type=int)
             self._send(self._member.admit(peer, left_epoch, now_ns))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import threading
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 FOLDER_VARIABLE = "FULLWIRE_ELASTIC_FOLDER"
+HOST_VARIABLE = "FULLWIRE_ELASTIC_HOST"  # towards the others, where they have folders of their own
 WORKER_VARIABLE = "FULLWIRE_ELASTIC_WORKER"
 STARTERS_VARIABLE = "FULLWIRE_ELASTIC_STARTERS"  # the workers at the start
 LEAST_VARIABLE = "FULLWIRE_ELASTIC_MIN"
@@ -19,6 +21,8 @@ DETECT_VARIABLE = "FULLWIRE_ELASTIC_DETECT_S"
 STUCK_VARIABLE = "FULLWIRE_ELASTIC_STUCK_S"
 RESPAWN_VARIABLE = "FULLWIRE_ELASTIC_RESPAWN"  # 1: lost workers are replaced
 KEEPING_VARIABLE = "FULLWIRE_ELASTIC_CHECKPOINTS"
+BALANCE_VARIABLE = "FULLWIRE_ELASTIC_BALANCE"  # 1: shares of a batch by speed
+EVICT_VARIABLE = "FULLWIRE_ELASTIC_EVICT_SLOW"  # 1: a slow worker leaves
 TOO_FEW_STATUS = 4  # of a job with fewer workers than --min
 
 
@@ -37,10 +41,11 @@ class Keeping(msgspec.Struct):
 class Folder:
     """The folder of a job: small files that are written whole, in place of a store."""
 
-    host = "127.0.0.1"  # where ranks listen, unless FULLWIRE_INTERFACE says otherwise
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, host: str = "") -> None:
         self.path = path
+        self.is_of_one_host = bool(host)  # others have folders of their own
+        # Ranks listen where they reach this host, unless FULLWIRE_INTERFACE says otherwise.
+        self.host = host or "127.0.0.1"
 
     def numbers(self, word: str) -> set[int]:
         """Return the workers of which there is a file with this word."""
@@ -59,6 +64,58 @@ class Folder:
     def get(self, key: str) -> bytes:
         """Read a file."""
         return (self.path / key).read_bytes()
+
+
+def next_number(folder: Folder, rank: int, size: int) -> int:
+    """Return the number of the next worker at a rank's place: a new one, higher than all others.
+
+    No other place takes it, because its rest by the number of places is the rank.
+    """
+    used = folder.numbers("rank") | folder.numbers("gone")
+    if not any(each % size == rank for each in used):
+        return rank
+    return next(each for each in range(rank + size, max(used) + size + 1, size) if each > max(used))
+
+
+class Gathering:
+    """The folder of an elastic job whose workers somebody else starts, one at each rank's place."""
+
+    def __init__(self, path: Path, ranks: int, *, least: int = 1, detect_s: float = 2.0) -> None:
+        from fullwire.transport.keys import KEY_FILE_VARIABLE, KEY_VARIABLE  # with torch
+
+        self._folder, self._ranks = Folder(path), ranks
+        self._numbers: dict[int, int] = {}  # of the present worker, by its place
+        self._folder.set("number", secrets.token_hex(32))
+        self._common = {
+            FOLDER_VARIABLE: str(path),
+            STARTERS_VARIABLE: str(ranks),
+            LEAST_VARIABLE: str(least),
+            DETECT_VARIABLE: str(detect_s),
+            RESPAWN_VARIABLE: "1",
+        }
+        if KEY_VARIABLE not in os.environ and KEY_FILE_VARIABLE not in os.environ:
+            self._common[KEY_VARIABLE] = secrets.token_hex(32)
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """Return the variables for the next worker at a rank's place."""
+        self._numbers[rank] = number = next_number(self._folder, rank, self._ranks)
+        return self._common | {WORKER_VARIABLE: str(number), "RANK": str(number)}
+
+    def lost(self, rank: int) -> None:
+        """Tell the others that a rank's worker has ended, and those that it may have started."""
+        for number in {self._numbers[rank], *self._folder.numbers("rank")}:
+            if number % self._ranks == rank:
+                self._folder.set(f"gone {number}", "")
+                (self._folder.path / f"rank {number}").unlink(missing_ok=True)
+
+    def complete(self) -> None:
+        """Tell those who would join that the job is complete."""
+        self._folder.set("finished", "")
+
+    @property
+    def has_met(self) -> bool:
+        """Say whether a worker uses `fullwire.elastic`."""
+        return bool(self._folder.numbers("rank") or self._folder.numbers("holds"))
 
 
 def tell(kind: str, ranks: Sequence[int], began_ns: int, ended_ns: int) -> None:
@@ -86,6 +143,8 @@ class Place:
     stuck_s: float  # the shortest time after which a rank counts as stuck
     is_replaced: bool  # a lost worker
     keeping: Keeping
+    balances: bool = False  # shares of a batch follow the workers' speed
+    evicts: bool = False  # a slow worker leaves
 
     @classmethod
     def told(cls) -> Place | None:
@@ -93,7 +152,7 @@ class Place:
         if FOLDER_VARIABLE not in os.environ:
             return None
         return cls(
-            Folder(Path(os.environ[FOLDER_VARIABLE])),
+            Folder(Path(os.environ[FOLDER_VARIABLE]), os.environ.get(HOST_VARIABLE, "")),
             int(os.environ[WORKER_VARIABLE]),
             int(os.environ[STARTERS_VARIABLE]),
             int(os.environ[LEAST_VARIABLE]),
@@ -101,4 +160,6 @@ class Place:
             float(os.environ.get(STUCK_VARIABLE, "30")),
             os.environ.get(RESPAWN_VARIABLE) == "1",
             msgspec.json.decode(os.environ.get(KEEPING_VARIABLE, "{}"), type=Keeping),
+            os.environ.get(BALANCE_VARIABLE) == "1",
+            os.environ.get(EVICT_VARIABLE) == "1",
         )

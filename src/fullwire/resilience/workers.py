@@ -30,6 +30,8 @@ import msgspec
 
 from fullwire.errors import UsageError
 from fullwire.resilience import checkpoints, place
+from fullwire.resilience.launched import seat_here
+from fullwire.resilience.pace import SLOW_STATUS
 from fullwire.resilience.place import TOO_FEW_STATUS, Folder, Keeping
 from fullwire.transport.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
 
@@ -38,6 +40,8 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *_FOR_SCRIPTS)
 _GRACE_S = 10.0  # for workers that are told to end
 _LAST_CHECKPOINT_S = 600.0  # for workers that write what they have
 _LAST_ONES_S = 15.0  # for workers that have not ended when others completed the job
+_STORE_STAYS_S = 10.0  # that of rank 0, for the others' last look
+_LOOKS_S = 0.5
 _MOST_FAILED_STARTS = 3  # in a row, without a worker that was killed
 _MOST_EARLY_DEATHS = 3  # of new workers in a row, before they took part
 
@@ -64,6 +68,7 @@ class Workers:
         respawns: bool,
         detect_s: float,
         keeping: Keeping | None = None,
+        more: dict[str, str] | None = None,
     ) -> None:
         if count < 1 or not 1 <= least <= count:
             raise UsageError(
@@ -78,7 +83,7 @@ class Workers:
                 f"run: expected --keep from 1 on and --every above 0 s, got {self._keeping.keep} "
                 f"and {self._keeping.every_s} s"
             )
-        self._command, self._least = list(command), least
+        self._command, self._least, self._more = list(command), least, more or {}
         self._count = self._asked = count  # a script that starts again may have fewer
         self._respawns, self._detect_s = respawns, detect_s
         self._selector = selectors.DefaultSelector()
@@ -94,7 +99,7 @@ class Workers:
 
     def run(self) -> int:
         """Run the job, and return its exit status."""
-        self._variables = {
+        self._variables = self._more | {
             place.LEAST_VARIABLE: str(self._least),
             place.DETECT_VARIABLE: str(self._detect_s),
             place.RESPAWN_VARIABLE: str(int(self._respawns)),
@@ -120,6 +125,24 @@ class Workers:
         self._folder = Folder(path)
         self._folder.set("number", secrets.token_hex(32))
         self._variables[place.FOLDER_VARIABLE] = str(path)
+        keeping = self._where_it_begins()
+        self._variables[place.KEEPING_VARIABLE] = msgspec.json.encode(keeping).decode()
+        with socket.socket() as free:
+            free.bind((self._folder.host, 0))
+            port = free.getsockname()[1]
+        self._variables |= {
+            place.STARTERS_VARIABLE: str(self._count),
+            "WORLD_SIZE": str(self._count),
+            "LOCAL_WORLD_SIZE": str(self._count),
+            "MASTER_ADDR": self._folder.host,
+            "MASTER_PORT": str(port),
+        }
+        self._next = self._done = 0
+        for _ in range(self._count):
+            self._start(is_late=False)
+
+    def _where_it_begins(self) -> Keeping:
+        """Look for the last checkpoint."""
         keeping = self._keeping
         if keeping.is_on:
             folder = Path(keeping.folder).absolute()
@@ -130,20 +153,7 @@ class Workers:
                     sys.stderr.write(f"fullwire: {problem}; an earlier checkpoint is used\n")
                 sys.stderr.write(f"fullwire: the job goes on after step {step}, from {source}\n")
                 keeping = msgspec.structs.replace(keeping, first_step=step, source=str(source))
-        self._variables[place.KEEPING_VARIABLE] = msgspec.json.encode(keeping).decode()
-        with socket.socket() as free:
-            free.bind((Folder.host, 0))
-            port = free.getsockname()[1]
-        self._variables |= {
-            place.STARTERS_VARIABLE: str(self._count),
-            "WORLD_SIZE": str(self._count),
-            "LOCAL_WORLD_SIZE": str(self._count),
-            "MASTER_ADDR": Folder.host,
-            "MASTER_PORT": str(port),
-        }
-        self._next = self._done = 0
-        for _ in range(self._count):
-            self._start(is_late=False)
+        return keeping
 
     def _begin_again(self) -> None:
         """Begin at the last checkpoint, or at the first step: nobody is left who could go on."""
@@ -185,12 +195,9 @@ class Workers:
             process = subprocess.Popen(
                 self._command,
                 env=os.environ
+                | {"LOCAL_RANK": str(number)}
                 | self._variables
-                | {
-                    place.WORKER_VARIABLE: str(number),
-                    "RANK": str(number),
-                    "LOCAL_RANK": str(number),
-                },
+                | {place.WORKER_VARIABLE: str(number), "RANK": str(number)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C comes through here, once
@@ -254,6 +261,10 @@ class Workers:
             return
         if not self._is_elastic:
             self._restart(worker)
+            return
+        is_slow = status == SLOW_STATUS and self._folder.check([f"slow {worker.number}"])
+        if is_slow:
+            sys.stderr.write(f"fullwire: worker {worker.number} left, because it was slow\n")
             return
         if status != -signal.SIGKILL:  # anybody may kill a worker, as often as they like
             self._early_deaths = 0 if took_part else self._early_deaths + 1
@@ -336,10 +347,83 @@ class Workers:
                 signal.signal(each, handler)
 
 
+class OnePlace(Workers):
+    """The worker at this process's place in a job that a launcher started, and its successors."""
+
+    _lost_status: int | None = None  # of this place's last worker
+
+    def _begin(self) -> None:
+        self._variables.pop(KEY_VARIABLE, None)  # all places need the same one: the user's
+        self._seat = seat_here(self._where_it_begins())
+        self._folder = self._seat.folder
+        if self._folder.is_of_one_host:
+            self._paths.append(self._folder.path)
+        self._start(is_late=False)
+
+    def _start(self, *, is_late: bool) -> None:
+        self._variables |= self._seat.variables(
+            self._least, self._detect_s, respawns=self._respawns
+        )
+        self._next = int(self._variables[place.WORKER_VARIABLE])
+        self._variables["LOCAL_RANK"] = os.environ.get("LOCAL_RANK", "0")
+        super()._start(is_late=is_late)
+
+    def _bury(self, worker: _Worker) -> None:
+        self._close(worker)
+        number, status = worker.number, worker.process.returncode
+        took_part = self._folder.check([f"holds {number}"])
+        self._is_elastic = self._is_elastic or self._folder.check([f"rank {number}"])
+        self._folder.set(f"gone {number}", "")
+        (self._folder.path / f"rank {number}").unlink(missing_ok=True)
+        if status == 0:
+            self._done += 1
+            self._folder.set("finished", "")
+        self._copy()
+        if status == 0 or self._ends_s is not None:
+            return
+        self._early_deaths = 0 if took_part or status == -signal.SIGKILL else self._early_deaths + 1
+        if status == TOO_FEW_STATUS or not self._is_elastic:
+            self._lost_status = status
+        elif self._respawns and self._early_deaths < _MOST_EARLY_DEATHS and status != SLOW_STATUS:
+            sys.stderr.write(f"fullwire: worker {number} {_ended(status)}; another starts\n")
+            self._start(is_late=True)
+        else:
+            sys.stderr.write(f"fullwire: worker {number} {_ended(status)}; the others go on\n")
+            self._lost_status = self._await_others(status)
+
+    def _copy(self) -> None:
+        with contextlib.suppress(RuntimeError, OSError):  # the store has ended
+            self._seat.copy()
+
+    def _await_others(self, status: int) -> int:
+        """Wait until another place has completed the job, or none is left; return the status."""
+        while not self._signal and self._seat.is_connected:
+            if self._folder.check(["finished"]):
+                return 0
+            if not self._folder.numbers("rank"):
+                return TOO_FEW_STATUS
+            time.sleep(0.1)
+        return status
+
+    def _status(self) -> int:
+        # Others read here that the job is complete.
+        if self._seat.serves:
+            until_s = time.monotonic() + _STORE_STAYS_S
+            while self._folder.numbers("rank") and time.monotonic() < until_s:
+                time.sleep(0.05)
+            time.sleep(_LOOKS_S)
+        if self._signal:
+            return 128 + self._signal
+        if self._done:
+            return 0
+        status = self._lost_status or 0
+        return status if status >= 0 else 128 - status
+
+
 def run_workers(
     command: Sequence[str],
     *,
-    workers: int,
+    workers: int | None = None,
     least: int = 1,
     respawn: bool = False,
     detect_s: float = 2.0,
@@ -347,13 +431,16 @@ def run_workers(
     every_s: float | None = None,
     keep: int = 3,
     whole: bool = False,
+    balance: bool = False,
+    evict_slow: bool = False,
 ) -> int:
     """Run a command in several workers that may be lost; return the exit status of the job.
 
     It is 0 when the job was completed, however many workers were lost, and 4 with too few.
 
     - `command`: the program of one worker, whose script uses `fullwire.elastic`.
-    - `workers`: the number of processes to start.
+    - `workers`: the number of processes to start. Without it, a launcher has started this process
+      and others like it, and its variables name them; each starts one.
     - `least`: with fewer workers the job ends.
     - `respawn`: replace lost workers.
     - `detect_s`: the silence in seconds after which a worker counts as lost.
@@ -361,6 +448,8 @@ def run_workers(
     - `every_s`: the seconds between two checkpoints, in place of those that cost the job least.
     - `keep`: how many checkpoints stay.
     - `whole`: one file a checkpoint, in place of one for each worker.
+    - `balance`: workers get shares of the global batch by their measured speed.
+    - `evict_slow`: a worker that stays slow leaves the job.
 
         fw.run_workers(["python", "train.py"], workers=4, least=2, respawn=True)
     """
@@ -369,7 +458,19 @@ def run_workers(
         keeping.folder = str(checkpoint)
     elif every_s is not None or whole:
         raise UsageError("run: expected --checkpoint FOLDER with --every and --whole")
-    job = Workers(command, workers, least, respawns=respawn, detect_s=detect_s, keeping=keeping)
+    if balance and evict_slow:
+        raise UsageError("run: expected --balance or --evict-slow, got both")
+    more = {place.BALANCE_VARIABLE: "1"} if balance else {}
+    more |= {place.EVICT_VARIABLE: "1"} if evict_slow else {}
+    job = (OnePlace if workers is None else Workers)(
+        command,
+        least if workers is None else workers,
+        least,
+        respawns=respawn,
+        detect_s=detect_s,
+        keeping=keeping,
+        more=more,
+    )
     return job.run()
 
 

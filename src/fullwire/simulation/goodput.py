@@ -12,6 +12,7 @@ to be written before the next one, so the interval is no shorter than that.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +107,121 @@ def observed(events: Events) -> Goodput | None:
         recovery_s=lost_s["recovery"] + lost_s["join"],
         interruptions=interruptions,
         interval_s=work_s / max(checkpoints, 1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """An event of an elastic job: a loss of time by its name, or a fault that a lab made."""
+
+    kind: str
+    at_s: float
+    lasts_s: float
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Who took part in an elastic job, from the start of its processes on."""
+
+    length_s: float
+    present_s: dict[int, list[tuple[float, float]]]  # by worker: from, until
+    events: tuple[Happened, ...]
+
+
+def membership(events: Events) -> Membership | None:
+    """Return who took part when; None for a job that told no start of elastic workers."""
+    columns = events.time_ns, events.duration_ns, events.kind, events.ranks
+    rows = sorted(zip(*(column.tolist() for column in columns), strict=True))
+    starts_ns = [time_ns for time_ns, _, kind, _ in rows if kind == "start"]
+    if not starts_ns:
+        return None
+    happened: list[Happened] = []
+    present_s: dict[int, list[tuple[float, float]]] = {}
+    since_s: dict[int, float] = {}  # of those that take part
+    length_s = max(time_ns + lasts_ns for time_ns, lasts_ns, *_ in rows) - starts_ns[0]
+    length_s *= 1e-9
+
+    def leave(ranks: Iterable[int], at_s: float) -> None:
+        for rank in ranks:
+            if rank in since_s:
+                present_s.setdefault(rank, []).append((since_s.pop(rank), at_s))
+
+    for time_ns, lasts_ns, kind, text in rows:
+        at_s, lasts_s = (time_ns - starts_ns[0]) * 1e-9, lasts_ns * 1e-9
+        ranks = tuple(int(rank) for rank in text.split(",") if rank)
+        happened.append(Happened(kind=kind, at_s=at_s, lasts_s=lasts_s, ranks=ranks))
+        if kind == "start":
+            leave(list(since_s), at_s)
+        elif kind == "recovery":
+            leave(ranks, at_s)
+        if kind in ("start", "join"):
+            since_s |= {rank: at_s + lasts_s for rank in ranks if rank not in since_s}
+    leave(list(since_s), length_s)
+    return Membership(
+        length_s=length_s, present_s=dict(sorted(present_s.items())), events=tuple(happened)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticGoodput:
+    """The goodput of an elastic job that loses a worker at another rate than it did."""
+
+    between_failures_s: float
+    goodput: float
+    low: float
+    high: float
+    lost_s: float  # for each failure: repeated work, recovery, and letting the new worker in
+    checkpoint_share: float  # of the work
+    failures: int  # that this rests on
+
+
+_MOST_SPREAD = 0.5  # of what a failure costs, where the run saw one alone
+_NORMAL = 1.645  # 90 % of a normal distribution lie within so many deviations
+
+
+def with_failures(events: Events, between_s: float) -> ElasticGoodput | None:
+    """Return the goodput with a failure each so often; None for a job that lost no worker.
+
+    Each failure costs what those of the job cost in the mean, and the rest of the time goes into
+    steps and checkpoints. The start is left out: it is no matter of failures.
+    """
+    course = observed(events)
+    rows = sorted(
+        zip(events.time_ns.tolist(), events.kind.tolist(), events.duration_ns.tolist(), strict=True)
+    )
+    losses_s: list[float] = []
+    repeated_s = joined_s = 0.0
+    for _, kind, lasted_ns in rows:
+        if kind == "repeated work":
+            repeated_s = lasted_ns * 1e-9
+        elif kind == "recovery":
+            losses_s.append(repeated_s + lasted_ns * 1e-9)
+            repeated_s = 0.0
+        elif kind == "join":
+            joined_s += repeated_s + lasted_ns * 1e-9
+            repeated_s = 0.0
+    if course is None or not losses_s:
+        return None
+    count = len(losses_s)
+    mean_s = sum(losses_s) / count
+    spread_s = _MOST_SPREAD * mean_s
+    if count > 1:
+        variance = sum((each - mean_s) ** 2 for each in losses_s) / (count - 1)
+        spread_s = _NORMAL * math.sqrt(variance / count)
+    checkpoint_share = course.checkpoint_s / course.work_s if course.work_s else 0.0
+
+    def share(lost_s: float) -> float:
+        return max(1 - (lost_s + joined_s / count) / between_s, 0.0) / (1 + checkpoint_share)
+
+    return ElasticGoodput(
+        between_failures_s=between_s,
+        goodput=share(mean_s),
+        low=share(mean_s + spread_s),
+        high=share(max(mean_s - spread_s, 0.0)),
+        lost_s=mean_s + joined_s / count,
+        checkpoint_share=checkpoint_share,
+        failures=count,
     )
 
 

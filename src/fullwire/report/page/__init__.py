@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fullwire.answers.trials import Tuning
 
 MOST_RUNS = 6
+MOST_EVENTS = 2_000  # of an elastic job
 MOST_BARS = 20_000  # of a run's timeline, some 20 bytes each
 _STARTS = 1  # The column of a lane that always is a list.
 NAME_LENGTH = 160  # A name in a trace may be of any length. A shortened name ends with a mark.
@@ -168,6 +169,9 @@ def contents(
 
 def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
     run = job.run
+    explained = _texts(explanation_object(result), SENTENCE_LENGTH)
+    if explained["membership"] is not None:
+        del explained["membership"]["events"][MOST_EVENTS:]
     kinds = (NoFixesPredicted, NothingToPredictFrom)
     why_no_fixes = [_sentence(sentence(note)) for note in result.notes if isinstance(note, kinds)]
     return {
@@ -175,7 +179,7 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
         "sentence": _sentence(result.verdict.sentence),
         "subtitle": [_name(part) for part in _subtitle(run)],
         "workers": world(run),
-        "explanation": _texts(explanation_object(result), SENTENCE_LENGTH),
+        "explanation": explained,
         "blamed": blamed(result),
         "no_fixes": why_no_fixes[0] if why_no_fixes else None,
         "ranks": [

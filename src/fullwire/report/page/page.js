@@ -867,6 +867,52 @@
     return el("figure", null, el("h3", null, picture.title), frame, said, takeaway(picture.title, () => frame.querySelector("svg")));
   }
 
+  // ---- the workers of an elastic job over time ------------------------------------------------
+
+  const LOSSES = ["start", "repeated work", "recovery", "join"], WORKER = { row: 18, bar: 10, most: 64 };
+
+  function membership(run) {
+    const found = run.explanation.membership;
+    if (!found) return null;
+    const workers = found.workers.slice(0, WORKER.most), left = found.workers.length - workers.length;
+    const faults = found.events.filter((each) => each.kind.startsWith("fault: ")), kept = found.events.filter((each) => each.kind === "checkpoint");
+    const frame = el("div", { class: "members" });
+    const lost = run.explanation.goodput;
+
+    function paint(width) {
+      const box = { left: width < 560 ? 66 : 96, right: width - 8, top: 24 }, bottom = box.top + workers.length * WORKER.row;
+      const x = (s) => box.left + (clamp(s, 0, found.length_s) / found.length_s) * (box.right - box.left);
+      const picture = draw("svg", { viewBox: `0 0 ${width} ${bottom + 22}`, role: "img", "aria-label": summary() });
+      for (const each of found.events.filter((one) => LOSSES.includes(one.kind)))
+        picture.append(draw("rect", { class: "lane", x: x(each.at_s), y: box.top, width: Math.max(1, x(each.at_s + each.lasts_s) - x(each.at_s)), height: bottom - box.top }));
+      for (const s of ticks(0, found.length_s, Math.max(2, (box.right - box.left) / 110)))
+        picture.append(draw("line", { class: "grid", x1: x(s), x2: x(s), y1: box.top, y2: bottom }),
+          draw("text", { class: "tick", x: x(s), y: bottom + 16, "text-anchor": x(s) > box.right - 20 ? "end" : "middle" }, `${digits(s)}\u202fs`));
+      workers.forEach((each, k) => {
+        const y = box.top + k * WORKER.row;
+        picture.append(draw("text", { class: "tick", x: 0, y: y + 10 }, `worker ${each.worker}`));
+        for (const span of each.present)
+          picture.append(draw("rect", { class: "member", x: x(span.from_s), y: y + 2, width: Math.max(1, x(span.until_s) - x(span.from_s)), height: WORKER.bar, rx: 2 },
+            draw("title", null, `worker ${each.worker}: ${time(span.from_s)} to ${time(span.until_s)}`)));
+      });
+      for (const each of faults)
+        picture.append(draw("line", { class: "fault", x1: x(each.at_s), x2: x(each.at_s), y1: box.top - 6, y2: bottom },
+          draw("title", null, `${each.kind.slice(7)}, at ${time(each.at_s)}`)));
+      for (const each of kept) picture.append(draw("circle", { class: "kept", cx: x(each.at_s), cy: box.top - 10, r: 3 }, draw("title", null, `checkpoint, at ${time(each.at_s)}`)));
+      frame.replaceChildren(picture);
+    }
+    function summary() {
+      const more = left ? `; ${whole(left)} more workers are not drawn` : "";
+      return `${whole(found.workers.length)} workers over ${time(found.length_s)}${more}`;
+    }
+    watched(frame, paint, PAPER);
+    const rows = found.events.filter((each) => each.kind !== "end").map((each) => [time(each.at_s), each.kind, each.workers.join(", "), each.lasts_s ? time(each.lasts_s) : ""]);
+    const lead = "A bar is the time in which a worker took part. Grey: the job started, repeated work, or changed its workers. A line is a fault that the lab made, a dot a checkpoint.";
+    return part("Workers over time", lead, el("figure", null, frame, el("p", { class: "small muted" }, summary(), lost ? `; goodput ${percent(lost.goodput, 1)}` : ""),
+      takeaway("workers over time", () => frame.querySelector("svg"))),
+      folded(`${whole(rows.length)} events`, table(["at", "event", "workers", "for"], rows, new Set([0, 3]))));
+  }
+
   // ---- what it rests on ----------------------------------------------------------------------
 
   function evidence(run) {
@@ -913,7 +959,7 @@
 
   function section(run, number) {
     const id = `run${number}`, heading = data.runs.length > 1 ? "h2" : "h1";
-    return el("article", { class: "run", id }, opening(run, heading), account(run), fixes(run), explorer(run), timeline(run, id), usage(run), evidence(run));
+    return el("article", { class: "run", id }, opening(run, heading), account(run), fixes(run), explorer(run), timeline(run, id), membership(run), usage(run), evidence(run));
   }
 
   const goTo = {}; // by the id of a run: its timeline shows a step, and a rank
