@@ -21,7 +21,8 @@ EXIT_STATUS = {
     "1": "The command is a check, and its answer is negative.",
     "2": "The command line has a mistake. One line says what was expected, what came, and where.",
     "3": "The input is damaged or incomplete.",
-    "others": "record, lab and join end with the exit status of the job.",
+    "4": "run --workers: fewer workers than --min were left.",
+    "others": "record, lab, apply, run and join end with the exit status of the job.",
 }
 
 
@@ -65,7 +66,8 @@ def _lines() -> Iterator[str]:
 
 def _plain(text: Any) -> str:
     """Escape characters that mean something to roff."""
-    escaped = str(text).replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
+    without_links = re.sub(r" \(\[[^]]*\]\([^)]*\)\)", "", str(text))
+    escaped = without_links.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return re.sub(r"^(?=[.'])", r"\\&", escaped, flags=re.MULTILINE)
 
 

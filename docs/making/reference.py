@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import io
-import json
 import re
 import shlex
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
 
 import fullwire
+from docs.making.answers import answers, printed
 from docs.making.diagrams import run_tables
 from docs.making.keys import MEANINGS
 from docs.making.validation import table
-from fullwire.answers.trials import Trial, Tuning
-from fullwire.answers.watched import SeenRank, Watched
+from fullwire.clusters import description
 from fullwire.display import Result
-from fullwire.findings.tuning import NoTimeToRepeat
-from fullwire.findings.watching import Stuck
-from fullwire.fixes.fix import Fix, HostWork, fix_kinds
-from fullwire.recorder.jobs_here import JobHere, RankHere
-from fullwire.recorder.outside import WatchedHost
-from fullwire.report.as_data import tuning_object, watched_object
-from fullwire.run.facts import REGISTRY, Facts
-from fullwire.run.run import TABLES, Metrics
-from fullwire.run.store import write
-from tests import trained_jobs
-from tests.jobs_by_hand import a_trained_job
+from fullwire.fixes._recipe import Applied, Recipe
+from fullwire.fixes.fix import Fix, fix_kinds
+from fullwire.run.facts import REGISTRY
+from fullwire.run.run import TABLES
 
 PACKAGE = Path(fullwire.__file__).parent
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -116,7 +104,8 @@ def commands() -> str:
         "# Commands",
         "Each command prints for people. With `--json` it prints one object "
         "([keys](json.md)). Exit status: 0 done, 1 a check with a negative answer, 2 a mistake "
-        "in the command, 3 damaged input. `fullwire --install-completion` lets the shell complete "
+        "in the command, 3 damaged input, 4 an elastic job with too few workers. "
+        "`fullwire --install-completion` lets the shell complete "
         "commands and options.",
     ]
     for path, command in walk(typer.main.get_command(app), ("fullwire",)):
@@ -144,7 +133,8 @@ def python() -> str:
     """Show the signature and the docstring of everything that the package exports."""
     parts = [
         "# Python",
-        "Each command is one function. It takes a run, or the path of a run or a trace. Quantities "
+        "A command is one function, but for `lab`, `bench`, `fixes` and `show`. It takes a run, or "
+        "the path of a run or a trace. Quantities "
         "are text with a unit (`'10Gbps'`) or plain numbers in bits per second, bytes and seconds. "
         "[A notebook](../notebook.md) shows them at work.",
         "## Results",
@@ -248,7 +238,7 @@ def json_keys() -> str:
         "keys of the answer to the command above it; `[]` marks a list.",
     ]
     used, named = set(), ""
-    for command, answer in _answers():
+    for command, answer in answers():
         before, name = named, (named := command.split()[0])
         rows = []
         for key, kind in _flat(answer):
@@ -273,136 +263,6 @@ def _known_as(path: str) -> str:
             if name in MEANINGS:
                 return name
     raise RuntimeError(f"docs/making/keys.py does not say what {path} means")
-
-
-def _answers() -> Iterator[tuple[str, Any]]:
-    from fullwire.errors import FullwireError
-
-    with tempfile.TemporaryDirectory() as place:
-        run, capture = f"{place}/one.run", f"{place}/ring.pcap"
-        before, after = f"{place}/before", f"{place}/after"
-        _write_runs(run, before, after)
-        _write_capture(Path(capture))
-        for words in (
-            "whatif vgg16@v100 --workers 8 --bandwidth 10Gbps --target 0.95",
-            f"whatif {before} --workers 2,4 --target loss<=1.8 --critical-batch 200",
-            f"explain {run}",
-            f"compare {run} {run} --fail-if-slower 5%",
-            f"compare {before} {after} --until loss<=1.8",
-            "collective allreduce --bytes 64MiB --workers 8 --bandwidth 10Gbps",
-            "plan llama3-8b --cluster dgx-h100 --nodes 1 --global-batch 64 --hours 100",
-            f"flows {capture}",
-            "workloads",
-            "cluster list",
-            "cluster show p3dn",
-            f"show {run}",
-            "fixes",
-            "doctor",
-        ):
-            try:
-                answer = json.loads(_printed([*words.split(), "--json"]).replace(f"{place}/", ""))
-            except FullwireError as error:
-                raise RuntimeError(f"the reference asks `fullwire {words}`: {error}") from error
-            yield words.replace(f"{place}/", ""), answer
-    yield "watch 48213", watched_object(_watched())
-    yield "tune -o tuned -- torchrun train.py", tuning_object(_tuned())
-
-
-def _watched() -> Watched:
-    """Return an answer about a job that is stuck: `watch` needs a running one."""
-    found = fullwire.explain(a_trained_job())
-    rank = RankHere(pid=48213, rank=0, user="me", command="train.py", network=1, uses_gpu=False)
-    seen = SeenRank(
-        rank=0,
-        computing=0.3,
-        sending=0.5,
-        waiting=0.2,
-        delayed=0.0,
-        sent_bytes=1e9,
-        received_bytes=1e9,
-        sent_bps=1e9,
-        retransmits=0.0,
-    )
-    return Watched(
-        job=JobHere(ranks=(rank,), workers=8, is_guessed=False),
-        seconds=10.0,
-        confidence=0.9,
-        explanation=found,
-        ranges={part: (time_s, 2 * time_s) for part, time_s in found.account.items()},
-        stuck=Stuck(rank=5, host="gpu2", where=(), since_s=94.0, waiting=(0, 1)),
-        no_step=None,
-        run=None,
-        ranks=(seen,),
-        looked_share=0.01,
-        between_looks_s=0.1,
-        has_ended=False,
-        hosts=(WatchedHost(host="gpu1", ranks=(0,)),),
-    )
-
-
-def _tuned() -> Tuning:
-    """Return a tuning of one trial: `tune` runs a job."""
-    trial = Trial(
-        fix="buckets",
-        setting="25",
-        risk="exact",
-        words="buckets of 25 MiB",
-        from_s=0.2,
-        predicted_s=0.1,
-        low_s=0.09,
-        high_s=0.11,
-        measured_s=0.1,
-        kept=True,
-        outcome=NoTimeToRepeat(),
-        loss_difference=0.0,
-    )
-    return Tuning(
-        before_s=0.2,
-        before_interval=(0.19, 0.21),
-        after_s=0.1,
-        after_interval=(0.09, 0.11),
-        is_significant=True,
-        trials=(trial,),
-        host_work=(HostWork(call="item", place="train.py:12", step_s=0.001),),
-        wrote=("/tmp/log",),
-        recipe=Path("tuned/recipe.toml"),
-        recordings=(Path("tuned/before.run"), Path("tuned/after.run")),
-        command="torchrun train.py",
-        took_s=60.0,
-    )
-
-
-def _printed(words: list[str]) -> str:
-    from fullwire.cli.app import app
-
-    told = io.StringIO()
-    with redirect_stdout(told):
-        app(words, standalone_mode=False)
-    return told.getvalue()
-
-
-def _write_runs(run: str, before: str, after: str) -> None:
-    """Write a recording, and two trainings whose loss falls."""
-    curve = np.arange(1, 201)
-    write(a_trained_job(), run)
-    for place, need in ((before, 1.0), (after, 0.8)):
-        loss = 1.5 + need * curve**-0.5
-        metrics = Metrics(
-            step=curve,
-            name=np.full(len(curve), "loss", object),
-            value=np.asarray(loss, np.float64),
-            time_ns=curve * 10**7,
-        )
-        job = trained_jobs.a_trained_job(trained_jobs.a_transport(), workers=2)
-        job = dataclasses.replace(job, metrics=metrics, facts=job.facts | Facts(pass_samples=16))
-        write(job, place)
-
-
-def _write_capture(path: Path) -> None:
-    from validation.wires import rings
-
-    first, *_ = next(iter(rings())).captures()
-    path.write_bytes(first)
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -506,10 +366,21 @@ def settings() -> str:
         [
             "# Settings",
             "Commands take their settings as options ([commands](commands.md)). Fixes and codecs "
-            "have settings of their own ([fixes](fixes.md), [codecs](codecs.md)), and so has a "
-            "cluster's file ([guide](../guides/describe-your-cluster.md)). These variables of the "
-            "environment reach parts that have no command line:",
+            "have settings of their own ([fixes](fixes.md), [codecs](codecs.md)). These variables "
+            "of the environment reach parts that have no command line:",
             table(["variable", "effect"], [*rows, *others]),
+            "## A cluster's file",
+            "`--cluster FILE.toml` reads it ([guide](../guides/describe-your-cluster.md)). A rate, "
+            "a time and a ratio are text with a unit. `name`, `nodes` and `[nics]` with its `rate` "
+            "are needed.",
+            table(["key", "for example", "meaning"], list(cluster_keys())),
+            "## A recipe",
+            "`fullwire tune` writes it, and `fullwire run --recipe FILE.toml` applies it "
+            "([guide](../guides/apply.md)). A recipe by hand needs `format` and its fixes.",
+            table(
+                ["key", "type", "meaning"],
+                [*_commented(Recipe, ""), *_commented(Applied, "fixes.")],
+            ),
             "## In the words of a framework",
             "`fullwire explain` prints these lines for the framework that the job uses, with its "
             "own values in place of the words in capitals. `torch` stands for a script with a "
@@ -517,6 +388,28 @@ def settings() -> str:
             *_framework_settings(),
         ]
     )
+
+
+def cluster_keys() -> Iterator[list[str]]:
+    """Yield the keys of a cluster's file, from the docstring of the module that reads it."""
+    place = ""
+    for line in inspect.cleandoc(description.__doc__ or "").splitlines():
+        if match := re.match(r" {4}(?:# )?(\[?\[?[\w.]+\]?\]?)(?: = (.+?))? +# (.+)$", line):
+            key, example, meaning = match.groups()
+            if example is None:
+                place = key.strip("[]") + "."
+                yield [f"`{key}`", "", meaning]
+            else:
+                yield [f"`{place}{key}`", f"`{example}`", meaning]
+
+
+def _commented(kind: type, place: str) -> Iterator[list[str]]:
+    """Yield the fields of a class, each with the comment beside it."""
+    comments = dict(re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(kind), re.MULTILINE))
+    for field in dataclasses.fields(kind):
+        of = str(field.type).partition(" |")[0].partition("[")[0]
+        words = {"str": "text", "int": "number", "float": "number", "Risk": "text"}
+        yield [f"`{place}{field.name}`", words.get(of, "table"), comments[field.name]]
 
 
 def _framework_settings() -> Iterator[str]:
@@ -587,5 +480,5 @@ def built_in() -> str:
         ("fullwire workloads", ["workloads"]),
         ("fullwire cluster list", ["cluster", "list"]),
     ):
-        parts.append(f"## {command}\n\n```text\n{_printed(words).rstrip()}\n```")
+        parts.append(f"## {command}\n\n```text\n{printed(words).rstrip()}\n```")
     return "\n\n".join(parts)

@@ -112,7 +112,7 @@ def test_a_folder_of_captures_is_one_argument(tmp_path: Path, cli: Cli) -> None:
     done = cli("flows", tmp_path / "empty")
     assert (done.returncode, done.stderr) == (
         3,
-        f"fullwire: {tmp_path}/empty: neither a run nor a folder of packet captures\n",
+        f"fullwire: {tmp_path}/empty: expected a run, or a folder of packet captures\n",
     )
 
 
@@ -233,7 +233,7 @@ def test_what_a_folder_holds_besides_is_said(tmp_path: Path) -> None:
     for run in (read(where), read(import_run(tmp_path / "x.run", where))):
         assert run.facts.nccl_network == "Socket"
         assert run.missing == (
-            f"{where}: left out is what else is in it (archives, capture, flight-recorder): "
+            f"{where}: its other files are left out (archives, capture, flight-recorder): "
             "a run is made of one kind, here kineto",
         )
 

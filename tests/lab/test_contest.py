@@ -20,10 +20,10 @@ from fullwire.studies.contest import (
     Outcome,
     Turn,
     contest_in_lab,
-    contest_lines,
     contest_object,
     mpi_program,
     plot_contest,
+    print_contest,
 )
 from tests.conftest import Cli
 from tests.lab.test_lab import needs_namespaces
@@ -60,7 +60,9 @@ def test_a_row_says_who_is_faster_and_what_share_of_the_limit_both_reach() -> No
     assert row["times_faster_interval"]["low"] == pytest.approx(2.0)
 
 
-def test_each_wire_format_is_a_row_against_plain_float32() -> None:
+def test_each_wire_format_is_a_row_against_plain_float32(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     contest = Contest(
         rate_bps=1e9, against=("plain",), sizes_bytes=(MIB,), rounds=3, wires=("bf16", "int8")
     )
@@ -77,13 +79,17 @@ def test_each_wire_format_is_a_row_against_plain_float32() -> None:
         ("bf16", pytest.approx(3.0)),
         ("int8", pytest.approx(6.0)),
     ]
-    table = [line for line in contest_lines(outcome) if "plain" in line]
+    print_contest(outcome)
+    table = [line for line in capsys.readouterr().out.splitlines() if "plain" in line]
     assert ["bf16, plain" in table[0], "int8, plain" in table[1]] == [True, True]
 
 
-def test_what_iperf3_moves_and_who_is_missing_stand_beside_the_table() -> None:
-    said = "\n".join(contest_lines(an_outcome()))
-    assert "payload limit (rate x 1448/1514): 9.564 Gbps" in said
+def test_what_iperf3_moves_and_who_is_missing_stand_beside_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_contest(an_outcome())
+    said = capsys.readouterr().out
+    assert "Payload limit (rate x 1448/1514): 9.564 Gbps" in said
     assert "iperf3 both ways at once, 1 stream: 8.2 Gbps each way" in said
     assert "3.00x (2.00 to 3.00)" in said
     assert "OpenMPI is not installed: sudo apt install openmpi-bin" in said
@@ -198,7 +204,7 @@ def test_all_take_part_in_turns_on_the_hosts_of_a_lab(monkeypatch: pytest.Monkey
     assert outcome.moved == ()
     missing_iperf, missing_mpi = outcome.notes
     assert [row["wire"] for row in contest_object(outcome)["rows"]] == ["float32", "int8"] * 2
-    assert missing_iperf.startswith("iperf3 is not installed")
+    assert missing_iperf.startswith("iperf3 is missing")
     assert missing_mpi.startswith("OpenMPI is not installed")
 
 

@@ -69,7 +69,7 @@ def test_a_run_is_played_and_what_it_did_can_be_played_again(tmp_path: Path) -> 
     done = finished(emulated("--workload", profile, "--workers", "1", "--steps", "8", "-o", alone))
     assert done.returncode == 0, done.stderr.decode()
     assert b"profile.run: 8 steps of" in done.stdout
-    assert b"the profile alone takes 45 ms: scaling factor" in done.stdout
+    assert b"The profile alone takes 45 ms, scaling factor" in done.stdout
     run = read_run(alone)
     assert run.complete
     assert run.facts.dilation is None

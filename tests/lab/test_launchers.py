@@ -147,7 +147,7 @@ def test_torchrun_that_is_told_to_stay_alone_is_warned_of(
     assert sorted(capfd.readouterr().out.split("\n"))[1:] == ["rank 0 of 1: 1"] * 2
     assert before.startswith("warning: each host runs a job of its own (--standalone): expected")
     assert after == (
-        "warning: hosts 0, 1 sent nothing to another host: ranks there never met those elsewhere"
+        "warning: hosts 0, 1 sent nothing to another host: ranks there met only each other"
     )
 
 

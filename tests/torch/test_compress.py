@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 pytestmark = needs_torch
 RANKS = 3
+PACKING = [key for key, codec in CODECS.items() if codec.method is not None]
 SENT = ("bf16", "fp16", "int8")
 WITH_FEEDBACK = ("onebit", "powersgd:rank=2", "topk:density=0.1")
 # The relative error of the mean of three ranks' gaussian gradients.
@@ -233,7 +234,7 @@ def test_on_gloo_a_rank_is_ready_to_receive_before_it_sends() -> None:
     assert received.view(4, 5)[:, 4].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("codec", [*CODECS, "powersgd:rank=4", "topk:density=1%"])
+@pytest.mark.parametrize("codec", [*PACKING, "powersgd:rank=4", "topk:density=1%"])
 @pytest.mark.parametrize("shape", [(300, 200), (1,), (511,), (0,), (4, 3, 7, 7)])
 def test_packed_gradients_have_the_bytes_that_are_predicted(
     codec: str, shape: tuple[int, ...]
@@ -248,7 +249,7 @@ def test_packed_gradients_have_the_bytes_that_are_predicted(
     assert float((gradient - arrived).square().sum()) <= float(gradient.square().sum())
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", PACKING)
 @pytest.mark.parametrize("value", [0.0, 1e-40, -1e-40, 3e38])
 def test_zeros_subnormals_and_the_largest_values_arrive_finite(codec: str, value: float) -> None:
     method = parse_choice(codec).method()

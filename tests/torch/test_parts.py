@@ -145,4 +145,4 @@ def test_a_part_that_was_killed_is_missing(cli: Cli, tmp_path: Path) -> None:
         part.send_signal(signal.SIGKILL)
     assert cli("join", tmp_path / "x.run.recording", "-o", tmp_path / "x.run").returncode == 0
     missing = read_run(tmp_path / "x.run").missing
-    assert any("a part has not ended, or nobody saw its end (cat)" in each for each in missing)
+    assert any("the end of a part was not seen (cat)" in each for each in missing)

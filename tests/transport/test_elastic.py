@@ -83,7 +83,7 @@ def check_steps(folder: Path, epochs: int = 3, *, even: bool = True) -> dict[int
 def test_a_worker_is_killed_in_each_phase(tmp_path: Path, phase: str, worker: str) -> None:
     job = played(tmp_path, phase, ENDS=worker)
     assert job.returncode == 0, job.stderr
-    assert f"worker {worker} was ended by SIGKILL; 2 go on" in job.stderr
+    assert f"worker {worker} was ended by SIGKILL, 2 go on" in job.stderr
     assert job.stdout.count("done 30") == 2
     sizes = check_steps(tmp_path)
     assert set(sizes.values()) == {2, 3}
@@ -122,7 +122,7 @@ def test_a_new_worker_receives_a_large_state_while_the_others_train(tmp_path: Pa
 def test_all_workers_are_lost_and_the_job_begins_again(tmp_path: Path) -> None:
     job = played(tmp_path, "between", "--respawn", ENDS="all")
     assert job.returncode == 0, job.stderr
-    assert "no worker is left that has the parameters; the job begins again" in job.stderr
+    assert "no worker is left that has the parameters. The job begins again" in job.stderr
     assert "done 30" in job.stdout
 
 

@@ -371,7 +371,7 @@ def test_what_travels_unchanged_is_named_once_on_one_rank(
     *lines, last = capsys.readouterr().err.splitlines()
     named = [line.split()[1] for line in (*lines, last)]
     assert named == ["int64", "int32", "complex64", "float64", "bfloat16"]
-    assert last == ("fullwire: bfloat16 travels unchanged; sums and gathers of float32 go as bf16")
+    assert last == ("fullwire: bfloat16 travels unchanged. Sums and gathers of float32 go as bf16")
 
 
 def test_a_world_of_one_and_empty_tensors_travel_as_they_are() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs.making import reference
 from fullwire.clusters import MOST_BYTES, cluster, description, names
 from fullwire.clusters.cluster import Cluster, LeafSpine, Nics, OtherHost, Torus
 from fullwire.clusters.description import as_toml, described
 from fullwire.errors import UsageError
 from tests.strategies import ODD_TOKENS, cases, fabrics
 
+TORUS = 'kind = "torus"\nrows = 2\ncolumns = 2'
 OURS = """
 name = "ours"
 nodes = 8
@@ -65,6 +67,24 @@ def test_the_example_of_the_format_is_one() -> None:
     assert description.__doc__ is not None
     example = re.findall(r"^    (.*)$", description.__doc__, re.MULTILINE)
     assert described("\n".join(example), "docs").devices == 64
+
+
+def test_the_reference_has_every_key_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of settings makes its table from the docstring of the module that reads."""
+    asked: set[str] = set()
+    check_keys = description._Table.check_keys
+
+    def noted(table: description._Table, known: Sequence[str]) -> None:
+        place = re.sub(r"\[\d+\]", "", table.name)
+        asked.update(f"{place}.{key}".lstrip(".") for key in known)
+        check_keys(table, known)
+
+    monkeypatch.setattr(description._Table, "check_keys", noted)
+    example = re.findall(r"^    (.*)$", description.__doc__ or "", re.MULTILINE)
+    described("\n".join(example), "docs")
+    described('name = "torus"\nnodes = 4\n[nics]\nrate = "1Gbps"\n[network]\n' + TORUS, "torus")
+    assert {"inside.adds", "network.rows", "hosts.node", "measured.protocols.startup"} < asked
+    assert asked <= {key.strip("`[]") for key, _, _ in reference.cluster_keys()}
 
 
 @cases(150)

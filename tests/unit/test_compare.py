@@ -378,7 +378,7 @@ def test_a_damaged_run_is_named_with_its_damage(cli: Cli, tmp_path: Path) -> Non
     (tmp_path / "b.run" / "spans.parquet").write_bytes(b"damaged")
     done = cli("compare", tmp_path / "a.run", tmp_path / "b.run")
     assert done.returncode == 3
-    assert f"{tmp_path / 'b.run'}: it has no steps left to compare; missing: spans" in done.stderr
+    assert f"{tmp_path / 'b.run'}: it has no steps left to compare. Missing: spans" in done.stderr
 
 
 def drifting(seed: int) -> Run:

@@ -100,7 +100,7 @@ def test_ranks_that_share_a_host_lose_nothing_to_a_line(
 
 def test_a_rate_that_is_given_for_ranks_of_one_host_is_said_to_be_of_no_use() -> None:
     found = fw.explain(on_one_host(), bandwidth="10Gbps")
-    assert any("the given 10 Gbps has no effect" in each for each in found.warnings)
+    assert any("The given 10 Gbps has no effect" in each for each in found.warnings)
     assert not any("--line-rate gives it" in each for each in fw.explain(on_one_host()).warnings)
     assert any("a host for each rank" in each for each in found.warnings)
 

@@ -24,7 +24,7 @@ def test_files_are_read_refused_or_wrong(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "read    all_reduce.log: nccl-tests, 2 collectives",
-        "refused notes.txt: a text without lines of a known tool: not read; --pattern REGEX says "
+        "refused notes.txt: a text of an unknown tool: not read. --pattern REGEX says "
         "how the lines of a log tell a step",
         "1 read, 1 refused, 0 wrong",
     ]
@@ -36,5 +36,5 @@ def test_files_are_read_refused_or_wrong(tmp_path: Path) -> None:
     done = corpus(folder, "--truth", truth)
     assert done.returncode == 1
     assert "wrong   all_reduce.log: ops is allreduce, expected allgather\n" in done.stdout
-    assert "wrong   notes.txt: a text without lines of a known tool" in done.stdout
+    assert "wrong   notes.txt: a text of an unknown tool" in done.stdout
     assert done.stdout.endswith("0 read, 0 refused, 2 wrong\n")

@@ -328,7 +328,7 @@ def test_a_transport_that_carries_many_small_collectives_is_said_to() -> None:
     many = [(40_000, 50 + 2 * number, 52 + 2 * number) for number in range(30)]
     found = fw.explain(both(110, sent=many))
     assert found.verdict.kind == "transport"
-    assert "it has 30 collectives to carry in a step, most of 40 kB" in found.verdict.sentence
+    assert "It has 30 collectives to carry in a step, most of 40 kB." in found.verdict.sentence
     assert "to carry" not in fw.explain(JOBS["transport"]).verdict.sentence
 
 
@@ -357,7 +357,7 @@ def test_the_link_that_holds_up_all_others_is_named() -> None:
     rank = Rank(150, [computing(50)], [(75 * PER_MS // 4, 50, 150)])
     facts: dict[str, FactValue] = {**GIGABIT, "other_line_rates_bps": ((1.0, 2e8),)}
     said = fw.explain(a_job(rank, rank, rank, facts=facts)).verdict.sentence
-    assert "; rank 1 has 200 Mbps, the others up to 1 Gbps" in said
+    assert " Rank 1 has 200 Mbps, the others up to 1 Gbps." in said
     assert (
         "up to" not in fw.explain(a_job(rank, rank, facts={"line_rate_bps": 2e8})).verdict.sentence
     )
@@ -511,7 +511,7 @@ def test_samples_become_evidence_and_say_what_held_the_transport_back() -> None:
     assert values["link_utilization"] == pytest.approx(0.41, rel=0.01)
     assert values["send_buffer_limited"] == pytest.approx(0.8, rel=0.01)
     assert values["cpu_busiest"] == pytest.approx(0.5, rel=0.01)
-    assert "; links were 41% used while communication was exposed;" in found.verdict.sentence
+    assert " Links were 41% used while communication was exposed." in found.verdict.sentence
     assert "limited by its send buffers" in found.verdict.sentence
     assert not any("No samples" in each for each in found.warnings)
     saturated = fw.explain(sampled(JOBS["transport"], used=0.41, busiest=0.97))
@@ -592,7 +592,7 @@ def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path)
 def test_damaged_and_empty_runs_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
     wrong = a_job(Rank(100, [BACKWARD], [(1_000, 60.0, 50.0)]))
     empty = dataclasses.replace(a_run(), spans=a_run().spans.rows(np.zeros(0, np.int64)))
-    for run, status, message in ((wrong, 3, "times that cannot be"), (empty, 2, "nothing to")):
+    for run, status, message in ((wrong, 3, "times that cannot be"), (empty, 2, "expected spans")):
         place = fw.write(run, tmp_path / "job.run", replace=True)
         done = cli("explain", place)
         assert (done.returncode, done.stdout) == (status, "")
@@ -609,7 +609,7 @@ def test_a_run_whose_collectives_are_lost_is_explained_as_partial(cli: Cli, tmp_
     words = " ".join(done.stdout.split())
     assert "What limits the job is not told. Missing: the whole run: its readable part" in words
     assert "Scaling factor" not in words
-    assert "Fixes cannot be predicted" in cli("explain", place, "-v").stdout
+    assert "Fixes are not predicted" in cli("explain", place, "-v").stdout
     assert cli("whatif", place, "--bandwidth", "1Gbps").returncode == 3
 
 

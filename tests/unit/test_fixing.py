@@ -117,7 +117,7 @@ def test_a_fix_that_cannot_be_is_refused_before_the_job(
 def test_the_status_is_the_jobs_and_an_unused_fix_is_told(cli: Cli) -> None:
     done = cli("apply", "buckets:50", "--", *NOTHING, env=None)
     assert done.returncode == 7
-    assert "fix buckets:50: not applied: no process called what it changes" in done.stderr
+    assert "fix buckets:50: not applied: no process called the function" in done.stderr
 
 
 SETTINGS = st.sampled_from(sorted(CAN)).map(
@@ -391,7 +391,7 @@ def test_each_outcome_of_a_fix_is_told_with_its_processes(tmp_path: Path) -> Non
     assert sentences(outcomes(chosen, notes_in(tmp_path))) == (
         "fix buckets:50: applied: a, in 2 processes",
         "fix buckets:50: not applied: b, in 1 process",
-        "fix threads:1: not applied: no process called what it changes",
+        "fix threads:1: not applied: no process called the function that it changes",
     )
 
 
@@ -402,7 +402,7 @@ def test_each_outcome_of_a_fix_is_told_with_its_processes(tmp_path: Path) -> Non
         ([["applied: a"], ["applied: a", "undone: E: e"]], "undone: E: e"),
         ([["applied: a"], ["not applied: c"]], "applied in 1 of 2 ranks"),
         ([["not applied: c"], ["not applied: c"]], "not applied: c"),
-        ([], "not applied: no process called what it changes"),
+        ([], "not applied: no process called the function that it changes"),
     ],
 )
 def test_a_fix_that_was_undone_or_is_not_on_each_rank_is_told(

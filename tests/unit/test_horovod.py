@@ -265,4 +265,4 @@ def test_the_largest_collective_is_told_without_its_waiting(tmp_path: Path) -> N
     for begin in range(0, 12_000, 2_000):  # ready at once, and sent half of the time later
         timeline.reduce("dense/kernel", dict.fromkeys(range(2), begin), begin + 461, begin + 925)
     said = fullwire.explain(timeline.write(tmp_path / "timeline.json")).verdict.sentence
-    assert "its largest collective, allreduce of 4 kB, took 462 us" in said
+    assert "Its largest collective, allreduce of 4 kB, took 462 us" in said

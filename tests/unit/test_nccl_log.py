@@ -395,7 +395,7 @@ def test_a_log_that_ends_while_a_communicator_is_set_up_says_so(tmp_path: Path) 
 
 def test_a_log_without_a_whole_line_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text("n1:7:8 [0] NCC")
-    with pytest.raises(DamagedInput, match="a text without lines of a known tool: not read"):
+    with pytest.raises(DamagedInput, match="a text of an unknown tool: not read"):
         read(tmp_path / "x.log")
     with pytest.raises(DamagedInput, match="none is whole"):
         read(tmp_path / "x.log", format="nccl-log")

@@ -137,9 +137,9 @@ def test_the_matrix_of_nvidia_smi_and_ibstat_are_a_host(tmp_path: Path) -> None:
     assert host.nics.of_device == tuple(range(8))
     assert host.rests_on == (
         "nvidia-smi topo -m and ibstat (h200.txt): 18 NVLinks a device, taken as 25 GB/s each "
-        "(V100 to H200; those of Blackwell have 50), of which NCCL takes 0.8; 8 adapters that are "
-        "next to a device, of 12, and the slowest counts. It tells nothing of other hosts: two on "
-        "one switch and all latencies are assumed."
+        "(V100 to H200), of which NCCL takes 0.8. Those of Blackwell have 50. 8 adapters of 12 are "
+        "next to a device, and the slowest counts. It tells nothing of other hosts: two on one "
+        "switch and all latencies are assumed."
     )
     assert host.inside is not None
     assert host.inside.rate_bps == 8 * 18 * 25e9

@@ -248,7 +248,7 @@ def test_an_unknown_format_is_refused(log: Path, format: object) -> None:
         (b"", "the file is empty"),
         (b"PAR1", "a table in Parquet: not read"),
         (b"\0\xff", "none of the form"),
-        (b"hello\n", "a text without lines of a known tool"),
+        (b"hello\n", "a text of an unknown tool"),
     ],
 )
 def test_an_unknown_file_is_refused(log: Path, content: bytes, problem: str) -> None:

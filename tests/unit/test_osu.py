@@ -79,7 +79,7 @@ def test_sizes_of_an_all_gather_are_of_one_rank_and_become_the_whole(tmp_path: P
     assert gather.rows[1].bus_gb_s == pytest.approx(4 * 2.62144 * 3 / 4)
     assert (latency.op, latency.workers, latency.rows[0].bytes) == ("sendrecv", 2, 0)
     assert bandwidth.rows[0].time_us == pytest.approx(100.0)
-    assert "left out is what is not read: Bi-Directional Bandwidth" in gather.problems[0]
+    assert "these tables are not read: Bi-Directional Bandwidth" in gather.problems[0]
 
 
 def test_a_barrier_has_no_size_and_ranks_that_nothing_tells_are_said(tmp_path: Path) -> None:

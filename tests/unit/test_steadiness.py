@@ -46,7 +46,7 @@ def test_a_loss_of_few_steps_is_said_to_be_theirs() -> None:
     found = fw.explain(a_job([100 * (step % 5 == 4) for step in range(20)], [100] * 20))
     assert found.verdict.kind == "input"
     assert found.verdict.sentence.endswith(
-        "Of this loss 100% is in 4 of 20 steps, which take 200 ms; the others take 100 ms."
+        "Of this loss 100% is in 4 of 20 steps, which take 200 ms. The others take 100 ms."
     )
     assert "Of this loss" not in fw.explain(a_job([30] * 20, [100] * 20)).verdict.sentence
 

@@ -381,7 +381,7 @@ def test_a_description_that_is_no_file_is_not_waited_for(
 ) -> None:
     (place / "run.json").unlink()
     make(place / "run.json")
-    with pytest.raises(DamagedInput, match=r"no run\.json in it: not a run, or one that was never"):
+    with pytest.raises(DamagedInput, match=r"no run\.json in it: expected a finished run"):
         read_run(place)
 
 

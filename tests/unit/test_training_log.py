@@ -62,7 +62,7 @@ def test_steps_of_known_scripts_are_read(
     assert steps.step.tolist() == numbers
     assert ((steps.end_ns - steps.start_ns) * 1e-6).tolist() == pytest.approx(lengths_ms)
     assert (run.metrics.name[0], run.metrics.value[0]) == ("loss", loss)
-    assert "nothing of what was done in them" in (run.facts.remarks or "")
+    assert "how long steps took, and nothing else" in (run.facts.remarks or "")
 
 
 def test_waiting_for_data_is_input(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_beside_a_trace_the_lines_of_nccl_in_a_log_count(tmp_path: Path) -> None
     trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
     run = read(trace, log)
     assert run.facts.nccl_network == "Socket"
-    assert [gap for gap in run.missing if "left out is what else is in it (training-log)" in gap]
+    assert [gap for gap in run.missing if "its other files are left out (training-log)" in gap]
     log.write_text(NANOGPT)
     with pytest.raises(UsageError, match=r"is a kineto, and .* is a training-log"):
         read(trace, log)

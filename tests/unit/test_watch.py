@@ -287,7 +287,7 @@ def test_a_job_that_ends_before_the_first_look_has_an_answer() -> None:
     watcher = Watcher(JobHere(ranks=(rank,), workers=1, is_guessed=True))
     assert not watcher.watch(1)
     found = judged(watcher.looks, None, has_ended=True)
-    assert found.sentence == "The ranks neither computed nor sent."
+    assert found.sentence == "The ranks computed and sent nothing."
 
 
 def test_one_rank_and_one_job_are_told_in_the_singular(

@@ -40,8 +40,6 @@ class Told:
         ("sent{value:? over {value}}", "", "sent"),
         ("sent{value}", None, "sent"),
         ("{value:time}", None, ""),
-        ("so {value:clause}", Told("Links were {value} used.", "half"), "so links were half used"),
-        ("so {value:inside}", Told("NCCL uses {value}.", "TCP"), "so NCCL uses TCP"),
         ("{value}", (Told("a {value}, ", 1), Told("b {value}", 2)), "a 1, b 2"),
     ],
 )

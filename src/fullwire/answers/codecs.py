@@ -36,7 +36,7 @@ class CodecRow:
     speeds: tuple[dict[str, float], ...]  # On one thread, and on all.
     gaussian_error: float
     gradient_error: float
-    pays_below_bps: float | None  # None where it pays at no bandwidth.
+    pays_below_bps: float | None  # None: it never pays.
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -46,7 +46,7 @@ class Codecs(Result):
     machine: str
     model: str
     workers: int
-    gradients: str  # Whose errors are told beside those of gaussian values.
+    gradients: str  # A model: errors of its gradients stand beside those of gaussian values.
     bucket_bytes: int
     codecs: tuple[CodecRow, ...]
     bandwidth_bps: tuple[float, ...]

@@ -458,7 +458,7 @@ def refuse_without_steps(run: Run, name: str) -> None:
     if ((run.spans.lane == "host") & (run.spans.name == "step")).any():
         return
     if damage := reasons(run.gaps, {"spans"}):
-        raise DamagedInput(name, f"it has no steps left to compare; missing: {damage[0]}")
+        raise DamagedInput(name, f"it has no steps left to compare. Missing: {damage[0]}")
     raise UsageError(f"{name}: it has no steps to compare")
 
 

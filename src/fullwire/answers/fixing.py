@@ -78,11 +78,11 @@ def apply_fixes(
 ) -> int:
     """Run a command with fixes, and return its exit status.
 
-    - `fixes`: such as `"buckets:50"`; `fullwire fixes` lists them.
-    - `command`: a launcher or one rank's program; each process that loads torch has the fixes.
-    - `steps`: end the job after so many steps, as for a trial; nothing after its loop is run.
-    - `within`: end the job after such a time, `"300s"`; the exit status is then 124.
-    - `workers`: the ranks that the fixes are for, `"2"`; ranks of another job say so, or with
+    - `fixes`: such as `"buckets:50"`. `fullwire fixes` lists them.
+    - `command`: a launcher or one rank's program. Each process that loads torch has the fixes.
+    - `steps`: end the job after so many steps, as for a trial. Code after its loop is not run.
+    - `within`: end the job after such a time, `"300s"`. The exit status is then 124.
+    - `workers`: the ranks that the fixes are for, `"2"`. Ranks of another job say so, or with
       `"2!"` end.
     - `max_error`: the relative squared error beyond which a codec or a wire format gives way to
       float32.
@@ -147,7 +147,7 @@ def run_recipe(
     - `recipe`: a file that `fullwire tune` wrote, or a person. None on a host whose ranks take the
       fixes of rank 0's host, through the job's own store. If `tune` works there, the command is run
       again for each trial.
-    - `command`: a launcher or one rank's program; each process that loads torch has the fixes.
+    - `command`: a launcher or one rank's program. Each process that loads torch has the fixes.
     - `strict`: refuse a job or versions other than the recipe's, instead of saying so.
     - `say`: hears what does not fit, and at the end what became of each fix.
 
@@ -160,7 +160,7 @@ def run_recipe(
     for difference in _differences(parsed, command):
         if strict:
             raise UsageError(f"{path}: {sentence(difference)}")
-        say(f"{path}: {sentence(difference)}; its fixes are applied all the same")
+        say(f"{path}: {sentence(difference)}. Its fixes are applied all the same")
     workers = "" if parsed.workers is None else f"{parsed.workers}{'!' if strict else ''}"
     return apply_fixes(parsed.fixes, command, workers=workers, say=say)
 
@@ -281,7 +281,7 @@ def outcomes(chosen: Sequence[Applied], told: Notes) -> list[Finding]:
 
 
 def problem_of(fix: Applied, ranks: int, told: Notes) -> Finding | None:
-    """Say why a job does not have a fix, by the notes of its ranks; None if each rank has it."""
+    """Say why a job does not have a fix, by the notes of its ranks."""
     notes = _notes_of(fix, told)
     all_told = [did for of_one in notes for did in of_one]
     for did in all_told:

@@ -107,7 +107,7 @@ def plan(
       `"goodput"` (with failures).
     - `fix`: degrees that are decided, `"tp=8,pp=4"`.
     - `top`: how many plans the answer holds.
-    - `why`: what each choice of the best plan is worth.
+    - `why`: also tell the worth of each choice of the best plan.
     - `bandwidth`, `oversubscription`: other NICs and networks, each with its own best plan.
     - `hours`: hours of training without failures. `failures` are device-hours between two of them,
       `storage` the rate at which checkpoints are written, `restart` the time to start again.
@@ -116,7 +116,7 @@ def plan(
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
     - `recorded`: a traced run of the job. Its plan is recognised, its work corrects the prices, and
       it gives model, batch and sequence that are not given.
-    - `to`: the plan that is asked about, `"tp=4,pp=8"`; other choices stay as recorded.
+    - `to`: the plan that is asked about, `"tp=4,pp=8"`. Other choices stay as recorded.
 
         fw.plan("llama3-70b", cluster="dgx-h100", nodes=64, global_batch=512, seq=8192).best
         fw.plan(recorded="traces", to="tp=1,pp=2").best.step_s
@@ -154,7 +154,7 @@ def _answer(
     why: bool,
     networks: tuple[OnNetwork, ...],
 ) -> PlanAnswer:
-    """Return the best of what was searched, with its course under failures where asked."""
+    """Return the best plan found, with its course under failures where asked."""
     best = min(searches, key=lambda one: score(one)[one.order[0]])
     question, recorded = searches[0].question, searches[0].question.recorded
     lasting = None

@@ -53,7 +53,7 @@ _MOST_TRIED = 12  # numbers of nodes, in search of one on which a plan fits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Troubles:
-    """What stops a training, as far as the user says it; None takes what is usual."""
+    """Failures and checkpoints of a training, as the user gives them. None takes the usual one."""
 
     device_hours: float | None = None  # between two failures
     storage_bps: float | None = None
@@ -85,7 +85,7 @@ class Troubles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A model, its batch and its devices, and what narrows the search."""
+    """A model, its batch and its devices, and the limits of the search."""
 
     model: Architecture
     cluster: Cluster
@@ -97,7 +97,7 @@ class Question:
     calibration: Calibration | None = None
     objective: Objective = "step"
     troubles: Troubles = Troubles()
-    recorded: Recorded | None = None  # whose plan and work are known
+    recorded: Recorded | None = None  # a run: its plan and its work are known
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -216,7 +216,7 @@ def _distinct(plans: Plans, priced: Priced, order: Ints) -> Iterator[int]:
 
 
 def _too_large(question: Question, memory: Held, plans: Plans) -> str:
-    """Say which stage and component is too large in the plan that needs the least, and what fits.
+    """Name the stage and component that are too large in the leanest plan, and a plan that fits.
 
     A single change fits only where the user fixed a choice: the search tries all others.
     """
@@ -227,10 +227,10 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
     enough = _enough_nodes(question, math.ceil(nodes * needed / has))
     instead = f", or {leanest.change_name}" if leanest.change_name else ""
     return (
-        f"memory: no plan fits in {has / GIB:.0f} GiB: stage {leanest.stage} of the leanest (tp "
-        f"{plans.tp[row]}, pp {plans.pp[row]}, dp {plans.dp[row]}) needs {needed / GIB:.0f} GiB, "
-        f"{leanest.component_bytes / GIB:.0f} GiB of it {leanest.component}; expected {enough} "
-        f"instead of {nodes}{instead}"
+        f"memory: no plan fits in {has / GIB:.0f} GiB: expected {enough} instead of "
+        f"{nodes}{instead}. Stage {leanest.stage} of the leanest (tp {plans.tp[row]}, pp "
+        f"{plans.pp[row]}, dp {plans.dp[row]}) needs {needed / GIB:.0f} GiB, "
+        f"{leanest.component_bytes / GIB:.0f} GiB of it {leanest.component}"
     )
 
 
@@ -321,7 +321,7 @@ def _memory(held: Held, row: int) -> Memory:
 
 
 def calibrated(question: Question, path: Path) -> Question:
-    """Return the question with what measured steps of this model and cluster tell."""
+    """Return the question, corrected by measured steps of this model and cluster."""
     rows = measured_steps(path)
     logs, shares = [], []
     for number, (fixed, measured_s) in enumerate(rows, start=2):

@@ -81,7 +81,7 @@ class Planned:
     recompute_layers: int | None
     microbatch: int
     schedule: str
-    context_kind: str | None  # None without context parallelism
+    context_kind: str | None  # of context parallelism, if there is any
     shard: int  # ranks among which ZeRO shards; 1 without it
     devices: int
     step_s: float
@@ -102,7 +102,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What one choice of the best plan is worth: the best plan with another value of it."""
+    """The worth of one choice of the best plan: the best plan with another value of it."""
 
     choice: str
     value: str
@@ -132,7 +132,7 @@ class Lasting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromRun:
-    """The plan of a recorded run, and what its work tells of the model's prices."""
+    """The plan of a recorded run, and its work against the model's prices."""
 
     source: str
     tp: int

@@ -231,7 +231,7 @@ class Conditions:
 
 
 def check_calibrating(runs: Sequence[Run]) -> None:
-    """Refuse a run that was given to calibrate and would go unused, whatever its line rate."""
+    """Refuse a run that was given to calibrate and would go unused with any line rate."""
     for run in runs:
         if (why := _shows_no_transport(run)) not in (None, _RATE_UNKNOWN):
             name = run.provenance.source

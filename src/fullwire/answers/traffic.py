@@ -105,5 +105,5 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
         return records.read(places, Options())
     found = files_like(places, lambda path: is_capture(beginning_of(path)))
     if not found:
-        raise DamagedInput(places[0], "neither a run nor a folder of packet captures")
+        raise DamagedInput(places[0], "expected a run, or a folder of packet captures")
     return read_captures(found)

@@ -100,7 +100,7 @@ def tune(
     - `output`: a new folder for the recipe, the recordings and the job's output.
     - `budget`: the time for all recordings together.
     - `trials`: how many fixes to try at most.
-    - `steps`: the steps of each recording; by default as many as decide a trial. The script's own
+    - `steps`: the steps of each recording, by default as many as decide a trial. The script's own
       end does not come.
     - `allow`: the risk that is allowed: "exact", "numeric" or "semantic".
     - `lab`: record in this lab, instead of where the job runs.

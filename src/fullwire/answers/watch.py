@@ -179,7 +179,7 @@ def watching(
 
     - `pid`, `hosts`, `bandwidth`: as in `watch`.
     - `seconds`: how long to look at most. Memory stays bounded for weeks.
-    - `alerts`: conditions such as `"step > 1.2x"`; those that begin are in `Watched.alerts`.
+    - `alerts`: conditions such as `"step > 1.2x"`. Those that begin are in `Watched.alerts`.
     - `window_s`: how much of the past an answer is about.
 
         for window in fw.watching(48213, alerts=["stuck"]):

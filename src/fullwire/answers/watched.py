@@ -58,7 +58,7 @@ _FLOWS = 0.5  # of a rank's usual rate while bytes flow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRank:
-    """What a rank did while it was watched; shares of the time, which add up to 1 with no delay."""
+    """A rank while it was watched: shares of the time, which add up to 1 but for the delay."""
 
     rank: int
     computing: float
@@ -110,7 +110,7 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Watched(Result):
-    """The answer about a running job; `explanation` is None where no step repeats."""
+    """The answer about a running job. `explanation` is None if no step repeats."""
 
     job: JobHere
     seconds: float  # of watching
@@ -240,8 +240,8 @@ def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
     """Return who waits for whom, if the job's connections carry nothing for too long.
 
     Connections say when they last carried anything, so this holds for a hang that is older than
-    the watch. Ranks that all compute alike evaluate, or load: they are not stuck, nor are those
-    that wait for a processor.
+    the watch. Ranks that all compute alike evaluate, or load. Such a job is not stuck, and so is
+    one whose ranks wait for a processor.
     """
     after_s = max(STUCK_AFTER_S, _STUCK_STEPS * (step_s or 0.0))
     since_s, busy = np.inf, {}
@@ -252,8 +252,8 @@ def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
         now_s = table[-1, 0] / 1e9
         carried = table[:, 4] + table[:, 5]
         moved = np.flatnonzero(carried[-1] - carried > _STUCK_BYTES)
-        # Quiet since the last bytes that were seen, or since the kernel last saw any. Where we had
-        # no processor ourselves, or the machine stood still, the ranks had none either.
+        # Quiet since the last bytes that were seen, or since the kernel last saw any. A long
+        # gap between looks counts little: the machine stood still then, for the ranks as for us.
         between_s = np.diff(table[moved[-1] + 1 :, 0]) / 1e9 if len(moved) else np.zeros(0)
         quiet_s = np.minimum(between_s, _LOOKED_S).sum() if len(moved) else table[-1, 7]
         since_s = min(since_s, quiet_s)

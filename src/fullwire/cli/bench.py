@@ -51,12 +51,14 @@ def recorder(
         if sys.stderr.isatty():
             typer.echo(f"\r{done} of {pairs} pairs" + "\n" * (done == pairs), err=True, nl=False)
 
+    from fullwire.report.terminal import say
+
     result = measure_overhead(pairs, tell=tell)
     if json:
         print_json(overhead_object(result))
     else:
         for line in overhead_lines(result):
-            typer.echo(line)
+            say(line)
 
 
 @app.command("transport")
@@ -96,9 +98,9 @@ def transport(
         Contest,
         check_torch,
         contest_in_lab,
-        contest_lines,
         contest_object,
         plot_contest,
+        print_contest,
     )
     from fullwire.units import bits_per_second, size_bytes
 
@@ -137,8 +139,7 @@ def transport(
     if json:
         print_json(contest_object(outcome))
     else:
-        for line in contest_lines(outcome):
-            typer.echo(line)
+        print_contest(outcome)
 
 
 @app.command("device")
@@ -157,33 +158,21 @@ def device(
 
     fullwire bench device -o mine.toml
     """
-    from fullwire.studies.device_speed import measure_device
-    from fullwire.units import visible
+    from fullwire.report.terminal import say
+    from fullwire.studies.device_speed import device_object, measure_device
 
     found = measure_device(output, seconds=seconds, replace_file=force, quick=quick)
     peak = found.device.peak_flops_per_s(found.precision)
     rate = found.device.memory_bytes_per_s
     if json:
-        print_json(
-            {
-                "file": str(output),
-                "device": found.device.title,
-                "precision": found.precision,
-                "peak_flops_per_s": peak,
-                "memory_bytes_per_s": rate,
-                "shapes": found.shapes,
-                "judged": found.judged,
-                "median_error": found.median_error,
-                "took_s": found.took_s,
-            }
-        )
+        print_json(device_object(found, output))
         return
-    typer.echo(
+    say(
         f"{found.device.title}: {peak / 1e12:.2f} TFLOP/s in {found.precision}, copies "
         f"{rate / 2e9:.0f} GB/s"
     )
-    typer.echo(
-        f"{found.shapes} products in {found.took_s:.0f} s; {found.judged} that the fit did not see "
-        f"are off by {found.median_error:.1%} in the median"
+    say(
+        f"{found.shapes} products in {found.took_s:.0f} s. {found.judged} of them judged the fit: "
+        f"it is off by {found.median_error:.1%} in the median"
     )
-    typer.echo(f"wrote {visible(str(output))}")
+    say(f"wrote {output}")

@@ -77,7 +77,7 @@ def fit(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Fit what a cluster file cannot know to measured tables.
+    """Fit the unknown figures of a cluster to measured tables.
 
     fullwire cluster fit nccl_8.log nccl_16.log --cluster ours.toml -o fitted.toml
     fullwire cluster fit nccl_64.log --devices-per-node 8 -o fitted.toml

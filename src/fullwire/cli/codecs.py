@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from math import isinf
 from pathlib import Path
 from typing import Annotated
 
@@ -69,12 +67,9 @@ def codecs(
         plot_codecs(result, plot)
         tell(f"drawn: {plot}")
     if json:
-        shown = asdict(result)
-        for row in shown["codecs"]:
-            always = row["pays_below_bps"] is not None and isinf(row["pays_below_bps"])
-            row["pays_always"] = always
-            row["pays_below_bps"] = None if always else row["pays_below_bps"]
-        print_json(shown)
+        from fullwire.report.as_data import codecs_object
+
+        print_json(codecs_object(result))
     else:
         from fullwire.report.terminal import print_codecs
 

@@ -120,7 +120,8 @@ class Elastic:
     every: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Between two checkpoints  [default: what costs the job least]"
+            metavar="TIME",
+            help="Between two checkpoints  [default: the time that costs the job least]",
         ),
     ] = None
     keep: Annotated[int, typer.Option(help="How many checkpoints stay")] = 3

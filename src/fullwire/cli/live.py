@@ -81,7 +81,7 @@ class Live:
         self._wants_run = True
 
     def show(self, window: Watched, elapsed_s: float) -> None:
-        """Show a window, and act on what it says."""
+        """Show a window, and act on its answer."""
         self._steps.append(window.step_s)
         if window.step_s is not None:
             self._hour.append(window.step_s)
@@ -163,7 +163,7 @@ class Live:
 
     def _write_run(self, window: Watched) -> None:
         if window.run is None:
-            self._say("no run was written: no steps were found that a run could have")
+            self._say("no run was written, for lack of steps")
             return
         self._runs += 1
         path = Path(self.out or "watched.run")
@@ -227,9 +227,9 @@ def metrics_of(window: Watched) -> list[Metric]:
     stuck_s = 0.0 if window.stuck is None else window.stuck.since_s
     named: list[Metric] = [
         ("confidence", "How alike steps are, from 0 to 1", [({}, window.confidence)]),
-        ("stuck_seconds", "For how long nothing was sent, 0 if the job is not stuck",
+        ("stuck_seconds", "Time since the last bytes were sent, 0 if the job runs",
          [({}, stuck_s)]),
-        ("verdict", "What limits the job", [({"kind": window.kind}, 1.0)]),
+        ("verdict", "The cause that limits the job", [({"kind": window.kind}, 1.0)]),
     ]  # fmt: skip
     if window.hosts:
         told = [({"host": host.host}, float(not host.problem)) for host in window.hosts]

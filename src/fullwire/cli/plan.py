@@ -32,7 +32,7 @@ class Question:
     ] = None
     to: Annotated[
         str | None,
-        typer.Option(help="With --from, another plan; the rest stays as recorded: tp=4,pp=8"),
+        typer.Option(help="With --from, another plan: tp=4,pp=8. The rest stays as recorded"),
     ] = None
     nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 64")] = None
     seq: Annotated[str | None, typer.Option(help="Tokens of a sequence: 8192")] = None

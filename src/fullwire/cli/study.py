@@ -13,7 +13,7 @@ from fullwire.cli.telling import say
 
 def study(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only what takes under 4 minutes on 2 processors")
+        bool, typer.Option("--quick", help="A short form: under 4 minutes on 2 processors")
     ] = False,
     output: Annotated[
         Path,

@@ -56,8 +56,8 @@ def introduce(lab: Lab) -> None:
     say(summary(lab))
     if lab.description.dilation > 1:
         say(
-            f"dilated {lab.description.dilation:g} times: compute and links are that much slower; "
-            "what is said of the job is undilated"
+            f"dilated {lab.description.dilation:g} times: compute and links are that much slower. "
+            "Times of the job are told undilated"
         )
     for warning in lab.warnings:
         say(f"warning: {warning}")

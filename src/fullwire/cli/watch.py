@@ -11,7 +11,6 @@ import typer
 from fullwire.cli.options import Json, print_json, with_options
 from fullwire.cli.telling import tell
 from fullwire.errors import UsageError
-from fullwire.units import visible
 
 
 class Lasting:
@@ -57,7 +56,7 @@ def watch(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Look for so long at most: with --once 30 and up to 600, else no end"),
+        typer.Option(help="Look for so long at most  [default: no end, with --once 30]"),
     ] = None,
     recording: Annotated[
         Path | None,
@@ -67,7 +66,8 @@ def watch(
         bool, typer.Option("--once", help="One answer; ends as soon as it is sure.")
     ] = False,
     out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="x.run", help="Write what was seen as run")
+        str | None,
+        typer.Option("-o", "--output", "--out", metavar="X.run", help="Write a run of this time"),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="All parts, processes and notes.")
@@ -145,7 +145,7 @@ def _once(
     if is_shown:
         sys.stderr.write("\r\x1b[K")
     if out is not None and result.run is None:
-        tell(f"{out} was not written: no steps were found that a run could have")
+        tell(f"{out} was not written, for lack of steps")
     if json:
         print_json(watched_object(result))
     else:
@@ -207,7 +207,7 @@ def _on_and_on(
     if last is not None and out is not None and last.run is not None:
         name = str(write(last.run, out))
     elif out is not None:
-        tell(f"{out} was not written: no steps were found that a run could have")
+        tell(f"{out} was not written, for lack of steps")
     if last is not None and not json:
         print_watched(last, name, is_full=verbose)
     if until_alert and is_alerted:
@@ -217,34 +217,32 @@ def _on_and_on(
 def _list_jobs(hosts: str, *, json: bool) -> None:
     from fullwire.recorder.jobs_here import jobs_here
     from fullwire.recorder.several_hosts import host_names, jobs_on
+    from fullwire.report.as_data import jobs_object
+    from fullwire.report.terminal import print_table
 
-    rows: list[dict[str, Any]] = [
-        {
-            "pid": job.ranks[0].pid,
-            "ranks": [one.rank for one in job.ranks],
-            "workers": job.workers,
-            "user": job.ranks[0].user,
-            "command": job.ranks[0].command,
-            "host": job.ranks[0].host,
-        }
-        for job in ([] if hosts else jobs_here())
-    ]
+    found = jobs_object([] if hosts else jobs_here())
     problems = []
     for host, listed, problem in jobs_on(host_names(hosts)) if hosts else ():
-        rows += [{**row, "host": host} for row in listed]
+        found["jobs"] += [{**row, "host": host} for row in listed]
         problems += [{"host": host, "problem": problem}] if problem else []
     if json:
-        print_json({"jobs": rows, "problems": problems})
+        print_json({**found, "problems": problems})
         return
-    for row in rows:
-        typer.echo(
-            f"{row['pid']:>8}  {row['host'] + '  ' if hosts else ''}{row['user']}  "
-            f"{len(row['ranks'])} of {row['workers']} "
-            f"rank{'' if row['workers'] == 1 else 's'}  "
-            f"{visible(row['command'])}"
-        )
+    rows = [
+        [
+            str(row["pid"]),
+            row["host"],
+            row["user"],
+            f"{len(row['ranks'])} of {row['workers']}",
+            row["command"],
+        ]
+        for row in found["jobs"]
+    ]
+    if rows:
+        heads = ["pid", "host", "user", "ranks", "command"]
+        print_table(heads, rows, texts={"host", "user", "command"})
     for told in problems:
         tell(f"{told['host']} does not list its jobs: {told['problem']}")
     if not rows:
         where = "on these hosts" if hosts else "here"
-        typer.echo(f"No training job of yours runs {where}: no process has loaded torch.")
+        typer.echo(f"No training job runs {where}: of your processes, none has loaded torch.")

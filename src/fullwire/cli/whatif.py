@@ -119,7 +119,7 @@ class Target:
     target: Annotated[
         Text,
         typer.Option(
-            help="0.95: the least bandwidth and compression for this scaling factor; or "
+            help="0.95: the least bandwidth and compression for this scaling factor. "
             "'loss<=0.3': the time until a metric of the run is there"
         ),
     ] = None

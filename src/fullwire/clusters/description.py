@@ -1,57 +1,60 @@
 """A cluster as TOML: read with one line for each mistake, printed so that it reads back equal.
 
-    name = "two racks"
-    nodes = 8
-    devices_per_node = 8
+    name = "two racks"            # the name in answers
+    nodes = 8                     # so many nodes
+    devices_per_node = 8          # one rank uses one device; 1 if it is missing
     startup = "30us"              # time of a collective before its bytes move
+    rests_on = "data sheets"      # the source of the figures, for readers
 
     [inside]                      # links between the devices of a node, if it has several
     kind = "switch"               # or "pcie": then transfers that leave the node use it as well
     rate = "450GB/s"              # of each device, each way
-    latency = "1us"
+    latency = "1us"               # of one message, one way
     payload_share = 0.8           # share of the rate that is left for payload
     adds = true                   # the switch adds (NVLink SHARP); usual from 400 GB/s on
 
-    [nics]
-    per_node = 8
-    rate = "400Gbps"
+    [nics]                        # the adapters of a node
+    per_node = 8                  # 1 if it is missing, 4 in a torus
+    rate = "400Gbps"              # of each NIC, each way
     latency = "4us"               # one way, from node to node
-    payload_share = 0.956
-    of_device = [0, 1, 2, 3, 4, 5, 6, 7]
+    payload_share = 0.956         # share of the rate that is left for payload
+    of_device = [0, 1, 2, 3, 4, 5, 6, 7]  # the NIC of each device; all are shared if it is missing
 
-    [network]
-    kind = "fat-tree"             # or "switch", "rails", "torus" with rows and columns
-    nodes_per_leaf = 4
-    oversubscription = "2:1"
+    [network]                     # one switch if it is missing
+    kind = "fat-tree"             # or "switch", "rails", "torus"
+    nodes_per_leaf = 4            # nodes below one leaf switch
+    oversubscription = "2:1"      # rate below a leaf, over the rate of its uplinks
     latency = "1us"               # added by the way through the spine
     leaves_per_pod = 4            # each pod has a spine, and pods reach each other through a core
-    core_oversubscription = "4:1"
+    core_oversubscription = "4:1"  # the same between pods and core
     adds = true                   # its switches add (SHARP): then `auto` tries in-network as well
+    # rows = 4                    # of a torus, in place of all keys above but kind
+    # columns = 2                 # of a torus
 
     [[hosts]]                     # a node that differs
-    node = 3
-    nic_rate = "100Gbps"
+    node = 3                      # its number, from 0
+    nic_rate = "100Gbps"          # of its NICs
 
     [measured]                    # by `fullwire cluster fit` from tables (measured.py)
-    source = "nccl_8.log, nccl_16.log"
+    source = "nccl_8.log, nccl_16.log"  # the tables
     tree_share = 0.9              # rate that a tree fills, over the rate that a ring fills
     pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0)
     switch_share = 0.9            # rate that adding switches fill, over the rate of a ring
-    spread = 0.06                 # of a time's logarithm
+    spread = 0.06                 # standard deviation of a time's logarithm
 
-    [[measured.protocols]]
-    name = "small"
-    startup = "7us"
-    inside_hop = "1.7us"          # of each message in a row
-    between_hop = "5us"
-    inside_share = 0.2            # of the line rates
-    between_share = 0.2
+    [[measured.protocols]]        # a way of the library to send messages
+    name = "small"                # its name in answers
+    startup = "7us"               # time before bytes move
+    inside_hop = "1.7us"          # of each message in a row, within a node
+    between_hop = "5us"           # and between nodes
+    inside_share = 0.2            # share of the line rates that it fills, within a node
+    between_share = 0.2           # and between nodes
 
     [[measured.shown]]            # each table's times, as multiples of the protocols' times
-    op = "allreduce"
-    workers = 16
-    bytes = [65536, 131072]
-    times = [1.04, 0.97]
+    op = "allreduce"              # the operation of the table
+    workers = 16                  # its device count
+    bytes = [65536, 131072]       # its sizes
+    times = [1.04, 0.97]          # measured over predicted, for each size
 
 Each mistake is named with its table and key, as in "nics.rate".
 """

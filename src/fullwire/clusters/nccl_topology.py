@@ -57,8 +57,8 @@ _BY_NVLINK = "{links} NVLinks of {gb:g} GB/s a device, as of sm {model}, of whic
 _BY_PCIE = "PCIe as it says, of which NCCL takes 0.76"
 _OF_MATRIX = (
     "nvidia-smi topo -m and ibstat ({file}): {links} NVLinks a device, taken as 25 GB/s each (V100 "
-    "to H200; those of Blackwell have 50), of which NCCL takes 0.8; {near} adapters that are next "
-    "to a device, of {adapters}, and the slowest counts. " + _NO_OTHER_HOSTS
+    "to H200), of which NCCL takes 0.8. Those of Blackwell have 50. {near} adapters of {adapters} "
+    "are next to a device, and the slowest counts. " + _NO_OTHER_HOSTS
 )
 Way = tuple[int, ...]  # through the tree, by places
 

@@ -66,9 +66,9 @@ USUAL_PROTOCOLS = (
     ),
 )
 
-# The same within a node by the rate of a device, where tables of its kind differ: H100 and H200
-# (450 GB/s each way), then B200, B300, GB200 and GB300 (900). A protocol's start-up, hop and share;
-# the last number of a kind is the share that adding switches fill.
+# The same within a node by the rate of a device, where tables of its kind differ. The first row is
+# B200, B300, GB200 and GB300 (900 GB/s each way), the second H100 and H200 (450). Each protocol has
+# its start-up, hop and share. The last number of a row is the share that adding switches fill.
 _USUAL_INSIDE = (
     (8 * 700e9, ((8.4e-6, 1.2e-6, 0.26), (11e-6, 1.0e-6, 0.38), (21e-6, 2.8e-6, 0.72)), 0.64),
     (8 * 400e9, ((5.7e-6, 0.76e-6, 0.37), (15e-6, 0.84e-6, 0.71), (56e-6, 1.6e-6, 0.84)), 0.78),
@@ -257,7 +257,7 @@ def _beyond(table: Shown, sizes: Floats) -> Floats:
 def _follows_share(tables: Sequence[Shown]) -> int:
     """Say whether tables are alike at the same size (0), or at the same share of a device (1).
 
-    A library changes its way at sizes of the vector, or at sizes of what a device sends at once.
+    A library changes its way at sizes of the vector, or at sizes of a device's share of it.
     """
     apart = [0.0, 0.0]
     for one, other in itertools.pairwise(sorted(tables, key=lambda table: table.workers)):

@@ -309,7 +309,7 @@ def compress(
       default it is FULLWIRE_MAX_ERROR, or else a usual limit for formats. Codecs with error
       feedback have none.
     - `packs_small`: pack the gradients of norm layers and biases too, and all with fewer than 1024
-      numbers. Without it they travel as float32, whatever bucket DDP puts them in.
+      numbers. Without it they travel as float32, in any of DDP's buckets.
 
     Every rank calls this before the first backward pass.
 

@@ -256,7 +256,7 @@ class WorkInTheSameTime(Finding):
 
     template = (
         "With {after:,} {after:worker|workers} in place of {before:,} the job does {work:.2f} "
-        "times the work in the same time; {perfect:.2f} would be perfect."
+        "times the work in the same time. {perfect:.2f} would be perfect."
     )
 
     before: int
@@ -270,8 +270,8 @@ class BytesAndTime(Finding):
 
     template = (
         "An iteration moves {times:.2f} times the bytes ({after_bytes:bytes} per edge against "
-        "{before_bytes:bytes}) and takes {ratio:.2f} times as long"
-        "{is_against:: bytes alone do not set its time|}."
+        "{before_bytes:bytes}) and takes {ratio:.2f} times as long."
+        "{is_against: Bytes alone do not set its time.|}"
     )
 
     times: float
@@ -524,7 +524,7 @@ class OneRecordingEach(Finding):
     """Each side has one recording; more recordings would tell more."""
 
     template = (
-        "One recording of each: whatever else changed between them counts as the change. {more}: "
+        "One recording of each: any other difference between them counts as the change. {more}: "
         "fullwire compare before*.run -- after*.run"
     )
 

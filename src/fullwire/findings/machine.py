@@ -135,7 +135,7 @@ class Captures(Ok):
     """This process may capture packets."""
 
     name = "packets"
-    means = "record --packets keeps the headers of what the job sends"
+    means = "record --packets keeps the headers of the job's packets"
     template = "packet sockets open"
 
 
@@ -163,7 +163,7 @@ class Counters(Part):
     """The files and sockets that the sampler reads beside a job."""
 
     name = "samples"
-    means = "a recording tells how busy the host was, and what each connection did"
+    means = "a recording tells how busy the host and each connection were"
     template = "{is_ok:processors, memory, TCP connections|not here: {missing:list}}"
     how = "use a kernel of its own: some sandboxes (gVisor) leave these out"
 
@@ -230,7 +230,7 @@ class ClockSource(Part):
     """The clock that every recorded event reads."""
 
     name = "clock"
-    means = "every recorded event reads the clock; a slow one adds to what recording costs"
+    means = "every recorded event reads the clock, so a slow one slows the job"
     template = "{source:or the kernel does not tell its clock source}"
     how = "boot with clocksource=tsc, if the processor's is stable"
 
@@ -303,7 +303,7 @@ class RdmaPorts(Missing):
     name = "RDMA"
     means = "record counts what RDMA ports send"
     template = "{ports:or no adapter}"
-    how = "nothing, if there is no such card; else load its driver, as mlx5_ib"
+    how = "if there is such a card: load its driver, as mlx5_ib"
 
     ports: tuple[RdmaPort, ...]
 
@@ -495,7 +495,7 @@ class Gpus(Part):
     name = "GPUs"
     means = "their use and memory are sampled beside a job"
     template = "{gpus:list}"
-    how = "torch sees {usable}: take one built for this driver; see CUDA_VISIBLE_DEVICES"
+    how = "torch sees {usable}: take one for this driver, or set CUDA_VISIBLE_DEVICES"
 
     gpus: tuple[str, ...]
     usable: int
@@ -519,8 +519,8 @@ class NoGpus(Missing):
     """No GPU of NVIDIA is to be seen."""
 
     name, means = Gpus.name, Gpus.means
-    template = "no NVIDIA driver, or no GPU"
-    how = "nothing, if there is none: jobs on processors are recorded"
+    template = "no GPU with a driver of NVIDIA"
+    how = "without one, all is well: jobs on processors are recorded"
 
 
 class Nccl(Ok):
@@ -538,7 +538,7 @@ class NoNccl(Missing):
 
     name, means = Nccl.name, Nccl.means
     template = "torch has none that it can use here"
-    how = "nothing, without GPUs; else a torch that was built for CUDA"
+    how = "for GPUs: install a torch that was built for CUDA"
 
 
 class Package(Finding):

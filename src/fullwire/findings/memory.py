@@ -29,7 +29,7 @@ class WorkloadFits(Finding):
     """The workload fits, and so would larger batches."""
 
     template = (
-        "{workload} {needs}; {device} has {device_bytes:bytes}. It fits, as would a batch of "
+        "{workload} {needs}. {device} has {device_bytes:bytes}. It fits, as would a batch of "
         "{largest_batch:,}."
     )
 

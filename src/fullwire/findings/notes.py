@@ -111,7 +111,7 @@ class NoFixesPredicted(Finding):
 class NothingToPredictFrom(Finding):
     """Fixes need communication, and the workers' steps hold none."""
 
-    template = "Fixes cannot be predicted: the steps hold no communication."
+    template = "Fixes are not predicted: the steps lack communication."
 
 
 # ---- the steps -----------------------------------------------------------------------------------
@@ -205,8 +205,8 @@ class CheckpointsTook(Finding):
 
     template = (
         "{count:,} {count:checkpoint|checkpoints} took {total_s:time} of the {run_s:time} from the "
-        "first step to the last{within_s:?; {within_s:time} of it is the host's part of the steps "
-        "that wrote them}."
+        "first step to the last.{within_s:? {within_s:time} of it is the host's part of the steps "
+        "that wrote them.}"
     )
 
     count: int
@@ -233,7 +233,7 @@ class PredictedFromOthers(Finding):
 
     template = (
         "The account's step takes {usual_s:time}. Predictions replay the steps that are whole on "
-        "every rank; these take {replayed_s:time}."
+        "every rank. These take {replayed_s:time}."
     )
 
     usual_s: float
@@ -256,7 +256,7 @@ class RanksBeyondTheAccount(Finding):
 
     template = (
         "The account's computing, {account_s:time}, is that of the lower median of the ranks in "
-        "each step. The ranks' own is {low_s:time} to {high_s:time}; {beyond_s:time} of it counts "
+        "each step. The ranks' own is {low_s:time} to {high_s:time}. {beyond_s:time} of it counts "
         "as straggler."
     )
 
@@ -316,7 +316,7 @@ class SeveralHostsWouldGive(Finding):
 class GivenRateIsUnused(Finding):
     """A line rate was given, but the ranks share one host and use no line."""
 
-    template = "Ranks of one host use no line, so the given {rate_bps:rate} has no effect."
+    template = "The given {rate_bps:rate} has no effect: ranks of one host share its memory."
 
     rate_bps: float
 
@@ -332,7 +332,7 @@ class LateEnds(Finding):
 class LatencyUnknown(Finding):
     """The latency of a message is unknown, and counts as 0."""
 
-    template = "Latency counts as 0: the run has neither small collectives nor a recorded latency."
+    template = "Latency counts as 0: the run lacks small collectives and a recorded latency."
 
 
 class FasterThanTheLine(Finding):

@@ -1,4 +1,4 @@
-"""What a search of parallel plans assumes, what a recorded plan leaves open, and other plans."""
+"""Assumptions of a search of parallel plans, gaps of a recorded plan, and other plans."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class PublishedFailures(Finding):
     """The user gave no failures."""
 
     template = (
-        "{usual:,.0f} device-hours between two failures; published trainings had {low:,.0f} to "
-        "{high:,.0f}"
+        "{usual:,.0f} device-hours between two failures, where published trainings had {low:,.0f} "
+        "to {high:,.0f}"
     )
     is_assumption = True
 
@@ -162,7 +162,7 @@ class RecognisedModel(Finding):
 class OthersLeftOut(Finding):
     """Plans that the answer does not list."""
 
-    template = "{does_not_fit:,} plans do not fit; {slower:,} more are slower (--why)."
+    template = "{does_not_fit:,} plans do not fit. {slower:,} more are slower (--why)."
 
     does_not_fit: int
     slower: int
@@ -224,7 +224,7 @@ class Loss(Finding):
 
 
 class ExpectedLosses(Finding):
-    """What a training loses, by name."""
+    """The losses of a training, by name."""
 
     template = "Expected losses: {losses:list}, in {interruptions:,.0f} interruptions."
 
@@ -245,7 +245,7 @@ class BestCheckpoints(Finding):
 
 
 class DeviceHours(Finding):
-    """What a training uses, and what the user pays for it."""
+    """The device-hours of a training, and their price."""
 
     template = "Device-hours: {device_hours:,.0f}.{cost:? Cost at your price: {cost:,.0f}.}"
 

@@ -260,7 +260,7 @@ class StepsPredicted(Finding):
     """The answer of several predictions: the ends of the scaling factor, and of steps."""
 
     template = (
-        "Scaling factor {least:.2f} ({least_with:list}) to {most:.2f} ({most_with:list}); steps "
+        "Scaling factor {least:.2f} ({least_with:list}) to {most:.2f} ({most_with:list}). Steps "
         "take {shortest_s:time} to {longest_s:time}{recorded_s:?, {recorded_s:time} in the run}."
     )
 

@@ -17,7 +17,7 @@ class ScalingFactor(Finding):
     """The scaling factor, and T1."""
 
     template = (
-        "Scaling factor {factor:.3f}; one worker takes {alone_s:time}{estimate}.{full}"
+        "Scaling factor {factor:.3f}. One worker takes {alone_s:time}{estimate}.{full}"
         "{longer_s:? Computing takes {longer_s:time} more than alone.}"
     )
 
@@ -131,8 +131,8 @@ class NoLinkIsEnough(Finding):
     """No link is fast enough for communication to cost less than the threshold."""
 
     template = (
-        "On any link, communication costs {threshold:.0%} of the step or more{fewer:?; with "
-        "fewer than {fewer:,} workers it costs less}.{takes_over}"
+        "On any link, communication costs {threshold:.0%} of the step or more.{fewer:? With "
+        "fewer than {fewer:,} workers it costs less.}{takes_over}"
     )
 
     threshold: float

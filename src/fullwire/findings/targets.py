@@ -165,7 +165,7 @@ class LocalStepsCost(Finding):
     template = (
         "Workers that average every few steps end at a higher loss. How much higher is taken from "
         "DiLoCo's papers, which use an outer optimizer"
-        "{is_beyond:?; these replicas, steps or parameters are beyond what they tried}."
+        "{is_beyond:? and tried fewer replicas, steps or parameters}."
     )
 
     is_beyond: bool

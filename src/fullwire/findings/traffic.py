@@ -137,7 +137,7 @@ class InPattern(Finding):
 class NoIterations(Finding):
     """The transfers lack a repeating pattern, so there are no iterations."""
 
-    template = "No iterations were found: no transfer repeats its bytes after silence."
+    template = "No iterations were found: transfers do not repeat their bytes after silence."
 
 
 class IterationsFound(Finding):
@@ -221,7 +221,7 @@ class SlowLinkFound(Finding):
 class NoLinkToCallSlow(Finding):
     """The transfers lack a repeating pattern, so a slow link cannot be found."""
 
-    template = "Slow links cannot be found: the transfers show no iterations."
+    template = "Slow links are found by iterations, and the transfers show none."
 
 
 class NoSlowLinkOfTwo(Finding):

@@ -90,7 +90,7 @@ class FixToldWhy(Finding):
 class NobodyCalled(Finding):
     """A fix changes a call that no process made."""
 
-    template = "not applied: no process called what it changes"
+    template = "not applied: no process called the function that it changes"
 
 
 class AppliedInSome(Finding):
@@ -214,7 +214,7 @@ class Interrupted(Finding):
 
 
 class Outcome(Finding):
-    """What processes of a job noted about a fix."""
+    """Notes of a job's processes about a fix."""
 
     template = "fix {fix}: {did}, in {processes} {processes:process|processes}"
 

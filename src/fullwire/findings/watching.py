@@ -70,7 +70,7 @@ class TakenForAllReduces(Finding):
 class NothingSeen(Finding):
     """The ranks only waited."""
 
-    template = "The ranks neither computed nor sent."
+    template = "The ranks computed and sent nothing."
 
 
 class NothingSent(Finding):

@@ -30,14 +30,14 @@ MOST_BYTES = 1024 * 1024
 class Applied:
     """A fix with its setting, and what is known of its gain."""
 
-    fix: str
-    setting: str
-    risk: Risk = "exact"
-    why: str = ""
-    predicted_s: float | None = None
-    low_s: float | None = None
-    high_s: float | None = None
-    measured_s: float | None = None
+    fix: str  # the name of the fix, as `fullwire fixes` lists it
+    setting: str  # its setting, as `fullwire apply` takes it
+    risk: Risk = "exact"  # exact, numeric or semantic
+    why: str = ""  # the change in words
+    predicted_s: float | None = None  # the step that was predicted with it
+    low_s: float | None = None  # the lower end of the prediction's 90 % interval
+    high_s: float | None = None  # the upper end
+    measured_s: float | None = None  # the step that was measured with it
 
     def __str__(self) -> str:
         """Return the fix as `fullwire apply` takes it."""
@@ -48,15 +48,15 @@ class Applied:
 class Recipe:
     """Fixes that belong together, and the job that they were found for."""
 
-    format: int = FORMAT
-    command: str = ""  # It is compared with the job's own; values of secrets are masked.
+    format: int = FORMAT  # the number of the format: 1
+    command: str = ""  # the command of the tuned job, with secrets masked; a job's own is compared
     command_sha256: str = ""  # of its words, with a zero byte after each
-    machine: str = ""
-    workers: int | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    before_s: float | None = None
-    after_s: float | None = None
-    fixes: tuple[Applied, ...] = ()
+    machine: str = ""  # where it was tuned
+    workers: int | None = None  # the number of ranks; the job's own is compared
+    versions: dict[str, str] = field(default_factory=dict)  # of Python, Fullwire, torch
+    before_s: float | None = None  # the step without the fixes
+    after_s: float | None = None  # the step with them
+    fixes: tuple[Applied, ...] = ()  # the fixes, each with the keys below
 
 
 def appliable(key: str) -> FixKind:

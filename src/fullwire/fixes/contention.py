@@ -35,7 +35,7 @@ class Contention(FixKind):
     key = "contention"
     label = "no contention"
     addresses = ("contention",)
-    needs = "processors; threads:1 may free one"
+    needs = "more processors (threads:1 may free one)"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Subtract the contention from the step, as the account measured it.

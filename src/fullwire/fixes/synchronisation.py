@@ -14,7 +14,7 @@ from fullwire.timeline.account import Account
 _SYNCHRONISED_EVERY = (2, 4)
 _BY_DDP = "with model.no_sync() in {without} of {every} steps; the batch is {every}x larger"
 _BY_SCRIPT = (
-    "no all_reduce in {without} of {every} steps, gradients left to add up; the batch is {every}x "
+    "skip all_reduce in {without} of {every} steps and let gradients add up; the batch is {every}x "
     "larger"
 )
 

@@ -66,8 +66,8 @@ def given(
         )
         if unused:
             left_out.append(
-                f"{name_of(place)}: left out is what else is in it ({', '.join(unused)}): a run "
-                f"is made of one kind, here {kind}"
+                f"{name_of(place)}: its other files are left out ({', '.join(unused)}): a run is "
+                f"made of one kind, here {kind}"
             )
     beside = [place for place in places if place not in traces]
     return Given(kind, traces, beside, left_out)
@@ -149,7 +149,7 @@ def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:
         refuse_packed(some)
         which = "" if len(some) < _MOST_SNIFFED else f", by its first {len(some):,} files"
         raise DamagedInput(
-            path, f"neither a run nor a folder of {_in_words(formats.values())}{which}"
+            path, f"expected a run, or a folder of {_in_words(formats.values())}{which}"
         )
     tells = {_ARCHIVE: -1, **{key: reader.tells for key, reader in formats.items()}}
     return sorted(kinds, key=lambda kind: (-tells[kind], kind))
@@ -184,10 +184,10 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
         f"it resembles {label}, but lacks {mark}" for label, mark in likeness.items() if mark
     )
     if beginning.lstrip()[:1] in (b"{", b"["):
-        known = "JSON that is no known trace: not read"
+        known = "JSON of an unknown kind: not read"
     elif b"\0" not in beginning[:_LOOKED_AT]:
-        known = "a text without lines of a known tool: not read; --pattern REGEX says how the lines"
-        known += " of a log tell a step"
+        known = "a text of an unknown tool: not read. --pattern REGEX says how the lines of a log"
+        known += " tell a step"
     else:
         known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
     raise DamagedInput(path, f"{known}; {near}" if near else known)

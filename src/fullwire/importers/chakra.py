@@ -166,7 +166,7 @@ def read_chakra(paths: Sequence[Path]) -> Run:
             paths[0],
             missing[0].partition(": ")[2]
             if missing
-            else "no collective and no timed computation is in this trace",
+            else "this trace lacks collectives and timed computation",
         )
     return _run(paths, dict(sorted(traces.items())), missing)
 

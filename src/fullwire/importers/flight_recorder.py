@@ -197,7 +197,7 @@ def _dump(path: Path) -> _Dump:
             (after for key, after in itertools.pairwise(values) if key == "pg_config"), {}
         )
         whole = {"entries": entries, "pg_config": config}
-        problem = f"{problem}; what came before is read"
+        problem = f"{problem}; the entries before are read"
     return _of_values(path, whole, [problem] if problem else [])
 
 

@@ -145,7 +145,7 @@ def read_tables(path: Path) -> list[Table]:
                 left_out[title[2].encode(errors="backslashreplace").decode()] = None
         elif is_inside:
             readings[-1].take(text)
-    problems = [f"left out is what is not read: {', '.join([*left_out][:8])}"] if left_out else []
+    problems = [f"these tables are not read: {', '.join([*left_out][:8])}"] if left_out else []
     found = [reading for reading in readings if reading.rows]
     if not found:
         why = problems[0] if problems else "no whole row is in it"

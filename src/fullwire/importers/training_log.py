@@ -127,8 +127,8 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
         provenance=Provenance(origin="imported", source=name_of(path)),
         facts=Facts(
             workers=1,
-            remarks="a log tells how long steps took, and nothing of what was done in them; "
-            "the number of ranks is not told, and is taken for one",
+            remarks="a log tells how long steps took, and nothing else. It does not tell the "
+            "number of ranks, which is taken for one",
         ),
         gaps=gaps_of(
             [f"{name_of(path)}: {odd:,} lines tell no time that can be, and are left out"]

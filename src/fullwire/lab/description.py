@@ -210,8 +210,8 @@ def _as_made(cluster: Cluster) -> Cluster:
         )
     if cluster.pods:
         raise UsageError(
-            f"{cluster.name}: expected leaves below one spine, got pods, whose core a lab cannot "
-            "make. Leave out leaves_per_pod, or ask for fewer nodes"
+            f"{cluster.name}: expected leaves below one spine, got pods. A lab cannot make their "
+            "core. Leave out leaves_per_pod, or ask for fewer nodes"
         )
     return cluster
 

@@ -149,12 +149,12 @@ def summary(lab: Lab) -> str:
     words = ""
     if lab.in_host_bps is not None:
         words += (
-            f"; what joins ranks of a host is this machine's memory, {show_rate(lab.in_host_bps)} "
-            "over TCP, and not shaped"
+            f". Ranks of a host are joined by this machine's memory, {show_rate(lab.in_host_bps)} "
+            "over TCP, unshaped"
         )
     if lab.description.left_out_s:
         words += (
-            f"; {show_time(lab.description.left_out_s)} of latency are not added, since a small "
+            f". {show_time(lab.description.left_out_s)} of latency are not added, since a small "
             "message takes as long here anyway"
         )
     return (
@@ -267,7 +267,7 @@ class _Job:
             hosts = "host" if len(silent) == 1 else "hosts"
             self._say(
                 f"warning: {hosts} {', '.join(map(str, silent))} sent nothing to another host: "
-                "ranks there never met those elsewhere"
+                "ranks there met only each other"
             )
 
     def _is_at_a_standstill(self) -> bool:

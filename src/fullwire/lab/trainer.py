@@ -68,13 +68,13 @@ def _outcome(emulation: Emulation, step_ns: float, late_ns: float) -> str:
     steps = "1 step" if emulation.steps == 1 else f"{emulation.steps} steps"
     slower = f", undilated from {emulation.dilation:g} times that" if emulation.dilation > 1 else ""
     outcome = (
-        f"{emulation.name}: {steps} of {show_time(step_s)} (median{slower}); the profile alone "
-        f"takes {show_time(alone_s)}: scaling factor {alone_s / step_s:.3f}"
+        f"{emulation.name}: {steps} of {show_time(step_s)} (median{slower}). The profile alone "
+        f"takes {show_time(alone_s)}, scaling factor {alone_s / step_s:.3f}"
     )
     if late_s > _LATE_SHARE * alone_s:
         outcome += (
             f"\nwarning: the processors were too busy to keep the profile's time: backward passes "
-            f"ended {show_time(late_s)} late; a larger --dilate leaves them more"
+            f"ended {show_time(late_s)} late. A larger --dilate leaves them more"
         )
     return outcome
 

@@ -24,7 +24,7 @@ from fullwire.units import shown
 
 
 def log(*, step: int | None = None, **values: Any) -> None:
-    """Tell the recorder metrics of this moment; do nothing if the job is not recorded.
+    """Tell the recorder metrics of this moment. It has no effect in an unrecorded job.
 
     - `step`: the job's own count of steps. Without it, the recorder counts optimizer steps.
     - `values`: the metrics by name, each a number.

@@ -328,7 +328,7 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
     # If a process was killed, the end of its recording may be missing, and steps with it.
     if not len(rank.steps) and rank.journal.header["status"] == ENDED:
         return [
-            f"rank {rank.number}: no step ever ended: no torch optimizer took one",
+            f"rank {rank.number}: its torch optimizers took no step",
             *collectives.missing(),
         ]
     return collectives.missing()
@@ -436,10 +436,10 @@ def _what_is_missing(
     if others:
         return [f"nothing was recorded: the job recorded itself into {others[0].read_text()}"]
     if any((directory / ENTERED).exists() for directory in directories):
-        return ["nothing was recorded: no process of the job used torch to train or communicate"]
+        return ["nothing was recorded: torch trained and communicated in no process of the job"]
     return [
-        "nothing was recorded: the job ran no Python, or one that never sees PYTHONPATH, where the "
-        "recorder is (-I, -E, -S, or a PYTHONPATH of its own)"
+        "nothing was recorded: the job ran other programs only, or a Python that does not see "
+        "PYTHONPATH, where the recorder is (-I, -E, -S, or a PYTHONPATH of its own)"
     ]
 
 

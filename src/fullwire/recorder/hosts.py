@@ -84,13 +84,13 @@ def what_is_not_sampled(
     there = {sampler.host for sampler in samples}
     machines = {_host(journal): machine_of(journal) for journal in journals}
     sentences = [
-        f"host {host}: its links, connections and processors were not sampled: no sampler began "
-        "there (was it killed, the job over before, or its name held by another user?)"
+        f"host {host}: its links, connections and processors were not sampled. Its sampler did not "
+        "begin (was it killed, the job over before, or its name held by another user?)"
         for host in machines
         if host not in there
     ]
     sentences += [
-        f"host {host}: its clock is believed as it is; no collective shows how far it is off"
+        f"host {host}: its clock is believed as it is, as no collective shows how far it is off"
         for host, machine in machines.items()
         if clocks[machine].offset.uncertainty_ns is None
     ]

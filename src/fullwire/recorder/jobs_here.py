@@ -158,10 +158,10 @@ def job_of(pid: int) -> JobHere:
             "the kernel shows its environment and its files to that user and to root alone"
         )
     if has_ended:
-        raise UsageError(f"watch {pid}: the process has ended; its parent has not yet seen that")
+        raise UsageError(f"watch {pid}: the process has ended, and its parent has yet to see that")
     if not os.access(f"/proc/{pid}/environ", os.R_OK) or not os.access(f"/proc/{pid}/fd", os.X_OK):
         raise UsageError(
-            f"watch {pid}: the kernel hides this process; run as root, or with CAP_SYS_PTRACE in "
+            f"watch {pid}: the kernel hides this process. Run as root, or with CAP_SYS_PTRACE in "
             "the process's container"
         )
     members = _members()
@@ -169,12 +169,12 @@ def job_of(pid: int) -> JobHere:
         named = [member for member in members if near & set(member[0].values())]
         if len(named) > 1:
             firsts = ", ".join(str(min(ranks.values())) for ranks, _, _ in named)
-            raise UsageError(f"watch {pid}: {len(named)} jobs run below it; name one of {firsts}")
+            raise UsageError(f"watch {pid}: {len(named)} jobs run below it. Name one of {firsts}")
         if named and (found := _job(*named[0])) is not None:
             return found
     raise UsageError(
-        f"watch {pid}: expected a training process or its launcher, got {command_of(pid)[:60]!r}: "
-        "neither it nor a process that it started has loaded torch"
+        f"watch {pid}: expected a training process or its launcher, got {command_of(pid)[:60]!r}, "
+        "where it and its children lack torch"
     )
 
 

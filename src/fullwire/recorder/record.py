@@ -124,7 +124,7 @@ def record(
     - `noise`: note gradient noise in one step of ten, for the time to a target.
     - `metric`: patterns for metrics in the job's output, such as `"loss: ([0-9.]+)"`.
     - `replace`: replace a run that exists.
-    - `private`: nobody else may read the run or its recording, whatever the umask says.
+    - `private`: only this user may read the run and its recording, under any umask.
     - `live`: is given the recording's directory, and entered while the job runs, to show it.
 
         done = fw.record(["torchrun", "--nproc-per-node=2", "train.py"], "job.run")
@@ -190,7 +190,7 @@ def keep(
         status = _INTERRUPTED
     except SystemExit as asked_to_end:
         status = int(asked_to_end.code or 0)
-    left = f"what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
+    left = f"the recording is in {directory}: `fullwire join {directory} -o NAME.run`"
     ended = dataclasses.replace(known, facts=known.facts | Facts(exit_status=status))
     try:
         wait_for_samplers(directory, lambda header: True)
@@ -432,7 +432,7 @@ def parts_in(directories: Sequence[Path]) -> list[Part]:
 def told_by(parts: Sequence[Part]) -> tuple[Facts, list[str]]:
     """Return the facts of the whole job from its parts (such as its exit status), and the gaps."""
     missing = [
-        f"host {part.host}: a part has not ended, or nobody saw its end ({part.command})"
+        f"host {part.host}: the end of a part was not seen ({part.command})"
         for part in parts
         if part.exit_status is None
     ]
@@ -545,7 +545,7 @@ def follow(directory: Path) -> float:
             if not is_said and time.monotonic() - began_s > _SAY_AFTER_S:
                 numbers = ", ".join(map(str, sorted(recording)))
                 sys.stderr.write(
-                    f"fullwire: the command has ended; {len(recording)} of its processes still "
+                    f"fullwire: the command has ended. {len(recording)} of its processes still "
                     f"record ({numbers}), and are followed to their end\n"
                 )
                 is_said = True

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from math import isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fullwire.words import lines_to_paste, sentence, sentences, setting
@@ -13,6 +13,7 @@ from fullwire.words import lines_to_paste, sentence, sentences, setting
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
     from fullwire.answers.cluster_fit import ClusterFit
+    from fullwire.answers.codecs import Codecs
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
     from fullwire.answers.time_to_target import ToTarget
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
     from fullwire.clusters.cluster import Cluster
     from fullwire.findings.watching import Stuck
+    from fullwire.recorder.jobs_here import JobHere
     from fullwire.run.run import Run
     from fullwire.simulation.goodput import Goodput, Membership
     from fullwire.workloads import Workload
@@ -397,6 +399,32 @@ def cluster_object(cluster: Cluster) -> dict[str, Any]:
         "links": [asdict(one_class) for one_class in link_classes(cluster)],
         "rests_on": cluster.rests_on,
         "measured": None if cluster.measured is None else asdict(cluster.measured),
+    }
+
+
+def codecs_object(result: Codecs) -> dict[str, Any]:
+    """Return a table of codecs; one that pays at every bandwidth has no bandwidth, and says so."""
+    shown = asdict(result)
+    for row in shown["codecs"]:
+        row["pays_always"] = row["pays_below_bps"] == inf
+        row["pays_below_bps"] = None if row["pays_always"] else row["pays_below_bps"]
+    return shown
+
+
+def jobs_object(jobs: Sequence[JobHere]) -> dict[str, Any]:
+    """Return the jobs of this host, each by its first rank."""
+    return {
+        "jobs": [
+            {
+                "pid": job.ranks[0].pid,
+                "ranks": [one.rank for one in job.ranks],
+                "workers": job.workers,
+                "user": job.ranks[0].user,
+                "command": job.ranks[0].command,
+                "host": job.ranks[0].host,
+            }
+            for job in jobs
+        ]
     }
 
 

@@ -316,7 +316,7 @@ def plot_codecs(result: Codecs, path: Path) -> None:
     if crossings:
         dots = alt.Chart(alt.Data(values=crossings)).mark_point(size=80, filled=True, opacity=1)
         chart += dots.encode(x=across, y=up, color=colour, tooltip=alt.Tooltip("words:N"))
-    lines = [f"{result.workers} workers, full line; dots: a codec pays below this bandwidth"]
+    lines = [f"{result.workers} workers, full line. Dots: a codec pays below this bandwidth"]
     save(titled(chart.properties(width=520, height=320), f"Steps of {result.model}", lines), path)
 
 

@@ -27,8 +27,8 @@ _FEWEST_CELLS, _MOST_CELLS = 3, 5
 _MOST_IN_ROW = 16
 _MOST_STRANDS = 8
 _CARRIED_OVER = (
-    "What a row shows beyond its protocol is kept in the file, and carried over to other device "
-    "counts: less of it, the farther away they are."
+    "The file keeps how a row differs from its protocol. Other device counts take that over: less "
+    "of it, the farther away they are."
 )
 
 

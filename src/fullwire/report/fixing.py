@@ -13,8 +13,8 @@ from fullwire.findings.tuning import (
     NothingHelped,
     time_range,
 )
-from fullwire.report.terminal import print_table, say
-from fullwire.units import show_time, visible
+from fullwire.report.terminal import print_table, say, say_command
+from fullwire.units import show_time
 from fullwire.words import sentence
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def print_tuning(result: Tuning) -> None:
     before, after = (
         ends or (None, None) for ends in (result.before_interval, result.after_interval)
     )
-    print(f"  before  {show_time(result.before_s)} a step{_between(*before)}")
+    say(f"  before  {show_time(result.before_s)} a step{_between(*before)}")
     rows = [
         [
             str(number),
@@ -43,7 +43,7 @@ def print_tuning(result: Tuning) -> None:
     for work in result.host_work:
         say(sentence(HostWorkTakes(call=work.call, step_s=work.step_s, place=work.place)))
     if not result.kept:
-        print(f"  after   {sentence(NothingHelped())}")
+        say(f"  after   {sentence(NothingHelped())}")
         return
     tuned = After(
         step_s=result.after_s,
@@ -51,13 +51,14 @@ def print_tuning(result: Tuning) -> None:
         times=result.before_s / result.after_s,
         is_exact=all(trial.risk == "exact" for trial in result.kept),
     )
-    print(f"  after   {sentence(tuned)}")
+    say(f"  after   {sentence(tuned)}")
     if result.is_significant is False:
-        print(f"  {sentence(LastShowNoise())}")
+        say(f"  {sentence(LastShowNoise())}")
     for trial in result.kept:
         if trial.risk != "exact" and trial.loss_difference is not None:
             say(sentence(LossesOfKept(change=trial.words, difference=trial.loss_difference)))
-    print(f"\nNext: fullwire run --recipe {visible(f'{result.recipe} -- {result.command}')}")
+    say("")
+    say_command(f"Next: fullwire run --recipe {result.recipe} -- {result.command}")
 
 
 def _between(low_s: float | None, high_s: float | None) -> str:

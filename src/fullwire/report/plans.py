@@ -315,7 +315,7 @@ def plot_plans(result: PlanAnswer, path: Path) -> None:
         titled(
             both,
             title,
-            ["plans that fit: time and memory, with the least of both; the best of each TP and PP"],
+            ["plans that fit: time and memory, the least of both, and the best of each TP and PP"],
         ),
         path,
     )

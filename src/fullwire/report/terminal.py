@@ -50,7 +50,7 @@ _MOST_COLLECTIVES = 24
 
 
 def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = True) -> None:
-    """Print the answer, then predictions in their order, or the best ones; `is_full`: all notes."""
+    """Print the answer, then predictions in their order, or the best ones. `is_full`: all notes."""
     print_sentences_of(result.goodputs)
     print_sentences_of((*result.holding_back, *result.reaching) or (result.answer,))
     say("")
@@ -518,8 +518,14 @@ def say_code(line: str) -> None:
 
 def say_command(command: str) -> None:
     """Print a command that can be pasted; a line that is too long continues after a backslash."""
-    lines = wrap(visible(command), columns() - 4, break_long_words=False, break_on_hyphens=False)
-    sys.stdout.write(" \\\n    ".join(lines) + "\n")
+    lines = wrap(
+        visible(command),
+        columns() - 4,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    sys.stdout.write(" \\\n".join(lines) + "\n")
 
 
 def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> None:

@@ -334,7 +334,7 @@ def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
     if edges > len(panels):
         title = f"Gbps on the first {len(panels)} of {edges} edges"
     if bands:
-        title += f"; shaded: iterations {bands[0]['number']} to {bands[-1]['number']}"
+        title += f", iterations shaded: {bands[0]['number']} to {bands[-1]['number']}"
     return alt.vconcat(*charts, spacing=6).properties(title=_small(title))
 
 

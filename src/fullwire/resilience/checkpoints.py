@@ -87,7 +87,7 @@ def complete(folder: Path, step: int, directory: Path, files: Sequence[File], ke
 
 
 def newest(folder: Path) -> tuple[Path, int, list[str]] | None:
-    """Return the last checkpoint that is whole, its step, and what is wrong with later ones."""
+    """Return the last checkpoint that is whole, its step, and the faults of later ones."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder for checkpoints, got a file")
     problems: list[str] = []
@@ -130,7 +130,7 @@ def read(place: Path) -> tuple[bytes, bytearray, int]:
 
 
 class Clock:
-    """When the next checkpoint is due: by an interval, or by what failures and checkpoints cost."""
+    """The time of the next checkpoint: by an interval, or by the cost of failures."""
 
     def __init__(self, every_s: float | None, workers: int) -> None:
         self._every_s, self._workers = every_s, workers
@@ -232,8 +232,8 @@ class Saver:
         except OSError as error:
             self._mesh.post(epoch, names[index], "")
             sys.stderr.write(
-                f"fullwire: no checkpoint of step {step}: {error.filename or folder}: "
-                f"{error.strerror}; training goes on\n"
+                f"fullwire: no checkpoint of step {step}, training goes on: "
+                f"{error.filename or folder}: {error.strerror}\n"
             )
             shutil.rmtree(directory, ignore_errors=True)
         finally:

@@ -56,8 +56,8 @@ def elastic(model: Any, optimizer: Any, scheduler: Any = None) -> Job:
     Start it with `fullwire run --workers 8 --min 4 -- python train.py`. Workers of torchrun, Slurm
     or Kubernetes find each other too. Without a launcher the job has this process alone.
 
-    - `model`, `optimizer`: as in a plain loop; all workers begin with the first one's parameters.
-    - `scheduler`: the script steps it; a worker that joins receives its state.
+    - `model`, `optimizer`: as in a plain loop. All workers begin with the first one's parameters.
+    - `scheduler`: the script steps it. A worker that joins receives its state.
 
         job = fw.elastic(model, optimizer)
         for inputs, labels in job.batches(dataset, batch_size=48):
@@ -310,7 +310,7 @@ class Job:
             self.step_number = membership.base_step
 
     def _enter(self, membership: Membership, has: str) -> tuple[Any, list[str]]:
-        """Connect to the members of an epoch; return the group, and what each of them has."""
+        """Connect to the members of an epoch. Return the group, and the state that each has."""
         mesh = self._mesh
         assert mesh is not None
         epoch, members, group = membership.epoch, membership.members, None
@@ -437,7 +437,7 @@ class Job:
 
 
 class _Step:
-    """The block of one step. An interrupted one ends without a word, and nothing of it stays."""
+    """The block of one step. An interrupted one ends silently and leaves the model as it was."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -6,7 +6,7 @@
 4. With the state, its script runs its loop on these sums, until no step is left. Then all ranks
    begin another epoch, in which the new rank has samples.
 
-So the others stop for two changes of the membership and one copy, whatever the state's size.
+So the others stop for two changes of the membership and one copy, for a state of any size.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def connected(mesh: Mesh, epoch: int, ranks: Sequence[int], purpose: str = "") -
 
 
 class Joining(NamedTuple):
-    """Who sends a state to whom, in one epoch."""
+    """The senders and receivers of a state, in one epoch."""
 
     epoch: int
     base_step: int
@@ -133,7 +133,7 @@ class Follower:
         forms: Sequence[tuple[int, Any]],
         enter: Callable[[Membership, str], tuple[Any, list[str]]],
     ) -> None:
-        """`forms`: the numbers and types of the sums; `enter`: begins an epoch."""
+        """`forms`: the numbers and types of the sums. `enter`: begins an epoch."""
         self.received: tuple[bytes, Any, int] | None = None  # description, row, its step
         self._mesh, self._forms, self._enter = mesh, forms, enter
         self._log: deque[Summed] = deque()
@@ -154,7 +154,7 @@ class Follower:
     # For the script's thread.
 
     def await_state(self) -> tuple[bytes, Any, int] | None:
-        """Return the state, once it has come; None if it will not."""
+        """Return the state, once it has come. None: the sender is lost."""
         with self._changed:
             while self.received is None and not self._is_over:
                 self._changed.wait(1.0)

@@ -82,7 +82,7 @@ class Member:
         self.membership = membership
         self.committed = self.ready_step = membership.base_step
         self.ended: Ended | None = None
-        self.events: list[Event] = []  # for the caller, who empties it
+        self.events: list[Event] = []  # the caller empties it
         self._limit_ns = limit_ns  # the longest wait for a new epoch
         self._pause_ns = pause_ns  # before a refused proposer tries again
         self._out: list[tuple[int, bytes]] = []
@@ -146,7 +146,7 @@ class Member:
         return self._sent()
 
     def renew(self, now_ns: int) -> list[tuple[int, bytes]]:
-        """The sums of this epoch cannot go on, though no rank is known to be lost."""
+        """Begin a new epoch: the sums of this one failed, and all ranks seem alive."""
         if not self.ended:
             self._form(now_ns)
         return self._sent()

@@ -55,7 +55,7 @@ _meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
 
 
 class Beat(NamedTuple):
-    """What a rank says of itself at intervals."""
+    """The state of a rank, which it sends at intervals."""
 
     step: int = 0
     moves: int = 0  # grows whenever its script reaches or leaves a wait
@@ -100,7 +100,7 @@ class Hearing:
     def lost(self, peers: Sequence[int], now_ns: int) -> list[int]:
         """Return the peers that are silent or stuck."""
         if now_ns - self._looked_ns > self._detect_ns // 2:
-            # This process itself did not run: what came meanwhile is still unread.
+            # This process itself did not run: messages of that time are still unread.
             self._heard_ns = dict.fromkeys(self._heard_ns, now_ns)
             self._beats = {peer: (now_ns, beat) for peer, (_, beat) in self._beats.items()}
             self._waits_since_ns = now_ns
@@ -154,8 +154,8 @@ class Mesh:
         self._links: dict[int, _Link] = {}
         self._kept: dict[int, bytearray] = {}  # for members that have not connected yet
         self._ignored: set[int] = set()
-        self._boards: dict[int, dict[str, str]] = {}  # what ranks posted, by epoch
-        # An epoch, and what its end asks for.
+        self._boards: dict[int, dict[str, str]] = {}  # the posts of ranks, by epoch
+        # An epoch, and a call for its end.
         self._watched: tuple[int, Callable[[], None]] | None = None
         self._hearing = Hearing(self._detect_ns, int(place.stuck_s * 1e9))
         self._awaited_since_ns: dict[int, int] = {}
@@ -413,7 +413,7 @@ class Mesh:
             time.sleep(0.01 if missing - folder.numbers("gone") else _RETRY_S)
 
     def _connect(self, peer: int, connection: socket.socket) -> None:
-        """Take a proved connection; what this rank had to say to the peer goes first."""
+        """Take a proved connection. This rank's waiting messages to the peer go first."""
         if self._is_closed:
             connection.close()
             return
@@ -529,7 +529,7 @@ class Mesh:
                 self._member = None
             self._changed.notify_all()
 
-    # What both threads use, with the lock held.
+    # Both threads use these, with the lock held.
 
     def _is_current(self, epoch: int) -> bool:
         member = self._member

@@ -1,4 +1,4 @@
-"""The part of a process in an elastic job: what `fullwire run` told it, and the job's folder."""
+"""The part of a process in an elastic job: settings from `fullwire run`, and the job's folder."""
 
 from __future__ import annotations
 

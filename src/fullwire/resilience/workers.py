@@ -1,10 +1,10 @@
-"""Starts the workers of an elastic job, replaces lost ones, and passes on what they print.
+"""Starts the workers of an elastic job, replaces lost ones, and passes on their output.
 
 Workers agree among themselves who takes part (`membership`), so they go on while this process does
 nothing. It keeps no state that they need: their addresses are files in a folder.
 
-A script without `fullwire.elastic` cannot lose a worker. When one ends, all start again, with the
-variables of torchrun for the workers that are left. The script reads its own checkpoint.
+A script that does not use `fullwire.elastic` starts again when a worker ends: all that are left
+start, with torchrun's variables for so many. The script reads its own checkpoint.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Workers:
             if (found := checkpoints.newest(folder)) is not None:
                 source, step, problems = found
                 for problem in problems:
-                    sys.stderr.write(f"fullwire: {problem}; an earlier checkpoint is used\n")
+                    sys.stderr.write(f"fullwire: {problem}. An earlier checkpoint is used\n")
                 sys.stderr.write(f"fullwire: the job goes on after step {step}, from {source}\n")
                 keeping = msgspec.structs.replace(keeping, first_step=step, source=str(source))
         return keeping
@@ -158,7 +158,7 @@ class Workers:
     def _begin_again(self) -> None:
         """Begin at the last checkpoint, or at the first step: nobody is left who could go on."""
         sys.stderr.write(
-            "fullwire: no worker is left that has the parameters; the job begins again\n"
+            "fullwire: no worker is left that has the parameters. The job begins again\n"
         )
         for worker in list(self._running.values()):
             worker.process.kill()
@@ -167,7 +167,7 @@ class Workers:
         self._begin()
 
     def _restart(self, first: _Worker) -> None:
-        """Start all workers of a script without `fullwire.elastic` again, without the lost ones."""
+        """Start all workers of a plain script again, less the lost ones."""
         others = list(self._running.values())
         lost = 1 + sum((worker.process.poll() or 0) < 0 for worker in others)
         by_signal = first.process.returncode < 0 or lost > 1
@@ -272,11 +272,11 @@ class Workers:
             if not self._can_go_on():
                 self._begin_again()
                 return
-            sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}; another starts\n")
+            sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}, another starts\n")
             self._start(is_late=True)
         elif status != TOO_FEW_STATUS:
             left = len(self._running)
-            sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}; {left} go on\n")
+            sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}, {left} go on\n")
             if left < self._least:
                 # Elastic workers end by themselves, at a step; others cannot go on.
                 grace_s = _LAST_CHECKPOINT_S if self._folder.numbers("holds") else _GRACE_S
@@ -438,13 +438,13 @@ def run_workers(
 
     It is 0 when the job was completed, however many workers were lost, and 4 with too few.
 
-    - `command`: the program of one worker, whose script uses `fullwire.elastic`.
+    - `command`: the program of one worker. Its script uses `fullwire.elastic`.
     - `workers`: the number of processes to start. Without it, a launcher has started this process
       and others like it, and its variables name them; each starts one.
     - `least`: with fewer workers the job ends.
     - `respawn`: replace lost workers.
     - `detect_s`: the silence in seconds after which a worker counts as lost.
-    - `checkpoint`: a folder for checkpoints; the job goes on from the last one there.
+    - `checkpoint`: a folder for checkpoints. The job goes on from the last one there.
     - `every_s`: the seconds between two checkpoints, in place of those that cost the job least.
     - `keep`: how many checkpoints stay.
     - `whole`: one file a checkpoint, in place of one for each worker.

@@ -166,7 +166,7 @@ class Facts:
         "share of gradients' values that then arrived as zero and were none", _FACTOR_OR_0
     )
     compression_unsent_norm: float | None = fact(
-        "size of what error feedback then kept, relative to the gradients", _FACTOR_OR_0
+        "size of the rest that error feedback then kept, relative to the gradients", _FACTOR_OR_0
     )
     compression_widened: int | None = fact(
         "messages of gradients that exceeded the range of their format and had a wider one"
@@ -218,7 +218,7 @@ class Facts:
     captured_wire_bytes: int | None = fact("the same with the headers of all segments", _BYTES)
     retransmitted_bytes: int | None = fact("payload that was sent again", _BYTES)
     reordered_bytes: int | None = fact("payload that came late, but within a round trip", _BYTES)
-    lost_bytes: int | None = fact("payload that was lost: neither seen nor acknowledged", _BYTES)
+    lost_bytes: int | None = fact("payload that was lost: it was not seen or acknowledged", _BYTES)
     missed_bytes: int | None = fact("payload that was sent, but not captured", _BYTES)
     mirrored_bytes: int | None = fact("captured more than once, on the wire", _BYTES)
     supposed_packets: int | None = fact(

@@ -27,14 +27,14 @@ class Habits:
     - `attention`, `plain_attention`: scores and values, fused or written to memory.
     - `biased_attention`: fused scores with a bias by distance (ALiBi), besides.
     - `vector`, `casts`: operations that only move values, and casts to 8 or 4 bits besides.
-    - `tp`, `ep`: communication of tensor and expert parallelism; `ep_between` that of groups over
-      several nodes.
+    - `tp`, `ep`: communication of tensor and expert parallelism. `ep_between` is that of groups
+      over several nodes.
     - `tp_hidden`: share of the former that overlap hides.
     - `hop_exposed`: share of transfers between stages that an interleaved schedule shows.
     - `gathering`: gathers and sums of ZeRO-3.
     - `overlap_slowdown`: computing beside communication takes so many times as long.
-    - `launch_s`: the host's time for the kernels of one layer's forward pass; `routing_s` for those
-      of experts besides, and `expert_s` for each expert of the device.
+    - `launch_s`: the host's time for the kernels of one layer's forward pass. `routing_s` is for
+      those of experts besides, and `expert_s` for each expert of the device.
     - `microbatch_s`, `step_s`: the time of a microbatch and of a step that no part explains.
     """
 

@@ -222,7 +222,7 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
                 )
             if space.devices % value and name != "ep":
                 raise UsageError(
-                    f"{name}: expected a divisor of {space.devices} devices, got {value}; the "
+                    f"{name}: expected a divisor of {space.devices} devices, got {value}. The "
                     f"nearest is {nearest_divisor(space.devices, value)}"
                 )
     degrees = {

@@ -103,7 +103,7 @@ class _Recognising:
     def answer(self) -> Recognised:
         """Recognise one part after the other."""
         if any("_grouped_mm" in name for rank in self.ranks for name, _ in self.calls[rank]):
-            raise UsageError("from: expected a model without experts: theirs are not recognised")
+            raise UsageError("from: expected a model of dense layers, got one with experts")
         batch, sequence, local_heads, local_kv, head_dim = self._attention()
         tokens = batch * sequence
         [vocab, hidden], _ = self._embedding(tokens)

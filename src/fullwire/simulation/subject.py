@@ -24,7 +24,7 @@ _RESTS_ON = ("spans", "collectives", "gradients")  # tables
 def plain_subject(name: str, run: Run) -> Subject:
     """Take a run's typical step as it is."""
     if lost := reasons(run.gaps, _RESTS_ON):
-        raise DamagedInput(name, f"nothing is predicted from what is left of it: {lost[0]}")
+        raise DamagedInput(name, f"nothing is predicted from the rest of it: {lost[0]}")
     points = run.facts.reduce_cost or ()
     adds = AddTimes(points)
     return Subject(

@@ -47,6 +47,21 @@ class Measured:
     took_s: float
 
 
+def device_object(found: Measured, path: Path) -> dict[str, Any]:
+    """Return a measured device as a JSON object."""
+    return {
+        "file": str(path),
+        "device": found.device.title,
+        "precision": found.precision,
+        "peak_flops_per_s": found.device.peak_flops_per_s(found.precision),
+        "memory_bytes_per_s": found.device.memory_bytes_per_s,
+        "shapes": found.shapes,
+        "judged": found.judged,
+        "median_error": found.median_error,
+        "took_s": found.took_s,
+    }
+
+
 def measure_device(
     path: Path, *, seconds: float = 120, replace_file: bool = False, quick: bool = False
 ) -> Measured:

@@ -340,7 +340,7 @@ def with_steps(run: Run) -> tuple[Run, bool]:
             "job in which it finds iterations"
         )
     if not len(ranks):
-        _refuse(run, "there is nothing to explain: no spans and no collectives")
+        _refuse(run, "expected spans or collectives to explain, and found none")
     # The beginning and the end of each rank's recording.
     place = np.searchsorted(ranks, np.concatenate([spans.rank, collectives.rank]))
     start = np.full(len(ranks), np.iinfo(np.int64).max)

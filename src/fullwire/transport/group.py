@@ -227,8 +227,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             return self._summing_few(tensor, opts)
         work = self._reducing([tensor], opts)
         if tensor.numel() == 1:
-            # DDP's join() hands such a sum to its C++ and drops the Python object. Without that
-            # object torch finds no Future and waits for ever.
+            # DDP's join() hands such a sum to its C++ and drops the Python object. Then torch
+            # finds no Future and waits for ever.
             self._of_one_number.append(work)
         return work
 

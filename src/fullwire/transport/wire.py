@@ -3,9 +3,9 @@
 A rank rounds what it sends to the rank that adds up a block. That rank adds in float32, rounds the
 sum once, and sends it to all; it keeps the rounded sum itself. So the error does not grow with the
 number of workers, and ranks end with the same bits. `native/transport/packing.cpp` does the work;
-this module chooses. Every rank chooses by the same rules from the same settings and measurements,
-and the description of each collective names its format: ranks that disagree find out before a
-number is used.
+this module chooses. Every rank chooses by the same rules from the same settings and measurements.
+The description of each collective names its format, so ranks that disagree find out before a number
+is used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_ERROR = {"float32": math.inf, "bf16": 1e-4, "fp16": 1e-3, "int8": 1e-2}
 BYTES_OF_NUMBER = {"float32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 256}
 LEAST_BYTES = 65536  # norm layers and biases that travel alone are smaller
 _MESSAGE_S = 10e-6  # of processor time, to send a message and to receive one
-# What `auto` may choose: a format with the range of float32, whose error no step count shows.
+# The choice of `auto`: it has the range of float32, and its error costs no steps.
 _AUTOMATIC = "bf16"
 _TRIED_BYTES = (2**18, 2**20, 2**22)
 _GAIN = 0.95  # of the time of float32, at most: so noise of a trial makes no job slower
@@ -62,7 +62,7 @@ class Wire:
     most_error: float | None = None
     by_numbers: dict[int, str] = field(default_factory=dict)  # of tensors with so many
     automatic_from: float | None = None  # bytes from which `auto` packs, once it has tried
-    tells: bool = True  # on one rank: what travels unchanged
+    tells: bool = True  # one rank tells which tensors travel unchanged
     packs_small: bool = False  # norm layers and biases in DDP's buckets too
     _unchanged: set[str] = field(default_factory=set)
 
@@ -93,7 +93,7 @@ class Wire:
         if self.tells and what not in self._unchanged:
             self._unchanged.add(what)
             sys.stderr.write(
-                f"fullwire: {what} travels unchanged; sums and gathers of float32 go as {name}\n"
+                f"fullwire: {what} travels unchanged. Sums and gathers of float32 go as {name}\n"
             )
 
 

@@ -9,7 +9,6 @@ A field stands in braces. After a colon stands its format:
     {count:step|steps}                           the first for one, or for a true condition
     {size:? of {size:bytes}}                     only if there is some
     {names:or none}                              a text or a list, or these words if it is empty
-    {links:clause}                               a sentence within another: no capital, no full stop
 
 A field that holds a finding or a fix is filled in itself. None becomes empty text.
 """
@@ -93,11 +92,6 @@ class _Words(string.Formatter):
             return _UNITS[format_spec](value)
         if format_spec in _LISTS:
             return _LISTS[format_spec].join(_text(part) for part in value)
-        if format_spec == "inside":
-            return _text(value).rstrip(".")
-        if format_spec == "clause":
-            text = _text(value)
-            return f"{text[:1].lower()}{text[1:].rstrip('.')}"
         return format(value, format_spec) if format_spec else _text(value)
 
 

@@ -92,7 +92,7 @@ def glossary_lines(columns: int) -> Iterator[str]:
     for subject, words in glossary().items():
         yield subject
         for word, meaning in words.items():
-            first, *more = wrap(meaning, max(columns - widest - 4, 20))
+            first, *more = wrap(meaning, max(columns - widest - 4, 16))
             yield f"  {word:<{widest}}  {first}"
             yield from (f"{'':{widest + 4}}{line}" for line in more)
         yield ""

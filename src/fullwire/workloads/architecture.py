@@ -74,8 +74,8 @@ _MOST = {
 class Architecture:
     """A decoder of equal layers, as it is published; `vocab` counts the rows of the embedding.
 
-    - `ffn`: the inner width of a dense MLP; a gated one (SwiGLU) has three matrices, others two.
-    - `window`: keys that a query sees, in all layers but each `full_every`-th; None is all.
+    - `ffn`: the inner width of a dense MLP. A gated one (SwiGLU) has three matrices, others two.
+    - `window`: keys that a query sees, in all layers but each `full_every`-th. None is all.
     - `biases`: which matrices of a layer have one. "qkv" is queries, keys and values.
     - `mtp_layers`: layers that predict further tokens, each with a projection of its own.
     """

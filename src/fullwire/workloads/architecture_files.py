@@ -42,9 +42,9 @@ _OF_OTHER_KIND = re.compile(r"(instruct|base|chat|hf|preview|v0\.[1-3]|bf16|fp8|
 def architecture(given: ArchitectureLike) -> Architecture:
     """Take a transformer by its name, or from a description of another tool.
 
-    - `given`: a built-in name such as `llama3-70b` (`fullwire workloads` lists them), a file or
-      folder with a config.json, Megatron's arguments as a file or as text, or a TOML file of
-      torchtitan.
+    - `given`: a built-in name such as `llama3-70b`, a file or folder with a config.json,
+      Megatron's arguments as a file or as text, or a TOML file of torchtitan. `fullwire workloads`
+      lists the names.
     """
     if isinstance(given, Architecture):
         return given

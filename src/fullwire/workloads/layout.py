@@ -30,11 +30,11 @@ CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
 class Layout:
     """A parallel plan with its batch. Each degree is a number of ranks.
 
-    - `vpp`: chunks of layers on each pipeline stage; above 1 the schedule is interleaved.
+    - `vpp`: chunks of layers on each pipeline stage. Above 1 the schedule is interleaved.
     - `etp`: ranks that share one expert.
     - `zero`: 0 keeps everything on each rank, 1 shards the optimizer, 2 gradients, 3 parameters.
-    - `shard`: ranks that share one shard group with ZeRO; None takes all of DP and CP.
-    - `recompute_layers`: with full recomputation, layers of a stage that are recomputed; None
+    - `shard`: ranks that share one shard group with ZeRO. None takes all of DP and CP.
+    - `recompute_layers`: with full recomputation, layers of a stage that are recomputed. None
       takes all.
     - `microbatch`: sequences of one microbatch on one data-parallel rank.
     - `gradient_bytes`: bytes of a gradient where it is added up and reduced.

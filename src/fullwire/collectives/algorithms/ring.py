@@ -70,7 +70,7 @@ def _chain_s(wires: Wires, size_bytes: float, _adds: AddTimes, chunks: int) -> f
 
 ALGORITHM = Algorithm(
     name="ring",
-    label="around a ring: reduce-scatter, then all-gather; a broadcast along a chain",
+    label="around a ring: reduce-scatter, then all-gather. A broadcast goes along a chain",
     place=10,
     ops={
         "allreduce": Statement(

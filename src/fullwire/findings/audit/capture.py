@@ -14,7 +14,7 @@ class InterfacesCounted(Finding):
 
     template = (
         "interfaces counted {counted_bytes:bytes} sent and received{as_handed:?, before "
-        "segmentation}; the captures hold {apart:?{apart:.3%} {is_less:less|more}}"
+        "segmentation}. The captures hold {apart:?{apart:.3%} {is_less:less|more}}"
         "{is_same:the same to the byte|}"
     )
 

@@ -19,8 +19,8 @@ class HotSpot(Finding):
     """The way to a host loses more packets than the ways to others."""
 
     template = (
-        "{lost:.2%} of the packets to {host} were sent again, against {elsewhere:.2%} elsewhere: "
-        "the way there is a hot spot{senders:?, and {senders} hosts send to it at once (incast)}"
+        "the way to {host} is a hot spot: {lost:.2%} of its packets were sent again, against "
+        "{elsewhere:.2%} elsewhere{senders:?. {senders} hosts send to it at once (incast)}"
     )
 
     host: str

@@ -18,10 +18,9 @@ class LongIterations(Finding):
     """The long iterations, and the share of their extra time in which nothing was sent."""
 
     template = (
-        "{count} of {of} iterations took {longer_s:time} longer than usual together, of which "
-        "nothing was sent in {idle:.0%}: {is_idle:the network was idle meanwhile, so something "
-        "else was slow, or paused|most of it communicating, so the network or its slowest member "
-        "was slow}"
+        "{count} of {of} iterations took {longer_s:time} longer than usual together. In {idle:.0%} "
+        "of that nothing was sent: {is_idle:the network was idle, so something else was slow, or "
+        "paused|most of it was communication, so the network or its slowest member was slow}"
     )
 
     count: int

@@ -38,7 +38,7 @@ class StepsDiffer(Finding):
 
     template = (
         f"{_COUNTED}, packets show {{iterations}} iterations: steps without communication, or "
-        "iterations that could not be parted"
+        "iterations that look like one"
     )
 
     steps: int

@@ -98,7 +98,7 @@ class DeviceCopies(Evidence):
 
     template = (
         "Devices copied or filled memory, and computed nothing meanwhile, for {copies_s:time} of a "
-        "step; that is counted to the host."
+        "step. That is counted to the host."
     )
 
     copies_s: float

@@ -124,7 +124,7 @@ class NoVerbs(Finding):
 class NoAdapter(Finding):
     """NCCL says that there is no RDMA adapter."""
 
-    template = "NCCL found no adapter, as in a container without /dev/infiniband"
+    template = "NCCL found no adapter, as in a container that lacks /dev/infiniband"
 
 
 def _of_network(run: Run) -> Iterator[Evidence]:
@@ -225,8 +225,8 @@ class NcclChannels(Evidence):
     """The number of channels that NCCL uses."""
 
     template = (
-        "NCCL uses {value:g} channels{is_usual_known:|; how many are usual, "
-        "NCCL_DEBUG_SUBSYS=INIT,GRAPH would tell}."
+        "NCCL uses {value:g} channels.{is_usual_known:| "
+        "NCCL_DEBUG_SUBSYS=INIT,GRAPH would tell how many are usual.}"
     )
 
     is_usual_known: bool

@@ -325,7 +325,7 @@ class InFewSteps(Finding):
 
     template = (
         "Of this loss {share:.0%} is in {few} of {of} steps, which {few:takes|take} "
-        "{long_s:time}; the others take {usual_s:time}."
+        "{long_s:time}. The others take {usual_s:time}."
     )
 
     share: float
@@ -376,8 +376,8 @@ class ExposedOfSomeRanks(Finding):
     """More communication is exposed, with ranks that the run does not hold."""
 
     template = (
-        "Communication is exposed for another {share:.1%}; whether that is waiting or transfer, "
-        "{recorded} of {workers} ranks cannot tell."
+        "Communication is exposed for another {share:.1%}. {recorded} of {workers} ranks cannot "
+        "tell whether that is waiting or transfer."
     )
 
     share: float

@@ -14,7 +14,7 @@ class SlowLinks(Finding):
     """The few slow links that delay all others."""
 
     template = (
-        "; {ranks:ranks} {ranks:has|have} {rate_bps:rate}, the others up to {fastest_bps:rate}"
+        " {ranks:Ranks} {ranks:has|have} {rate_bps:rate}, the others up to {fastest_bps:rate}."
     )
 
     ranks: tuple[int, ...]
@@ -27,7 +27,7 @@ class BandwidthIsShort(Finding):
 
     template = (
         "The network limits this job: {lost.share:.0%} of {lost.whole.named} is bytes at line "
-        "rate{slow}{links:?; {links:clause}}."
+        "rate.{slow}{links:? {links}}"
     )
 
     lost: Amount
@@ -40,8 +40,8 @@ class BandwidthIsMostOfIt(Finding):
 
     template = (
         "The network limits this job: {lost.share:.0%} of {lost.whole.named} is bytes at line "
-        "rate, and {unfilled_s:time} more is lost as the line is not filled{slow}"
-        "{links:?; {links:clause}}."
+        "rate, and {unfilled_s:time} more is lost as the line is not filled.{slow}"
+        "{links:? {links}}"
     )
 
     lost: Amount

@@ -21,8 +21,8 @@ class LineIsNotFilled(Finding):
     template = (
         "The transport limits this job{is_for_bandwidth:|, not the bandwidth}: "
         "{lost.share:.0%} of {lost.whole.named} is lost by a "
-        "transport that does not fill the line{unfilled}{links:?; {links:clause}}{held_back:?; "
-        "{held_back:inside}}{many}.{faster}"
+        "transport that does not fill the line{unfilled}{held_back:?, and {held_back}}.{many}"
+        "{links:? {links}}{faster}"
     )
 
     lost: Amount
@@ -49,7 +49,7 @@ class Unfilled(Finding):
 class ManySmall(Finding):
     """The step has many small collectives, with which no transport fills a line."""
 
-    template = "; it has {count:,.0f} collectives to carry in a step, most of {usual_bytes:bytes}"
+    template = " It has {count:,.0f} collectives to carry in a step, most of {usual_bytes:bytes}."
 
     count: float
     usual_bytes: int

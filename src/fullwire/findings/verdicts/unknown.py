@@ -90,8 +90,8 @@ class CommunicationOnly(Finding):
     """The run holds communication only, so its effect on the job is unknown."""
 
     template = (
-        "{falls_short:?{falls_short} }Only communication is in this run, so whether it holds up a "
-        "job is not told: its largest collective, {op}{bytes:? of {bytes:bytes}}, took "
+        "{falls_short:?{falls_short} }This run holds communication only, so it does not tell "
+        "whether that holds up a job. Its largest collective, {op}{bytes:? of {bytes:bytes}}, took "
         "{took_s:time}. Missing: {missing:;}."
     )
 

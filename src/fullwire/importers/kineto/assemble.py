@@ -323,7 +323,7 @@ def _about_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:
             f"{shown(name)} ({share:.0%} of rank {rank}'s trace)" for name, (share, rank) in longest
         )
         yield (
-            f"nobody recognises these long kernels, which are taken for computation: {named}; "
+            f"nobody recognises these long kernels, which are taken for computation: {named}. "
             "--communication REGEX says which communicate"
         )
     said: dict[str, list[int]] = {}

@@ -92,8 +92,8 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
     remarks = []
     if _lacks_its_devices(trace):
         remarks.append(
-            "the job communicates by NCCL, and its trace holds nothing of devices: "
-            "neither their computation nor their communication can be told"
+            "the job communicates by NCCL, and its trace holds no device: their computation "
+            "and their communication are unknown"
         )
     if len(kinds) and not by_launch.is_by_launch:
         remarks.append(

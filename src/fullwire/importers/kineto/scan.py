@@ -280,9 +280,7 @@ def scanned(path: Path) -> Trace:
             f"it ends in the middle, as a killed job leaves it, after {scanner.events:,} events"
         )
     if unusable := scanner.unusable:
-        problems.append(
-            f"{unusable:,} events have no time, or one that cannot be, and are left out"
-        )
+        problems.append(f"{unusable:,} events lack a possible time and are left out")
     if not scanner.events:
         is_cut = not scanner.is_whole
         why = scanner.damage or f"{'it ends before its first' if is_cut else 'there is no'} event"

@@ -56,7 +56,7 @@ _STARTS = 1  # The column of a lane that always is a list.
 NAME_LENGTH = 160  # A name in a trace may be of any length. A shortened name ends with a mark.
 SENTENCE_LENGTH = 600
 _NOTHING_COMPUTED = (
-    "it tells nothing of what was computed. A recording of the job does (fullwire record), or a "
+    "it tells nothing of computing. A recording of the job does (fullwire record), or a "
     "profiler's trace of it."
 )
 
@@ -77,7 +77,7 @@ def write_page(
     - `path`: the page, an `.html` file.
     - `baseline`, `bandwidth`, `calibrate`: those of `explain`, for all of the runs.
     - `replace`: a file that exists is replaced.
-    - `tuning`: a result of `tune`, whose trials stand before its recordings.
+    - `tuning`: a result of `tune`. Its trials stand before its recordings.
 
         fw.write_page(["before.run", "after.run"], "report.html")
     """

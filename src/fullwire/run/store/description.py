@@ -291,9 +291,7 @@ def _content(place: Path) -> bytes:
         if not place.is_dir():
             raise UsageError(f"{place}: expected a run, which is a directory, and found none")
         if not path.is_file():
-            raise DamagedInput(
-                place, "no run.json in it: not a run, or one that was never finished"
-            )
+            raise DamagedInput(place, "no run.json in it: expected a finished run")
         if strange := planted(path, place):
             raise DamagedInput(path, strange)
         with path.open("rb") as file:

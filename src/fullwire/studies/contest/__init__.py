@@ -28,6 +28,7 @@ from fullwire.lab.emulated import available_bytes
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
 from fullwire.report.charts import COLOURS, check_plot_path, save, titled
+from fullwire.report.terminal import print_table, say
 from fullwire.run.centre import Centre, median_of
 from fullwire.units import show_bytes, show_rate, show_time
 
@@ -207,8 +208,8 @@ def contest_in_lab(
         status = run_job(lab, [sys.executable, "-m", module, str(asked), str(outcome)])
         if status != 0 or not outcome.exists():
             raise FullwireError(
-                f"bench transport: a rank ended with exit status {status} and no result; "
-                "its output stands above"
+                f"bench transport: a rank ended with exit status {status} and no result. "
+                "Its output stands above"
             )
         return msgspec.json.decode(outcome.read_bytes(), type=Outcome)
 
@@ -232,37 +233,40 @@ class _Side:
     cpu_s_per_gb: float
 
 
-def contest_lines(outcome: Outcome) -> Iterator[str]:
-    """Yield the lines of the table and its notes."""
+def print_contest(outcome: Outcome) -> None:
+    """Print the settings, the table and its notes."""
     contest = outcome.contest
-    yield (
-        f"all-reduce of float32 by {outcome.workers} workers at {show_rate(contest.rate_bps)}, "
-        f"{os.cpu_count()} processors here; {contest.rounds} rounds in turns, medians"
+    say(
+        f"All-reduce of float32 by {outcome.workers} workers at {show_rate(contest.rate_bps)}, "
+        f"{os.cpu_count()} processors here. {contest.rounds} rounds in turns, medians."
     )
-    yield f"payload limit (rate x 1448/1514): {show_rate(contest.limit_bps)}"
+    say(f"Payload limit (rate x 1448/1514): {show_rate(contest.limit_bps)}.")
     for moved in outcome.moved:
         streams = "1 stream" if moved.streams == 1 else f"{moved.streams} streams"
-        yield f"iperf3 both ways at once, {streams}: {show_rate(moved.rate_bps)} each way"
-    yield ""
-    named = 5 if contest.wires == (FLOAT32,) else 13  # the column of "int8, plain"
-    yield (
-        f"{'size':>9}  {'':<{named}}{OURS:>10}{'theirs':>10}  {'faster (95 % sure)':<24}"
-        f"{'bus bandwidth':>22}{'of the limit':>15}{'CPU s per GB':>14}"
-    )
+        say(f"iperf3 both ways at once, {streams}: {show_rate(moved.rate_bps)} each way.")
+    say("")
+    rows = []
     for size_bytes, wire, peer, ours, theirs in outcome.pairs():
         our, their = _side(outcome, size_bytes, ours), _side(outcome, size_bytes, theirs)
         faster = _times_faster(ours, theirs)
         cpu = f"{our.cpu_s_per_gb:.2f} / {their.cpu_s_per_gb:.2f}"
-        bus = f"{show_rate(our.bus_bps)} / {show_rate(their.bus_bps)}"
-        yield (
-            f"{_size(size_bytes):>9}  {peer if wire == FLOAT32 else f'{wire}, {peer}':<{named}}"
-            f"{show_time(our.time_s.value):>10}"
-            f"{show_time(their.time_s.value):>10}  "
-            f"{f'{faster.value:.2f}x ({faster.low:.2f} to {faster.high:.2f})':<24}{bus:>22}"
-            f"{f'{our.limit_share:.1%} / {their.limit_share:.1%}':>15}"
-            f"{cpu if size_bytes >= _LEAST_BYTES_FOR_CPU else '-':>14}"
+        rows.append(
+            [
+                _size(size_bytes),
+                peer if wire == FLOAT32 else f"{wire}, {peer}",
+                show_time(our.time_s.value),
+                show_time(their.time_s.value),
+                f"{faster.value:.2f}x ({faster.low:.2f} to {faster.high:.2f})",
+                f"{show_rate(our.bus_bps)} / {show_rate(their.bus_bps)}",
+                f"{our.limit_share:.1%} / {their.limit_share:.1%}",
+                cpu if size_bytes >= _LEAST_BYTES_FOR_CPU else "-",
+            ]
         )
-    yield from outcome.notes
+    heads = ["size", "against", OURS, "theirs", "faster (95 %)"]
+    heads += ["bus bandwidth", "of the limit", "CPU s per GB"]
+    print_table(heads, rows, texts={"against"})
+    for note in outcome.notes:
+        say(note)
 
 
 def contest_object(outcome: Outcome) -> dict[str, Any]:

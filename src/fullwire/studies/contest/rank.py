@@ -142,7 +142,7 @@ class _Held:
 
     def _moved(self) -> list[Moved]:
         """Run iperf3 between rank 0 and the first rank on another host."""
-        missing = "iperf3 is not installed, so what it moves is not shown: sudo apt install iperf3"
+        missing = "iperf3 is missing, so its rate is not shown: sudo apt install iperf3"
         if self._lacks(None if shutil.which("iperf3") else missing):
             return []
         elsewhere = [rank for rank, host in enumerate(self._hosts) if host != self._hosts[0]]
@@ -465,7 +465,7 @@ class MpiTurns:
     def _said(self, what: str) -> str:
         self._output.seek(0)
         output = " ".join(self._output.read(_MPI_CAUGHT).decode(errors="replace").split())
-        return f"OpenMPI: {what}; it said: {output or 'nothing'}"
+        return f"OpenMPI: {what}. It said: {output or 'nothing'}"
 
 
 def _cipher_speed() -> list[str]:

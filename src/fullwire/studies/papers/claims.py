@@ -316,7 +316,7 @@ def _no_compression(findings: Findings) -> _Judgement:
         words + lab,
         min(factors.values()) >= WANTED,
         f"below {WANTED}",
-        condition="modelled V100 profiles; what Gloo leaves idle is not in the prediction",
+        condition="modelled V100 profiles; the prediction lacks Gloo's idle time",
         basis="measured and modelled" if lab else "modelled",
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.report.charts import COLOURS, check_pictures, save, titled
-from fullwire.report.terminal import print_notes, say
+from fullwire.report.terminal import columns, print_notes, say
 from fullwire.units import show_rate
 
 if TYPE_CHECKING:
@@ -113,7 +113,9 @@ def print_study(result: Study, written: Sequence[Path]) -> None:
             say(paper)
         say(f"  {_MARKS.get(claim.holds, claim.holds).ljust(15)} {claim.claim}")
         for words in (claim.measured, claim.why):
-            for line in textwrap.wrap(words, _WIDTH - 18) if words != "-" else ():
+            for line in (
+                textwrap.wrap(words, max(min(columns(), _WIDTH) - 18, 20)) if words != "-" else ()
+            ):
                 say(f"{'':18}{line}")
     say("")
     print_notes(f"{trial.name} failed: {problem}" for trial, problem in result.failed)
