@@ -194,6 +194,7 @@ for line in sys.stdin:
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a host be a process of ours: its words are its answers."""
+    monkeypatch.setattr(several_hosts, "_ASKED_S", 0.1)
     monkeypatch.setattr(
         several_hosts,
         "command_on",
@@ -207,7 +208,7 @@ def test_the_looks_of_several_hosts_are_on_one_clock(agents: None) -> None:
         "gpu4": ("0.0", "1", "0"), "gpu5": ("0.0", "nonsense", "0"),
     })  # fmt: skip
     try:
-        assert watcher.watch(2.5)
+        assert watcher.watch(0.8)
         looks = watcher.looks
         waits = looks.waits()
     finally:
@@ -228,16 +229,16 @@ def test_the_looks_of_several_hosts_are_on_one_clock(agents: None) -> None:
 def test_a_host_that_stalls_is_named_and_the_rest_is_judged_alone(
     agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(several_hosts, "_STALLED_S", 1.5)
+    monkeypatch.setattr(several_hosts, "_STALLED_S", 0.8)
     watcher = HostsWatcher({"gpu1": ("0.0", "0", "0"), "gpu2": ("0.0", "1", "0")})
     try:
-        assert watcher.watch(0.5)
+        assert watcher.watch(0.3)
         stalled = watcher._agents[1]
         os.kill(stalled._process.pid, signal.SIGSTOP)
-        assert watcher.watch(2.5)
+        assert watcher.watch(1.2)
         looks = watcher.looks
         os.kill(stalled._process.pid, signal.SIGCONT)
-        assert watcher.watch(2.5)
+        assert watcher.watch(0.5)
         assert set(watcher.looks.by_rank) == {0, 1}
     finally:
         watcher.close()
@@ -248,7 +249,7 @@ def test_a_host_that_stalls_is_named_and_the_rest_is_judged_alone(
 def test_a_host_that_is_lost_is_named_and_the_rest_is_watched(agents: None) -> None:
     watcher = HostsWatcher({"gpu1": ("0.0", "0", "0"), "gpu2": ("0.0", "1", "1")})
     try:
-        assert watcher.watch(2.5)
+        assert watcher.watch(0.8)
         looks = watcher.looks
     finally:
         watcher.close()
