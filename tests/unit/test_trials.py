@@ -252,6 +252,25 @@ def test_options_of_a_constructor_add_up_and_another_transport_takes_the_place_o
     assert len(other) == 4
 
 
+def test_losses_are_judged_by_those_of_repeats_and_not_without_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script without a seed has other losses each time."""
+    search = World(tmp_path, monkeypatch, {}, lambda fixes: 0.1, 600.0).search
+
+    def with_losses(*losses: float) -> Any:
+        return SimpleNamespace(seen=Seen(losses=losses))
+
+    for losses, risk, is_judged in (
+        ([1.0], "exact", False),
+        ([1.0], "numeric", True),
+        ([1.0, 1.0], "exact", True),
+        ([1.0, 1.1], "exact", False),
+    ):
+        search.before = [with_losses(each) for each in losses]
+        assert (search._problem_of_losses(risk, 0.14) is not None) is is_judged  # type: ignore[arg-type]
+
+
 def test_a_trial_that_ends_early_and_lacks_its_fix_says_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

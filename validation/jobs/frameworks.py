@@ -98,6 +98,7 @@ def by_lightning() -> None:
             return torch.optim.Adam(self.parameters(), 1e-3)
 
     numbers = Made(lambda made: torch.randn(256, generator=made), 200_000)
+    lightning.seed_everything(0)
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp",

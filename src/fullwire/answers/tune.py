@@ -186,8 +186,8 @@ class _Search:
         for path in first.seen.wrote:
             self._say(of_tuning.JobWrites(path=path))
         self.before = [first]
-        # Time is left for a trial behind the second recording, and for two behind the third.
-        while len(self.before) < _MOST_REPEATS and job.allows(1 + 3 * len(self.before)):
+        # The third recording leaves time for two trials.
+        while len(self.before) < _MOST_REPEATS and job.allows(3 if len(self.before) == 1 else 7):
             self.before.append(job.recorded([]))
             runs = [paces_s(recording.run) for recording in self.before]
             is_long = [float(run.mean()) > _OFTEN_LONG * usual_length_s(run) for run in runs]
@@ -413,7 +413,8 @@ class _Search:
 
     def _problem_of_losses(self, risk: Risk, differs: float | None) -> Finding | None:
         """Say that losses differ too far for a risk, if they do."""
-        if differs is None or risk == "semantic":
+        is_unknown = risk == "exact" and len(self.before) == 1  # no repeat tells what is usual
+        if differs is None or risk == "semantic" or is_unknown:
             return None
         repeats = [self._loss_difference(each) or 0.0 for each in self.before[1:]]
         allowed = _LOSSES_DIFFER if risk == "exact" else _LOSSES_FAR
