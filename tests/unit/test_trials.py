@@ -178,7 +178,7 @@ def test_the_best_look_of_a_round_is_kept_and_the_others_are_put_off(
             return 0.156 if "transport" not in fixes else 0.15
         return 0.42 if "transport" in fixes else 0.909
 
-    promised = {"transport": (0.4, 0.45), "placement": (0.25, 0.65)}
+    promised = {"transport": (0.4, 0.45), "placement": (0.25, 0.65), "buckets": (0.05, 0.95)}
     world = World(tmp_path, monkeypatch, promised, step_s, 240.0)
     world.search.try_next(None)
     assert [fixes for fixes, _ in world.recorded[-2:]] == [{"transport"}, {"placement"}]

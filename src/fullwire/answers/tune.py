@@ -60,6 +60,7 @@ from fullwire.words import filled, sentence
 RISKS: tuple[Risk, ...] = ("exact", "numeric", "semantic")
 RECIPE = "recipe.toml"
 _LOOKS = 3  # in a round
+_OF_THE_BEST = 1 / 3  # of the best look's gain is expected of another one in the same round
 _CLEAR = 0.7  # of the step: such a look needs no pair, and the last two recordings confirm it
 _WORTH_ANOTHER = 0.05  # of the step: a smaller gain is not tried again on top of others
 _WORTH_MORE_PAIRS, _MOST_PAIRS = 0.03, 4  # of the step; A B B A has two
@@ -213,14 +214,18 @@ class _Search:
         `most` bounds the trials of the whole search.
         """
         looks: list[_Look] = []
-        begun = len(self.trials)
+        begun, now_s = len(self.trials), self._judged(self._best, self._best).before_s
         found = self._candidates()
         while found and len(looks) < _LOOKS and len(self.trials) != most:
             applied = found.pop(0)
             best_s = min((look.found.after_s for look in looks), default=math.inf)
-            promised_s = applied.predicted_s if applied.low_s is None else applied.low_s
-            if float(promised_s or 0.0) > best_s * (1 - _WORTH_ANOTHER):
-                continue  # even at its best it gains less than a look did
+            expected_s = float(applied.predicted_s or 0.0)
+            promised_s = expected_s if applied.low_s is None else applied.low_s
+            if looks and (
+                promised_s > best_s * (1 - _WORTH_ANOTHER)
+                or now_s - expected_s < _OF_THE_BEST * (now_s - best_s)
+            ):
+                continue  # even at its best it gains less than a look did, or hardly anything
             if not self._job.allows(3):  # a look, and a pair or the last two
                 if not looks:
                     self._say(of_tuning.BudgetUsedUp())
