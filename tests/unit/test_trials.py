@@ -252,6 +252,18 @@ def test_options_of_a_constructor_add_up_and_another_transport_takes_the_place_o
     assert len(other) == 4
 
 
+def test_the_interface_that_the_job_had_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once another one is kept, it looks like one more to try."""
+    search = World(tmp_path, monkeypatch, {}, lambda fixes: 0.1, 600.0).search
+    had: Any = SimpleNamespace(seen=Seen(interface="eth0"))
+    search.before[0] = had
+    for interface, chance in (("eth0", 0.0), ("eth2", 1.0)):
+        applied = Applied(fix="environment", setting=f"GLOO_SOCKET_IFNAME={interface}")
+        assert search._chance(applied, 0.1) == chance
+
+
 def test_losses_are_judged_by_those_of_repeats_and_not_without_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

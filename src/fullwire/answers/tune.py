@@ -353,6 +353,8 @@ class _Search:
             for kept in self._kept
         ):
             return 0.0
+        if several and applied.setting.endswith(f"={self.before[0].seen.interface}"):
+            return 0.0  # the job had this interface
         earlier = [
             trial
             for trial in self.trials
