@@ -56,8 +56,6 @@ CHOSEN_BY = (
     Job("computing", 1152, "fullwire", "2x700Mbps"),
     Job("computing", 1408, "fullwire", "2x400Mbps"),
     Job("one-bucket", 1152, "fullwire", "4x600Mbps"),
-)
-FRESH = (
     Job("computing", 1024, "gloo", "2x800Mbps", ("bf16", "int8", "powersgd:rank=4")),
     Job("computing", 1024, "fullwire", "2x600Mbps"),
     Job("uneven", 1024, "gloo", "3x600Mbps", ("bf16", "int8", "topk:density=0.01")),
@@ -68,6 +66,15 @@ FRESH = (
     Job("computing", 1280, "fullwire", "4x600Mbps"),
     Job("one-bucket", 1024, "gloo", "4x600Mbps", ("bf16", "int8")),
     Job("uneven", 768, "fullwire", "2x1500Mbps", ("fp16", "int8")),
+)
+FRESH = (
+    Job("computing", 960, "gloo", "2x900Mbps", ("bf16", "int8", "powersgd:rank=4")),
+    Job("computing", 1088, "fullwire", "2x700Mbps"),
+    Job("uneven", 896, "gloo", "2x1200Mbps", ("fp16", "int8", "topk:density=0.01")),
+    Job("uneven", 960, "fullwire", "3x700Mbps"),
+    Job("one-bucket", 1216, "gloo", "3x800Mbps", ("bf16", "int8", "powersgd:rank=2")),
+    Job("one-bucket", 1152, "fullwire", "2x1200Mbps", ("fp16", "int8")),
+    Job("uneven", 1088, "gloo", "2x500Mbps", ("bf16", "int8", "powersgd")),
 )
 COLUMNS = [
     "job",
