@@ -33,6 +33,9 @@ VARIABLES: Mapping[str, str] = {
     "FULLWIRE_ALERT": "The sentence of the alert, for the command of `fullwire watch --exec`.",
     "FULLWIRE_ELASTIC_STUCK_S": "The shortest wait, in seconds, after which an elastic "
     "job leaves out a worker that the others wait for: 30 ([guide](../guides/elastic.md)).",
+    "FULLWIRE_ELASTIC_BALANCE": "With 1, workers of an elastic job get samples by their speed, "
+    "as with `fullwire run --balance`.",
+    "FULLWIRE_LAB_DISK": "Set in a lab whose `--chaos` fills the disk: the folder of that disk.",
     "FULLWIRE_INTERFACE": "Transport: the interface or address at which a rank listens. Without "
     "it, the one that reaches the job's store.",
     "FULLWIRE_STREAMS": "Transport: how many connections two ranks have (1 to 8), the same on "
@@ -50,6 +53,8 @@ OF_ITS_OWN = {
     *("FULLWIRE_ELASTIC_FOLDER", "FULLWIRE_ELASTIC_WORKER", "FULLWIRE_ELASTIC_STARTERS"),
     *(
         "FULLWIRE_ELASTIC_MIN",
+        "FULLWIRE_ELASTIC_HOST",
+        "FULLWIRE_ELASTIC_EVICT_SLOW",
         "FULLWIRE_ELASTIC_DETECT_S",
         "FULLWIRE_ELASTIC_RESPAWN",
         "FULLWIRE_ELASTIC_CHECKPOINTS",
