@@ -559,7 +559,7 @@ def test_who_is_interrupted_while_making_the_run_is_told_what_makes_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fullwire.recorder.record.assemble", interrupted)
-    with pytest.raises(UsageError, match="interrupted before a run was made; what") as told:
+    with pytest.raises(UsageError, match="interrupted before a run was made; the") as told:
         record(["true"], tmp_path / "job.run")
     assert told.value.exit_status == 130
     assert [each.name for each in tmp_path.iterdir()] == ["job.run.recording"]
