@@ -28,7 +28,7 @@ from fullwire.errors import FullwireError
 from fullwire.findings.tuning import NoTimeToRepeat
 from fullwire.findings.watching import Stuck
 from fullwire.fixes.fix import HostWork
-from fullwire.packets.jobs import NetworkJob
+from fullwire.packets.jobs import NetworkJob, SharedLink
 from fullwire.recorder.jobs_here import JobHere, RankHere
 from fullwire.recorder.outside import WatchedHost
 from fullwire.report import as_data
@@ -179,6 +179,7 @@ def network_job() -> NetworkJob:
         pipeline=(pair,),
         slowest=pair,
         slowest_bps=9e9,
+        shares=(SharedLink(job=1, slower=1.5, cost=0.1, cost_s=0.04, pairs=1),),
     )
 
 

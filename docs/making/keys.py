@@ -426,6 +426,11 @@ MEANINGS: Mapping[str, str] = {
     "pipeline": "Pairs of hosts that are neighbouring stages.",
     "slowest": "The pair with the lowest rate while bytes flow.",
     "jobs.slowest_bps": "Its rate.",
+    "shares.job": "Another job on the same links, by its place in the list.",
+    "shares.slower": "How many times as long a burst takes while the other job sends.",
+    "shares.cost": "The share of the time in which bursts take longer.",
+    "shares.cost_s": "The same, of a step; null where nothing repeats.",
+    "shares.pairs": "Pairs of hosts whose bursts are slower.",
     # ---- codecs
     "machine": "The processors that were measured.",
     "codecs.model": "The model whose steps are predicted.",
