@@ -109,14 +109,17 @@ def test_a_terminal_without_these_letters_gets_them_escaped(cli: Cli) -> None:
             (*COLLECTIVE, "--servers", "2", "--algorithm", "ring"),
             "expected algorithm param",
         ),
-        (("run", "--workers", "2", "--strict", "--", "true"), "expected --strict with --recipe"),
+        (
+            ("run", "--workers", "2", "--strict", "--", "true"),
+            "expected --workers without --recipe, --follow, --export and --strict",
+        ),
         (
             ("run", "-r", "x.toml", "--min", "2", "--", "true"),
-            "expected --min, --respawn, --detect",
+            "expected --min without --recipe, --follow, --export and --strict",
         ),
         (
             ("run", "-r", "x.toml", "--detect", "1s", "--", "true"),
-            "expected --min, --respawn, --detect",
+            "expected --detect without --recipe, --follow, --export and --strict",
         ),
     ],
 )

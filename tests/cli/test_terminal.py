@@ -50,7 +50,7 @@ ASKED = [
 
 # Answers that need a running job, a lab or minutes: printed from made results.
 MEASURED: dict[str, Callable[[], None]] = {
-    "flows --jobs": lambda: print_jobs([made.network_job()]),
+    "flows --jobs": lambda: print_jobs([made.network_job()] * 2),
     "watch": lambda: print_watched(made.watched(), is_full=True),
     "tune": lambda: print_tuning(made.tuned()),
     "codecs": lambda: print_codecs(made.codecs()),

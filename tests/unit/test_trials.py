@@ -290,7 +290,7 @@ def test_a_trial_that_ends_early_and_lacks_its_fix_says_both(
     job = TrialJob(command=["train"], folder=tmp_path, lab=None, scratch=tmp_path, steps=10)
     job.limit_s = 30.0
     lacks = Applied(fix="buckets", setting="50")
-    why = "; not applied: no process called what it changes"
+    why = "; not applied: no process called the function that it changes"
     for status, said in (
         (0, "tune: expected 5 steps or more in a recording, got 2"),
         (TOO_LONG, "the job hangs, or is very slow: tune ended it after 30 s"),

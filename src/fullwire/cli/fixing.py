@@ -186,7 +186,9 @@ def run(
     given = [name for name, value in elastic.items() if value != getattr(Elastic, name)]
     if given:
         option = {"least": "min", "evict_slow": "evict-slow"}.get(given[0], given[0])
-        raise UsageError(f"run: expected --{option} without options of recipes, got both")
+        raise UsageError(
+            f"run: expected --{option} without --recipe, --follow, --export and --strict, got both"
+        )
     if follow == (recipe is not None) or (follow and (strict or export)):
         raise UsageError("run: expected one of --recipe FILE.toml, --follow and --workers N")
     from fullwire.answers.fixing import exported, run_recipe

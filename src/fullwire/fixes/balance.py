@@ -25,11 +25,20 @@ class SharesBySpeed(Fix):
     """Each rank has as many samples as it computes in the time of the others."""
 
     template = "fewer samples of each batch for {ranks:ranks}"
-    applied = _ON
 
     kind: str = "balance"
     how: str = "fullwire run --balance, in a script with fullwire.elastic"
     ranks: tuple[int, ...]
+
+
+class OfAnElasticJob(SharesBySpeed):
+    """The same, where the script has fullwire.elastic already: `tune` can try it."""
+
+    applied = _ON
+
+
+def _is_elastic(run: Run) -> bool:
+    return "start" in run.events.kind.tolist()
 
 
 def _lasting(account: Account) -> tuple[tuple[int, ...], float, float] | None:
@@ -90,7 +99,8 @@ class Balance(FixKind):
             low_s=alike.low_s + more_s,
             high_s=alike.high_s + more_s,
         )
-        yield SharesBySpeed(ranks=ranks, forecast=forecast)
+        kind = OfAnElasticJob if _is_elastic(run) else SharesBySpeed
+        yield kind(ranks=ranks, forecast=forecast)
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
@@ -98,7 +108,7 @@ class Balance(FixKind):
         """Yield shares by speed for an elastic job with a rank that always computes more slowly."""
         from fullwire.timeline.account import Part
 
-        if "start" in run.events.kind.tolist() and _lasting(account) is not None:
+        if _is_elastic(run) and _lasting(account) is not None:
             most_s = account.parts_s[Part.STRAGGLER.key]
             yield from worthwhile(self, _ON, "shares of a batch by speed", account, 0.0, most_s)
 
