@@ -64,7 +64,7 @@ def test_a_trainer_that_outlives_the_command_is_followed_to_its_end(tmp_path: Pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "the command has ended; 1 of its processes still record" in done.stderr
+    assert "the command has ended. 1 of its processes still record" in done.stderr
     run = read_run(tmp_path / "job.run")
     assert any("before its processes" in each for each in run.missing)
     assert span_count(run, "host", "step") > 85  # some 80 by when the command ended

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from shutil import which
@@ -163,7 +164,6 @@ def run(
     fullwire lab run --cluster ours.toml -- python train.py
     fullwire lab run --cluster ours.toml --chaos 'pause 5s' -- python train.py
     """
-    from fullwire.answers.laboratory import record_in_lab, surroundings
     from fullwire.lab.faults import parse_chaos, parse_faults
 
     if force and output is None:
@@ -183,18 +183,28 @@ def run(
             from fullwire.lab.lab import Lab
             from fullwire.lab.session import run_job
 
-            with surroundings(description, troubles) as (whole, more), Lab(whole) as lab:
+            with contextlib.ExitStack() as made:
+                environment: Mapping[str, str] = os.environ
+                elastic = None
+                if troubles is not None:  # without chaos no part of a recording is loaded
+                    from fullwire.answers.laboratory import surroundings
+
+                    description, (environment, elastic) = made.enter_context(
+                        surroundings(description, troubles)
+                    )
+                lab = made.enter_context(Lab(description))
                 introduce(lab)
                 status = run_job(
                     lab,
                     words,
                     faults,
-                    environment=more.environment,
+                    environment=environment,
                     say=say,
                     chaos=troubles,
-                    elastic=more.elastic,
+                    elastic=elastic,
                 )
         else:
+            from fullwire.answers.laboratory import record_in_lab
             from fullwire.report.recording import recording_lines
 
             recording = record_in_lab(
@@ -259,7 +269,7 @@ def _emulated(
     return emulated_job(workload, **conditions)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _what_to_run(
     command: Sequence[str] | None, job: EmulatedJob | None, description: LabDescription
 ) -> Iterator[Sequence[str]]:

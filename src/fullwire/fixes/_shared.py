@@ -73,10 +73,20 @@ def _give(also: tuple[str, ...]) -> None:
     make = rendezvous._create_c10d_store
 
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        store = make(*args, **kwargs)
-        store.set(_KEY, content)
-        return store
+    def made(address: str, port: int, rank: int, *args: Any, **kwargs: Any) -> Any:
+        # Rank 0's store waits for all ranks, and ranks elsewhere wait for the fixes. So the fixes
+        # come first. The store that is made next has the same server.
+        first = TCPStore(
+            address,
+            port,
+            is_master=rank == 0,
+            timeout=_PATIENCE,
+            wait_for_workers=False,
+            multi_tenant=True,
+            use_libuv=kwargs.get("use_libuv", True),
+        )
+        first.set(_KEY, content)
+        return make(address, port, rank, *args, **kwargs)
 
     rendezvous._create_c10d_store = made
 
