@@ -21,6 +21,7 @@ from fullwire.errors import UsageError
 if TYPE_CHECKING:
     from fullwire.answers.emulation import EmulatedJob
     from fullwire.lab.description import LabDescription
+    from fullwire.lab.faults import Chaos, Fault
 
 app = typer.Typer(
     help="Make a cluster inside this machine, without root.",
@@ -180,29 +181,7 @@ def run(
         raise UsageError("--chaos: kill: expected a command, got --workload, which cannot go on")
     with signals_end_it(), _what_to_run(command, job, description) as words:
         if output is None:
-            from fullwire.lab.lab import Lab
-            from fullwire.lab.session import run_job
-
-            with contextlib.ExitStack() as made:
-                environment: Mapping[str, str] = os.environ
-                elastic = None
-                if troubles is not None:  # without chaos no part of a recording is loaded
-                    from fullwire.answers.laboratory import surroundings
-
-                    description, (environment, elastic) = made.enter_context(
-                        surroundings(description, troubles)
-                    )
-                lab = made.enter_context(Lab(description))
-                introduce(lab)
-                status = run_job(
-                    lab,
-                    words,
-                    faults,
-                    environment=environment,
-                    say=say,
-                    chaos=troubles,
-                    elastic=elastic,
-                )
+            status = _unrecorded(description, words, faults, troubles)
         else:
             from fullwire.answers.laboratory import record_in_lab
             from fullwire.report.recording import recording_lines
@@ -225,6 +204,31 @@ def run(
                 tell(line)
             status = recording.exit_status
     raise typer.Exit(status)
+
+
+def _unrecorded(
+    description: LabDescription,
+    words: Sequence[str],
+    faults: Sequence[Fault],
+    chaos: Chaos | None,
+) -> int:
+    """Run a command on a lab, and return its status. Without chaos no part of a recording loads."""
+    from fullwire.lab.lab import Lab
+    from fullwire.lab.session import run_job
+
+    environment: Mapping[str, str] = os.environ
+    elastic = None
+    with contextlib.ExitStack() as made:
+        if chaos is not None:
+            from fullwire.answers.laboratory import surroundings
+
+            whole = surroundings(description, chaos)
+            description, (environment, elastic) = made.enter_context(whole)
+        lab = made.enter_context(Lab(description))
+        introduce(lab)
+        return run_job(
+            lab, words, faults, environment=environment, say=say, chaos=chaos, elastic=elastic
+        )
 
 
 def _lab_of(
