@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import os
+import socket
 import sys
 import sysconfig
 import time
@@ -20,7 +21,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fullwire.fixes._shared import FIXES_VARIABLE, NOTES_VARIABLE, STEPS_VARIABLE, share
+from fullwire.fixes._shared import (
+    FIXES_VARIABLE,
+    NOTES_VARIABLE,
+    STEPS_VARIABLE,
+    is_torchrun,
+    share,
+)
 from fullwire.fixes.fix import Change, fix_kind
 from fullwire.recorder.inside import THEN_VARIABLE, after_import
 
@@ -88,7 +95,8 @@ def note(line: Mapping[str, Any]) -> bool:
     if not folder:
         return False
     try:
-        with open(os.path.join(folder, f"{os.getpid()}{NOTES}"), "a") as file:
+        name = f"{socket.gethostname()}-{os.getpid()}{NOTES}"  # hosts may share the folder
+        with open(os.path.join(folder, name), "a") as file:
             file.write(json.dumps(line) + "\n")
     except OSError:  # the folder lies on another host, or its disk is full
         return False
@@ -303,6 +311,8 @@ def check_workers() -> None:
 
 def apply_all() -> None:
     """Apply the fixes that the environment names, here or on rank 0's host."""
+    if is_torchrun():
+        return  # its ranks do: it may have the variables of a rank from around it
     try:
         share(note, (LOOK_VARIABLE, WORKERS_VARIABLE))
     except Exception as error:  # the job goes on without what did not come

@@ -11,6 +11,7 @@ import functools
 import importlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 from fullwire.compression.method import ERROR_VARIABLE
 from fullwire.fixes.fix import fix_kind
+from fullwire.lab import TORCHRUN
 from fullwire.recorder.inside import DIRECTORY_VARIABLE, TRIAL_VARIABLE, record_into
 
 FIXES_VARIABLE = "FULLWIRE_FIXES"  # JSON: pairs of a key and a setting
@@ -43,17 +45,24 @@ def share(note: Note, also: tuple[str, ...]) -> None:
     `also` names other variables that travel.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    rank, world, address, port = (os.environ.get(name) for name in names)
-    if rank is None or world is None or address is None or not (port or "").isdecimal():
+    rank, world, address, told = (os.environ.get(name) for name in names)
+    if rank is None or world is None or address is None or not (told or "").isdecimal():
         return  # a launcher, or a script that knows its group by itself
+    port = int(told or 0)
     if os.environ.get(FOLLOW_VARIABLE):
-        _take(address, int(port or 0), note, also)
+        _take(address, port, note, also)
     elif rank == "0" and world not in ("1", os.environ.get("LOCAL_WORLD_SIZE")):
         _give(also)
         note({"gave": os.environ.get(TRIAL_VARIABLE, "")})
     if os.environ.get(TRIAL_VARIABLE) == OVER:
-        _part(address, int(port or 0), int(rank), int(world))
+        _part(address, port, int(rank), int(world))
         raise SystemExit
+
+
+def is_torchrun() -> bool:
+    """Say whether this process is torchrun: it may have the variables of a rank from around it."""
+    program = next((word for word in sys.orig_argv[1:] if not word.startswith("-")), "")
+    return os.path.basename(program) in TORCHRUN
 
 
 def _give(also: tuple[str, ...]) -> None:

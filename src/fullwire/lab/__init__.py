@@ -17,3 +17,5 @@ another user. When that process ends, for any reason, the kernel removes the nam
     terminal      who has the terminal's foreground
     trainer       the built-in training, which imitates a workload
     emulated      the same training as emulated ranks"""
+
+TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")  # as commands

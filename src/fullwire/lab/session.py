@@ -24,6 +24,7 @@ from typing import Protocol
 
 from fullwire.errors import UsageError
 from fullwire.files import opened
+from fullwire.lab import TORCHRUN
 from fullwire.lab.description import interface_of
 from fullwire.lab.faults import RESTARTS_S, Chaos, Fault
 from fullwire.lab.lab import Lab
@@ -38,7 +39,6 @@ _POLITE_S = 3.0  # between asking a job to end and ending it
 
 _TALK_BYTES = 1000  # a host that sends less runs a job of its own
 _LONG_JOB_S = 2.0  # a shorter command may be a job of one host
-_TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _OTHER_LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun")
 _APART = re.compile(
     r"--standalone|--nnodes[= ]1(:1)?(?=\s|$)|--rdzv[-_]endpoint[= ](localhost|127\.0\.0\.1)\S*"
@@ -82,7 +82,7 @@ def run_job(
 ) -> int:
     """Run a command as every rank; return the exit status of the first rank to fail, or 0."""
     words = words_of(command)
-    launcher = next((word for word in words if word in (*_TORCHRUN, *_OTHER_LAUNCHERS)), None)
+    launcher = next((word for word in words if word in (*TORCHRUN, *_OTHER_LAUNCHERS)), None)
     apart = _APART.search(" ".join(words))  # such an option keeps torchrun on one host
     if launcher in _OTHER_LAUNCHERS or (launcher and apart):
         cause = apart[0] if apart else f"{launcher} reads no variable that names the others"
