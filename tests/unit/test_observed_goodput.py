@@ -54,6 +54,20 @@ def test_a_second_start_repeats_the_work_since_the_last_checkpoint() -> None:
     assert course.work_s == pytest.approx(100 - 10 - 2 - 18 - 5)
 
 
+def test_work_before_a_restart_is_repeated_once_however_many_follow() -> None:
+    course = observed(told((0, "start", 10), (50, "start", 5), (80, "start", 5), (100, "end", 0)))
+    assert course is not None
+    assert course.repeated_s == pytest.approx(40 + 25)
+    assert (course.recovery_s, course.interruptions) == (10, 2)
+    assert course.work_s == pytest.approx(15)
+
+
+def test_the_planned_length_of_a_fault_is_no_time_of_the_job() -> None:
+    rows = ((0, "start", 10), (50, "recovery", 1), (100, "end", 0))
+    faults = ((-5, "fault: pause 0", 1), (95, "fault: slow 1 to 10Mbps", 60))
+    assert observed(told(*rows, *faults)) == observed(told(*rows))
+
+
 def test_a_job_without_events_has_no_goodput() -> None:
     assert observed(Events.empty()) is None
     assert not [*about_goodput(Events.empty())]

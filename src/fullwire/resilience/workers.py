@@ -222,9 +222,11 @@ class Workers:
                 self._bury(worker)
         now_s = time.monotonic()
         late = self._completed_s is not None and now_s - self._completed_s > _LAST_ONES_S
-        if late and all(_is_stopped(worker.process.pid) for worker in self._running.values()):
-            self._ends_s = now_s  # they would never end
-        if self._ends_s is not None and now_s > self._ends_s:
+        is_over = self._ends_s is not None and now_s > self._ends_s
+        # Workers that are stopped would never end.
+        if is_over or (
+            late and all(_is_stopped(worker.process.pid) for worker in self._running.values())
+        ):
             self._tell(signal.SIGKILL)
 
     def _pass_on(self, worker: _Worker, descriptor: int, out: BinaryIO) -> None:

@@ -69,13 +69,19 @@ class Goodput:
         return self.work_s / self.wall_s
 
 
+def _of_the_job(events: Events) -> list[tuple[int, str, int]]:
+    """Return time, kind and length of what a job told, in order: faults of a lab are no losses."""
+    columns = events.time_ns, events.kind, events.duration_ns
+    rows = sorted(zip(*(column.tolist() for column in columns), strict=True))
+    return [row for row in rows if not row[1].startswith("fault:")]
+
+
 def observed(events: Events) -> Goodput | None:
     """Return the course of a job that told its events; None without them.
 
     A second start throws away the work since the last checkpoint.
     """
-    columns = events.time_ns, events.kind, events.duration_ns
-    rows = sorted(zip(*(column.tolist() for column in columns), strict=True))
+    rows = _of_the_job(events)
     if not any(kind == "start" for _, kind, _ in rows):
         return None
     lost_ns = dict.fromkeys(("start", "checkpoint", "repeated work", "recovery", "join"), 0)
@@ -83,14 +89,12 @@ def observed(events: Events) -> Goodput | None:
     ended_ns, since = began_ns, 0  # losses since `kept_ns`
     checkpoints, interruptions = 0, 0
     for time_ns, kind, duration_ns in rows:
-        if kind == "start" and time_ns > began_ns:
+        is_again = kind == "start" and time_ns > began_ns
+        if is_again:
             lost_ns["repeated work"] += max(time_ns - kept_ns - since, 0)
-            interruptions += 1
-            kind = "recovery"
-        elif kind == "recovery":
-            interruptions += 1
+        interruptions += is_again or kind == "recovery"
         if kind in lost_ns:
-            lost_ns[kind] += duration_ns
+            lost_ns["recovery" if is_again else kind] += duration_ns
             since += duration_ns
         if kind in ("start", "checkpoint"):
             kept_ns, since = time_ns + duration_ns, 0
@@ -187,12 +191,9 @@ def with_failures(events: Events, between_s: float) -> ElasticGoodput | None:
     steps and checkpoints. The start is left out: it is no matter of failures.
     """
     course = observed(events)
-    rows = sorted(
-        zip(events.time_ns.tolist(), events.kind.tolist(), events.duration_ns.tolist(), strict=True)
-    )
     losses_s: list[float] = []
     repeated_s = joined_s = 0.0
-    for _, kind, lasted_ns in rows:
+    for _, kind, lasted_ns in _of_the_job(events):
         if kind == "repeated work":
             repeated_s = lasted_ns * 1e-9
         elif kind == "recovery":
