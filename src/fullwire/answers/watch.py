@@ -149,7 +149,7 @@ def watch(
         is_running, until_s = True, min(_FIRST_ANSWER_S, seconds)
         while True:
             try:
-                is_running = watcher.watch(until_s - watcher.looks.seconds)
+                is_running = watcher.watch(until_s - watcher.seconds)
             except KeyboardInterrupt:  # the answer so far is the answer
                 seconds = until_s
             found = judged(watcher.looks, line_bps, has_ended=not is_running)
@@ -191,11 +191,11 @@ def watching(
     with closing(_watcher(pid, hosts, seconds, keeps_s=window_s)) as watcher:
         while is_running and next_s < seconds:
             next_s = min(next_s + _EVERY_S, seconds)
-            is_running = watcher.watch(next_s - watcher.looks.seconds)
+            is_running = watcher.watch(next_s - watcher.seconds)
             before_s = time.process_time()
             found = judged(watcher.looks.latest(window_s), line_bps, has_ended=not is_running)
             # Judging may take a share of a processor, too.
-            next_s = max(next_s, watcher.looks.seconds) + max(
+            next_s = max(next_s, watcher.seconds) + max(
                 (time.process_time() - before_s) / _JUDGING - _EVERY_S, 0.0
             )
             begun = (condition.check(found) for condition in conditions)

@@ -69,7 +69,6 @@ class Live:
         self._said: tuple[object, ...] = ()
         self._hour: list[float] = []
         self._hour_ends_s = _HOUR_S
-        self._elapsed_s = 0.0
         self._running: list[subprocess.Popen[bytes]] = []
         self._wants_run = False
         self._runs = 0
@@ -110,7 +109,6 @@ class Live:
             print(
                 f"{show_time(elapsed_s)}: {visible(window.sentence)}", file=self.stream, flush=True
             )
-        self._elapsed_s = elapsed_s
         for alerted in window.alerts:
             self._alert(sentence(alerted))
         if elapsed_s >= self._hour_ends_s:

@@ -216,15 +216,17 @@ def _on_and_on(
 
 def _list_jobs(hosts: str, *, json: bool) -> None:
     from fullwire.recorder.jobs_here import jobs_here
-    from fullwire.recorder.several_hosts import host_names, jobs_on
     from fullwire.report.as_data import jobs_object
     from fullwire.report.terminal import print_table
 
     found = jobs_object([] if hosts else jobs_here())
     problems = []
-    for host, listed, problem in jobs_on(host_names(hosts)) if hosts else ():
-        found["jobs"] += [{**row, "host": host} for row in listed]
-        problems += [{"host": host, "problem": problem}] if problem else []
+    if hosts:  # a list of this host needs no numpy
+        from fullwire.recorder.several_hosts import host_names, jobs_on
+
+        for host, listed, problem in jobs_on(host_names(hosts)):
+            found["jobs"] += [{**row, "host": host} for row in listed]
+            problems += [{"host": host, "problem": problem}] if problem else []
     if json:
         print_json({**found, "problems": problems})
         return

@@ -454,8 +454,8 @@ def _unpacked_lzo(packed: bytes) -> bytes:
             at += 1
         if distance > len(out) or length > _MOST_BLOCK:
             raise ValueError("distance or length")
-        for _ in range(length):
-            out.append(out[-distance])
+        piece = out[len(out) - distance : len(out) - distance + length]
+        out += (piece * -(-length // len(piece)))[:length]  # it may overlap what it makes
         out += packed[at : at + state]
         at += state
     raise ValueError("size of a block")

@@ -100,14 +100,14 @@ def job_named(name: str) -> JobHere:
 
 
 def _is_of_slurm(number: str, pid: int, _: JobHere) -> bool:
-    told, (first, _separator, task) = _environment(pid), number.partition("_")
+    told, (first, _separator, task) = _told(pid), number.partition("_")
     ids = {told.get("SLURM_JOB_ID"), told.get("SLURM_JOBID")}
     array = told.get("SLURM_ARRAY_JOB_ID"), told.get("SLURM_ARRAY_TASK_ID")
     return number in ids or array == (first, task) or f"job_{number}" in _cgroup(pid)
 
 
 def _is_of_kubernetes(name: str, pid: int, _: JobHere) -> bool:
-    told = _environment(pid)
+    told = _told(pid)
     pod = told.get("HOSTNAME", "") if "KUBERNETES_SERVICE_HOST" in told else ""
     # The kubelet writes a pod's uid with dashes, systemd's driver with underscores.
     uid = re.compile(rf"(?:^|-)pod{'[-_]'.join(map(re.escape, name.split('-')))}(?:[.]slice)?$")
@@ -283,6 +283,13 @@ def _has_torch(pid: int) -> bool:
             return _TORCH.search(file.read(_MOST_MAPS_BYTES)) is not None
     except OSError:
         return False
+
+
+def _told(pid: int) -> dict[str, str]:
+    """Return the environment of a process; empty if it ended."""
+    with contextlib.suppress(OSError):
+        return _environment(pid)
+    return {}
 
 
 def _environment(pid: int) -> dict[str, str]:

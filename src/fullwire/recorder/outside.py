@@ -264,6 +264,11 @@ class Watcher:
             self._enter_network(places)
 
     @property
+    def seconds(self) -> float:
+        """Return how long it has watched."""
+        return time.monotonic() - self._begun_s
+
+    @property
     def looks(self) -> Looks:
         """Return the looks so far; the oldest are forgotten where they are too many."""
         uses = self._gpus.uses()
@@ -271,7 +276,7 @@ class Watcher:
             job=self.job,
             by_rank=dict(self._looks),
             took_s=self._counters.took_s,
-            seconds=time.monotonic() - self._begun_s,
+            seconds=self.seconds,
             without_connections=tuple(
                 self.job.ranks[place].rank for place in self._without_connections
             ),

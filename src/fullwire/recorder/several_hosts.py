@@ -9,6 +9,7 @@ clock.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -181,7 +182,8 @@ def serve(pid: int | None, name: str | None) -> None:
             last_ns = rows[0, -1, TIME]
             packed = zlib.compress(rows.tobytes(), 1)
             say(_Said(rows=packed, took_s=looks.took_s, gpus=dict(looks.gpus)))
-    say(_Said(ended=True))
+    if not runs:  # else nobody asks any more, and the ranks go on
+        say(_Said(ended=True))
 
 
 def jobs_on(hosts: Sequence[str]) -> Iterator[tuple[str, Sequence[Mapping[str, Any]], str]]:
@@ -200,13 +202,18 @@ def jobs_on(hosts: Sequence[str]) -> Iterator[tuple[str, Sequence[Mapping[str, A
         except subprocess.TimeoutExpired:
             return host, (), f"it did not answer within {START_S:.0f} s"
         except (OSError, IndexError, KeyError, TypeError, msgspec.MsgspecError) as error:
-            told = [] if isinstance(error, OSError) else done.stderr.decode().strip().splitlines()
+            told = (
+                []
+                if isinstance(error, OSError)
+                else done.stderr.decode(errors="replace").strip().splitlines()
+            )
             return host, (), visible((told or [str(error)])[-1][:_MOST_PROBLEM])
 
     with ThreadPoolExecutor(32) as pool:
         yield from pool.map(ask, hosts)
 
 
+@functools.cache
 def _machine() -> str:
     """Return a name of this machine, or of this container, whose processes others do not see."""
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -303,7 +310,8 @@ class _Agent:
             else:
                 with self._changed:
                     problem = self.take(said)
-                    self._changed.notify_all()
+                    if said.job is not None or said.waits is not None or said.ended:
+                        self._changed.notify_all()
         if not problem and not self.has_ended:
             problem = self.why_ended()
         with self._changed:
@@ -466,6 +474,11 @@ class HostsWatcher:
         return True
 
     @property
+    def seconds(self) -> float:
+        """Return how long it has watched."""
+        return time.monotonic() - self._begun_s
+
+    @property
     def looks(self) -> Looks:
         """Return the looks at the hosts that still tell, by our clock."""
         by_rank: dict[int, NDArray[np.float64]] = {}
@@ -507,7 +520,7 @@ class HostsWatcher:
             ),
             by_rank=dict(sorted(by_rank.items())),
             took_s=max((agent.took_s for agent in watched), default=0.0),
-            seconds=time.monotonic() - self._begun_s,
+            seconds=self.seconds,
             hosts=tuple(hosts),
             without_connections=tuple(sorted(told & by_rank.keys())),
             gpus={rank: use for agent in watched for rank, use in agent.gpus.items()},

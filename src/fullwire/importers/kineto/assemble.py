@@ -74,7 +74,7 @@ class Job:
     def __init__(self, outlines: Sequence[Outline | str]) -> None:
         """Take for each trace its outline, or the reason why it has none."""
         self.ranks: dict[int, Outline] = {}
-        self.traces: dict[int, int] = {}  # by rank, the place in `found`
+        self.traces: dict[int, int] = {}  # by rank, the place in `outlines`
         self.missing = [remark for remark in outlines if isinstance(remark, str)]
         read = [(n, outline) for n, outline in enumerate(outlines) if isinstance(outline, Outline)]
         self._in_folder = Counter(outline.path.parent for _, outline in read)
