@@ -568,7 +568,7 @@ def test_a_step_that_is_recorded_slower_is_predicted_by_its_ratio(
     )
     slower = dataclasses.replace(told, fixes=(joined,), fixes_from_s=2 * now_s)
     monkeypatch.setattr("fullwire.answers.tune.explain", lambda run: slower)
-    [applied] = [each for each in search._candidates() if each.fix == "joining"]
+    [applied] = [each for each in search._candidates(now_s) if each.fix == "joining"]
     predicted = applied.low_s, applied.predicted_s, applied.high_s
     assert predicted == pytest.approx((0.1 * now_s, 0.11 * now_s, 0.15 * now_s))
 
@@ -627,7 +627,7 @@ def test_a_gain_that_may_be_noise_gets_more_pairs(
 
     monkeypatch.setattr(search, "_judged", judged)
     made = job.made
-    [look] = search._looked_at(parse_fix("buckets:50"))
+    [look] = search._looked_at(parse_fix("buckets:50"), 1.0)
     search._settle(look)
     assert [trial.kept for trial in search.trials] == [is_kept]
     assert job.made - made == {True: 5, False: 7 if gain > 0.03 else 3}[is_kept]

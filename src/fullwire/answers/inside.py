@@ -9,7 +9,8 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def _window(place: Path, bandwidth: str | float | None, window_s: float) -> Watc
         stuck=None,
         no_step=None if len(late) else no_step_within(window_s),
         run=run,
-        ranks=() if explanation is None else _ranks(run, explanation, began_ns, lasted_s),
+        ranks=() if explanation is None else _ranks(run, hosts, explanation, began_ns, lasted_s),
         looked_share=0.0,
         between_looks_s=0.0,
         has_ended=False,
@@ -128,10 +129,14 @@ def _window(place: Path, bandwidth: str | float | None, window_s: float) -> Watc
 
 
 def _ranks(
-    run: Run, explanation: Explanation, began_ns: int, lasted_s: float
+    run: Run,
+    hosts: Mapping[int, str],
+    explanation: Explanation,
+    began_ns: int,
+    lasted_s: float,
 ) -> tuple[SeenRank, ...]:
     """Return each rank's shares of the time; bytes of a host are shared among its ranks."""
-    hosts = host_of_rank(run)
+    ranks_on = Counter(hosts.values())
     sockets = run.sockets.rows(run.sockets.time_ns >= began_ns)
     sent, again = dict[str, float](), dict[str, float]()
     for key in {*zip(sockets.host.tolist(), sockets.flow.tolist(), strict=True)}:
@@ -142,7 +147,7 @@ def _ranks(
     found = []
     for each in explanation.ranks:
         host, span_s = hosts.get(each.rank, ""), each.span_s or 1.0
-        together = max(sum(other == host for other in hosts.values()), 1)
+        together = max(ranks_on[host], 1)
         waited_s = each.waiting_s or 0.0
         sent_bytes = sent.get(host, 0.0) / together
         found.append(

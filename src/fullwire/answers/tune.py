@@ -215,7 +215,7 @@ class _Search:
         """
         looks: list[_Look] = []
         begun, now_s = len(self.trials), self._judged(self._best, self._best).before_s
-        found = self._candidates()
+        found = self._candidates(now_s)
         while found and len(looks) < _LOOKS and len(self.trials) != most:
             applied = found.pop(0)
             best_s = min((look.found.after_s for look in looks), default=math.inf)
@@ -230,7 +230,7 @@ class _Search:
                 if not looks:
                     self._say(of_tuning.BudgetUsedUp())
                 break
-            looks += self._looked_at(applied)
+            looks += self._looked_at(applied, now_s)
         if looks:
             looks.sort(key=lambda look: look.found.after_s)
             self._settle(looks[0])
@@ -238,7 +238,7 @@ class _Search:
                 self._end_trial(look.trial, of_tuning.AnotherGainsMore(), kept=False)
         return len(self.trials) > begun
 
-    def _looked_at(self, applied: Applied) -> Iterator[_Look]:
+    def _looked_at(self, applied: Applied, now_s: float) -> Iterator[_Look]:
         """Record the job with one fix more; yield the look if it is faster, or end the trial."""
         number = len(self.trials)
         self._say(
@@ -257,7 +257,7 @@ class _Search:
                 setting=applied.setting,
                 risk=applied.risk,
                 words=applied.why,
-                from_s=self._judged(self._best, self._best).before_s,
+                from_s=now_s,
                 predicted_s=float(applied.predicted_s or 0.0),
                 low_s=applied.low_s,
                 high_s=applied.high_s,
@@ -299,12 +299,11 @@ class _Search:
         else:
             self._say(of_tuning.TrialResult(**result))
 
-    def _candidates(self) -> list[Applied]:
+    def _candidates(self, now_s: float) -> list[Applied]:
         """Return the fixes to apply next, by their expected gain for the time of a trial."""
         recorded = self._best[-1]
         told = explain(recorded.run)
         passes = passes_of_step(recorded.run) or 1
-        now_s = self._judged(self._best, self._best).before_s
         predicted: dict[str, Fix] = {}
         for fix in sorted(told.fixes, key=lambda fix: fix.step_s):
             if fix.risk in self._risks and fix.applied and filled(fix.applied, fix):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from fullwire.errors import UsageError
@@ -53,16 +54,13 @@ def _lasting(account: Account) -> tuple[tuple[int, ...], float, float] | None:
         return None
     by_rank = dict(zip(account.ranks, account.rank_parts_s(), strict=True))
     times_s = {rank: parts_s[Part.COMPUTE.key] for rank, parts_s in by_rank.items()}
-    others_s = sorted(time_s for rank, time_s in times_s.items() if rank not in late.ranks)
-    usual_s = others_s[(len(others_s) - 1) // 2]
+    usual_s = median_low(time_s for rank, time_s in times_s.items() if rank not in late.ranks)
     excess_s = sum(times_s[rank] - usual_s for rank in late.ranks)
-    rest_s = (
-        sum(sum(by_rank[rank][part.key] for part in (Part.INPUT, Part.HOST)) for rank in late.ranks)
-        - len(late.ranks)
-        * sorted(parts_s[Part.INPUT.key] + parts_s[Part.HOST.key] for parts_s in by_rank.values())[
-            (len(by_rank) - 1) // 2
-        ]
-    )
+    rests_s = {
+        rank: parts_s[Part.INPUT.key] + parts_s[Part.HOST.key] for rank, parts_s in by_rank.items()
+    }
+    usual_rest_s = median_low(rests_s.values())
+    rest_s = sum(rests_s[rank] - usual_rest_s for rank in late.ranks)
     if min(times_s.values()) <= 0 or excess_s <= max(rest_s, 0):
         return None  # it is late for another reason than its computing
     balanced_s = len(times_s) / sum(1 / time_s for time_s in times_s.values())
