@@ -43,6 +43,11 @@ def in_a_shell(command: str) -> subprocess.CompletedProcess[str]:
         (("whatif", "vgg16@v100", "--bandwith", "1Gbps"), "No such option: --bandwith"),
         (("collective", "allreduce", "--chunks", "many"), "Invalid value for '--chunks'"),
         (("show", "\x1b[2J"), r"\x1b[2J: there is no such file"),
+        (
+            ("watch", "--recording", ".", "--hosts", "gpu1"),
+            "watch --recording: expected no --hosts; its folder has all of them",
+        ),
+        (("watch", "--recording", ".", "--once"), "watch --recording: expected no --once"),
     ],
 )
 def test_what_is_mistyped_gives_one_line_without_escapes(

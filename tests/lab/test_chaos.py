@@ -13,7 +13,7 @@ import pytest
 import fullwire
 from tests.lab.test_lab import needs_namespaces
 from tests.torch.test_record import needs_torch
-from tests.transport.test_elastic import SCRIPT, check_steps
+from tests.transport.test_elastic import TRAINING, check_steps
 
 LAB = [sys.executable, "-m", "fullwire", "lab", "run", "--rate", "1Gbps"]
 
@@ -89,8 +89,7 @@ def test_an_elastic_job_goes_on_through_chaos_and_the_run_has_its_faults(tmp_pat
             "2",
             *options,
             "--",
-            sys.executable,
-            str(SCRIPT),
+            *TRAINING,
             str(notes),
             "30",
             "-",

@@ -14,7 +14,7 @@ from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job, words_of
 from tests.lab.test_lab import needs_namespaces
-from tests.torch.test_record import JOBS, needs_torch
+from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
 # Three sources: the variables that give Lightning a rank's number (LightningEnvironment), those
@@ -83,7 +83,13 @@ def test_a_recipe_inside_torchrun_changes_the_ranks_of_both_hosts(
         f'#!/bin/sh\n[ $RANK = 0 ] && {run} -r {recipe} -- "$@"\n{run} --follow -- "$@"\n'
     )
     script.chmod(0o755)
-    inside: list[str | Path] = ["--no-python", script, sys.executable, JOBS / "fixable.py"]
+    inside: list[str | Path] = [
+        "--no-python",
+        script,
+        sys.executable,
+        UNCOMPILED,
+        JOBS / "fixable.py",
+    ]
     assert played(*TORCHRUN, *inside) == []
     told = capfd.readouterr()
     assert json.loads(told.out)["backend"] == "fullwire"
@@ -119,7 +125,7 @@ exec {sys.executable} -m fullwire run --follow -- "$@"
 """
     )
     script.chmod(0o755)
-    assert played(script, *TORCHRUN, JOBS / "fixable.py", "slow") == []
+    assert played(script, *TORCHRUN, UNCOMPILED, JOBS / "fixable.py", "slow") == []
     told = capfd.readouterr()
     assert "ranks [0, 1], backend fullwire, problem None" in told.out
     trial = "trial 1 of rank 0's host: transport:fullwire, buckets:1, status 0"

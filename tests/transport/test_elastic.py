@@ -20,12 +20,14 @@ from fullwire.resilience import checkpoints
 from fullwire.resilience.state import State, parts_of, share_of
 
 SCRIPT = Path(__file__).parent / "elastic_training.py"
+UNCOMPILED = str(Path(__file__).parents[1] / "jobs" / "uncompiled.py")
+TRAINING = [sys.executable, UNCOMPILED, str(SCRIPT)]
 RUN = [sys.executable, "-m", "fullwire", "run", "--workers"]
 SAMPLES, BATCH = 480, 48
 
 
 def command(folder: Path, phase: str, *options: str, epochs: int = 3) -> list[str]:
-    return [*RUN, "3", *options, "--", sys.executable, str(SCRIPT), str(folder), str(epochs), phase]
+    return [*RUN, "3", *options, "--", *TRAINING, str(folder), str(epochs), phase]
 
 
 def played(
@@ -135,7 +137,7 @@ def test_a_job_goes_on_from_its_checkpoint_with_another_number_of_workers(tmp_pa
     place = tmp_path / "kept/step-000000007"
     assert f"--checkpoint {tmp_path / 'kept'} goes on from {place}" in job.stderr
     assert len(list((tmp_path / "kept").glob("step-*"))) == 2
-    command = [*RUN, "2", *kept, "--", sys.executable, str(SCRIPT), str(tmp_path / "b"), "3", "no"]
+    command = [*RUN, "2", *kept, "--", *TRAINING, str(tmp_path / "b"), "3", "no"]
     job = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert job.returncode == 0, job.stderr
     assert f"goes on after step 7, from {place}" in job.stderr

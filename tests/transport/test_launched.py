@@ -15,7 +15,7 @@ import pytest
 import fullwire
 from fullwire.resilience.launched import Launcher, first_host
 from fullwire.resilience.place import Folder, next_number
-from tests.transport.test_elastic import SCRIPT, check_steps, worker_of
+from tests.transport.test_elastic import SCRIPT, UNCOMPILED, check_steps, worker_of
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
@@ -26,7 +26,15 @@ def launched(
     folder: Path, *words: str, epochs: int, **more: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*TORCHRUN, *words, str(SCRIPT), str(folder), str(epochs), more.get("PHASE", "forward")],
+        [
+            *TORCHRUN,
+            *words,
+            UNCOMPILED,
+            str(SCRIPT),
+            str(folder),
+            str(epochs),
+            more.get("PHASE", "forward"),
+        ],
         env=os.environ | {"FULLWIRE_ELASTIC_DETECT_S": "2"} | more,
         cwd=folder,
         capture_output=True,
@@ -109,13 +117,14 @@ def test_a_job_goes_on_without_the_host_of_its_store_and_new_workers_find_each_o
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    worker = [sys.executable, UNCOMPILED, str(WORKER), "100000", "-1"]
     common = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     places = []
     for rank in range(3):
         with (tmp_path / f"said {rank}").open("w") as out:
             places.append(
                 subprocess.Popen(
-                    [*RUN, "--respawn", "--", sys.executable, str(WORKER), "100000", "-1"],
+                    [*RUN, "--respawn", "--", *worker],
                     env=os.environ | common | {"RANK": str(rank)},
                     stdout=out,
                     stderr=subprocess.STDOUT,

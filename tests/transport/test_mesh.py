@@ -20,6 +20,7 @@ import pytest
 
 from fullwire.resilience import place
 from fullwire.resilience.mesh import Beat, Hearing
+from tests.transport.test_elastic import UNCOMPILED
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
 SECOND_NS = 1_000_000_000
@@ -52,7 +53,7 @@ class Job:
             **more,
         }
         process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(steps), "40"],
+            [sys.executable, UNCOMPILED, str(WORKER), str(steps), "40"],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,

@@ -50,7 +50,10 @@ class World:
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
         kinds = {
             key: SimpleNamespace(
-                checked=kind.checked, adds_up=kind.adds_up, to_try=lambda *of_job: iter(())
+                checked=kind.checked,
+                adds_up=kind.adds_up,
+                tries_each=kind.tries_each,
+                to_try=lambda *of_job: iter(()),
             )
             for key, kind in fix_kinds().items()
         }

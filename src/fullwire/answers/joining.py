@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.findings.watching import OnOtherHosts, TakenForAllReduces
-from fullwire.packets.rhythm import FEWEST_STEPS
+from fullwire.packets.rhythm import FEWEST_STEPS, flowed_until
 from fullwire.recorder.record import Recording
 from fullwire.recorder.record import join as join_recording
 from fullwire.run.facts import Facts
@@ -131,16 +131,13 @@ def _bursts(run: Run) -> tuple[Whole, Whole]:
 def _ahead_ns(name: str, run: Run, first: Run) -> int:
     """Return what must be added to the times of a run, so that its bytes flow as the first's do."""
     step_ns = float(np.median(np.diff(_edges(first))))
-    begin, end = _bursts(first)
-    flowed = np.concatenate([[0.0], np.cumsum(end - begin)])
-    times = np.stack([begin, end], axis=1).ravel()
-    carried = np.repeat(flowed, 2)[1:-1]  # how long bytes had flowed, at each of these times
+    begin, end = (times.astype(np.float64) for times in _bursts(first))
     starts, ends = _bursts(run)
     within = (starts > begin[:1]) & (ends < end[-1:])
     starts, ends = starts[within], ends[within]
     lags = np.linspace(-step_ns / 2, step_ns / 2, _LAGS)
     met = [
-        (np.interp(ends + lag, times, carried) - np.interp(starts + lag, times, carried)).sum()
+        (flowed_until(ends + lag, begin, end) - flowed_until(starts + lag, begin, end)).sum()
         for lag in lags
     ]
     shares = np.array(met) / max(float((ends - starts).sum()), 1.0)

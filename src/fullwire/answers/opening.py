@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from fullwire.errors import UsageError
 from fullwire.files import name_of, path_of
-from fullwire.importers import read
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run, Spans
@@ -46,6 +45,7 @@ def write(run: Run | str | Path, path: str | Path, *, replace: bool = False) -> 
 
         fw.write(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"), "predicted.run")
     """
+    from fullwire.importers import read
     from fullwire.run.store import write as write_run
 
     return write_run(read(run) if isinstance(run, str | Path) else run, path, replace=replace)
@@ -73,6 +73,8 @@ def opened(given: RunLike) -> Opened:
         return given
     if isinstance(given, Run):
         return Opened(given)
+    from fullwire.importers import read
+
     place = path_of(given, "read")
     if os.path.isdir(place):  # a workload is a name, which needs none of this
         from fullwire.run.store import by_ranks, is_run

@@ -433,12 +433,7 @@ def _lasting(searched: Searched, hours: float, price: str | float | None) -> Las
         goodput=middle.share,
         goodput_low=worst.share,
         goodput_high=best.share,
-        losses={
-            "start_s": middle.start_s,
-            "checkpoint_s": middle.checkpoint_s,
-            "repeated_work_s": middle.repeated_s,
-            "recovery_s": middle.recovery_s,
-        },
+        losses=middle.losses_s,
         checkpoint_bytes=int(CHECKPOINT_BYTES * question.model.parameters),
         checkpoint_interval_s=middle.interval_s,
         interruptions=middle.interruptions,

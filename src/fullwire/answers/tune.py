@@ -71,13 +71,6 @@ _OFTEN_LONG = 1.08  # times the usual step: such a mean has many long steps or p
 _LOSSES_DIFFER = 1e-3  # of the loss: more is no order of sums
 _LOSSES_FAR = 0.05  # of the loss: more is another training
 _ONCE_MORE = 0.5  # of a predicted gain counts where the fix gained nothing before
-_SEVERAL = (
-    "environment",
-    "transport",
-    "ddp",
-    "processors",
-    "fsdp",
-)  # fixes of which two settings may help
 _NOTABLE = 0.02  # of the step: host work that takes less is left unsaid
 
 Say = Callable[[str], None]
@@ -312,7 +305,7 @@ class _Search:
             for fix in kind.to_try(recorded.run, told.detail, recorded.seen, told.predictor):
                 if fix.risk not in self._risks:
                     continue
-                name = key if key not in _SEVERAL else f"{key}:{fix.setting}"
+                name = f"{key}:{fix.setting}" if kind.tries_each else key
                 if name not in predicted or math.isnan(predicted[name].low_s):
                     predicted[name] = fix  # a replay without an interval tells less
         found: dict[str, tuple[float, Applied]] = {}
@@ -346,7 +339,7 @@ class _Search:
 
     def _chance(self, applied: Applied, now_s: float) -> float:
         """Return how much a prediction counts: less where the fix failed before, 0 in vain."""
-        several = applied.fix in _SEVERAL
+        several = fix_kinds()[applied.fix].tries_each
         if any(
             kept.fix == applied.fix and (not several or kept.setting == applied.setting)
             for kept in self._kept

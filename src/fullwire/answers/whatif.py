@@ -31,7 +31,6 @@ from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
-from fullwire.findings.plans import GoodputWith
 from fullwire.findings.predictions import (
     Suspicion,
     further_finding,
@@ -48,7 +47,6 @@ from fullwire.simulation.conditions import (
     unfolded,
     with_names,
 )
-from fullwire.simulation.goodput import with_failures
 from fullwire.simulation.grid import (
     AXES_GIVEN,
     Grid,
@@ -71,6 +69,7 @@ if TYPE_CHECKING:
 
     from fullwire.answers.search import Best
     from fullwire.answers.time_to_target import ToTarget
+    from fullwire.findings.plans import GoodputWith
     from fullwire.simulation.target import Targets
 
 # Targets, searches and suspicions are loaded where they are asked for: most questions start faster.
@@ -326,6 +325,9 @@ def whatif(
 
 def _goodputs(runs: RunLike | Sequence[RunLike], failures: OneOrMany) -> tuple[GoodputWith, ...]:
     """Predict the goodput of one elastic job for each time between failures."""
+    from fullwire.findings.plans import GoodputWith
+    from fullwire.simulation.goodput import with_failures
+
     many = named(runs)
     if len(many) != 1:
         raise UsageError(f"failures: expected one run with them, got {len(many)}")

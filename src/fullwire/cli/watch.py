@@ -106,9 +106,14 @@ def watch(
         raise UsageError(f"watch --once: expected no --{option}, which needs a watch that goes on")
     if (lasting["until_alert"] or lasting["exec_"] is not None) and not lasting["alert"]:
         raise UsageError("watch: expected an --alert that --until-alert or --exec is about")
-    if once and isinstance(named, Path):
-        raise UsageError("watch --recording: expected no --once; `fullwire join` makes a run of it")
-    if once and not isinstance(named, Path):
+    if isinstance(named, Path):
+        if hosts:
+            raise UsageError("watch --recording: expected no --hosts; its folder has all of them")
+        if once:
+            raise UsageError(
+                "watch --recording: expected no --once; `fullwire join` makes a run of it"
+            )
+    elif once:
         _once(named, hosts, 30 if seconds is None else seconds, bandwidth, out, verbose, json)
         return
     _on_and_on(named, hosts, seconds, bandwidth, out, verbose, json, **lasting)

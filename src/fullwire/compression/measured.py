@@ -50,7 +50,8 @@ def measure(choice: Choice, gradients: Sequence[Tensor], *, repeats: int) -> Mea
     bucket = torch.randn((SIDE, SIDE), generator=same)
     method = choice.method()
     packed = method.pack(bucket)
-    arrived, shape = method.unpack(packed, (SIDE, SIDE)), (SIDE, SIDE)
+    shape = SIDE, SIDE
+    arrived = method.unpack(packed, shape)
     buckets = [bucket.clone() for _ in range(_BUCKETS)]
     errors = [torch.zeros_like(bucket) for _ in range(_BUCKETS * method.keeps_error)]
     all_packed = [packed.clone() for _ in range(_BUCKETS)]
@@ -59,9 +60,7 @@ def measure(choice: Choice, gradients: Sequence[Tensor], *, repeats: int) -> Mea
         """Unpack into the memory of a bucket where the hook does; new memory costs more."""
         row, out = given
         if isinstance(method, Format):
-            values = method.unpack_rows(row[None], out.view(1, -1))
-            if values.data_ptr() != out.data_ptr():
-                out.copy_(values.view(shape))
+            method.unpack_row(row, out.view(-1))
         else:
             method.unpack(row, shape)
 

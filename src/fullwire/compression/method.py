@@ -86,6 +86,15 @@ class Loss:
             given.numel(),
         )
 
+    def __add__(self, other: Loss) -> Loss:
+        """Return the sums over the values of both."""
+        return Loss(
+            self.lost + other.lost,
+            self.given + other.given,
+            self.zeroed + other.zeroed,
+            self.values + other.values,
+        )
+
 
 class Method(ABC):
     """Packs gradients, and leaves the mean of all ranks' gradients in a bucket."""
@@ -125,112 +134,104 @@ class Method(ABC):
 
 
 class Format(Method):
-    """Stores each value in fewer bits, in blocks of equal size; values travel by exchange."""
+    """Stores each value in fewer bits; values travel by direct exchange, in rows of bytes."""
 
-    block: ClassVar[int] = 1
+    block: ClassVar[int] = 1  # Values that share a scale: all parts but the last are whole blocks.
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     @abstractmethod
     def row_bytes(self, count: int) -> int:
-        """Return the packed bytes of one row of whole blocks."""
+        """Return the packed bytes of so many values."""
 
     @abstractmethod
-    def pack_rows(self, rows: Tensor, out: Tensor) -> None:
-        """Pack each row of float32 values into a row of bytes."""
+    def pack_row(self, values: Tensor, out: Tensor) -> None:
+        """Pack float32 values into the bytes of a row."""
 
     @abstractmethod
-    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
-        """Return the values of each row: `out` filled with them, or the packed ones as they are."""
+    def unpack_row(self, packed: Tensor, values: Tensor, *, adds: bool = False) -> None:
+        """Fill `values` with those of a row, or add them."""
 
     def wire_bytes(self, shape: Shape) -> int:
         """Return the packed bytes of one gradient."""
         size = math.prod(shape)
-        return self.row_bytes(self._whole_blocks(size)) if size else 0
+        return self.row_bytes(size) if size else 0
 
     def pack(self, gradient: Tensor) -> Tensor:
         """Return a gradient's packed bytes."""
-        if not gradient.numel():
-            return _bytes_like(gradient, 1, 0)[0]
-        rows = self._in_rows(gradient.reshape(-1), 1, self._whole_blocks(gradient.numel()))
-        packed = _bytes_like(rows, 1, self.row_bytes(rows.shape[1]))
-        self.pack_rows(rows, packed)
-        return packed[0]
+        packed = _new_bytes(self.wire_bytes(tuple(gradient.shape)))
+        if gradient.numel():
+            self.pack_row(gradient.reshape(-1), packed)
+        return packed
 
     def unpack(self, packed: Tensor, shape: Shape) -> Tensor:
         """Return the gradient that a receiver reads from packed bytes."""
-        size = math.prod(shape)
-        if not size:
-            return packed.float().reshape(shape)
         import torch
 
-        out = torch.empty((1, self._whole_blocks(size)), device=packed.device)
-        return self.unpack_rows(packed[None], out)[0, :size].float().reshape(shape)
+        values = torch.empty(shape)
+        if values.numel():
+            self.unpack_row(packed, values.view(-1))
+        return values
 
     def average(self, bucket: Bucket, group: Any) -> Loss | None:
-        """Leave the mean over the ranks in the bucket by direct exchange."""
+        """Leave the mean over the ranks in the bucket by direct exchange.
+
+        All work is done in the bucket's own memory: a pass over it costs more than packing does.
+        """
         import torch.distributed as dist
 
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        values, size = bucket.values, bucket.values.numel()
-        count = self._whole_blocks(-(-size // ranks))
-        rows = self._in_rows(values, ranks, count)
+        size = bucket.values.numel()
+        count = -(-size // (ranks * self.block)) * self.block  # Of a part; the last may be shorter.
         row_bytes = self.row_bytes(count)
-        packed = self._space("packed", values, ranks, row_bytes)
-        for sent in (slice(0, rank), slice(rank + 1, ranks)):  # The own part stays float32.
-            if sent.start < sent.stop:
-                self.pack_rows(rows[sent], packed[sent])
-        received = self._space("received", values, ranks, row_bytes)
+        parts = [bucket.values[first * count : (first + 1) * count] for first in range(ranks)]
+        lengths = [self.row_bytes(len(part)) if len(part) else 0 for part in parts]
+        own, others = parts[rank], [other for other in range(ranks) if other != rank]
+        packed = self._space("packed", ranks, row_bytes)
+        for other in others:
+            if lengths[other]:
+                self.pack_row(parts[other], packed[other, : lengths[other]])
+        received = self._space("received", ranks, row_bytes)
         dist.all_to_all_single(received, packed, group=bucket.direct or group)
-        total, theirs = self._numbers("sums", values, 2, count).split(1)
-        total.copy_(rows[rank])
-        for other in range(ranks):
-            if other != rank:
-                total += self.unpack_rows(received[other : other + 1], theirs)
-        total /= ranks
-        rounded = self._space("rounded", values, 1, row_bytes)
-        self.pack_rows(total, rounded)
-        received = gathered(rounded[0], ranks, bucket.direct or group, received)
-        loss = None
-        if bucket.error is not None or bucket.is_measured:
-            arrived = self.unpack_rows(packed, rows.new_empty(rows.shape)).float()
-            if bucket.is_measured:
-                others = [other for other in range(ranks) if other != rank]
-                loss = Loss.of(rows[others], arrived[others])
-            if bucket.error is not None:
-                lost = rows - arrived
-                # An owner keeps the error of the mean, which counts once for each rank.
-                lost[rank] = ranks * (total - self.unpack_rows(rounded, theirs))[0]
-                bucket.error.copy_(lost.view(-1)[:size])
-        found = self.unpack_rows(received, rows).reshape(-1)[:size]
-        if found.data_ptr() != values.data_ptr():
-            values.copy_(found)
+        if lengths[rank]:
+            for other in others:
+                self.unpack_row(received[other, : lengths[rank]], own, adds=True)
+            own /= ranks
+            self.pack_row(own, packed[rank, : lengths[rank]])
+        gathered(packed[rank], ranks, bucket.direct or group, received)
+        loss = self._loss(bucket, parts, packed, rank)
+        for part, length, row in zip(parts, lengths, received, strict=True):
+            if length:
+                self.unpack_row(row[:length], part)
         return loss
 
-    def _in_rows(self, values: Tensor, rows: int, count: int) -> Tensor:
-        """Return values as rows of so many, with zeros at the end."""
-        if values.numel() == rows * count:
-            return values.view(rows, count)
-        padded = self._numbers("padded", values, rows, count)
-        padded.view(-1)[: values.numel()] = values
-        padded.view(-1)[values.numel() :] = 0
-        return padded
+    def _loss(
+        self, bucket: Bucket, parts: Sequence[Tensor], packed: Tensor, rank: int
+    ) -> Loss | None:
+        """Compare parts with their packed form, and keep the rest where a codec keeps it."""
+        if bucket.error is None and not bucket.is_measured:
+            return None
+        loss, first = Loss(0.0, 0.0, 0, 0), 0
+        for owner, (part, row) in enumerate(zip(parts, packed, strict=True)):
+            if not len(part):
+                break
+            arrived = self._space("arrived", 1, FLOAT_BYTES * len(part))[0].view(part.dtype)
+            self.unpack_row(row[: self.row_bytes(len(part))], arrived)
+            if bucket.is_measured and owner != rank:
+                loss += Loss.of(part, arrived)
+            if bucket.error is not None:
+                # The owner of a part keeps the error of its mean, which counts for each rank.
+                times = len(parts) if owner == rank else 1
+                bucket.error[first : first + len(part)] = times * (part - arrived)
+            first += len(part)
+        return loss if bucket.is_measured else None
 
-    def _numbers(self, use: str, like: Tensor, rows: int, count: int) -> Tensor:
-        """Return rows of float32 in memory that is kept."""
-        import torch
-
-        return self._space(use, like, rows, FLOAT_BYTES * count).view(torch.float32)
-
-    def _space(self, use: str, like: Tensor, rows: int, row_bytes: int) -> Tensor:
+    def _space(self, use: str, rows: int, row_bytes: int) -> Tensor:
         """Return rows of bytes, in memory that is kept: new memory costs more than packing."""
         if use not in self._kept or self._kept[use].numel() < rows * row_bytes:
-            self._kept[use] = _bytes_like(like, 1, rows * row_bytes)[0]
+            self._kept[use] = _new_bytes(rows * row_bytes)
         return self._kept[use][: rows * row_bytes].view(rows, row_bytes)
-
-    def _whole_blocks(self, count: int) -> int:
-        return -(-count // self.block) * self.block
 
 
 def gathered(packed: Tensor, ranks: int, group: Any, rows: Tensor | None = None) -> Tensor:
@@ -245,7 +246,7 @@ def gathered(packed: Tensor, ranks: int, group: Any, rows: Tensor | None = None)
     return rows
 
 
-def _bytes_like(values: Tensor, rows: int, count: int) -> Tensor:
+def _new_bytes(count: int) -> Tensor:
     import torch
 
-    return torch.empty((rows, count), dtype=torch.uint8, device=values.device)
+    return torch.zeros(count, dtype=torch.uint8)  # A part may be shorter than its row.

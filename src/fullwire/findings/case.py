@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fullwire.findings.finding import Amount, Evidence, Length
-from fullwire.fixes import Fix
 from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.breakdown import UNTOLD
 from fullwire.timeline.transfers import world
+
+if TYPE_CHECKING:
+    from fullwire.fixes import Fix
 
 THRESHOLD = 0.10  # Of the step: a part must reach this to be the verdict.
 FEWEST_STEPS = 3  # Of a measured job after its warm-up: fewer do not show the usual step.

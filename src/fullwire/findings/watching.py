@@ -108,7 +108,7 @@ class StepOnGpus(Finding):
 
     template = (
         "A step takes {step_s:time}, and {step_bytes:bytes} flow for {flows:.0%} of it."
-        "{busy:? The GPUs are busy for }{busy_text}{busy:? of the time.} Cannot tell from outside "
+        "{is_busy_known:? The GPUs are busy for {busy:.0%} of the time.} Cannot tell from outside "
         "what limits ranks that compute on GPUs. `fullwire record` can."
     )
 
@@ -118,9 +118,9 @@ class StepOnGpus(Finding):
     busy: float | None = None  # None where NVML tells nothing
 
     @property
-    def busy_text(self) -> str:
-        """Return how busy they are, as text."""
-        return "" if self.busy is None else f"{self.busy:.0%}"
+    def is_busy_known(self) -> bool:
+        """Say whether there is a share to tell; it may be 0 %."""
+        return self.busy is not None
 
 
 class SeveralMayLimit(Finding):

@@ -34,6 +34,7 @@ class Ddp(FixKind):
 
     key = "ddp"
     label = "options of DDP"
+    tries_each = True
     addresses = ("host", "compute", "latency")
     adds_up = True
     example = "gradient_as_bucket_view"

@@ -63,6 +63,7 @@ class Environment(FixKind):
 
     key = "environment"
     label = "a variable"
+    tries_each = True
     addresses = ("transport", "latency")
     example = "NCCL_ALGO=Tree"
     setting = "NAME=VALUE"

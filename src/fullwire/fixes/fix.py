@@ -143,6 +143,7 @@ class FixKind:
     addresses: ClassVar[tuple[str, ...]]  # The kinds of verdict that it answers.
     of_each_rank: ClassVar[bool] = True  # One rank with the fix alone does not have it.
     adds_up: ClassVar[bool] = False  # Two settings are one setting, with a comma between them.
+    tries_each: ClassVar[bool] = False  # A setting that fails says nothing about others.
     begins_sooner: ClassVar[bool] = False  # It makes transfers begin beside computation.
     example: ClassVar[str] = ""  # A setting; "" if the fix cannot be applied.
     setting: ClassVar[str] = ""  # The setting in words.

@@ -37,6 +37,7 @@ class Fsdp(FixKind):
 
     key = "fsdp"
     label = "options of FSDP"
+    tries_each = True
     addresses = ("line_rate", "transport", "latency")
     adds_up = True
     example = _KEPT

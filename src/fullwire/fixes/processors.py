@@ -28,6 +28,7 @@ class Processors(FixKind):
 
     key = "processors"
     label = "processors of its own"
+    tries_each = True
     addresses = ("contention", "straggler")
     example = _OWN
     setting = f"{_OWN}, or {_APART}: the last of them for communication alone"

@@ -97,6 +97,7 @@ class Transport(FixKind):
 
     key = "transport"
     label = "a fuller transport"
+    tries_each = True
     addresses = ("transport", "latency", "contention")
     example = FILLS_THE_LINE
     setting = "the backend in place of Gloo; fullwire+bf16 rounds sums on the wire"

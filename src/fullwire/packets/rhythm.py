@@ -51,6 +51,13 @@ class Rhythm:
     confidence: float  # from 0 to 1: share of what repeats at all that repeats with the step
 
 
+def flowed_until(times: Reals, begin: Reals, end: Reals) -> Reals:
+    """Return for how long bytes had flowed at each time, in bursts that follow each other."""
+    edges = np.stack([begin, end], axis=1).ravel()
+    flowed = np.concatenate([[0.0], np.cumsum(end - begin)])
+    return np.asarray(np.interp(times, edges, np.repeat(flowed, 2)[1:-1]))
+
+
 def rhythm_of(times: Reals, carried_bytes: Reals, work: Reals | None = None) -> Rhythm | None:
     """Return the steps in bytes that were counted again and again, or None without any.
 

@@ -98,6 +98,7 @@ class _Rank:
     in_sums_ns: Whole  # for each step: the wait for a processor, and the running time, in a
     # probe step's collectives
     shift_ns: int
+    first_step: int = 0  # The number of its first step in the job, which it may have joined late.
 
     @property
     def number(self) -> int:
@@ -107,6 +108,10 @@ class _Rank:
         """Return the usual step that each time falls into."""
         step = self.steps.of(times_ns)
         return np.where(np.append(self.is_probe, [False])[step], OUTSIDE, step)
+
+    def in_job(self, steps: Whole) -> Whole:
+        """Return the numbers that the job gives to steps of this rank."""
+        return np.where(steps == OUTSIDE, OUTSIDE, steps + self.first_step)
 
     def delays_s(self, of_probes: bool) -> tuple[float, float] | None:
         """Return how long a computing thread waited for a processor in a step, and how long it ran.
@@ -252,7 +257,9 @@ def _write_ranks(
     probe_delays_s: list[tuple[float, float]] = []
     probe_computes_s: list[tuple[float, float]] = []
     reported = Reported()
-    for rank in (_rank(journal, clocks[machine_of(journal)].shift_ns) for journal in journals):
+    ranks = [(journal, clocks[machine_of(journal)].shift_ns) for journal in journals]
+    first_steps = _first_steps(ranks) if "join" in reported.events(directories).kind else {}
+    for rank in (_rank(*each, first_steps.get(each[0].rank, 0)) for each in ranks):
         reported.add(rank.journal, rank.steps, rank.noise, rank.shift_ns)
         gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
         for cost in rank.journal.defined("cost") if len(rank.steps) else ():
@@ -309,7 +316,7 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
         step = _whole(span.step for span in spans)
         is_in_probe = np.append(rank.is_probe, [False])[step]
         is_mark = is_in_probe & (names == "step")
-        step = np.where(is_in_probe, OUTSIDE, step)
+        step = np.where(is_in_probe, OUTSIDE, rank.in_job(step))
         part = Run(
             provenance=known.provenance,
             spans=Spans(
@@ -352,7 +359,24 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
     return [latest[rank] for rank in sorted(latest)], sentences
 
 
-def _rank(journal: Journal, shift_ns: int) -> _Rank:
+def _first_steps(ranks: Sequence[tuple[Journal, int]]) -> dict[int, int]:
+    """Number the first step of ranks that joined later as the ranks beside them number theirs."""
+    known: list[_Rank] = []
+    found = [rank for rank in (_rank(*each) for each in ranks) if len(rank.steps)]
+    for rank in sorted(found, key=lambda rank: rank.steps.end_ns[0] + rank.shift_ns):
+        steps = rank.steps
+        middle_ns = steps.end_ns[0] - np.median(steps.end_ns - steps.start_ns) / 2 + rank.shift_ns
+        first_steps = [
+            other.first_step + int(number)
+            for other in known
+            for number in other.steps.of(np.array([middle_ns - other.shift_ns], np.int64))
+            if number != OUTSIDE
+        ]
+        known.append(dataclasses.replace(rank, first_step=max(first_steps, default=0)))
+    return {rank.number: rank.first_step for rank in known}
+
+
+def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
     sparse = journal.only(SPARSE)
     steps = found_steps(journal, sparse)
     probes = sparse[Note.PROBE]
@@ -371,6 +395,7 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
             axis=1,
         ),
         shift_ns=shift_ns,
+        first_step=first_step,
     )
 
 
@@ -459,7 +484,7 @@ def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
     first = np.searchsorted(step, step)
     return Gradients(
         rank=np.full(len(step), rank.number),
-        step=step,
+        step=rank.in_job(step),
         order=np.arange(len(step)) - first,
         bytes=_whole(sizes[number] for number in notes[:, 0].tolist()),
         ready_ns=notes[:, 1] + rank.shift_ns,
@@ -551,7 +576,7 @@ class _Collectives:
             heapq.heappush(self._free_ns[group], int(end_ns[row]))
         return Collectives(
             rank=np.full(len(issued), rank.number),
-            step=rank.step_of(issue_ns),
+            step=rank.in_job(rank.step_of(issue_ns)),
             sequence=issued[:, 3],
             group=np.array(groups, object),
             op=np.array([signature["op"] for signature in told], object),

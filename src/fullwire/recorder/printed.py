@@ -21,6 +21,7 @@ import queue
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -96,7 +97,7 @@ class Output:
         self, patterns: Sequence[Pattern], directory: Path, steps: Callable[[], int]
     ) -> None:
         """Begin to match. `steps` counts the job's steps so far."""
-        path = directory / f"{os.getpid()}{SUFFIX}"
+        path = directory / f"{socket.gethostname()}-{os.getpid()}{SUFFIX}"
         texts = [pattern.text for pattern in patterns]
         # A session of its own: Ctrl-C is for the job.
         self._matcher = subprocess.Popen(

@@ -515,11 +515,6 @@ def _goodput_object(course: Goodput | None) -> dict[str, Any] | None:
         "goodput": course.share,
         "wall_s": course.wall_s,
         "work_s": course.work_s,
-        "losses": {
-            "start_s": course.start_s,
-            "checkpoint_s": course.checkpoint_s,
-            "repeated_work_s": course.repeated_s,
-            "recovery_s": course.recovery_s,
-        },
+        "losses": course.losses_s,
         "interruptions": int(course.interruptions),
     }

@@ -99,9 +99,8 @@ class Job:
         self._failures = 0  # to connect to the members of an epoch, in a row
         self._saver = None if mesh is None else checkpoints.Saver(mesh)
         self._pace = None if mesh is None else Pace(mesh)
-        self._sums = Sums(list(model.parameters()), self._commit)
+        self._sums = Sums(list(model.parameters()), self._wait, self._commit)
         if mesh is not None:
-            self._sums.wait = self._wait  # type: ignore[method-assign]
             if mesh.place.balances:
                 tell_of_batch_statistics(model, mesh.rank)
             atexit.register(self._leave)
@@ -403,11 +402,11 @@ class Job:
 
     # Steps.
 
-    def _wait(self, is_waiting: bool) -> None:
+    def _wait(self) -> None:
         assert self._mesh is not None
-        if is_waiting and self._pace is not None and self._share and self._is_whole:
+        if self._pace is not None and self._share and self._is_whole:
             self._pace.waits(len(self._share))
-        self._mesh.wait(is_waiting)
+        self._mesh.wait(True)
 
     def _commit(self, problem: Exception | None, summed: Summed | None) -> None:
         """The sums are complete, or failed: return if the step counts, or raise `Interrupted`."""

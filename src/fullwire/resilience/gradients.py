@@ -43,13 +43,16 @@ class Sums:
     """Adds up the gradients of all ranks, weighted by samples, during the backward pass."""
 
     def __init__(
-        self, parameters: Sequence[Any], then: Callable[[Exception | None, Summed | None], None]
+        self,
+        parameters: Sequence[Any],
+        wait: Callable[[], None],
+        then: Callable[[Exception | None, Summed | None], None],
     ) -> None:
         self.group: Any = None  # None: this rank is alone
         self.follower: Any = None  # whose sums are applied in place of this rank's
         self.weight = 1.0
         self.tries = 0
-        self._then = then
+        self._wait, self._then = wait, then
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if not trained or any(parameter.device.type != "cpu" for parameter in trained):
             raise UsageError(
@@ -117,7 +120,7 @@ class Sums:
                 for place in bucket.missing:  # this rank did not use these parameters
                     bucket.views[place].zero_()
                 self._launch(bucket)
-            self.wait(True)
+            self._wait()
             for bucket in self.buckets:
                 try:
                     if bucket.work is not None and self._problem is None:
@@ -130,9 +133,6 @@ class Sums:
                 for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                     parameter.grad = view
         self._then(self._problem, summed)
-
-    def wait(self, is_waiting: bool) -> None:
-        """Replaced by the mesh's; a job alone waits for nobody."""
 
 
 def _divided(parameters: Sequence[Any]) -> Iterator[list[Any]]:

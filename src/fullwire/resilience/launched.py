@@ -34,6 +34,7 @@ from fullwire.resilience.place import Folder, Keeping
 
 _MEETS_S = 120.0  # the longest wait for the store
 _LOOKS_S = 0.1
+_CLOSES_S = 5.0  # the thread waits for a store that does not answer for longer
 _TORN_S = 5.0  # an entry that its writer began so long ago never comes
 _COPIED = ("rank", "gone", "holds", "finished")
 _FIRST_PORT, _PORTS = 20_000, 10_000  # for a store of Slurm's tasks
@@ -150,7 +151,12 @@ class LaunchedSeat(Seat):
                     f"run: --checkpoint {keeping.folder}: expected step {said}, as on the other "
                     f"hosts, got step {own}: the hosts need one shared folder"
                 )
-        threading.Thread(target=self._keep_copying, name="fullwire-seat", daemon=True).start()
+        self._ends = threading.Event()
+        self._copier = threading.Thread(
+            target=self._keep_copying, name="fullwire-seat", daemon=True
+        )
+        self._copier.start()
+        atexit.register(self._close)
 
     def copy(self) -> None:
         """Copy new files to the store, and from it."""
@@ -187,10 +193,15 @@ class LaunchedSeat(Seat):
 
     def _keep_copying(self) -> None:
         with contextlib.suppress(RuntimeError, OSError):  # the store, or the folder, has ended
-            while True:
+            self.copy()
+            while not self._ends.wait(_LOOKS_S):
                 self.copy()
-                time.sleep(_LOOKS_S)
         self.is_connected = False
+
+    def _close(self) -> None:
+        """End the thread: one in torch's store when Python ends would abort the process."""
+        self._ends.set()
+        self._copier.join(_CLOSES_S)
 
 
 def seat_here(keeping: Keeping) -> Seat:

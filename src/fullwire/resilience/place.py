@@ -57,6 +57,11 @@ class Folder:
         part.write_text(value)
         part.replace(self.path / key)
 
+    def bury(self, number: int) -> None:
+        """Tell all that a worker has ended, and take its address away."""
+        self.set(f"gone {number}", "")
+        (self.path / f"rank {number}").unlink(missing_ok=True)
+
     def check(self, keys: Sequence[str]) -> bool:
         """Say whether these files exist."""
         return all((self.path / key).exists() for key in keys)
@@ -105,8 +110,7 @@ class Gathering:
         """Tell the others that a rank's worker has ended, and those that it may have started."""
         for number in {self._numbers[rank], *self._folder.numbers("rank")}:
             if number % self._ranks == rank:
-                self._folder.set(f"gone {number}", "")
-                (self._folder.path / f"rank {number}").unlink(missing_ok=True)
+                self._folder.bury(number)
 
     def complete(self) -> None:
         """Tell those who would join that the job is complete."""

@@ -53,7 +53,6 @@ class _Worker:
     number: int
     process: subprocess.Popen[bytes]
     lines: dict[int, bytes]  # by descriptor
-    is_late: bool  # it replaces another one
 
 
 class Workers:
@@ -139,7 +138,7 @@ class Workers:
         }
         self._next = self._done = 0
         for _ in range(self._count):
-            self._start(is_late=False)
+            self._start()
 
     def _where_it_begins(self) -> Keeping:
         """Look for the last checkpoint."""
@@ -189,7 +188,7 @@ class Workers:
         self._count = left
         self._begin()
 
-    def _start(self, *, is_late: bool) -> None:
+    def _start(self) -> None:
         number, self._next = self._next, self._next + 1
         try:
             process = subprocess.Popen(
@@ -204,7 +203,7 @@ class Workers:
             )
         except OSError as error:
             raise UsageError(f"run: {self._command[0]}: {error.strerror}") from None
-        worker = _Worker(number, process, {}, is_late)
+        worker = _Worker(number, process, {})
         self._running[number] = worker
         for stream, out in _streams(process):
             os.set_blocking(stream.fileno(), False)
@@ -249,9 +248,8 @@ class Workers:
         """A worker has ended: tell the others, and replace it where that helps."""
         self._close(worker)
         self._is_elastic = self._is_elastic or bool(self._folder.numbers("rank"))
-        self._folder.set(f"gone {worker.number}", "")
         took_part = self._folder.check([f"holds {worker.number}"])
-        (self._folder.path / f"rank {worker.number}").unlink(missing_ok=True)
+        self._folder.bury(worker.number)
         status = worker.process.returncode
         if status == 0:
             self._done += 1
@@ -275,7 +273,7 @@ class Workers:
                 self._begin_again()
                 return
             sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}, another starts\n")
-            self._start(is_late=True)
+            self._start()
         elif status != TOO_FEW_STATUS:
             left = len(self._running)
             sys.stderr.write(f"fullwire: worker {worker.number} {_ended(status)}, {left} go on\n")
@@ -360,23 +358,22 @@ class OnePlace(Workers):
         self._folder = self._seat.folder
         if self._folder.is_of_one_host:
             self._paths.append(self._folder.path)
-        self._start(is_late=False)
+        self._start()
 
-    def _start(self, *, is_late: bool) -> None:
+    def _start(self) -> None:
         self._variables |= self._seat.variables(
             self._least, self._detect_s, respawns=self._respawns
         )
         self._next = int(self._variables[place.WORKER_VARIABLE])
         self._variables["LOCAL_RANK"] = os.environ.get("LOCAL_RANK", "0")
-        super()._start(is_late=is_late)
+        super()._start()
 
     def _bury(self, worker: _Worker) -> None:
         self._close(worker)
         number, status = worker.number, worker.process.returncode
         took_part = self._folder.check([f"holds {number}"])
         self._is_elastic = self._is_elastic or self._folder.check([f"rank {number}"])
-        self._folder.set(f"gone {number}", "")
-        (self._folder.path / f"rank {number}").unlink(missing_ok=True)
+        self._folder.bury(number)
         if status == 0:
             self._done += 1
             self._folder.set("finished", "")
@@ -388,7 +385,7 @@ class OnePlace(Workers):
             self._lost_status = status
         elif self._respawns and self._early_deaths < _MOST_EARLY_DEATHS and status != SLOW_STATUS:
             sys.stderr.write(f"fullwire: worker {number} {_ended(status)}; another starts\n")
-            self._start(is_late=True)
+            self._start()
         else:
             sys.stderr.write(f"fullwire: worker {number} {_ended(status)}; the others go on\n")
             self._lost_status = self._await_others(status)

@@ -68,6 +68,16 @@ class Goodput:
         """Return the goodput: time of committed steps over wall time."""
         return self.work_s / self.wall_s
 
+    @property
+    def losses_s(self) -> dict[str, float]:
+        """Return the losses by name, as data."""
+        return {
+            "start_s": self.start_s,
+            "checkpoint_s": self.checkpoint_s,
+            "repeated_work_s": self.repeated_s,
+            "recovery_s": self.recovery_s,
+        }
+
 
 def _of_the_job(events: Events) -> list[tuple[int, str, int]]:
     """Return time, kind and length of what a job told, in order: faults of a lab are no losses."""
@@ -143,8 +153,8 @@ def membership(events: Events) -> Membership | None:
     happened: list[Happened] = []
     present_s: dict[int, list[tuple[float, float]]] = {}
     since_s: dict[int, float] = {}  # of those that take part
-    length_s = max(time_ns + lasts_ns for time_ns, lasts_ns, *_ in rows) - starts_ns[0]
-    length_s *= 1e-9
+    last_ns = max(time_ns + lasts_ns for time_ns, _, lasts_ns in _of_the_job(events))
+    length_s = (last_ns - starts_ns[0]) * 1e-9
 
     def leave(ranks: Iterable[int], at_s: float) -> None:
         for rank in ranks:

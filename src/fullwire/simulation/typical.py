@@ -267,9 +267,22 @@ def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whol
     ranks = sorted({rank for rank, _ in whole})
     steps_of = [{number for key, number in whole if key == rank} for rank in ranks]
     shared = set.intersection(*steps_of)
-    if not shared:  # ranks without a common step: the first stands for them
-        ranks, shared = ranks[:1], steps_of[0]
+    if not shared:  # some ranks ended before others began: those with most steps stand for them
+        ranks, shared = _together(dict(zip(ranks, steps_of, strict=True)))
     return np.array(ranks, np.int64), np.array(sorted(shared), np.int64)
+
+
+def _together(steps_of: Mapping[int, set[int]]) -> tuple[list[int], set[int]]:
+    """Return the ranks that have most steps together, and these steps."""
+    longest = sorted(steps_of, key=lambda rank: (-len(steps_of[rank]), rank))
+    best, together = longest[:1], steps_of[longest[0]]
+    ranks, shared = best, together
+    for rank in longest[1:]:
+        if steps := shared & steps_of[rank]:
+            ranks, shared = [*ranks, rank], steps
+            if len(ranks) * len(shared) >= len(best) * len(together):
+                best, together = ranks, shared
+    return sorted(best), together
 
 
 def _counted(table: Spans | Gradients) -> dict[tuple[int, int], int]:

@@ -6,25 +6,27 @@ from fullwire.compression.codec import Codec, Cost
 from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import Format, Tensor
 
+_NATIVE = 1  # The format's number in native code.
+
 
 class Bfloat16(Format):
     """Two bytes a value."""
 
     def row_bytes(self, count: int) -> int:
-        """Return the packed bytes of one row."""
+        """Return the packed bytes of so many values."""
         return 2 * count
 
-    def pack_rows(self, rows: Tensor, out: Tensor) -> None:
-        """Round each row to bfloat16."""
-        import torch
+    def pack_row(self, values: Tensor, out: Tensor) -> None:
+        """Round each value to bfloat16."""
+        from fullwire import _native
 
-        out.view(torch.bfloat16).copy_(rows)
+        _native.pack_numbers(_NATIVE, values.numpy(), out.numpy())
 
-    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
-        """Return the rows as bfloat16, which torch adds to float32 as it is."""
-        import torch
+    def unpack_row(self, packed: Tensor, values: Tensor, *, adds: bool = False) -> None:
+        """Fill the lower half of each value with zeros."""
+        from fullwire import _native
 
-        return packed.view(torch.bfloat16)
+        _native.unpack_numbers(_NATIVE, packed.numpy(), values.numpy(), adds)
 
 
 CODEC = Codec(

@@ -10,43 +10,36 @@ from fullwire.compression.codec import Codec, Cost
 from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import Format, Tensor
 
-_LARGEST = 65504.0
-_TAIL = 2  # Bytes after a row: is it bfloat16? Two, so that rows stay aligned.
+_BFLOAT16, _FLOAT16 = 1, 2  # The formats' numbers in native code.
+_TAIL = 2  # Bytes after a row: its format. Two, so that rows stay aligned.
 
 
 class Float16(Format):
     """Two bytes a value, and the format at the end of a row."""
 
     def row_bytes(self, count: int) -> int:
-        """Return the packed bytes of one row."""
+        """Return the packed bytes of so many values."""
         return 2 * count + _TAIL
 
-    def pack_rows(self, rows: Tensor, out: Tensor) -> None:
-        """Round each row to float16, or to bfloat16 where a finite value is too large for it."""
-        import torch
+    def pack_row(self, values: Tensor, out: Tensor) -> None:
+        """Round each value to float16, or to bfloat16 where a finite one is too large for it."""
+        from fullwire import _native
 
-        for row, place in zip(rows, out, strict=True):
-            low, high = row.aminmax() if row.numel() else (row.new_zeros(()),) * 2
-            largest = max(abs(float(low)), abs(float(high)))
-            if not largest <= _LARGEST:  # Also inf or NaN, among which finite values may be large.
-                finite = row[row.isfinite()].abs()
-                largest = float(finite.max()) if finite.numel() else 0.0
-            is_wide = largest > _LARGEST
-            self.widened += is_wide
-            place[:-_TAIL].view(torch.bfloat16 if is_wide else torch.float16).copy_(row)
-            place[-_TAIL:] = int(is_wide)
+        row, halves = values.numpy(), out[:-_TAIL].numpy()
+        fits = _native.pack_numbers(_FLOAT16, row, halves)
+        if not fits:
+            _native.pack_numbers(_BFLOAT16, row, halves)
+            self.widened += 1
+        out[-_TAIL:] = _FLOAT16 if fits else _BFLOAT16
 
-    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
-        """Return the rows as float16, or as float32 if one of them is bfloat16."""
-        import torch
+    def unpack_row(self, packed: Tensor, values: Tensor, *, adds: bool = False) -> None:
+        """Widen each value, by the format of the row."""
+        from fullwire import _native
 
-        is_wide = packed[:, -1].bool()
-        halves = packed[:, :-_TAIL]
-        if not is_wide.any():
-            return halves.view(torch.float16)
-        out.copy_(halves.view(torch.float16))
-        out[is_wide] = halves.view(torch.bfloat16)[is_wide].float()
-        return out
+        is_wide = int(packed[-1]) == _BFLOAT16
+        _native.unpack_numbers(
+            _BFLOAT16 if is_wide else _FLOAT16, packed[:-_TAIL].numpy(), values.numpy(), adds
+        )
 
 
 CODEC = Codec(

@@ -21,23 +21,20 @@ class Int8(Format):
     block = BLOCK
 
     def row_bytes(self, count: int) -> int:
-        """Return the packed bytes of one row."""
-        return count + 4 * (count // BLOCK)
+        """Return the packed bytes of so many values."""
+        return count + 4 * -(-count // BLOCK)
 
-    def pack_rows(self, rows: Tensor, out: Tensor) -> None:
+    def pack_row(self, values: Tensor, out: Tensor) -> None:
         """Round each block to whole numbers of its scale."""
         from fullwire import _native
 
-        for row, packed in zip(rows, out, strict=True):
-            _native.pack_numbers(_NATIVE, row.numpy(), packed.numpy())
+        _native.pack_numbers(_NATIVE, values.numpy(), out.numpy())
 
-    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
+    def unpack_row(self, packed: Tensor, values: Tensor, *, adds: bool = False) -> None:
         """Multiply each block by its scale."""
         from fullwire import _native
 
-        for row, place in zip(packed, out, strict=True):
-            _native.unpack_numbers(_NATIVE, row.numpy(), place.numpy())
-        return out
+        _native.unpack_numbers(_NATIVE, packed.numpy(), values.numpy(), adds)
 
 
 CODEC = Codec(

@@ -15,36 +15,35 @@ BLOCK = 512
 
 
 class OneBit(Format):
-    """One bit a value, then the mean sizes of a row."""
+    """One bit a value, then the mean sizes of a row's blocks."""
 
     block = BLOCK
     keeps_error = True
 
     def row_bytes(self, count: int) -> int:
-        """Return the packed bytes of one row."""
-        return count // 8 + 4 * (count // BLOCK)
+        """Return the packed bytes of so many values."""
+        return (BLOCK // 8 + 4) * -(-count // BLOCK)
 
-    def pack_rows(self, rows: Tensor, out: Tensor) -> None:
+    def pack_row(self, values: Tensor, out: Tensor) -> None:
         """Store the sign bit of each value; NaN or inf makes its whole block NaN or inf."""
         import torch
 
-        signs, count = torch.signbit(rows), rows.shape[1]
-        packed = torch.from_numpy(np.packbits(signs.cpu().numpy(), axis=1))
-        out[:, : count // 8] = packed.to(out.device)
-        sizes = (rows.reshape(-1, BLOCK).abs() * (1 / BLOCK)).sum(1)  # The sum alone may be inf.
-        out[:, count // 8 :].view(torch.float32).copy_(sizes.view(len(rows), -1))
+        whole = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+        signs, sizes = out.split([len(whole) * BLOCK // 8, 4 * len(whole)])
+        signs.numpy()[:] = np.packbits(torch.signbit(whole).numpy().reshape(-1))
+        # The sum alone may be inf.
+        sizes.view(torch.float32).copy_((whole.abs() * (1 / BLOCK)).sum(1))
 
-    def unpack_rows(self, packed: Tensor, out: Tensor) -> Tensor:
-        """Return the mean size of its block for each value, with its sign."""
+    def unpack_row(self, packed: Tensor, values: Tensor, *, adds: bool = False) -> None:
+        """Give each value the mean size of its block, with its sign."""
         import torch
 
-        count = out.shape[1]
-        bits = np.unpackbits(packed[:, : count // 8].cpu().numpy(), axis=1)
-        signs = torch.from_numpy(bits).to(packed.device)
-        sizes = packed[:, count // 8 :].view(torch.float32).reshape(-1, 1)
-        blocks = out.view(-1, BLOCK).copy_(signs.view(-1, BLOCK))
-        blocks.mul_(-2).add_(1).mul_(sizes)
-        return out
+        count = -(-len(values) // BLOCK)
+        signs, sizes = packed.split([count * BLOCK // 8, 4 * count])
+        bits = torch.from_numpy(np.unpackbits(signs.numpy())).view(count, BLOCK)
+        blocks = bits.to(torch.float32).mul_(-2).add_(1).mul_(sizes.view(torch.float32)[:, None])
+        read = blocks.view(-1)[: len(values)]
+        values.copy_(values + read if adds else read)
 
 
 CODEC = Codec(

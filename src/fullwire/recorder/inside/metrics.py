@@ -16,6 +16,7 @@ import itertools
 import json
 import math
 import os
+import socket
 import struct
 import sys
 import time
@@ -115,8 +116,8 @@ def watch_metrics(
         def take_event(kind: str, ranks: list[int], time_ns: int, duration_ns: int) -> None:
             """Keep an event of an elastic job, at once: this process may be the next to be lost."""
             with contextlib.suppress(OSError):
-                path = os.path.join(journal.directory, f"{os.getpid()}{EVENTS_SUFFIX}")
-                with open(path, "a") as file:
+                name = f"{socket.gethostname()}-{os.getpid()}{EVENTS_SUFFIX}"
+                with open(os.path.join(journal.directory, name), "a") as file:
                     file.write(json.dumps([time_ns, kind, ranks, duration_ns]) + "\n")
 
         inside.take_event = take_event  # type: ignore[attr-defined]
