@@ -37,7 +37,7 @@ from typing import Any
 import typer.main
 
 from fullwire import cli
-from fullwire.cli.app import app
+from fullwire.cli.app import app_of
 from validation import arguments, results
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
@@ -240,7 +240,7 @@ def prepared(place: Path) -> None:
 
 def options_of(words: Sequence[str]) -> list[tuple[str, bool]]:
     """Return the options of a command, each with whether it takes a value."""
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app_of())
     for word in words:
         inner = getattr(command, "commands", {}).get(word)
         if inner is None:

@@ -338,11 +338,11 @@ def a_device() -> device_speed.Measured:
 
 def printed(words: list[str]) -> str:
     """Return the output of a command."""
-    from fullwire.cli.app import app
+    from fullwire.cli.app import app_of
 
     told = io.StringIO()
     with redirect_stdout(told):
-        app(words, standalone_mode=False)
+        app_of()(words, standalone_mode=False)
     return told.getvalue()
 
 

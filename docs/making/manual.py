@@ -32,9 +32,9 @@ def manual() -> str:
 
 
 def _lines() -> Iterator[str]:
-    from fullwire.cli.app import app
+    from fullwire.cli.app import app_of
 
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(app_of())
     yield f'.TH FULLWIRE 1 "" "fullwire {fullwire.__version__}" "Fullwire"'
     yield from (".nh", ".ad l")  # whole words, and lines without justification
     yield from (".SH NAME", "fullwire \\- where the time of a distributed training job goes")

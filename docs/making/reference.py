@@ -103,7 +103,7 @@ def pages() -> dict[str, str]:
 
 def commands() -> str:
     """Show the help of every command."""
-    from fullwire.cli.app import app
+    from fullwire.cli.app import app_of
 
     parts = [
         "# Commands",
@@ -113,7 +113,7 @@ def commands() -> str:
         "`fullwire --install-completion` lets the shell complete "
         "commands and options.",
     ]
-    for path, command in walk(typer.main.get_command(app), ("fullwire",)):
+    for path, command in walk(typer.main.get_command(app_of()), ("fullwire",)):
         context = typer.Context(
             command,
             info_name=" ".join(path),

@@ -21,7 +21,7 @@ _MOST_ROWS = 20  # of a table in a notebook
 _BARS_FROM, _BARS_WIDE, _ROW_HIGH, _WIDE = 210, 360, 24, 720  # pixels of the picture of a step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Bar:
     """One part of a step, as the picture of its account shows it."""
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from docs.making import blocks, figures, notebook, validation
-from fullwire.cli.app import app
+from fullwire.cli.app import app_of
 from fullwire.run.store import write
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
@@ -122,8 +122,8 @@ def test_other_tools_are_told_columns_that_a_run_has(tmp_path: Path) -> None:
 
 
 def test_every_command_of_the_pages_exists_with_its_options(cli: Cli) -> None:
-    commands = {command.name for command in app.registered_commands}
-    groups = {group.name for group in app.registered_groups}
+    commands = {command.name for command in app_of().registered_commands}
+    groups = {group.name for group in app_of().registered_groups}
     help_of = functools.cache(lambda *path: cli(*path, "--help").stdout)
     for page in PAGES:
         text = page.read_text()

@@ -13,13 +13,13 @@ import typer
 
 from docs.making import manual
 from docs.making.reference import walk
-from fullwire.cli.app import app, app_for
+from fullwire.cli.app import app_for, app_of
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.fixes import Risk
 from fullwire.words.glossary import glossary_lines, meanings
 from tests.conftest import Cli
 
-COMMANDS = [path[1:] for path, _ in walk(typer.main.get_command(app), ("fullwire",))]
+COMMANDS = [path[1:] for path, _ in walk(typer.main.get_command(app_of()), ("fullwire",))]
 QUESTIONS = {
     "How do I record a job that torchrun starts?": (
         "record",
@@ -92,7 +92,7 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("line", [["--help"], ["-h"], ["--version"], [], ["explian"]])
 def test_where_no_command_is_asked_for_all_are_listed_and_none_is_built(line: list[str]) -> None:
-    listed, whole = typer.main.get_command(app_for(line)), typer.main.get_command(app)
+    listed, whole = typer.main.get_command(app_for(line)), typer.main.get_command(app_of())
     assert listed.get_help(typer.Context(listed)) == whole.get_help(typer.Context(whole))
     assert not any(len(each.params) > 1 for each in listed.commands.values())  # type: ignore[attr-defined]
 

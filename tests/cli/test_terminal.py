@@ -19,7 +19,7 @@ import typer
 
 import fullwire as fw
 from docs.making import answers as made
-from fullwire.cli.app import app
+from fullwire.cli.app import app_of
 from fullwire.errors import FullwireError
 from fullwire.fixes import Fix, fix_kinds
 from fullwire.report.cluster import print_cluster, print_cluster_fit
@@ -67,7 +67,7 @@ def printed(question: str, wide: int = WIDE) -> list[str]:
     os.chdir(DATA)
     try:
         with patch.dict(os.environ, COLUMNS=str(wide)), contextlib.redirect_stdout(told):
-            app(shlex.split(question), standalone_mode=False)
+            app_of()(shlex.split(question), standalone_mode=False)
     finally:
         os.chdir(before)
     return told.getvalue().splitlines()
@@ -112,7 +112,7 @@ def commands(lines: list[str]) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_the_next_command_can_be_pasted(run: str) -> None:
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(app_of())
     for option in ("", " -v"):
         found = list(commands(printed(f"explain {run}{option}")))
         assert found

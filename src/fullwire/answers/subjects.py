@@ -28,7 +28,6 @@ from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.files import name_of
-from fullwire.importers import tables
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
@@ -108,6 +107,8 @@ class Transports:
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
         if text != "measured" and Path(text).is_file():
+            from fullwire.importers import tables
+
             of_file = tables(text)
             table = next((rows for rows in of_file if rows.op == "allreduce"), of_file[0])
             if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):

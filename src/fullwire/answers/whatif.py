@@ -29,7 +29,6 @@ from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, Crew, crew
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
-from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
 from fullwire.findings.predictions import (
     Suspicion,
@@ -77,7 +76,7 @@ if TYPE_CHECKING:
 MOST_TUNED = 16  # Clusters for which a result gives the tuner's choices.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Tuned:
     """The algorithm that "auto" takes for each size, on one cluster with a full transport."""
 
@@ -157,6 +156,10 @@ class WhatIf(Result):
     @property
     def tuner(self) -> tuple[Finding, ...]:
         """Return the choices of "auto", on each cluster."""
+        if not self.tuning:
+            return ()
+        from fullwire.findings.collective import TunerTakes, by_size
+
         return tuple(
             TunerTakes(
                 workers=tuned.workers,

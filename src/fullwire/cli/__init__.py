@@ -78,10 +78,10 @@ def _run_or_refuse() -> None:
     ):  # characters that it lacks are escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        from fullwire.cli.app import app, app_for
+        from fullwire.cli.app import app_for, app_of
 
         if "_FULLWIRE_COMPLETE" in os.environ:  # a shell asks how a line may go on
-            app(prog_name="fullwire")
+            app_of()(prog_name="fullwire")
         command = get_command(app_for(arguments))
         # Not by typer's own runner, which would print what goes wrong.
         with command.make_context("fullwire", arguments) as context:

@@ -1,82 +1,76 @@
 """All commands, in the order in which `fullwire --help` lists them.
 
-Each module loads what it needs inside its command, so that `--help` and small questions start fast.
+Only the module of the command that is asked for is loaded, and it loads what it needs inside its
+function, so that small questions start fast.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli import (
-    bench,
-    cluster,
-    codecs,
-    collective,
-    compare,
-    doctor,
-    explain,
-    export,
-    fixing,
-    flows,
-    import_,
-    lab,
-    plan,
-    record,
-    report,
-    show,
-    study,
-    tune,
-    watch,
-    whatif,
-    workloads,
-)
+_A_COMMAND_FOLLOWS = {"context_settings": {"allow_interspersed_args": False}}
+# By name: the module in this folder, its function, and settings of the command.
+_COMMANDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "record": ("record", "record", _A_COMMAND_FOLLOWS),
+    "join": ("record", "join", {}),
+    "explain": ("explain", "explain", {}),
+    "watch": ("watch", "watch", {}),
+    "report": ("report", "report", {}),
+    "whatif": ("whatif", "whatif", {}),
+    "plan": ("plan", "plan", {}),
+    "study": ("study", "study", {}),
+    "collective": ("collective", "collective", {}),
+    "import": ("import_", "import_", {}),
+    "export": ("export", "export", {}),
+    "flows": ("flows", "flows", {}),
+    "show": ("show", "show", {}),
+    "compare": ("compare", "compare", {}),
+    "workloads": ("workloads", "workloads", {}),
+    "tune": ("tune", "tune", {}),
+    "fixes": ("fixing", "fixes", {}),
+    "apply": ("fixing", "apply", {}),
+    "run": ("fixing", "run", _A_COMMAND_FOLLOWS),
+    "codecs": ("codecs", "codecs", {}),
+    "doctor": ("doctor", "doctor", {}),
+}
+_GROUPS = ("cluster", "lab", "bench")
 
-app = typer.Typer(
-    name="fullwire",
-    help="Is the network the bottleneck of your training, and what would fix it?",
-    epilog="Start with: fullwire record -o job.run -- torchrun train.py, then fullwire explain "
-    "job.run. Each command has examples: fullwire record -h. Words: fullwire explain --glossary",
-    rich_markup_mode=None,  # plain help: the decorated kind takes 0.2 s longer to start
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
-)
-app.command("record", context_settings={"allow_interspersed_args": False})(record.record)
-app.command("join")(record.join)
-app.command("explain")(explain.explain)
-app.command("watch")(watch.watch)
-app.command("report")(report.report)
-app.command("whatif")(whatif.whatif)
-app.command("plan")(plan.plan)
-app.command("study")(study.study)
-app.command("collective")(collective.collective)
-app.command("import")(import_.import_)
-app.command("export")(export.export)
-app.command("flows")(flows.flows)
-app.command("show")(show.show)
-app.command("compare", cls=compare.TwoSides)(compare.compare)
-app.command("workloads")(workloads.workloads)
-app.command("tune")(tune.tune)
-app.command("fixes")(fixing.fixes)
-app.command("apply")(fixing.apply)
-app.command("run", context_settings={"allow_interspersed_args": False})(fixing.run)
-app.command("codecs")(codecs.codecs)
-app.command("doctor")(doctor.doctor)
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(lab.app, name="lab")
-app.add_typer(bench.app, name="bench")
 
-for _group in (app, cluster.app, lab.app, bench.app):
-    for _command in _group.registered_commands:
-        # Examples stay on lines of their own: a paragraph after \b is not filled up as prose is.
-        _text = inspect.cleandoc(_command.callback.__doc__ or "") if _command.callback else ""
-        _command.help = re.sub(r"\n\n(?=(?:fullwire|srun|torchrun) )", "\n\n\b\n", _text)
+def app_of(names: Collection[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
+    """Return the program with these commands, or with all."""
+    app = typer.Typer(
+        name="fullwire",
+        help="Is the network the bottleneck of your training, and what would fix it?",
+        epilog="Start with: fullwire record -o job.run -- torchrun train.py, then fullwire explain "
+        "job.run. Each command has examples: fullwire record -h. Words: fullwire explain "
+        "--glossary",
+        rich_markup_mode=None,  # plain help: the decorated kind takes 0.2 s longer to start
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True,
+    )
+    app.callback()(_options)
+    for name, (module, function, settings) in _COMMANDS.items():
+        if name in names:
+            loaded = import_module(f"fullwire.cli.{module}")
+            kind = {"cls": loaded.TwoSides} if name == "compare" else {}
+            app.command(name, **settings, **kind)(getattr(loaded, function))
+    groups = {name: import_module(f"fullwire.cli.{name}").app for name in _GROUPS if name in names}
+    for name, group in groups.items():
+        app.add_typer(group, name=name)
+    for group in (app, *groups.values()):
+        for command in group.registered_commands:
+            # Examples stay on lines of their own: what follows \b is not filled up as prose is.
+            text = inspect.cleandoc(command.callback.__doc__ or "") if command.callback else ""
+            command.help = re.sub(r"\n\n(?=(?:fullwire|srun|torchrun) )", "\n\n\b\n", text)
+    return app
 
 
 def _print_version(asked: bool) -> None:
@@ -87,7 +81,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -106,19 +99,16 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     """
     first = arguments[:1]
     if first == ["--"]:  # a command may follow
-        return app
-    alone = copy(app)
-    alone.registered_commands = [known for known in app.registered_commands if known.name in first]
-    alone.registered_groups = [known for known in app.registered_groups if known.name in first]
-    if not alone.registered_commands and not alone.registered_groups:
-        alone.registered_commands = [copy(known) for known in app.registered_commands]
-        alone.registered_groups = [copy(known) for known in app.registered_groups]
-        for command in alone.registered_commands:
-            command.callback = _without_options
-        for group in alone.registered_groups:
-            if group.typer_instance:
-                group.typer_instance = copy(group.typer_instance)
-                group.typer_instance.registered_commands = []
+        return app_of()
+    if first and (first[0] in _COMMANDS or first[0] in _GROUPS):
+        return app_of(first)
+    alone = app_of()
+    for command in alone.registered_commands:
+        command.callback = _without_options
+    for group in alone.registered_groups:
+        if group.typer_instance:
+            group.typer_instance = copy(group.typer_instance)
+            group.typer_instance.registered_commands = []
     return alone
 
 

@@ -93,7 +93,7 @@ USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
 _OWN_SHARE = 0.4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Needs:
     """The needs of an algorithm: messages in a row, and seconds a byte at the full line rates.
 

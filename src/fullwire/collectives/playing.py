@@ -46,7 +46,7 @@ class Between:
     high_s: float
 
 
-@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False, kw_only=True)
 class CollectiveTime(Result):
     """How long a collective takes; `transfers` were counted while they were played.
 
@@ -85,7 +85,7 @@ class CollectiveTime(Result):
         yield f"bus bandwidth {show_rate(self.bus_bandwidth_bps)}"
 
 
-@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False, kw_only=True)
 class TunedTime(CollectiveTime):
     """The quickest of the algorithms that could be timed, and the results of the others."""
 

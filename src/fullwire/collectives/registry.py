@@ -63,7 +63,7 @@ def some_of_the_last_node(op: str, cluster: Cluster, workers: int) -> bool:
     return not cluster.is_torus or whole_nodes(op, cluster, workers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Statement:
     """One operation by one algorithm. Without a formula its cost comes from its stages on links.
 
@@ -77,7 +77,7 @@ class Statement:
     is_pipelined: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Algorithm:
     """A way to carry out collectives.
 

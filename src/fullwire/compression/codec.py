@@ -50,7 +50,7 @@ class Option:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Codec:
     """A compressor that people name; an unknown cost is None, and predictions say so."""
 

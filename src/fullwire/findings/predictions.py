@@ -12,7 +12,6 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
-from fullwire.findings.memory import memory_finding
 from fullwire.findings.sureness import about_others
 from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Run
@@ -408,10 +407,10 @@ def prediction_notes(
         if run.provenance.origin == "modelled":
             load = workload(run.provenance.source)
             if not load.memory.fits:
+                from fullwire.findings.memory import memory_finding
+
                 yield memory_finding(load)
-    measured = [
-        transport for transport in grid.transports if isinstance(transport, MeasuredTransport)
-    ]
+    measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
         yield from _of_run(name, run, subject, is_measured=bool(measured))
         hook = run.facts.hook if subject.step.sent_share < 1 or named_in(run.facts.hook) else None
@@ -477,7 +476,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
 # ---- the links that hold a job back --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Suspect:
     """One kind of link, a change of it, and the step after that change."""
 
@@ -486,7 +485,7 @@ class Suspect:
     step_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Suspicion:
     """A job on a described cluster, and its step with each kind of link made wider."""
 

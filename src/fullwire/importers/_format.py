@@ -41,7 +41,7 @@ def near_miss(is_near: object, lacks: str) -> Likeness:
     return Likeness(0.0, lacks) if is_near else UNLIKE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Options:
     """Values that users add to files, for formats that take them."""
 
@@ -51,7 +51,7 @@ class Options:
     pattern: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Writing:
     """Settings for writing the ranks of a job as a run while they are read."""
 
@@ -78,7 +78,7 @@ def compiled(option: Option, pattern: str) -> re.Pattern[str]:
 Beside: TypeAlias = "Callable[[Run, Sequence[Path]], Run]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Format:
     """A trace format; `read` gets its files, or directories if `searches_directories` is set."""
 

@@ -48,7 +48,7 @@ _MOST_PERIODS = 20_000  # used: later ones add little
 _ROUNDS = 40  # of Gauss and Newton: a handful is enough, more cost nothing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Known:
     """A number and how sure it is, as the standard deviation of its logarithm."""
 
@@ -90,7 +90,7 @@ _OURS_OF_GLOOS_HOP = _Known(0.1, 0.7)
 _OURS_APART = _Known(0.05, 1.0)  # next to none of it waits for the line to be idle
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Observation:
     """The time of busy periods that held the same collectives, under the same conditions."""
 
@@ -376,7 +376,7 @@ def _frame(runs: Sequence[Run]) -> MeasuredTransport:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Used:
     """The time that a rank's communication threads used in a step, and the bytes that it sent."""
 

@@ -62,7 +62,7 @@ def _number(value: Any) -> str:
     return f"{value:g}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Condition:
     """One condition: its column, and how its values are shown."""
 
@@ -82,7 +82,7 @@ class Condition:
         return words.format(self.show(value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Change(Condition):
     """A condition that turns the recorded step into another one."""
 

@@ -52,7 +52,7 @@ AXES_GIVEN = (
 MEASURES = ("step_s", "communication_s", "overhead_s", "scaling_factor", "network_utilization")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Grid:
     """Every combination of these conditions.
 

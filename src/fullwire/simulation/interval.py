@@ -103,7 +103,7 @@ def interval_s(
     return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Further:
     """The widest interval of a table, and the recording that would narrow it."""
 

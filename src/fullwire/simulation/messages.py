@@ -68,7 +68,7 @@ class _Way:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Exposed:
     """The exposed time of a step's communication, and its use of lane, processors and computing."""
 

@@ -25,7 +25,7 @@ _PLAYED_BYTES = [2**power for power in range(10, 33)]
 _MOST_PLAYED = 30_000  # transfers for each size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Routed:
     """A collective on a cluster, of so many bytes for each byte of a message."""
 

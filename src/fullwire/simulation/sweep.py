@@ -154,7 +154,7 @@ def residues(
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Piece:
     """A piece that is computed at once, by its places on the axes: all points of some messages."""
 

@@ -302,7 +302,7 @@ def _clock_error_ns(run: Run, latest_ns: Whole, is_known: NDArray[np.bool_]) -> 
     return max(0, int(np.quantile(early_ns, 1 - CLOCK_SHARE / 2)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class CarriedTimes:
     """How a rank's step spent the time of its collectives."""
 

@@ -88,7 +88,7 @@ class Model:
         return sum(parameter.size for layer in self.layers for parameter in layer.parameters)
 
 
-@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False, kw_only=True)
 class Workload(Result):
     """A model on a device: the step of one worker that is alone."""
 
