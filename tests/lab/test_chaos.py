@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fullwire
@@ -103,7 +104,18 @@ def test_an_elastic_job_goes_on_through_chaos_and_the_run_has_its_faults(tmp_pat
     sizes = check_steps(notes, epochs=30)
     assert set(sizes.values()) == {1, 2}
     assert sizes[300] == 2, "the killed host did not come back"
-    events = fullwire.read(run).events
+    recorded = fullwire.read(run)
+    # The worker that came back numbers its steps as the job does.
+    marks = recorded.spans.rows(recorded.spans.name == "step")
+    first, last = marks.rows(marks.rank == 0), marks.rows(marks.rank == marks.rank.max())
+    assert last.step.min() > 100
+    at = np.searchsorted(first.step, last.step[-20:])
+    assert (first.step[at] == last.step[-20:]).all()
+    assert (abs(first.end_ns[at] - last.end_ns[-20:]) < 10_000_000).all()
+    assert recorded.facts.workers == 2
+    predicted = fullwire.whatif(recorded, bandwidth="1Gbps", workers=2)
+    assert float(predicted["step_s"][0]) < 3 * fullwire.explain(recorded).step_s
+    events = recorded.events
     told = dict(zip(events.kind.tolist(), events.ranks.tolist(), strict=True))
     assert (told["fault: kill 1"], told["fault: pause 0"]) == ("1", "0")
     assert "start" in told

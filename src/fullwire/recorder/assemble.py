@@ -169,7 +169,9 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     samples, unreadable = read_samples(directories)
     chosen, sentences = _last_attempts(journals)
     announced = [int(identity["workers"]) for j in chosen for identity in j.defined("identity")]
-    workers = max([*announced, len(chosen)], default=0)
+    is_joined = "join" in Reported().events(directories).kind
+    # A worker that joined took the place of a lost one, whose recording is there as well.
+    workers = max([*announced, *([] if is_joined else [len(chosen)])], default=0)
     clocks = _clocks(chosen)
     missing += [*unreadable, *sentences, *_what_is_missing(directories, chosen, workers)]
     missing += what_is_not_sampled(chosen, clocks, samples)
@@ -186,7 +188,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     late = sum(journal.late_ends for journal in chosen)
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)
-    costs, of_ranks = _write_ranks(chosen, clocks, known, writer, directories)
+    costs, of_ranks = _write_ranks(chosen, clocks, known, writer, directories, is_joined)
     told_facts |= costs
     # The samples, host by host.
     names = {kind: name for name, kind in TABLES.items()}
@@ -246,6 +248,7 @@ def _write_ranks(
     known: Known,
     writer: RunWriter,
     directories: Sequence[Path],
+    is_joined: bool,
 ) -> tuple[Facts, list[Gap]]:
     """Write all ranks' tables; return the facts of the recorder's cost, and the gaps."""
     gaps: list[Gap] = []
@@ -258,7 +261,7 @@ def _write_ranks(
     probe_computes_s: list[tuple[float, float]] = []
     reported = Reported()
     ranks = [(journal, clocks[machine_of(journal)].shift_ns) for journal in journals]
-    first_steps = _first_steps(ranks) if "join" in reported.events(directories).kind else {}
+    first_steps = _first_steps(ranks) if is_joined else {}
     for rank in (_rank(*each, first_steps.get(each[0].rank, 0)) for each in ranks):
         reported.add(rank.journal, rank.steps, rank.noise, rank.shift_ns)
         gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
