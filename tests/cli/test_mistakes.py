@@ -39,7 +39,9 @@ def in_a_shell(command: str) -> subprocess.CompletedProcess[str]:
     [
         (("nonsense",), "No such command 'nonsense'"),
         (("\x1b[2J",), r"No such command '\x1b[2J'"),
-        (("whatif",), "Missing argument 'RUN...'"),
+        (("whatif",), "Missing argument 'RUN...'. See fullwire whatif -h"),
+        (("lab", "up"), "No such command 'up'. See fullwire lab -h"),
+        (("watch", "train.py"), "process, got 'train.py'; --job finds a job by the words"),
         (("whatif", "vgg16@v100", "--bandwith", "1Gbps"), "No such option: --bandwith"),
         (("collective", "allreduce", "--chunks", "many"), "Invalid value for '--chunks'"),
         (("show", "\x1b[2J"), r"\x1b[2J: there is no such file"),

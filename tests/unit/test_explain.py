@@ -545,6 +545,13 @@ def test_the_command_prints_the_sentence_first_and_a_bar_that_fills_up(
     assert "waiting" in cli("explain", place, "-v").stdout  # ranks differ, so each has a row
 
 
+def test_ranks_that_are_alike_are_said_to_be_so(cli: Cli, tmp_path: Path) -> None:
+    rank = Rank(100, [BACKWARD], [(PER_MS, 50, 100)])
+    place = fw.write(a_job(rank, rank), tmp_path / "job.run")
+    assert "and the ranks." in cli("explain", place).stdout
+    assert "The 2 ranks are alike: " in cli("explain", place, "-v").stdout
+
+
 def test_of_many_ranks_those_that_differ_are_shown(cli: Cli, tmp_path: Path) -> None:
     waiting = Rank(100, [BACKWARD], [(PER_MS, 50, 100)])
     late = Rank(100, [computing(99)], [(PER_MS, 99, 100)])

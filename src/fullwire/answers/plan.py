@@ -208,7 +208,8 @@ def _asked(
 ) -> Question:
     if model is None or cluster is None or global_batch is None:
         missing = "model" if model is None else "cluster" if cluster is None else "global batch"
-        raise UsageError(f"{missing}: expected one, as no recorded run (--from) tells it")
+        like = {"model": "llama3-8b", "cluster": "dgx-h100", "global batch": "512"}[missing]
+        raise UsageError(f"{missing}: expected one, like {like}; only a --from job tells it")
     known = architecture(model)
     machine = described_cluster(
         _clusters(cluster)[0], None if nodes is None else count(nodes, "nodes")

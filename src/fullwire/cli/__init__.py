@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 # One thread is enough for our sums. A pool of idle threads would spin at every start.
 if "OPENBLAS_NUM_THREADS" not in os.environ:
@@ -103,7 +103,15 @@ def _run_or_refuse() -> None:
         error.show()
         sys.exit(2)
     except ClickException as error:
-        _stop(error.format_message(), 2)
+        _stop(_with_help(error), 2)
+
+
+def _with_help(error: Any) -> str:
+    """Return what is wrong with a command line, and the command that tells how it is written."""
+    message = error.format_message()
+    if (context := getattr(error, "ctx", None)) is None:
+        return str(message)
+    return f"{message}{'' if message[-1] in '.?!' else '.'} See {context.command_path} -h"
 
 
 def _abandon(stream: TextIO) -> None:

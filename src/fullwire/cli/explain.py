@@ -55,7 +55,7 @@ def explain(
     """Say what limits a job, and what would help.
 
     The first screen has the verdict, the account of a step, three fixes and the next command. -v
-    adds evidence, all fixes with their lines, ranks and notes:
+    adds evidence, all fixes with their lines, the parts of each rank, and notes:
 
     fullwire explain job.run
     fullwire explain job.run -v

@@ -11,6 +11,17 @@ import typer
 from fullwire.cli.options import Json, print_json, with_options
 from fullwire.cli.telling import tell
 from fullwire.errors import UsageError
+from fullwire.units import shown
+
+
+def _process(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            f"watch: expected the id of a process, got {shown(text)}; --job finds a job by the "
+            "words of its command"
+        ) from None
 
 
 class Lasting:
@@ -41,7 +52,9 @@ class Lasting:
 def watch(
     pid: Annotated[
         int | None,
-        typer.Argument(metavar="[PID]", help="A rank, or the launcher above its ranks"),
+        typer.Argument(
+            metavar="[PID]", help="A rank, or the launcher above its ranks", parser=_process
+        ),
     ] = None,
     *,
     job: Annotated[

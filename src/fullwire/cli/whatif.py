@@ -175,7 +175,7 @@ def whatif(
     json: Json = False,
     **asked: Any,
 ) -> None:
-    """Predict a step under other conditions.
+    """Predict a step with other links, workers or compression.
 
     Commas separate the values of a list. Every combination is predicted:
 

@@ -189,7 +189,10 @@ def describe(
 def _one_switch(workers: int | None, rate: Sequence[str], latency: str) -> Cluster:
     common_rates, own_rates = _for_all_and_one(rate, "rate")
     if workers is None or not rate:
-        raise UsageError("a lab needs hosts: expected workers and their rate, or a cluster")
+        raise UsageError(
+            "a lab needs hosts: expected workers and their rate, or a cluster: "
+            "--workers 2 --rate 1Gbps, or --cluster dgx-h100"
+        )
     if len(common_rates) != 1:
         raise UsageError(
             f"rate: expected one line rate for all hosts, like 1Gbps, got {len(common_rates)}"

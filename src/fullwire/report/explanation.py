@@ -107,7 +107,8 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
             for count, word, ending in ((fixes, "fix", "es"), (notes, "note", "s"))
             if count
         ]
-        say(f"-v shows the evidence{''.join(f', {part}' for part in counted)} and the ranks.")
+        told = ["the evidence", *counted, *(["the ranks"] if len(result.detail.ranks) > 1 else [])]
+        say(f"-v shows {' and '.join([', '.join(told[:-1]), told[-1]] if told[1:] else told)}.")
     for number, command in enumerate(commands):
         say_command(f"{'and: ' if number else 'Next:'} {command}")
 
@@ -274,10 +275,15 @@ def _of_which_steps(result: Explanation) -> str:
 
 
 def _print_ranks(result: Explanation) -> None:
-    """Print the parts of each rank, if ranks differ; of many, those whose waiting is unusual."""
+    """Print the parts of each rank, or that ranks are alike; of many, those that wait unusually."""
     parts = result.detail.rank_parts_s()
     spread = [max(row[key] for row in parts) - min(row[key] for row in parts) for key in parts[0]]
-    if len(parts) < 2 or max(spread) <= _ALIKE * result.step_s:
+    if len(parts) < 2:
+        return
+    if max(spread) <= _ALIKE * result.step_s:
+        alike = f"no part of a step differs by more than {_ALIKE:.0%} of the step"
+        say(f"The {len(parts):,} ranks are alike: {alike}.")
+        say("")
         return
     waiting = [row[Part.STRAGGLER.key] for row in parts]
     usual = median(waiting)
