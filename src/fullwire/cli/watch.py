@@ -14,7 +14,7 @@ from fullwire.errors import UsageError
 from fullwire.units import shown
 
 
-def _process(text: str) -> int:
+def _pid(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -52,9 +52,7 @@ class Lasting:
 def watch(
     pid: Annotated[
         int | None,
-        typer.Argument(
-            metavar="[PID]", help="A rank, or the launcher above its ranks", parser=_process
-        ),
+        typer.Argument(metavar="[PID]", help="A rank, or the launcher of its ranks", parser=_pid),
     ] = None,
     *,
     job: Annotated[
