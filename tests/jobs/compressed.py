@@ -1,4 +1,4 @@
-"""Train with each codec and print what came of it, as JSON: python compressed.py BACKEND.
+"""Train with codecs and print what came of it, as JSON: python compressed.py BACKEND CODEC...
 
 Each rank's gradients are constants of the rank and the step, so a step's true mean is known.
 """
@@ -19,7 +19,7 @@ import fullwire
 from fullwire.compression import hook
 from fullwire.errors import UsageError
 
-CODECS = ("bf16", "fp16", "int8", "onebit", "powersgd:rank=2", "topk:density=0.1")
+CODECS = sys.argv[2:]
 STEPS = 6
 hook.MEASURED_EVERY = 2
 

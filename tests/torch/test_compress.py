@@ -38,6 +38,7 @@ def trained(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     with held_port() as port:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
         command = [sys.executable, UNCOMPILED, str(JOBS / "compressed.py"), request.param]
+        command += [*SENT, *WITH_FEEDBACK]
         ranks = [
             subprocess.Popen(
                 command,
@@ -57,6 +58,12 @@ def trained(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     assert [process.returncode for process in ranks] == [0] * RANKS, said
     found: dict[str, Any] = json.loads(said[0][0])
     return {**found, "said": said[0][1]}
+
+
+def test_every_codec_that_packs_is_trained_with() -> None:
+    trained_with = {choice.partition(":")[0] for choice in (*SENT, *WITH_FEEDBACK)}
+    assert trained_with == set(PACKING), "add the codec to SENT or WITH_FEEDBACK of this file"
+    assert set(SENT) == set(MOST_ERROR)
 
 
 def test_every_rank_holds_equal_bits_also_after_a_rank_has_left(trained: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ def test_an_entry_has_a_label(registry: str, key: str) -> None:
 def test_an_entry_has_a_test(key: str) -> None:
     plain = {path: text for path, text in TESTS.items() if path != Path(__file__)}
     everyone = "CODECS" if key in CODECS else "MODELS" if key in RECIPES else key
-    assert any(everyone in text for text in plain.values())
+    assert any(everyone in text for text in plain.values()), "add a test that names it"
 
 
 @pytest.mark.parametrize("key", FORMATS)
@@ -59,7 +59,8 @@ def test_a_format_has_a_test_of_its_own(key: str) -> None:
 def test_users_find_an_entry_in_the_documents(key: str) -> None:
     label = FORMATS[key].label.lower() if key in FORMATS else ""
     names = {key.replace("_", "-"), *filter(None, (label, label.removesuffix("s")))}
-    assert any(name in WORDS for name in names)
+    to_do = "write the man page anew (python -m docs.making.manual), or add a line to a guide"
+    assert any(name in WORDS for name in names), to_do
 
 
 def test_a_file_of_a_format_or_a_codec_is_named_for_its_key() -> None:
@@ -75,6 +76,6 @@ def test_every_axis_of_a_grid_has_a_record_and_every_change_an_option() -> None:
 
 def test_editors_complete_every_condition() -> None:
     of_a_step = {*(field.name for field in fields(Conditions)), *CHANGES}
-    assert set(StepConditions.__annotations__) == of_a_step
+    assert set(StepConditions.__annotations__) == of_a_step, "StepConditions lists them"
     of_a_target = {field.name for field in fields(Asked)}
     assert set(AllConditions.__annotations__) == of_a_step | of_a_target
