@@ -93,7 +93,7 @@ def test_a_checkpoint_continues_with_the_same_bits(trained: Mapping[str, Any]) -
 
 def test_passes_without_communication_are_sent_with_the_last(trained: Mapping[str, Any]) -> None:
     for codec in SENT:
-        assert trained[codec]["similarity"] > 0.999
+        assert trained[codec]["similarity"] > min(0.999, 1 - MOST_ERROR[codec] ** 2)
     for codec in WITH_FEEDBACK:
         assert trained[codec]["similarity"] > 0.2
 
