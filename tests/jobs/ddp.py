@@ -3,6 +3,8 @@
 - python ddp.py [none|fp16|builtin-fp16|powersgd|int8|slow]: with this communication hook.
 - python ddp.py compiled: without a hook, through torch.compile.
 - python ddp.py buffers: without a hook, and with a layer whose buffers rank 0 broadcasts.
+
+With several of these words it trains a model for each of them, and each digest follows its word.
 """
 
 import hashlib
@@ -20,18 +22,18 @@ STEPS = int(os.environ.get("STEPS", "5"))
 
 def main() -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     dist.init_process_group("gloo")
     # A model that outlives its group is the last to let go of it. Then torch waits for the group's
     # threads while it holds the lock that they need to forget the last collective.
-    train()
+    for hook in sys.argv[1:] or ["none"]:
+        train(hook, f"{hook} " if len(sys.argv) > 2 else "")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train() -> None:
+def train(hook: str, before: str) -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
-    hook = sys.argv[1] if len(sys.argv) > 1 else "none"
     if hook == "buffers":
         model.append(nn.BatchNorm1d(64))
     # With more than one bucket, PowerSGD over Gloo stands still: pytorch#48478. The compiler
@@ -47,7 +49,8 @@ def train() -> None:
         trained(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
-    sys.stdout.write(f"{hashlib.sha256(weights).hexdigest()}\n")  # in one piece, unlike print
+    digest = hashlib.sha256(weights).hexdigest()
+    sys.stdout.write(f"{before}{digest}\n")  # in one piece, unlike print
     sys.stdout.flush()
 
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -80,6 +79,8 @@ def main() -> None:
 
 def train_sharded(model: nn.Module) -> None:
     """Train under FSDP2, whose first passes of a step reduce nothing."""
+    from torch.distributed.fsdp import fully_shard
+
     alone = copy.deepcopy(model)
     for part in (model[0], model):
         fully_shard(part)

@@ -1,31 +1,56 @@
 """Run a script without torch's compiler, which takes longer to load than torch itself.
 
-python uncompiled.py SCRIPT ARGUMENTS...
+python uncompiled.py SCRIPT | -c CODE | -m MODULE  ARGUMENTS...
 
-The script must not compile anything. Optimizers and DistributedDataParallel load the whole
-compiler, only to exclude their functions from it and to read its settings. A stand-in answers these
-calls. Any other call fails by name.
+The script must not compile or export anything. Optimizers, DistributedDataParallel and FSDP load
+the whole compiler, only to exclude their functions from it and to read its settings. A stand-in
+answers these calls. Torch itself loads what computes shapes without values, and what exports
+models: a third of its time. Empty modules stand in for them. Any other call fails by name. A part
+of a replaced package that is asked for by its own name is the real one.
 """
 
 import runpy
 import sys
+from importlib.machinery import PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
-def as_it_is(function: Any, recursive: bool = True, wrapping: bool = True) -> Any:
+def as_it_is(
+    function: Any, recursive: bool = True, wrapping: bool = True, reason: str | None = None
+) -> Any:
     return function
 
 
+def stand_in(name: str) -> Any:
+    """Return an empty package, which is loaded in place of the one of this name from now on."""
+    package: Any = ModuleType(name)
+    # Without the finders of a recorder: only some jobs look for torch before they load it.
+    torch = PathFinder.find_spec("torch")
+    inside = name.replace("torch.", "")
+    places = (torch and torch.submodule_search_locations) or ()
+    package.__path__ = [f"{place}/{inside}" for place in places]
+    sys.modules[name] = package
+    return package
+
+
 def main() -> None:
-    compiler: Any = ModuleType("torch._dynamo")
+    stand_in("torch._meta_registrations")
+    stand_in("torch.export")
+    compiler = stand_in("torch._dynamo")
     compiler.disable = as_it_is
     compiler.graph_break = lambda: None
     compiler.utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
     compiler.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
-    sys.modules[compiler.__name__] = compiler
     del sys.argv[0]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] not in ("-c", "-m"):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    what = sys.argv.pop(1)
+    if sys.argv[0] == "-c":
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ from fullwire.recorder.inside.probes import FIRST
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
-from tests.torch.test_record import digests, needs_torch, span_count, together
+from tests.torch.test_record import digests, digests_of_hooks, needs_torch, span_count, together
 
 STEPS = 24
 RANKS = 2
 
 
-def probed(tmp_path: Path, *job: str, compiler: bool = False) -> tuple[Run, set[str]]:
+def probed(tmp_path: Path, *job: str) -> tuple[Run, set[str]]:
     """Record a job of two ranks with probe steps; return its run and its output."""
-    words = together(RANKS, *job, compiler=compiler)
+    words = together(RANKS, *job)
     printed = tmp_path / "printed"
     recording = record(
         ["sh", "-c", f'"$@" > {printed}', "sh", *words], tmp_path / "job.run", probe=True
@@ -33,18 +33,30 @@ def a_short_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPS", str(STEPS))
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, set[str]]:
+    """Record a job without a hook once; return its run and its output."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPS", str(STEPS))
+        return probed(tmp_path_factory.mktemp("plain"), "ddp.py", "none")
+
+
 @needs_torch
 @pytest.mark.parametrize("hook", ["none", "fp16", "powersgd"])
-def test_a_short_job_has_probe_steps_and_the_same_weights(tmp_path: Path, hook: str) -> None:
-    run, weights = probed(tmp_path, "ddp.py", hook)
-    assert weights == digests(together(RANKS, "ddp.py", hook))
+def test_a_short_job_has_probe_steps_and_the_same_weights(
+    tmp_path: Path, hook: str, plain: tuple[Run, set[str]]
+) -> None:
+    run, weights = plain if hook == "none" else probed(tmp_path, "ddp.py", hook)
+    assert weights == digests_of_hooks(str(STEPS))[hook]
     assert span_count(run, "host", "probe") == RANKS * len(FIRST)
     assert span_count(run, "host", "step") == RANKS * (STEPS - len(FIRST))
 
 
 @needs_torch
-def test_no_sum_begins_in_a_probe_step_before_the_backward_pass_is_done(tmp_path: Path) -> None:
-    run, _ = probed(tmp_path, "ddp.py", "none")
+def test_no_sum_begins_in_a_probe_step_before_the_backward_pass_is_done(
+    plain: tuple[Run, set[str]],
+) -> None:
+    run, _ = plain
     spans, table = run.spans, run.collectives
     for at in np.flatnonzero(spans.name == "probe").tolist():
         begin_ns, end_ns = spans.start_ns[at], spans.end_ns[at]
@@ -58,8 +70,8 @@ def test_no_sum_begins_in_a_probe_step_before_the_backward_pass_is_done(tmp_path
 
 
 @needs_torch
-def test_probe_steps_are_left_out_of_what_a_step_is(tmp_path: Path) -> None:
-    run, _ = probed(tmp_path, "ddp.py", "none")
+def test_probe_steps_are_left_out_of_what_a_step_is(plain: tuple[Run, set[str]]) -> None:
+    run, _ = plain
     numbers = np.arange(STEPS)
     left = numbers[~np.isin(numbers, FIRST)]
     for table in (run.collectives, run.gradients):
@@ -75,15 +87,15 @@ def test_our_transport_is_probed_as_well(tmp_path: Path) -> None:
 
 @needs_torch
 def test_shards_are_probed_and_their_weights_are_the_same(tmp_path: Path) -> None:
-    run, weights = probed(tmp_path, "sharded.py", compiler=True)
-    assert weights == digests(together(RANKS, "sharded.py", compiler=True))
+    run, weights = probed(tmp_path, "sharded.py")
+    assert weights == digests(together(RANKS, "sharded.py"))
     assert span_count(run, "host", "probe") > 0
 
 
 @needs_torch
 def test_a_codec_sends_from_its_own_thread_and_its_loss_is_in_the_run(tmp_path: Path) -> None:
     run, weights = probed(tmp_path, "ddp.py", "int8")
-    assert weights == digests(together(RANKS, "ddp.py", "int8"))
+    assert weights == digests_of_hooks(str(STEPS))["int8"]
     assert span_count(run, "host", "probe") == 0  # Its thread sends beside the backward pass.
     assert run.facts.hook == "fullwire.compress(int8)"
     assert run.facts.compression_error is not None
@@ -112,8 +124,8 @@ def test_a_hook_in_cpp_is_left_alone(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_a_run_knows_how_long_computing_had_no_processor(tmp_path: Path) -> None:
-    run, _ = probed(tmp_path, "ddp.py", "none")
+def test_a_run_knows_how_long_computing_had_no_processor(plain: tuple[Run, set[str]]) -> None:
+    run, _ = plain
     facts = run.facts
     for told in (
         *(facts.run_delay_s, facts.run_s),

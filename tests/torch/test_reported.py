@@ -14,7 +14,7 @@ from fullwire.recorder.journals import read_journals
 from fullwire.recorder.printed import TOLD_BY
 from fullwire.run.run import Run
 from fullwire.run.store import read_run
-from tests.torch.test_record import needs_torch, together
+from tests.torch.test_record import UNCOMPILED, needs_torch, together
 
 pytestmark = needs_torch
 PATTERN = "step (?P<step>[0-9]+) loss: ([0-9.]+)"
@@ -23,7 +23,7 @@ PATTERN = "step (?P<step>[0-9]+) loss: ([0-9.]+)"
 def recorded(place: Path, way: str, *options: str) -> tuple[Run, str]:
     command = [sys.executable, "-m", "fullwire", "record", "-o", str(place / "job.run"), *options]
     done = subprocess.run(
-        [*command, "--", *together(2, "noisy.py", way, compiler=way == "fsdp")],
+        [*command, "--", *together(2, "noisy.py", way)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -85,7 +85,7 @@ def test_noise_that_cannot_be_seen_is_a_gap(tmp_path: Path) -> None:
         "    weight.square().sum().backward(); optimizer.step()\n"
     )
     command = [sys.executable, "-m", "fullwire", "record", "-o", str(tmp_path / "job.run")]
-    whole = [*command, "--noise", "--", sys.executable, "-c", job]
+    whole = [*command, "--noise", "--", sys.executable, UNCOMPILED, "-c", job]
     subprocess.run(whole, capture_output=True, timeout=120, check=True)
     run = read_run(tmp_path / "job.run")
     assert not len(run.noise)
@@ -112,7 +112,7 @@ def test_gradients_whose_noise_cannot_be_read_leave_the_job_alone(
         "    journal.note(Note.INPUT, 0, 1, 1)\n"
         "noise.close(); journal.close()\n"
     )
-    command = [sys.executable, "-c", job, str(tmp_path), str(hooked)]
+    command = [sys.executable, UNCOMPILED, "-c", job, str(tmp_path), str(hooked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stderr == ""
     [journal], _ = read_journals([tmp_path])
@@ -136,7 +136,7 @@ def test_gradients_in_double_precision_have_noise(tmp_path: Path) -> None:
         "    weight.sum().backward(); noise.pass_ended(); optimizer.step(); weight.grad = None\n"
         "noise.close(); journal.close()\n"
     )
-    subprocess.run([sys.executable, "-c", job, str(tmp_path)], timeout=120, check=True)
+    subprocess.run([sys.executable, UNCOMPILED, "-c", job, str(tmp_path)], timeout=120, check=True)
     [journal], _ = read_journals([tmp_path])
     assert not [*journal.defined("missing")]
     assert journal.counts[Note.OWN_NOISE] == journal.counts[Note.MEAN_NOISE] == 1
