@@ -11,7 +11,8 @@ of a replaced package that is asked for by its own name is the real one.
 
 import runpy
 import sys
-from importlib.machinery import PathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -34,8 +35,26 @@ def stand_in(name: str) -> Any:
     return package
 
 
+class ShapesFinder(MetaPathFinder, Loader):
+    """Finds an empty module that does the one thing which others need: it completes Generator."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        return ModuleSpec(name, self) if name == "torch._meta_registrations" else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        import torch
+
+        if hasattr(torch._C, "_set_generator_metaclass"):  # of torch 2.13
+            from torch._opaque_base import OpaqueBaseMeta
+
+            torch._C._set_generator_metaclass(OpaqueBaseMeta)
+
+
 def main() -> None:
-    stand_in("torch._meta_registrations")
+    sys.meta_path.insert(0, ShapesFinder())
     stand_in("torch.export")
     compiler = stand_in("torch._dynamo")
     compiler.disable = as_it_is

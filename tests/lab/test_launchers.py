@@ -16,7 +16,7 @@ from fullwire.lab.session import run_job, words_of
 from tests.lab.test_lab import needs_namespaces
 from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
+TORCHRUN = [sys.executable, UNCOMPILED, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
 # Three sources: the variables that give Lightning a rank's number (LightningEnvironment), those
 # that Accelerate reads beside RANK (PartialState), and torchrun's for its options
 # (argparse_util.env).
@@ -125,7 +125,8 @@ exec {sys.executable} -m fullwire run --follow -- "$@"
 """
     )
     script.chmod(0o755)
-    assert played(script, *TORCHRUN, UNCOMPILED, JOBS / "fixable.py", "slow") == []
+    torchrun = [word for word in TORCHRUN if word != UNCOMPILED]  # which a trial must recognise
+    assert played(script, *torchrun, UNCOMPILED, JOBS / "fixable.py", "slow") == []
     told = capfd.readouterr()
     assert "ranks [0, 1], backend fullwire, problem None" in told.out
     trial = "trial 1 of rank 0's host: transport:fullwire, buckets:1, status 0"
@@ -138,7 +139,7 @@ def test_torchrun_on_each_host_is_one_job(
     job: Path, capfd: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     """Formerly each host silently ran a job of its own, or waited for the other in vain."""
-    assert played(*TORCHRUN, *more, job) == []
+    assert played(*TORCHRUN, *more, UNCOMPILED, job) == []
     assert sorted(capfd.readouterr().out.split("\n"))[1:] == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
 
 
@@ -147,7 +148,7 @@ def test_torchrun_that_is_told_to_stay_alone_is_warned_of(
     job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "train.sh"
-    script.write_text(f"#!/bin/sh\nexec {' '.join(TORCHRUN)} --standalone {job}\n")
+    script.write_text(f"#!/bin/sh\nexec {' '.join(TORCHRUN)} --standalone {UNCOMPILED} {job}\n")
     script.chmod(0o755)
     before, after = played(script)
     assert sorted(capfd.readouterr().out.split("\n"))[1:] == ["rank 0 of 1: 1"] * 2

@@ -23,6 +23,10 @@ ALL_ENDED = FOLDER / "all ended"  # once
 HAS_BEGUN_AGAIN = ALL_ENDED.exists()
 AWAITED_S = float(os.environ.get("AWAITED_S", "0.1"))
 AT_STEP = 7
+for ending in os.environ.get("ENDINGS", "").split():  # WORKER:PHASE:STEP
+    worker, phase, step = ending.split(":")
+    if worker == WORKER:
+        ENDS_ITSELF, PHASE, AT_STEP = True, phase, int(step)
 SLOW = os.environ.get("SLOW", "")  # the worker that needs three times as long for a sample
 SAMPLE_S = float(os.environ.get("SAMPLE_S", "0"))
 DROPPED = float(os.environ.get("DROPPED", "0.1"))

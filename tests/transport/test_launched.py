@@ -18,7 +18,14 @@ from fullwire.resilience.place import Folder, next_number
 from tests.transport.test_elastic import SCRIPT, UNCOMPILED, check_steps, worker_of
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+TORCHRUN = [
+    sys.executable,
+    UNCOMPILED,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node=3",
+]
 RUN = [sys.executable, "-m", "fullwire", "run"]
 
 
