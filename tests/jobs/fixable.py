@@ -10,6 +10,7 @@
 - python fixable.py ending: the last sum is read by rank 0 alone, and no rank says goodbye.
 - python fixable.py hanging: after two steps it hangs.
 - python fixable.py many: the norms of weights, trained by one rank alone, by DDP and by FSDP2.
+- python fixable.py manual+choosing: what some of these tell, one after another.
 """
 
 import hashlib
@@ -67,7 +68,10 @@ def main() -> None:
     if mode == "ending":
         ending()
         return
-    told = ways[mode]() if mode in ways else train(mode == "stubborn")
+    if "+" in mode:
+        told = {each: ways[each]() for each in mode.split("+")}
+    else:
+        told = ways[mode]() if mode in ways else train(mode == "stubborn")
     dist.barrier()
     rank = dist.get_rank()
     dist.destroy_process_group()

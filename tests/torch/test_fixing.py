@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ JOB = [*AS_TORCHRUN_DOES, *together(2, "fixable.py")]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
 BY_TORCHRUN = [*TORCHRUN, UNCOMPILED, str(JOBS / "fixable.py")]
 FULLWIRE = [sys.executable, "-m", "fullwire"]
+PYTHON_C = [sys.executable, UNCOMPILED, "-c"]
 EXACT = {
     "transport": "fullwire",
     "buckets": "1",
@@ -42,11 +44,17 @@ def told_by(*command: str) -> tuple[Mapping[str, Any], str]:
     return json.loads(done.stdout), done.stderr
 
 
+@functools.cache
+def told_plainly() -> Mapping[str, Any]:
+    """Return what some ways of the job tell without fixes."""
+    return told_by(*JOB, "manual+accumulating+choosing")[0]
+
+
 def test_exact_fixes_of_a_recipe_change_the_job_and_no_bit_of_its_weights(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     fixes = tuple(parse_fix(f"{key}:{setting}") for key, setting in EXACT.items())
     path.write_text(as_toml(Recipe(fixes=fixes)))
-    plain, _ = told_by(*BY_TORCHRUN)
+    plain, _ = told_by(sys.executable, UNCOMPILED, *BY_TORCHRUN[1:])
     fixed, said = told_by(*FULLWIRE, "run", "--recipe", str(path), "--", *BY_TORCHRUN)
     for same in ("digest", "random"):
         assert fixed[same] == plain[same]
@@ -59,7 +67,7 @@ def test_exact_fixes_of_a_recipe_change_the_job_and_no_bit_of_its_weights(tmp_pa
 
 
 def test_joined_all_reduces_keep_every_bit_where_ranks_read_at_different_places() -> None:
-    plain, _ = told_by(*JOB, "manual")
+    plain = told_plainly()["manual"]
     fixed, said = told_by(*FULLWIRE, "apply", "joining:1MiB", "--", *JOB, "manual")
     assert fixed == plain
     assert "fix joining:1MiB: applied: all-reduces wait for their neighbours, in 2 " in said
@@ -73,7 +81,10 @@ def test_a_joined_sum_that_one_rank_alone_reads_comes_at_the_end_too() -> None:
 def test_a_sum_that_no_mode_sees_does_not_wait() -> None:
     """An all-reduce that doubles stands for the two ranks."""
     done = subprocess.run(
-        [sys.executable, str(JOBS / "joined.py")], capture_output=True, text=True, check=False
+        [sys.executable, UNCOMPILED, str(JOBS / "joined.py")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -88,7 +99,7 @@ def test_a_strict_recipe_knows_the_ranks_of_a_job_without_a_launcher(tmp_path: P
         f"store = dist.FileStore({str(tmp_path / 'store')!r}, 1)\n"
         "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
     )
-    whole = [*FULLWIRE, "run", "--strict", "-r", str(path), "--", sys.executable, "-c", job]
+    whole = [*FULLWIRE, "run", "--strict", "-r", str(path), "--", *PYTHON_C, job]
     done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert "workers: the recipe is for 2, the job has 1" in done.stderr
@@ -96,7 +107,7 @@ def test_a_strict_recipe_knows_the_ranks_of_a_job_without_a_launcher(tmp_path: P
 
 def test_a_last_checkpoint_that_is_not_whole_is_the_jobs_status() -> None:
     job = "import torch; torch.save(torch.zeros(1000), '/dev/full')"
-    whole = [*FULLWIRE, "apply", "checkpoint:background", "--", sys.executable, "-c", job]
+    whole = [*FULLWIRE, "apply", "checkpoint:background", "--", *PYTHON_C, job]
     done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
     assert "the last checkpoint is not whole: [Errno 28]" in done.stderr
@@ -114,7 +125,7 @@ def test_a_barrier_waits_for_a_checkpoint_in_the_background(tmp_path: Path) -> N
         "dist.barrier()\n"
         f"print(os.path.getsize({str(tmp_path / 'a.pt')!r}))\n"
     )
-    whole = [*FULLWIRE, "apply", "checkpoint:background", "--", sys.executable, "-c", job]
+    whole = [*FULLWIRE, "apply", "checkpoint:background", "--", *PYTHON_C, job]
     done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=True)
     assert int(done.stdout) > 100_000_000
 
@@ -122,7 +133,7 @@ def test_a_barrier_waits_for_a_checkpoint_in_the_background(tmp_path: Path) -> N
 def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     fixes = "accumulation:4,ddp:find_unused_parameters=False,checkpoint:background,processors:own"
     fixes += ",threads:2"  # sums within an operation may have another order
-    plain, _ = told_by(*JOB, "accumulating")
+    plain = told_plainly()["accumulating"]
     fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *JOB, "accumulating")
     assert fixed["weights"] == pytest.approx(plain["weights"], rel=1e-6)
     assert (plain["finds_unused"], fixed["finds_unused"]) == (True, False)
@@ -132,7 +143,7 @@ def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
 
 
 def test_passes_that_leave_parameters_out_keep_every_bit_without_the_search() -> None:
-    plain, _ = told_by(*JOB, "choosing")
+    plain = told_plainly()["choosing"]
     fix = "ddp:find_unused_parameters=False"
     fixed, _ = told_by(*FULLWIRE, "apply", fix, "--", *JOB, "choosing")
     assert (plain["finds"], fixed["finds"]) == (True, False)
@@ -143,8 +154,9 @@ def test_gathered_parameters_and_checkpoints_behind_the_steps_keep_every_bit(
     tmp_path: Path,
 ) -> None:
     fixes = "fsdp:reshard_after_forward=False,forward_prefetch,checkpoint:background"
-    job = together(2, "fixable.py", "sharded", str(tmp_path), compiler=True)
-    plain, _ = told_by(*job)
+    words = "fixable.py", "sharded", str(tmp_path)
+    plain, _ = told_by(*together(2, *words))
+    job = together(2, *words, compiler=True)
     fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *job)
     assert fixed == plain
     assert len(list(tmp_path.glob("*/.metadata"))) == 5
@@ -159,7 +171,7 @@ def test_gathered_parameters_and_checkpoints_behind_the_steps_keep_every_bit(
 def test_on_four_ranks_of_two_hosts_exact_fixes_are_equal_up_to_the_order_of_sums() -> None:
     fixes = "transport:fullwire,buckets:1,ddp:gradient_as_bucket_view,placement:0,2,1,3"
     fixes += ",processors:own,fsdp:reshard_after_forward=False,forward_prefetch,shard_inside_hosts"
-    job = [*AS_TORCHRUN_DOES, *together(4, "fixable.py", "many", compiler=True)]
+    job = [*AS_TORCHRUN_DOES, *together(4, "fixable.py", "many")]
     fixed, said = told_by(*FULLWIRE, "apply", fixes, "--", *job)
     assert fixed["backend"] == "fullwire"
     for model in ("ddp", "fsdp"):
