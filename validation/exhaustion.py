@@ -66,15 +66,15 @@ class Counts:
         )
 
 
-def build(directory: Path, *flags: str) -> Path:
-    """Build the program whose calls fail."""
+def build(directory: Path, *flags: str, engine: Path | None = None) -> Path:
+    """Build the program whose calls fail, with an engine that has been compiled already or not."""
     program = directory / "faults"
-    sources = [
-        *NATIVE.glob("transport/*.cpp"),
-        Path(native_programs.__file__).parent / "native" / "transport_faults.cpp",
-    ]
+    sources = [Path(native_programs.__file__).parent / "native" / "transport_faults.cpp"]
+    if engine is None:
+        sources += NATIVE.glob("transport/*.cpp")
     wraps = [f"-Wl,--wrap={each}" for each in WRAPPED]
-    native_programs.build(program, sources, "-static-libstdc++", *wraps, *flags)
+    linked = [engine] if engine else []
+    native_programs.build(program, sources, "-static-libstdc++", *wraps, *flags, linked=linked)
     return program
 
 
