@@ -44,12 +44,13 @@ def main() -> None:
         signal.signal(signal.SIGINT, leave)
     try:
         _run_or_refuse()
-        return
     except KeyboardInterrupt:
         pass
     except Exception:
         if not is_asked:
             raise  # else numpy makes another error of it while it is being imported
+    else:
+        return
     # Python gives the signal back to the system while it ends, and another Ctrl-C would kill it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(130)
