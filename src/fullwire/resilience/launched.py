@@ -120,6 +120,7 @@ class LaunchedSeat(Seat):
         import torch.distributed as dist
 
         folder = Folder(Path(tempfile.mkdtemp(prefix="fullwire-job-")), launcher.host)
+        atexit.register(shutil.rmtree, folder.path, ignore_errors=True)
         super().__init__(folder, launcher.rank, launcher.size, keeping)
         self.serves = launcher.rank == 0 and not launcher.has_store
         try:
@@ -230,4 +231,3 @@ def take_seat() -> None:
         least = int(os.environ.get(place.LEAST_VARIABLE, "1"))
         detect_s = float(os.environ.get(place.DETECT_VARIABLE, "2"))
         os.environ.update(seat.variables(least, detect_s, respawns=False))
-        atexit.register(shutil.rmtree, seat.folder.path, ignore_errors=True)
