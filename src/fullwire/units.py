@@ -163,8 +163,12 @@ def show_ranks(ranks: Sequence[int]) -> str:
     ]
     if len(words) > _MOST_NAMED:
         words = [*words[:_MOST_NAMED], "others"]
-    listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-    return f"rank{'' if len(ranks) == 1 else 's'} {listed}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed(words)}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as people list them: "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def shown(value: object) -> str:

@@ -10,7 +10,7 @@
 - python fixable.py ending: the last sum is read by rank 0 alone, and no rank says goodbye.
 - python fixable.py hanging: after two steps it hangs.
 - python fixable.py many: the norms of weights, trained by one rank alone, by DDP and by FSDP2.
-- python fixable.py manual+choosing: what some of these tell, one after another.
+- python fixable.py manual+choosing: several of these, one after another.
 """
 
 import hashlib

@@ -4,9 +4,9 @@ python uncompiled.py SCRIPT | -c CODE | -m MODULE  ARGUMENTS...
 
 The script must not compile or export anything. Optimizers, DistributedDataParallel and FSDP load
 the whole compiler, only to exclude their functions from it and to read its settings. A stand-in
-answers these calls. Torch itself loads what computes shapes without values, and what exports
-models: a third of its time. Empty modules stand in for them. Any other call fails by name. A part
-of a replaced package that is asked for by its own name is the real one.
+answers these calls. A third of torch's own time to load goes into two more parts: one computes
+shapes without values, the other exports models. Empty modules stand in for both. Any other call
+fails by name. A part of a replaced package that is asked for by its own name is the real one.
 """
 
 import runpy

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.findings.watching import OnOtherHosts, TakenForAllReduces
-from fullwire.packets.rhythm import FEWEST_STEPS, flowed_until
+from fullwire.packets.rhythm import FEWEST_STEPS, flow_of
 from fullwire.recorder.record import Recording
 from fullwire.recorder.record import join as join_recording
 from fullwire.run.facts import Facts
@@ -135,11 +135,9 @@ def _ahead_ns(name: str, run: Run, first: Run) -> int:
     starts, ends = _bursts(run)
     within = (starts > begin[:1]) & (ends < end[-1:])
     starts, ends = starts[within], ends[within]
+    flow = flow_of(begin, end)
     lags = np.linspace(-step_ns / 2, step_ns / 2, _LAGS)
-    met = [
-        (flowed_until(ends + lag, begin, end) - flowed_until(starts + lag, begin, end)).sum()
-        for lag in lags
-    ]
+    met = [(np.interp(ends + lag, *flow) - np.interp(starts + lag, *flow)).sum() for lag in lags]
     shares = np.array(met) / max(float((ends - starts).sum()), 1.0)
     if not len(starts) or shares.max() < _MEETS:
         raise UsageError(

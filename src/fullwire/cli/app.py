@@ -67,7 +67,7 @@ def app_of(names: Collection[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
         app.add_typer(group, name=name)
     for group in (app, *groups.values()):
         for command in group.registered_commands:
-            # Examples stay on lines of their own: what follows \b is not filled up as prose is.
+            # Examples stay on lines of their own. Prose is filled up, but not after \b.
             text = inspect.cleandoc(command.callback.__doc__ or "") if command.callback else ""
             command.help = re.sub(r"\n\n(?=(?:fullwire|srun|torchrun) )", "\n\n\b\n", text)
     return app

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.packets.rhythm import flowed_until, rhythm_of
+from fullwire.packets.rhythm import flow_of, rhythm_of
 from fullwire.run.run import Run
 
 Reals = NDArray[np.float64]
@@ -77,7 +77,7 @@ class _Bursts:
         start_s, end_s = self.start_s[order], np.maximum.accumulate(self.end_s[order])
         begins = np.append(True, start_s[1:] > end_s[:-1])
         first_s, last_s = start_s[begins], end_s[np.append(begins[1:], True)]
-        return flowed_until(until_s, first_s, last_s)
+        return np.asarray(np.interp(until_s, *flow_of(first_s, last_s)))
 
     def slowed_by(self, other: _Bursts, number: int, step_s: float | None) -> SharedLink | None:
         """Return what another job's bursts cost these, if they are longer beside them."""

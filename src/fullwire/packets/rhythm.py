@@ -51,11 +51,11 @@ class Rhythm:
     confidence: float  # from 0 to 1: share of what repeats at all that repeats with the step
 
 
-def flowed_until(times: Reals, begin: Reals, end: Reals) -> Reals:
-    """Return for how long bytes had flowed at each time, in bursts that follow each other."""
+def flow_of(begin: Reals, end: Reals) -> tuple[Reals, Reals]:
+    """Return the edges of bursts that follow each other, and how long bytes had flowed at each."""
     edges = np.stack([begin, end], axis=1).ravel()
     flowed = np.concatenate([[0.0], np.cumsum(end - begin)])
-    return np.asarray(np.interp(times, edges, np.repeat(flowed, 2)[1:-1]))
+    return edges, np.repeat(flowed, 2)[1:-1]
 
 
 def rhythm_of(times: Reals, carried_bytes: Reals, work: Reals | None = None) -> Rhythm | None:

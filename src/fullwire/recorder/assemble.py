@@ -170,7 +170,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     chosen, sentences = _last_attempts(journals)
     announced = [int(identity["workers"]) for j in chosen for identity in j.defined("identity")]
     is_joined = "join" in Reported().events(directories).kind
-    # A worker that joined took the place of a lost one, whose recording is there as well.
+    # The recording of a lost worker is there beside that of its successor.
     workers = max([*announced, *([] if is_joined else [len(chosen)])], default=0)
     clocks = _clocks(chosen)
     missing += [*unreadable, *sentences, *_what_is_missing(directories, chosen, workers)]

@@ -33,7 +33,7 @@ from fullwire.report.terminal import (
 )
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Part
-from fullwire.units import show_rate, show_time, visible
+from fullwire.units import listed, show_rate, show_time, visible
 from fullwire.words import lines_to_paste, sentence, sentences, setting
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
             if count
         ]
         told = ["the evidence", *counted, *(["the ranks"] if len(result.detail.ranks) > 1 else [])]
-        say(f"-v shows {' and '.join([', '.join(told[:-1]), told[-1]] if told[1:] else told)}.")
+        say(f"-v shows {listed(told)}.")
     for number, command in enumerate(commands):
         say_command(f"{'and: ' if number else 'Next:'} {command}")
 

@@ -34,7 +34,7 @@ from fullwire.resilience.place import Folder, Keeping
 
 _MEETS_S = 120.0  # the longest wait for the store
 _LOOKS_S = 0.1
-_CLOSES_S = 5.0  # the thread waits for a store that does not answer for longer
+_CLOSES_S = 5.0  # the longest wait for a thread in a store that is silent
 _TORN_S = 5.0  # an entry that its writer began so long ago never comes
 _COPIED = ("rank", "gone", "holds", "finished")
 _FIRST_PORT, _PORTS = 20_000, 10_000  # for a store of Slurm's tasks
@@ -194,7 +194,6 @@ class LaunchedSeat(Seat):
 
     def _keep_copying(self) -> None:
         with contextlib.suppress(RuntimeError, OSError):  # the store, or the folder, has ended
-            self.copy()
             while not self._ends.wait(_LOOKS_S):
                 self.copy()
         self.is_connected = False
