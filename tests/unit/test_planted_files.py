@@ -30,8 +30,11 @@ def _a_pipe(place: Path) -> None:
 
 
 def _a_socket(place: Path) -> None:
+    # Names of sockets must be short, and a folder of tests may have a long one.
+    folder = os.open(place.parent, os.O_DIRECTORY)
     with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(place))
+        bound.bind(f"/proc/self/fd/{folder}/{place.name}")
+    os.close(folder)
 
 
 def _a_link_to_a_folder(place: Path) -> None:
