@@ -385,12 +385,23 @@ exec "$@"
 """
 
 
+def apart(*namespaces: str) -> list[str]:
+    """Return how to enter new namespaces, which an ordinary user may as root of one more."""
+    return ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), *namespaces]
+
+
 @needs_namespaces
 def test_rdma_ports_are_sampled_where_they_are(tmp_path: Path) -> None:
-    enter = (
-        ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
-    )
-    command = [*enter, "sh", "-c", FAKE_SYS, "sh", sys.executable, str(SAMPLER), str(tmp_path)]
+    command = [
+        *apart("--mount"),
+        "sh",
+        "-c",
+        FAKE_SYS,
+        "sh",
+        sys.executable,
+        str(SAMPLER),
+        str(tmp_path),
+    ]
     environment = {**os.environ, "FULLWIRE_RECORD_INTO": str(tmp_path)}
     done = subprocess.run(
         [*command, *python(AWAITS)], env=environment, capture_output=True, check=False, timeout=30
@@ -429,9 +440,10 @@ def test_a_sampler_is_there_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began_s < 10
 
 
+@needs_namespaces
 def test_a_host_with_still_links_wakes_its_sampler_less_often(tmp_path: Path) -> None:
     # A namespace of its own has no link that moves bytes. A busy machine wakes the sampler less.
-    calm = ["unshare", "--net", sys.executable, str(SAMPLER), str(tmp_path), "cat"]
+    calm = [*apart("--net"), sys.executable, str(SAMPLER), str(tmp_path), "cat"]
     with subprocess.Popen(calm, stdin=subprocess.PIPE) as job:
         eventually(lambda: bool(of(tmp_path)))
         [found] = tmp_path.glob(f"*{SUFFIX}")
