@@ -145,9 +145,17 @@ def machine() -> str:
 def command() -> str:
     """Return the running command, as it is typed in a checkout."""
     script = Path(sys.argv[0]).stem
-    # Data lie beside a checkout, wherever that is.
-    words = [os.path.relpath(word) if os.path.isabs(word) else word for word in sys.argv[1:]]
+    words = [_as_typed(word) for word in sys.argv[1:]]
     return shlex.join([".venv/bin/python", "-m", f"validation.{script}", *words])
+
+
+def _as_typed(word: str) -> str:
+    """Return a word of the command; DIRECTORY replaces a path that only this machine has."""
+    if not os.path.isabs(word):
+        return word
+    # Data lie beside a checkout, wherever that is.
+    parent = Path(FOLDER).parents[2]
+    return os.path.relpath(word) if Path(word).is_relative_to(parent) else "DIRECTORY"
 
 
 def commit() -> str:
