@@ -1,11 +1,13 @@
-"""Small runs for tests; a test spells out only the data that it is about."""
+"""Small runs and recordings for tests; a test spells out only the data that it is about."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from fullwire.recorder.inside.journal import Journal, Note
 from fullwire.run.facts import FactValue, named
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Gradients, Provenance, Run, Spans
@@ -76,3 +78,22 @@ def steps_run(lengths_ms: Sequence[float], facts: Mapping[str, FactValue] | None
             end_ns=ends,
         ),
     )
+
+
+def a_process(directory: Path, steps: int, rank: int = 0) -> Journal:
+    """Write the journal of a process with one optimizer, a gradient and a collective a step."""
+    journal = Journal(str(directory))
+    journal.define(kind="identity", rank=rank, workers=2, backend="gloo", torch="2.13.0")
+    journal.define(kind="parameter", number=0, bytes=400)
+    journal.define(
+        kind="signature", number=0, op="allreduce", dtype="float32", bytes=400, group="0"
+    )
+    for step in range(steps):
+        begin = 1_000 * step
+        journal.note(Note.BACKWARD, 0, begin + 300, 500)
+        journal.note(Note.GRADIENT, 0, begin + 600, 0)
+        journal.note(Note.ISSUE, step, begin + 650, 0)
+        journal.note(Note.END, step, begin + 790, 0)
+        journal.note(Note.OPTIMIZER, 0, begin + 900, 100)
+        journal.write()
+    return journal

@@ -16,8 +16,8 @@ from fullwire.recorder.samples import Kind
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Run
 from fullwire.run.store import read_run, write
+from tests.builders import a_process
 from tests.lab.test_sampler import as_written, block
-from tests.torch.test_record import a_process
 from tests.unit.test_clocks import set_header
 
 

@@ -34,6 +34,7 @@ from fullwire.recorder.record import join, record
 from fullwire.run.run import Run
 from fullwire.run.store import read_parts, read_run, write
 from fullwire.timeline.summary import summarised
+from tests.builders import a_process
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 from tests.lab.test_lab import children_of, eventually
@@ -601,25 +602,6 @@ def test_work_within_work_of_the_recorder_counts_once(tmp_path: Path) -> None:
     sum(range(100_000))
     journal.ends_work(outer)
     assert within_ns < journal.spent_ns <= time.thread_time_ns() - before_ns
-
-
-def a_process(directory: Path, steps: int, rank: int = 0) -> Journal:
-    """Write the journal of a process with one optimizer, a gradient and a collective a step."""
-    journal = Journal(str(directory))
-    journal.define(kind="identity", rank=rank, workers=2, backend="gloo", torch="2.13.0")
-    journal.define(kind="parameter", number=0, bytes=400)
-    journal.define(
-        kind="signature", number=0, op="allreduce", dtype="float32", bytes=400, group="0"
-    )
-    for step in range(steps):
-        begin = 1_000 * step
-        journal.note(Note.BACKWARD, 0, begin + 300, 500)
-        journal.note(Note.GRADIENT, 0, begin + 600, 0)
-        journal.note(Note.ISSUE, step, begin + 650, 0)
-        journal.note(Note.END, step, begin + 790, 0)
-        journal.note(Note.OPTIMIZER, 0, begin + 900, 100)
-        journal.write()
-    return journal
 
 
 def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Path) -> None:

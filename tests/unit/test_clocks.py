@@ -14,7 +14,7 @@ from fullwire.recorder.hosts import SAME, UNKNOWN, offsets
 from fullwire.recorder.inside.journal import HEADER_BYTES
 from fullwire.recorder.record import join
 from fullwire.run.run import Collectives
-from tests.torch.test_record import a_process
+from tests.builders import a_process
 
 
 def collectives(rows: list[tuple[int, int, int, int]], op: str = "allreduce") -> Collectives:

@@ -45,12 +45,8 @@ STARTS_JOBS = {  # their examples are only read
     *("apply_fixes", "compress", "doctor", "join", "log"),
     *("record", "run_recipe", "run_workers", "study", "tune", "watch", "watching", "wire"),
 }
-NEEDS_TORCH = (
-    "codecs",
-    "compress",
-    "elastic",
-    "wire",
-)  # tests/torch/test_codecs_here.py runs theirs
+# Loading these loads torch; tests/torch/test_codecs_here.py runs their examples.
+NEEDS_TORCH = ("Job", "codecs", "compress", "elastic", "wire")
 FUNCTIONS = sorted(
     name for name in fw.__all__ if name not in NEEDS_TORCH and inspect.isfunction(getattr(fw, name))
 )

@@ -18,7 +18,7 @@ from fullwire.errors import DamagedInput
 from fullwire.recorder.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES, TAG
 from fullwire.recorder.journals import blocks_in, files_in
 from fullwire.recorder.record import join, record, record_part
-from tests.torch.test_record import a_process
+from tests.builders import a_process
 
 
 def _a_link(place: Path) -> None:
