@@ -213,6 +213,16 @@ def test_these_names_are_exported_and_no_others() -> None:
         _ = fullwire.nonsense
 
 
+def test_only_the_names_that_need_torch_load_it() -> None:
+    code = (
+        "import fullwire, sys\n"
+        f"for name in set(fullwire.__all__) - {set(NEEDS_TORCH)!r}:\n"
+        "    getattr(fullwire, name)\n"
+        "    assert 'torch' not in sys.modules, name"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_package_ships_its_types() -> None:
     assert (PACKAGE / "py.typed").exists()
 

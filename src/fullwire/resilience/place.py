@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from fullwire.transport.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
+
 FOLDER_VARIABLE = "FULLWIRE_ELASTIC_FOLDER"
 HOST_VARIABLE = "FULLWIRE_ELASTIC_HOST"  # towards the others, where they have folders of their own
 WORKER_VARIABLE = "FULLWIRE_ELASTIC_WORKER"
@@ -86,8 +88,6 @@ class Gathering:
     """The folder of an elastic job whose workers somebody else starts, one at each rank's place."""
 
     def __init__(self, path: Path, ranks: int, *, least: int = 1, detect_s: float = 2.0) -> None:
-        from fullwire.transport.keys import KEY_FILE_VARIABLE, KEY_VARIABLE  # with torch
-
         self._folder, self._ranks = Folder(path), ranks
         self._numbers: dict[int, int] = {}  # of the present worker, by its place
         self._folder.set("number", secrets.token_hex(32))

@@ -1,11 +1,14 @@
 """A torch.distributed backend that keeps links full: `init_process_group("fullwire")`.
 
-Torch calls `register` by itself (entry point group `torch.backends`); importing this module does it
-too. Nothing else is loaded until a process group is made.
+Torch calls `register` by itself when it is imported (entry point group `torch.backends`). Where
+that is switched off, importing this module does it. Nothing else is loaded until a process group is
+made; a launcher, which only needs the names of variables in this room, loads no torch.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 NAME = "fullwire"
@@ -25,4 +28,5 @@ def _group(options: Any, backend_options: Any) -> Any:
     return FullwireGroup(options)
 
 
-register()
+if "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+    register()
