@@ -275,12 +275,12 @@ _KINDS = (
     _Unread("a snapshot of PyTorch's memory", rb"\x80.{0,4000}?(?:segments|device_traces)"),
     _Unread(
         "a dump of NCCL's rings and trees (XML)",
-        rb"\s*(?:<\?xml[^>]*>)?\s*<graphs version=",
+        rb"\s{0,200}(?:<\?xml[^>]{0,200}>)?\s{0,200}<graphs version=",
         instead="NCCL_TOPO_DUMP_FILE=FILE dumps the host's topology, which --cluster takes",
     ),
     _Unread(
         "a topology of NCCL (XML)",
-        rb"\s*(?:<\?xml[^>]*>)?\s*<system version=",
+        rb"\s{0,200}(?:<\?xml[^>]{0,200}>)?\s{0,200}<system version=",
         instead="it describes hosts: name it after --cluster, or `fullwire cluster show` it",
     ),
     _Unread(
@@ -351,9 +351,11 @@ _KINDS = (
     _Unread("a file of HDF5", rb"\x89HDF\r\n\x1a\n"),
     _Unread("an array of NumPy", rb"\x93NUMPY"),
     _Unread("a program or a library", rb"\x7fELF"),
-    _Unread("a picture", rb"\x89PNG\r\n|\xff\xd8\xff|GIF8|\s*(?:<\?xml[^>]*>)?\s*<svg"),
+    _Unread(
+        "a picture", rb"\x89PNG\r\n|\xff\xd8\xff|GIF8|\s{0,200}(?:<\?xml[^>]{0,200}>)?\s{0,200}<svg"
+    ),
     _Unread("a PDF", rb"%PDF-"),
-    _Unread("a page (HTML)", rb"\s*<(?:!DOCTYPE html|html)"),
+    _Unread("a page (HTML)", rb"\s{0,200}<(?:!DOCTYPE html|html)"),
     _Unread("a script", rb"#!"),
     _Unread(
         "a table (CSV)",
