@@ -98,9 +98,9 @@ def rounds(program: Path, kind: str, first: int, count: int, manner: Sequence[st
     return Counts(int(found[1]), told=int(found[2]), unnamed=int(found[3]))
 
 
-def all_kinds(wanted: int) -> Counts:
-    """Divide the rounds among all kinds of calls and manners of failing."""
-    total, began = Counts(), time.monotonic()
+def all_kinds(wanted: int) -> dict[str, Counts]:
+    """Divide the rounds among all kinds of calls and manners of failing; count by kind."""
+    by_kind, began = dict.fromkeys(KINDS, Counts()), time.monotonic()
     with TemporaryDirectory() as place:
         program = build(Path(place), "-O2")
         each = -(-wanted // (3 * len(_MANNERS)))
@@ -108,34 +108,37 @@ def all_kinds(wanted: int) -> Counts:
         for kind, manner in product(KINDS, _MANNERS):
             found = rounds(program, kind, 1, each, manner)
             print(f"{kind:<10} {' '.join(manner) or 'once':<20} {found}", flush=True)
-            total += found
+            by_kind[kind] += found
+    total = sum(by_kind.values(), Counts())
     print(
         f"{total.rounds} rounds in {time.monotonic() - began:.0f} s: {total.hangs} hangs, "
         f"{total.aborts} aborts, {total.wrong} wrong; the cause was told in {total.told}, "
         f"{total.unnamed} ranks were told the rank alone"
     )
     print(total.said, end="")
-    return total
+    return by_kind
 
 
 def main() -> None:
     """Play the rounds; exit with an error if a rank hung, aborted or had a wrong result."""
     taken = parser(__doc__)
     taken.add_argument("--rounds", type=int, default=1000)
-    result = all_kinds(taken.parse_args().rounds)
+    by_kind = all_kinds(taken.parse_args().rounds)
+    result = sum(by_kind.values(), Counts())
+    columns = ["what fails", "rounds", "hangs", "aborts", "wrong"]
+    columns += ["rounds told of rank and resource", "ranks told of the rank alone"]
+    rows: list[list[results.Cell]] = [
+        [kind, each.rounds, each.hangs, each.aborts, each.wrong, each.told, each.unnamed]
+        for kind, each in by_kind.items()
+    ]
     results.write(
         "exhaustion",
         claim="A transport whose calls fail ends with the cause or with the right sums.",
         anchor="three ranks in one process; the n-th call of a kind fails, once or for good",
-        summary=f"{result.rounds} rounds: {result.hangs} hangs, {result.aborts} aborts, "
+        summary=f"{result.rounds:,} rounds: {result.hangs} hangs, {result.aborts} aborts, "
         f"{result.wrong} wrong",
         cases=result.rounds,
-        tables=[
-            results.Table(
-                columns=["rounds", "hangs", "aborts", "wrong", "told of rank and resource"],
-                rows=[[result.rounds, result.hangs, result.aborts, result.wrong, result.told]],
-            )
-        ],
+        tables=[results.Table(columns=columns, rows=rows)],
     )
     sys.exit(bool(result.hangs or result.aborts or result.wrong))
 

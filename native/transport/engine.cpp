@@ -56,7 +56,10 @@ void Engine::take_connections(std::vector<int>& sockets, const std::vector<Keys>
         try {
             connection.encrypt(keys[other]);
         } catch (...) {
-            connection.close();  // nothing may go over it in clear, last words neither
+            // Nothing may go over it in clear, last words neither.
+            say_last_words(connection.socket, names_[static_cast<std::size_t>(rank_)].c_str(), kNoMemory,
+                           &keys[other]);
+            connection.close();
             throw;
         }
     }

@@ -6,9 +6,11 @@
 #include <linux/sockios.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <limits>
 
 #include "transport/parts.hpp"
@@ -368,7 +370,7 @@ void Engine::tell_why(Connection& connection, std::string_view problem) noexcept
     }
 }
 
-void Engine::say_last_words(int socket, const char* rank, const char* lacking) noexcept {
+void Engine::say_last_words(int socket, const char* rank, const char* lacking, const Keys* keys) noexcept {
     struct {
         Head head;
         char text[kLongestLastWords];
@@ -378,7 +380,18 @@ void Engine::say_last_words(int socket, const char* rank, const char* lacking) n
     words.head.length =
         static_cast<std::uint32_t>(std::min(static_cast<std::size_t>(length), sizeof words.text - 1));
     words.head.check = words.head.right_check();
-    (void)::send(socket, &words, sizeof(Head) + words.head.length, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const std::size_t bytes = sizeof(Head) + words.head.length;
+    if (!keys) {
+        (void)::send(socket, &words, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        return;
+    }
+    try {
+        std::array<char, RecordCipher::sealed_bytes(sizeof words)> record;
+        const std::size_t sealed =
+            RecordCipher(keys->sends, RecordCipher::Way::seals).seal(record.data(), &words, bytes, nullptr, 0);
+        (void)::send(socket, record.data(), sealed, MSG_DONTWAIT | MSG_NOSIGNAL);
+    } catch (const std::exception&) {  // libcrypto has no memory either, and nothing goes out in clear
+    }
 }
 
 // This process lacks something; every rank is told what, and whose process it is.

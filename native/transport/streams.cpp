@@ -52,10 +52,10 @@ void Streams::add(std::vector<int> sockets, const std::vector<Keys>& keys) {
         engines_.push_back(
             std::make_unique<Engine>(*this, manner_, sockets, keys, engines_.empty()));
     } catch (...) {
-        for (const int socket : sockets) {
-            if (socket < 0) continue;
-            if (keys.empty()) Engine::say_last_words(socket, own_name(), kNoMemory);
-            ::close(socket);
+        for (std::size_t other = 0; other < sockets.size(); ++other) {
+            if (sockets[other] < 0) continue;
+            Engine::say_last_words(sockets[other], own_name(), kNoMemory, keys.empty() ? nullptr : &keys[other]);
+            ::close(sockets[other]);
         }
         throw;
     }

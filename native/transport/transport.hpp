@@ -167,8 +167,9 @@ public:
     // Collectives are numbered for people from the one after this.
     void count_from(std::uint64_t sequence) { uncounted_ = sequence; }
     std::uint64_t malformed() const { return malformed_.load(); }
-    // Over a connection that no engine could take.
-    static void say_last_words(int socket, const char* rank, const char* lacking) noexcept;
+    // Over a connection that no engine could take. With keys they are the first record under them, and
+    // the last: nothing else may go over it.
+    static void say_last_words(int socket, const char* rank, const char* lacking, const Keys* keys) noexcept;
 
 private:
     struct Head;

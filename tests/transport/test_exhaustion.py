@@ -33,12 +33,16 @@ def test_a_call_that_fails_ends_the_group_and_not_the_process(
 ) -> None:
     counts = exhaustion.rounds(faults, kind, 1, 12, [lasting] if lasting else [])
     assert (counts.wrong, counts.hangs, counts.aborts) == (0, 0, 0), counts.said
+    if (kind, lasting) != ("send", "for-good"):  # there no rank can send its cause
+        assert counts.unnamed == 0
 
 
 @needs_compiler
-def test_encrypted_groups_end_so_too(faults: Path) -> None:
-    counts = exhaustion.rounds(faults, "memory", 60, 12, ["encrypted"])
+@pytest.mark.parametrize("first", [1, 60])  # before a rank can encrypt, and afterwards
+def test_encrypted_groups_end_so_too(faults: Path, first: int) -> None:
+    counts = exhaustion.rounds(faults, "memory", first, 24, ["encrypted"])
     assert (counts.wrong, counts.hangs, counts.aborts) == (0, 0, 0), counts.said
+    assert (counts.told, counts.unnamed) == (24, 0)
 
 
 @needs_compiler
