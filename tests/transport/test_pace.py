@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.resilience.pace import Pace, Paced, better_weights, shares, slow_ranks
-from fullwire.resilience.state import share_of
 from tests.transport.test_elastic import BATCH, SAMPLES, check_steps, played
 
 
 @given(st.integers(0, 500), st.integers(1, 40))
-def test_equal_weights_divide_as_before(count: int, size: int) -> None:
-    assert shares(count, [3] * size) == [share_of(count, rank, size) for rank in range(size)]
+def test_equal_weights_give_equal_parts_whatever_they_are(count: int, size: int) -> None:
+    cuts = [count * rank // size for rank in range(size + 1)]
+    assert shares(count, [3] * size) == [slice(*cut) for cut in pairwise(cuts)]
+    assert shares(count, [1] * size) == shares(count, [3] * size)
 
 
 @given(st.integers(2, 400), st.lists(st.floats(0.01, 10), min_size=2, max_size=20))

@@ -19,17 +19,19 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.resilience.pace import shares
 from fullwire.resilience.place import tell
 
 _MANIFEST, _DESCRIPTION = "manifest.json", "description"
 _WRITING = ".writing-"
+_PIECE_BYTES = 4 << 20
 # Between interruptions of a device, as `plan` takes it from published trainings.
 _DEVICE_S = 35_000 * 3600.0
 
@@ -103,30 +105,43 @@ def newest(folder: Path) -> tuple[Path, int, list[str]] | None:
 
 def check(place: Path) -> Manifest:
     """Hold the files of a checkpoint against their checksums."""
-    try:
-        manifest = msgspec.json.decode((place / _MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise DamagedInput(place / _MANIFEST, f"expected the list of its files: {error}") from None
+    manifest = _manifest(place)
     for file in manifest.files:
-        path = place / file.name
-        try:
-            with path.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        except OSError as error:
-            raise DamagedInput(path, error.strerror or str(error)) from None
-        if digest != file.sha256:
-            raise DamagedInput(path, f"expected {file.size_bytes:,} bytes with another checksum")
+        for _ in _pieces(place, file):
+            pass
     return manifest
 
 
 def read(place: Path) -> tuple[bytes, bytearray, int]:
-    """Return the description of a state, its row of bytes, and its step."""
-    manifest = check(place)
+    """Return the description of a state, its row of bytes, and its step; all of it is checked."""
+    manifest = _manifest(place)
     description, *parts = manifest.files
     row = bytearray()
     for part in parts:
-        row += (place / part.name).read_bytes()
-    return (place / description.name).read_bytes(), row, manifest.step
+        for piece in _pieces(place, part):
+            row += piece
+    return b"".join(_pieces(place, description)), row, manifest.step
+
+
+def _manifest(place: Path) -> Manifest:
+    try:
+        return msgspec.json.decode((place / _MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DamagedInput(place / _MANIFEST, f"expected the list of its files: {error}") from None
+
+
+def _pieces(place: Path, file: File) -> Iterator[bytes]:
+    """Read a file; at its end, hold what was read against its checksum."""
+    path, digest = place / file.name, hashlib.sha256()
+    try:
+        with path.open("rb") as opened:
+            while piece := opened.read(_PIECE_BYTES):
+                digest.update(piece)
+                yield piece
+    except OSError as error:
+        raise DamagedInput(path, error.strerror or str(error)) from None
+    if digest.hexdigest() != file.sha256:
+        raise DamagedInput(path, f"expected {file.size_bytes:,} bytes with another checksum")
 
 
 class Clock:
@@ -190,8 +205,8 @@ class Saver:
             return
         index, count = (0, 1) if self._keeping.is_whole else (ranks.index(mesh.rank), len(ranks))
         whole = state()
-        first, last = whole.size_bytes * index // count, whole.size_bytes * (index + 1) // count
-        part = whole.piece(first, last).numpy().data
+        share = shares(whole.size_bytes, [1] * count)[index]
+        part = whole.piece(share.start, share.stop).numpy().data
         self.clock.stopped_s = time.monotonic() - now_s
         if is_first:
             tell("checkpoint", ranks, int(now_s * 1e9), time.monotonic_ns())

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ import msgspec
 
 from fullwire.errors import UsageError
 from fullwire.resilience import place
-from fullwire.resilience.place import Folder, Keeping
+from fullwire.resilience.place import Folder, Keeping, Place
 
 _MEETS_S = 120.0  # the longest wait for the store
 _LOOKS_S = 0.1
@@ -95,19 +96,10 @@ class Seat:
     def __init__(self, folder: Folder, rank: int, size: int, keeping: Keeping) -> None:
         self.folder, self.rank, self.size, self.keeping = folder, rank, size, keeping
 
-    def variables(self, least: int, detect_s: float, *, respawns: bool) -> dict[str, str]:
-        """Return the variables for the next worker at this place."""
+    def next_place(self) -> Place:
+        """Return the part of the next worker at this place."""
         number = place.next_number(self.folder, self.rank, self.size)
-        return {
-            place.FOLDER_VARIABLE: str(self.folder.path),
-            place.STARTERS_VARIABLE: str(self.size),
-            place.LEAST_VARIABLE: str(least),
-            place.DETECT_VARIABLE: str(detect_s),
-            place.RESPAWN_VARIABLE: str(int(respawns)),
-            place.KEEPING_VARIABLE: msgspec.json.encode(self.keeping).decode(),
-            place.WORKER_VARIABLE: str(number),
-            "RANK": str(number),
-        } | ({place.HOST_VARIABLE: self.folder.host} if self.folder.is_of_one_host else {})
+        return Place(self.folder, number, self.size, keeping=self.keeping)
 
     def copy(self) -> None:
         """Bring the folder up to date: all hosts have this one."""
@@ -227,6 +219,10 @@ def take_seat() -> None:
     if Launcher.told(os.environ) is not None:
         told = os.environ.get(place.KEEPING_VARIABLE, "{}")
         seat = seat_here(msgspec.json.decode(told, type=Keeping))
-        least = int(os.environ.get(place.LEAST_VARIABLE, "1"))
-        detect_s = float(os.environ.get(place.DETECT_VARIABLE, "2"))
-        os.environ.update(seat.variables(least, detect_s, respawns=False))
+        part = replace(
+            seat.next_place(),
+            least=int(os.environ.get(place.LEAST_VARIABLE, "1")),
+            detect_s=float(os.environ.get(place.DETECT_VARIABLE, "2")),
+            is_replaced=False,
+        )
+        os.environ.update(part.variables())

@@ -7,7 +7,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -73,6 +73,13 @@ class Folder:
         return (self.path / key).read_bytes()
 
 
+def new_key() -> dict[str, str]:
+    """Return the variable with a key that the workers of a job share; empty if they have one."""
+    if KEY_VARIABLE in os.environ or KEY_FILE_VARIABLE in os.environ:
+        return {}
+    return {KEY_VARIABLE: secrets.token_hex(32)}
+
+
 def next_number(folder: Folder, rank: int, size: int) -> int:
     """Return the number of the next worker at a rank's place: a new one, higher than all others.
 
@@ -82,44 +89,6 @@ def next_number(folder: Folder, rank: int, size: int) -> int:
     if not any(each % size == rank for each in used):
         return rank
     return next(each for each in range(rank + size, max(used) + size + 1, size) if each > max(used))
-
-
-class Gathering:
-    """The folder of an elastic job whose workers somebody else starts, one at each rank's place."""
-
-    def __init__(self, path: Path, ranks: int, *, least: int = 1, detect_s: float = 2.0) -> None:
-        self._folder, self._ranks = Folder(path), ranks
-        self._numbers: dict[int, int] = {}  # of the present worker, by its place
-        self._folder.set("number", secrets.token_hex(32))
-        self._common = {
-            FOLDER_VARIABLE: str(path),
-            STARTERS_VARIABLE: str(ranks),
-            LEAST_VARIABLE: str(least),
-            DETECT_VARIABLE: str(detect_s),
-            RESPAWN_VARIABLE: "1",
-        }
-        if KEY_VARIABLE not in os.environ and KEY_FILE_VARIABLE not in os.environ:
-            self._common[KEY_VARIABLE] = secrets.token_hex(32)
-
-    def variables(self, rank: int) -> dict[str, str]:
-        """Return the variables for the next worker at a rank's place."""
-        self._numbers[rank] = number = next_number(self._folder, rank, self._ranks)
-        return self._common | {WORKER_VARIABLE: str(number), "RANK": str(number)}
-
-    def lost(self, rank: int) -> None:
-        """Tell the others that a rank's worker has ended, and those that it may have started."""
-        for number in {self._numbers[rank], *self._folder.numbers("rank")}:
-            if number % self._ranks == rank:
-                self._folder.bury(number)
-
-    def complete(self) -> None:
-        """Tell those who would join that the job is complete."""
-        self._folder.set("finished", "")
-
-    @property
-    def has_met(self) -> bool:
-        """Say whether a worker uses `fullwire.elastic`."""
-        return bool(self._folder.numbers("rank") or self._folder.numbers("holds"))
 
 
 def tell(kind: str, ranks: Sequence[int], began_ns: int, ended_ns: int) -> None:
@@ -137,16 +106,15 @@ def began_ns() -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """This process's part in an elastic job, as `fullwire run` told it."""
+    """A worker's part in an elastic job. Who starts the worker tells it in its environment."""
 
     folder: Folder
     worker: int
     starters: int
-    least: int
-    detect_s: float
-    stuck_s: float  # the shortest time after which a rank counts as stuck
-    is_replaced: bool  # a lost worker
-    keeping: Keeping
+    least: int = 1
+    detect_s: float = 2.0
+    is_replaced: bool = True  # a lost worker
+    keeping: Keeping = field(default_factory=Keeping)
     balances: bool = False  # shares of a batch follow the workers' speed
     evicts: bool = False  # a slow worker leaves
 
@@ -161,9 +129,64 @@ class Place:
             int(os.environ[STARTERS_VARIABLE]),
             int(os.environ[LEAST_VARIABLE]),
             float(os.environ[DETECT_VARIABLE]),
-            float(os.environ.get(STUCK_VARIABLE, "30")),
             os.environ.get(RESPAWN_VARIABLE) == "1",
             msgspec.json.decode(os.environ.get(KEEPING_VARIABLE, "{}"), type=Keeping),
             os.environ.get(BALANCE_VARIABLE) == "1",
             os.environ.get(EVICT_VARIABLE) == "1",
         )
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables in which the worker reads this."""
+        told = {
+            FOLDER_VARIABLE: str(self.folder.path),
+            WORKER_VARIABLE: str(self.worker),
+            STARTERS_VARIABLE: str(self.starters),
+            LEAST_VARIABLE: str(self.least),
+            DETECT_VARIABLE: str(self.detect_s),
+            RESPAWN_VARIABLE: str(int(self.is_replaced)),
+            KEEPING_VARIABLE: msgspec.json.encode(self.keeping).decode(),
+            "RANK": str(self.worker),
+        }
+        if self.folder.is_of_one_host:
+            told[HOST_VARIABLE] = self.folder.host
+        if self.balances:
+            told[BALANCE_VARIABLE] = "1"
+        if self.evicts:
+            told[EVICT_VARIABLE] = "1"
+        return told
+
+    @property
+    def stuck_s(self) -> float:
+        """Return the shortest time after which a rank counts as stuck; the user may set it."""
+        return float(os.environ.get(STUCK_VARIABLE, "30"))
+
+
+class Gathering:
+    """The folder of an elastic job whose workers somebody else starts, one at each rank's place."""
+
+    def __init__(self, path: Path, ranks: int, *, least: int = 1, detect_s: float = 2.0) -> None:
+        self._folder, self._ranks = Folder(path), ranks
+        self._numbers: dict[int, int] = {}  # of the present worker, by its place
+        self._folder.set("number", secrets.token_hex(32))
+        self._any = Place(self._folder, 0, ranks, least, detect_s)
+        self._key = new_key()
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """Return the variables for the next worker at a rank's place."""
+        self._numbers[rank] = number = next_number(self._folder, rank, self._ranks)
+        return replace(self._any, worker=number).variables() | self._key
+
+    def lost(self, rank: int) -> None:
+        """Tell the others that a rank's worker has ended, and those that it may have started."""
+        for number in {self._numbers[rank], *self._folder.numbers("rank")}:
+            if number % self._ranks == rank:
+                self._folder.bury(number)
+
+    def complete(self) -> None:
+        """Tell those who would join that the job is complete."""
+        self._folder.set("finished", "")
+
+    @property
+    def has_met(self) -> bool:
+        """Say whether a worker uses `fullwire.elastic`."""
+        return bool(self._folder.numbers("rank") or self._folder.numbers("holds"))

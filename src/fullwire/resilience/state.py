@@ -76,11 +76,6 @@ def parts_of(description: bytes, row: Any) -> dict[str, Any]:
     return parts
 
 
-def share_of(count: int, rank: int, size: int) -> slice:
-    """Return a rank's part of so many samples or bytes; parts differ by one at most."""
-    return slice(count * rank // size, count * (rank + 1) // size)
-
-
 def _is_plain(value: Any) -> bool:
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO, BinaryIO
@@ -32,8 +32,7 @@ from fullwire.errors import UsageError
 from fullwire.resilience import checkpoints, place
 from fullwire.resilience.launched import seat_here
 from fullwire.resilience.pace import SLOW_STATUS
-from fullwire.resilience.place import TOO_FEW_STATUS, Folder, Keeping
-from fullwire.transport.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
+from fullwire.resilience.place import TOO_FEW_STATUS, Folder, Keeping, Place
 
 _FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *_FOR_SCRIPTS)
@@ -67,7 +66,8 @@ class Workers:
         respawns: bool,
         detect_s: float,
         keeping: Keeping | None = None,
-        more: dict[str, str] | None = None,
+        balances: bool = False,
+        evicts: bool = False,
     ) -> None:
         if count < 1 or not 1 <= least <= count:
             raise UsageError(
@@ -82,9 +82,10 @@ class Workers:
                 f"run: expected --keep from 1 on and --every above 0 s, got {self._keeping.keep} "
                 f"and {self._keeping.every_s} s"
             )
-        self._command, self._least, self._more = list(command), least, more or {}
+        self._command, self._least = list(command), least
         self._count = self._asked = count  # a script that starts again may have fewer
         self._respawns, self._detect_s = respawns, detect_s
+        self._balances, self._evicts = balances, evicts
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Worker] = {}
         self._next = self._done = 0
@@ -98,13 +99,7 @@ class Workers:
 
     def run(self) -> int:
         """Run the job, and return its exit status."""
-        self._variables = self._more | {
-            place.LEAST_VARIABLE: str(self._least),
-            place.DETECT_VARIABLE: str(self._detect_s),
-            place.RESPAWN_VARIABLE: str(int(self._respawns)),
-        }
-        if KEY_VARIABLE not in os.environ and KEY_FILE_VARIABLE not in os.environ:
-            self._variables[KEY_VARIABLE] = secrets.token_hex(32)
+        self._variables = place.new_key()  # of all workers, besides their places
         try:
             with self._passing_on_signals():
                 self._begin()
@@ -123,14 +118,13 @@ class Workers:
         self._paths.append(path)
         self._folder = Folder(path)
         self._folder.set("number", secrets.token_hex(32))
-        self._variables[place.FOLDER_VARIABLE] = str(path)
-        keeping = self._where_it_begins()
-        self._variables[place.KEEPING_VARIABLE] = msgspec.json.encode(keeping).decode()
+        self._place = self._of_this_job(
+            Place(self._folder, 0, self._count, keeping=self._where_it_begins())
+        )
         with socket.socket() as free:
             free.bind((self._folder.host, 0))
             port = free.getsockname()[1]
         self._variables |= {
-            place.STARTERS_VARIABLE: str(self._count),
             "WORLD_SIZE": str(self._count),
             "LOCAL_WORLD_SIZE": str(self._count),
             "MASTER_ADDR": self._folder.host,
@@ -139,6 +133,17 @@ class Workers:
         self._next = self._done = 0
         for _ in range(self._count):
             self._start()
+
+    def _of_this_job(self, part: Place) -> Place:
+        """Complete a worker's part with what was asked for."""
+        return replace(
+            part,
+            least=self._least,
+            detect_s=self._detect_s,
+            is_replaced=self._respawns,
+            balances=self._balances,
+            evicts=self._evicts,
+        )
 
     def _where_it_begins(self) -> Keeping:
         """Look for the last checkpoint."""
@@ -196,7 +201,7 @@ class Workers:
                 env=os.environ
                 | {"LOCAL_RANK": str(number)}
                 | self._variables
-                | {place.WORKER_VARIABLE: str(number), "RANK": str(number)},
+                | replace(self._place, worker=number).variables(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C comes through here, once
@@ -353,7 +358,7 @@ class OnePlace(Workers):
     _lost_status: int | None = None  # of this place's last worker
 
     def _begin(self) -> None:
-        self._variables.pop(KEY_VARIABLE, None)  # all places need the same one: the user's
+        self._variables = {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}  # the key is the user's
         self._seat = seat_here(self._where_it_begins())
         self._folder = self._seat.folder
         if self._folder.is_of_one_host:
@@ -361,11 +366,8 @@ class OnePlace(Workers):
         self._start()
 
     def _start(self) -> None:
-        self._variables |= self._seat.variables(
-            self._least, self._detect_s, respawns=self._respawns
-        )
-        self._next = int(self._variables[place.WORKER_VARIABLE])
-        self._variables["LOCAL_RANK"] = os.environ.get("LOCAL_RANK", "0")
+        self._place = self._of_this_job(self._seat.next_place())
+        self._next = self._place.worker
         super()._start()
 
     def _bury(self, worker: _Worker) -> None:
@@ -459,8 +461,6 @@ def run_workers(
         raise UsageError("run: expected --checkpoint FOLDER with --every and --whole")
     if balance and evict_slow:
         raise UsageError("run: expected --balance or --evict-slow, got both")
-    more = {place.BALANCE_VARIABLE: "1"} if balance else {}
-    more |= {place.EVICT_VARIABLE: "1"} if evict_slow else {}
     job = (OnePlace if workers is None else Workers)(
         command,
         least if workers is None else workers,
@@ -468,7 +468,8 @@ def run_workers(
         respawns=respawn,
         detect_s=detect_s,
         keeping=keeping,
-        more=more,
+        balances=balance,
+        evicts=evict_slow,
     )
     return job.run()
 
