@@ -153,9 +153,9 @@ def _as_typed(word: str) -> str:
     """Return a word of the command; DIRECTORY replaces a path that only this machine has."""
     if not os.path.isabs(word):
         return word
-    # Data lie beside a checkout, wherever that is.
-    parent = Path(FOLDER).parents[2]
-    return os.path.relpath(word) if Path(word).is_relative_to(parent) else "DIRECTORY"
+    # Shared data lie beside a checkout, wherever that is.
+    shared = FOLDER.parents[2] / "shared"
+    return os.path.relpath(word) if Path(word).is_relative_to(shared) else "DIRECTORY"
 
 
 def commit() -> str:

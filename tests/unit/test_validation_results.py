@@ -14,7 +14,7 @@ def test_a_command_has_no_path_of_this_machine(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(checkout)
     beside = checkout.parent / "shared" / "data" / "netx"
     monkeypatch.setattr(
-        "sys.argv", ["faults.py", "--journal", "/tmp/scratch/rounds.jsonl", str(beside)]
+        "sys.argv", ["faults.py", "--journal", str(checkout.parent / "rounds.jsonl"), str(beside)]
     )
     assert results.command() == (
         ".venv/bin/python -m validation.faults --journal DIRECTORY ../shared/data/netx"
