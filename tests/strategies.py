@@ -122,6 +122,8 @@ def tables(draw: st.DrawFn, kind: type[AnyTable]) -> AnyTable:
     for name, each in kind.column_kinds().items():
         values = draw(st.lists(_column_values(each), min_size=rows, max_size=rows))
         columns[name] = np.array(values, each.dtype)
+    for name in kind.ADDED_UP:
+        columns[name] //= MOST_ROWS + 1
     for begin, end in kind.INTERVALS:
         columns[begin], columns[end] = np.sort([columns[begin], columns[end]], axis=0)
     return kind(**columns)

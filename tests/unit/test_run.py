@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts, named
 from fullwire.run.gaps import Gap
-from fullwire.run.run import TABLES, Gradients, Hosts, Provenance, Run, Spans, Table
+from fullwire.run.run import TABLES, Flows, Gradients, Hosts, Provenance, Run, Spans, Table
 from tests.builders import a_run
 from tests.strategies import cases, tables
 
@@ -177,6 +177,15 @@ def test_a_provenance_of_other_words_is_refused(said: dict[str, Any], problem: s
 def test_unknown_and_impossible_facts_are_refused(facts: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
         named(facts)
+
+
+def test_bytes_that_no_sum_can_hold_are_refused() -> None:
+    columns: dict[str, Any] = {name: np.zeros(2, np.int64) for name in Flows.empty().columns()}
+    columns |= {name: np.array(["a", "b"], object) for name in ("source", "destination")}
+    columns["wire_bytes"] = np.array([2**62, 2**62])
+    problem = "Flows.wire_bytes: expected less than 2^63 B in all rows, got 9.223e+18"
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        Flows(**columns)
 
 
 def test_facts_cannot_be_written() -> None:

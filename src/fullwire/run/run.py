@@ -38,6 +38,7 @@ Origin: TypeAlias = Literal["measured", "imported", "modelled", "simulated"]
 Basis: TypeAlias = Literal["measured", "modelled"]
 AnyTable = TypeVar("AnyTable", bound="Table")
 
+_INT64 = 2.0**63
 SIZE_UNKNOWN = "unknown"  # the dtype of a collective whose size a trace lacks; `bytes` is then 0
 
 
@@ -81,6 +82,8 @@ class Table(Result):
 
     # pairs of columns; the second is never before the first
     INTERVALS: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # columns that analyses add up; each sum must fit into the column's own type
+    ADDED_UP: ClassVar[tuple[str, ...]] = ()
     _EMPTY: ClassVar[Any]
 
     def __post_init__(self) -> None:
@@ -102,6 +105,14 @@ class Table(Result):
         lengths = {name: len(column) for name, column in self.columns().items()}
         if len(set(lengths.values())) > 1:
             raise UsageError(f"{type(self).__name__}: columns differ in length: {lengths}")
+        for name in self.ADDED_UP:
+            total = getattr(self, name).sum(dtype=np.float64)
+            if total >= _INT64:
+                raise UsageError(
+                    f"{type(self).__name__}.{name}: expected less than 2^63 "
+                    f"{self.column_kinds()[name].unit}".rstrip()
+                    + f" in all rows, got {total:.4g}"
+                )
         for begin, end in self.INTERVALS:
             wrong = np.flatnonzero(getattr(self, end) < getattr(self, begin))
             if len(wrong):
@@ -313,6 +324,7 @@ class Flows(Table):
     """Traffic in captured packets, from a source to a destination in one time bin."""
 
     INTERVALS = (("start_ns", "end_ns"),)
+    ADDED_UP = ("payload_bytes", "wire_bytes", "packets", "retransmits")
 
     source: Text
     destination: Text
@@ -333,6 +345,7 @@ class Connections(Table):
     """
 
     INTERVALS = (("start_ns", "end_ns"),)
+    ADDED_UP = ("payload_bytes", "wire_bytes", "packets", "retransmitted_bytes")
 
     source: Text
     destination: Text
