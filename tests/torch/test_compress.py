@@ -287,3 +287,24 @@ def test_rounding_blocks_keeps_each_value_within_half_a_step() -> None:
         half = float(block.abs().max()) / 127 / 2
         assert float((block - other).abs().max()) <= half * (1 + 1e-5)
     assert math.isclose(float(arrived.abs().max()), float(gradient.abs().max()), rel_tol=1e-6)
+
+
+ENDING = """
+import time, torch
+from fullwire.compression.hook import _lane
+
+def works(_):
+    for _ in range(500):
+        time.sleep(0.001)
+
+begin = torch.futures.Future()
+begin.then(works)
+_lane.put(begin)
+"""
+
+
+def test_a_job_that_ends_while_a_message_is_completed_ends_as_it_would() -> None:
+    """Formerly Python ended first, and the rank aborted when its thread came back from torch."""
+    command = [sys.executable, UNCOMPILED, "-c", ENDING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -14,6 +14,7 @@ together.
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import weakref
@@ -45,6 +46,7 @@ MEASURED_EVERY = 25  # Steps: measuring costs about as much as unpacking.
 _KEPT = 1000  # Measurements.
 _LONGEST_CHOICE = 256  # Bytes of its words.
 _CPU = torch.device("cpu")
+_ENDS_S = 2.0  # The longest wait of a process that ends, for the thread that sends.
 _TAG = 0x66770000  # Of the messages of packed bytes: jobs use small tags.
 
 
@@ -432,11 +434,22 @@ class _Lane:
                 target=self._work, name="fullwire-compression", daemon=True
             )
             self._thread.start()
+            atexit.unregister(self._end)
+            atexit.register(self._end)
         self._waiting.put(begin)
 
     def _work(self) -> None:
-        while True:
-            self._waiting.get().set_result(None)
+        while (begin := self._waiting.get()) is not None:
+            begin.set_result(None)
+
+    def _end(self) -> None:
+        """End the thread before Python ends: one that comes back from torch later is a crash.
+
+        A thread that waits for a lost rank does not hold the process for long.
+        """
+        if self._thread is not None and self._thread.is_alive():  # A fork has no threads.
+            self._waiting.put(None)
+            self._thread.join(_ENDS_S)
 
 
 _lane = _Lane()
