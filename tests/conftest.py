@@ -80,6 +80,14 @@ def short_folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave torch's compiler out of the jobs that our commands start, as jobs/uncompiled.py does."""
+    before = os.environ.get("PYTHONPATH")
+    ours = str(Path(__file__).with_name("jobs") / "path")
+    monkeypatch.setenv("PYTHONPATH", f"{ours}{os.pathsep}{before}" if before else ours)
+
+
 @pytest.fixture(scope="session")
 def namespaces() -> None:
     """Skip if a lab cannot be made, with the sentence that names the sysctl."""

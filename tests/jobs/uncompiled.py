@@ -2,6 +2,8 @@
 
 python uncompiled.py SCRIPT | -c CODE | -m MODULE  ARGUMENTS...
 
+The folder `path` on PYTHONPATH does the same to each Python process, whoever starts it.
+
 The script must not compile or export anything. Optimizers, DistributedDataParallel and FSDP load
 the whole compiler, only to exclude their functions from it and to read its settings. A stand-in
 answers these calls. A third of torch's own time to load goes into two more parts: one computes
@@ -64,7 +66,8 @@ class ShapesFinder(MetaPathFinder, Loader):
         gc.enable()
 
 
-def main() -> None:
+def leave_out() -> None:
+    """Put stand-ins in the place of what is left out; torch is not loaded yet."""
     sys.meta_path.insert(0, ShapesFinder())
     stand_in("torch.export")
     compiler = stand_in("torch._dynamo")
@@ -72,6 +75,10 @@ def main() -> None:
     compiler.graph_break = lambda: None
     compiler.utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
     compiler.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
+
+
+def main() -> None:
+    leave_out()
     del sys.argv[0]
     if sys.argv[0] not in ("-c", "-m"):
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -185,6 +185,7 @@ def test_a_rank_alone_in_the_environment_makes_nobody_a_rank(
 
 @needs_torch
 @needs_namespaces
+@pytest.mark.usefixtures("uncompiled")
 def test_all_take_part_in_turns_on_the_hosts_of_a_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     """The participants check the sums; here, that each took part or is named as missing."""
     monkeypatch.setenv("PATH", "")

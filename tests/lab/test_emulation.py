@@ -62,6 +62,7 @@ def check_profile(run: Run, rank: int, steps: int) -> None:
 
 @needs_namespaces
 @needs_torch
+@pytest.mark.usefixtures("uncompiled")
 def test_a_run_is_played_and_what_it_did_can_be_played_again(tmp_path: Path) -> None:
     profile, alone, dilated = (tmp_path / name for name in ("profile.run", "1.run", "2.run"))
     write(a_run(gradients=PROFILE, forward_ms=10, optimizer_ms=5), profile)

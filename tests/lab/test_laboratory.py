@@ -44,7 +44,7 @@ def test_where_a_host_has_several_ranks_each_knows_its_own_link(tmp_path: Path) 
     place = tmp_path / "job.run"
     options = ["--workers", "2", "--rate", "200Mbps", "--rate", "1:100Mbps", "-o", str(place)]
     torchrun = (
-        'exec "$0" -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --node-rank=$RANK '
+        'exec "$0" "$1" -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --node-rank=$RANK '
         '--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT "$@"'
     )
     job = ["bash", "-c", torchrun, sys.executable, UNCOMPILED, DDP]

@@ -113,6 +113,7 @@ print(f"ranks {ranks}, backend {found.run.facts.backend}, problem {found.problem
 
 
 @needs_torch
+@pytest.mark.usefixtures("uncompiled")
 def test_a_trial_reaches_the_ranks_of_another_host_through_the_store_of_the_job(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -421,9 +421,11 @@ def check_written(result: Study) -> None:
 
 @needs_namespaces
 @needs_torch
+@pytest.mark.usefixtures("uncompiled")
 def test_a_tiny_study_is_played_for_real(tmp_path: Path) -> None:
     trials = (
-        Trial(kind="real", model="mlp-64", workers=2, rate="100Mbps", steps=5),
+        # A job of 40 steps is long enough for the samples of its connections.
+        Trial(kind="real", model="mlp-64", workers=2, rate="100Mbps", steps=40),
         a_trial(workers=2, rate="1Gbps", compression=50, buckets="ddp:25MiB", steps=3),
     )
     result = fw.study(tmp_path, trials=trials)
@@ -441,6 +443,7 @@ def test_a_tiny_study_is_played_for_real(tmp_path: Path) -> None:
 
 @needs_namespaces
 @needs_torch
+@pytest.mark.usefixtures("uncompiled")
 def test_a_study_that_is_killed_leaves_nobody_who_plays_on(tmp_path: Path) -> None:
     trial = Trial(kind="real", model="mlp-64", workers=1, rate="100Mbps", steps=100_000)
     code = (

@@ -23,6 +23,7 @@ CONTROL = [Pair(0.085, ratio, 10e-6) for ratio in (0.99, 0.999, 1.0, 1.001, 1.01
 
 
 @needs_torch
+@pytest.mark.usefixtures("uncompiled")
 def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: Path) -> None:
     output = tmp_path / "x.run"
     job = subprocess.run(

@@ -52,6 +52,7 @@ def test_parts_of_two_hosts_in_directories_of_their_own_become_one_run(
 
 @needs_namespaces
 @needs_torch
+@pytest.mark.usefixtures("uncompiled")
 def test_torchrun_on_two_hosts_is_recorded(tmp_path: Path) -> None:
     torchrun = (
         "exec torchrun --nnodes=2 --nproc-per-node=1 --node-rank=$RANK --master-addr=$MASTER_ADDR "

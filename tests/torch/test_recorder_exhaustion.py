@@ -41,6 +41,7 @@ sampler.main(sys.argv[2], "sh", "-c", "echo done; exit 7")
 
 
 @needs_torch
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("for_good", [False, True])
 def test_no_fault_of_the_recorder_reaches_the_job(tmp_path: Path, for_good: bool) -> None:
     """Formerly, when memory was short for good, the recorder raised into the job."""

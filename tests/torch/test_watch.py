@@ -31,6 +31,7 @@ while True:
 """
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_running_job_has_a_step_and_a_stopped_rank_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,6 +77,7 @@ def watch_a_job(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
             each.communicate()
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_listed_job_writes_nothing_to_the_terminal(cli: Cli) -> None:
     code = "import torch, time; print(flush=True); time.sleep(60)"
     hostile = "train\x1b[2J\u202e.py"

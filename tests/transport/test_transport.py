@@ -50,6 +50,7 @@ NUMBERS: dict[str, int] = {
     "int64": 7,
     "uint8": 8,
 }
+UNCOMPILED = str(Path(__file__).parents[1] / "jobs" / "uncompiled.py")
 PING = 6  # the kind of frame
 SPARE_DESCRIPTORS = 512  # of this process, beside those of a mesh
 SUM, PRODUCT, MINIMUM, MAXIMUM, AND, OR, XOR = range(7)
@@ -899,17 +900,17 @@ def test_torch_finds_the_backend_by_itself_and_loads_nothing_for_it() -> None:
         "assert 'fullwire' in dist.Backend.backend_list\n"
         "print([m for m in sys.modules if m.startswith('fullwire')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, UNCOMPILED, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['fullwire.version', 'fullwire', 'fullwire.transport']"
 
 
 def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -> None:
-    jobs = Path(__file__).parents[1] / "jobs"
-    job = [str(jobs / "uncompiled.py"), str(jobs / "on_fullwire.py")]
-    workers = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *job]
+    job = [UNCOMPILED, str(Path(__file__).parents[1] / "jobs" / "on_fullwire.py")]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = ["-m", "fullwire", "record", "-o", str(tmp_path / "job.run"), "--"]
     subprocess.run(
-        [sys.executable, *command, sys.executable, *workers],
+        [sys.executable, *command, sys.executable, job[0], *torchrun, *job],
         env={**os.environ, "FULLWIRE_WIRE": "bf16"},
         check=True,
         capture_output=True,
