@@ -82,7 +82,7 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave torch's compiler out of the jobs that our commands start, as jobs/uncompiled.py does."""
+    """Leave torch's compiler out of jobs that our commands start, as jobs/uncompiled.py does."""
     before = os.environ.get("PYTHONPATH")
     ours = str(Path(__file__).with_name("jobs") / "path")
     monkeypatch.setenv("PYTHONPATH", f"{ours}{os.pathsep}{before}" if before else ours)
