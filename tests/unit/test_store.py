@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -21,12 +22,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fullwire as fw
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.importers import read
 from fullwire.run.run import Provenance, Run
 from fullwire.run.store import read_run, write
 from tests.builders import a_run
 from tests.conftest import Cli
+from tests.jobs_by_hand import a_trained_job
 from tests.strategies import cases, damaged, runs, same_run, same_table
 
 RUN = a_run(facts={"workers": 1, "line_rate_bps": 25e9, "reduce_cost": ((40.0, 1e-5),)})
@@ -606,3 +609,11 @@ def test_no_run_is_made_within_a_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a.run is a run: expected a place outside of it"):
         write(a_run(), inner)
     assert not inner.exists()
+
+
+def test_a_refusal_names_the_run_that_was_read_and_not_its_source(tmp_path: Path) -> None:
+    job = a_trained_job()
+    still = dataclasses.replace(job.spans, end_ns=job.spans.start_ns)
+    path = fw.write(dataclasses.replace(job, spans=still), tmp_path / "still.run")
+    with pytest.raises(FullwireError, match=re.escape(f"{path}: expected steps that take time")):
+        fw.compare(job, path)

@@ -58,7 +58,7 @@ def audited(traffic: Traffic) -> AuditedTraffic:
     """Return traffic with its audit, of each training by itself."""
     known = {field.name: getattr(traffic, field.name) for field in fields(traffic)}
     # Packets with such times are impossible: every iteration takes some time.
-    source = traffic.detail.run.provenance.source
+    source = traffic.detail.run.place
     check_shares(source, busy_share=traffic.busy_fractions)
     check_shares(source, packets_sent_again=[edge.sent_again for edge in traffic.edges])
     check_times(source, round_trip=[edge.rtt_least_s or 0.0 for edge in traffic.edges])

@@ -439,7 +439,7 @@ def noise_of(
 
 def step_lengths_s(run: Run) -> Floats:
     """Return the length of each step of the job, in order of time, without warm-up."""
-    refuse_without_steps(run, run.provenance.source)
+    refuse_without_steps(run, run.place)
     marks = marks_of_steps(run)
     check_times(run, "steps", marks.start_ns, marks.end_ns)
     check_collectives(run)
@@ -448,8 +448,8 @@ def step_lengths_s(run: Run) -> Floats:
     length_ns = step_lengths_ns(run)
     lengths_s = length_ns[kept_steps(length_ns)] * 1e-9
     if not middle_half(lengths_s).any():
-        raise UsageError(f"{run.provenance.source}: expected steps that take time, got 0 s")
-    check_steps(run.provenance.source, step=lengths_s)
+        raise UsageError(f"{run.place}: expected steps that take time, got 0 s")
+    check_steps(run.place, step=lengths_s)
     return np.asarray(lengths_s, np.float64)
 
 

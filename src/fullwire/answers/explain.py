@@ -357,7 +357,7 @@ def explain(
 
 def _believed(run: Run, explanation: Explanation) -> Explanation:
     """Return an explanation after a check of its numbers; `_forecaster` checks predictions."""
-    source, workers = run.provenance.source, world(run)
+    source, workers = run.place, world(run)
     check_times(source, step=explanation.step_s, baseline=explanation.baseline_step_s)
     check_times(source, **dict(explanation.account))
     check_scaling(source, workers, explanation.scaling_factor)
@@ -378,7 +378,7 @@ def _is_to_account(run: Run) -> bool:
     if run.provenance.origin == "imported" and is_told:
         return False
     if len(recorded_ranks(run)):
-        raise UsageError(f"{run.provenance.source}: its steps take no time at all")
+        raise UsageError(f"{run.place}: its steps take no time at all")
     return True  # The account then names the missing data.
 
 

@@ -177,7 +177,7 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
     )
     predictions = sweep([subject], grid)
     alone_s = subject.step.alone_ns * 1e-9 if job is None else baseline_s
-    check_steps(run.provenance.source, step=predictions["step_s"], step_of_one_worker=alone_s)
+    check_steps(run.place, step=predictions["step_s"], step_of_one_worker=alone_s)
     low_s, high_s = interval_s([subject], grid, predictions, calibration)
     points = (grid.transports, grid.workers, grid.bandwidth_bps, _PACKINGS, _RATIOS)
     shape = tuple(len(axis) for axis in points)

@@ -235,7 +235,7 @@ def check_calibrating(runs: Sequence[Run]) -> None:
     """Refuse a run that was given to calibrate and would go unused with any line rate."""
     for run in runs:
         if (why := _shows_no_transport(run)) not in (None, _RATE_UNKNOWN):
-            name = run.provenance.source
+            name = run.place
             raise UsageError(f"calibrate: expected runs that show their transport: {name}: {why}")
 
 

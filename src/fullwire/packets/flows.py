@@ -129,7 +129,7 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
         )
     all_bytes = float(np.sum(run.flows.payload_bytes + 0.0) + np.sum(run.flows.wire_bytes + 0.0))
     if all_bytes > _MOST_BYTES:
-        raise DamagedInput(run.provenance.source, f"flows: {all_bytes:.3g} bytes cannot be")
+        raise DamagedInput(run.place, f"flows: {all_bytes:.3g} bytes cannot be")
     turns = trainings_in_turn(run)
     if len(turns) == 1:
         return _at_once(run, model_bytes)

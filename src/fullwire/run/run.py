@@ -456,6 +456,7 @@ class Run(Result):
     noise: Noise = field(default_factory=Noise.empty)
     metrics: Metrics = field(default_factory=Metrics.empty)
     events: Events = field(default_factory=Events.empty)
+    read_from: str = ""  # the folder that it was read from; it is not written
 
     def __post_init__(self) -> None:
         if not isinstance(self.provenance, Provenance):
@@ -468,6 +469,11 @@ class Run(Result):
             if not isinstance(table, TABLES[name]):
                 raise UsageError(f"{name}: expected {TABLES[name].__name__}, got {shown(table)}")
         _refuse_other_than_text("gaps", self.missing)
+
+    @property
+    def place(self) -> str:
+        """Where a user finds the run: its folder, or else what made it."""
+        return self.read_from or self.provenance.source
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -226,7 +226,7 @@ def _table_of_steps(run: Run) -> _Steps:
         rows = rows[_is_in(table.rows(rows), ranks, numbers)]
         if len(rows):
             step, rank = table.step[rows[0]], table.rank[rows[0]]
-            place = f"{run.provenance.source}, step {step} of rank {rank}"
+            place = f"{run.place}, step {step} of rank {rank}"
             raise DamagedInput(place, "times or gradient sizes that cannot be")
     start_ns, end_ns = _in_table(marks, ranks, numbers, "start_ns", "end_ns")
     begin_ns, computed_ns = _in_table(backwards, ranks, numbers, "start_ns", "end_ns")
@@ -562,7 +562,7 @@ def _spans_named(run: Run, lane: str, name: str) -> Spans:
 
 def _refuse(run: Run, problem: str) -> NoReturn:
     """Refuse a run: as damaged if a part of it is missing, else as one that cannot answer."""
-    source = run.provenance.source
+    source = run.place
     if run.missing:
         raise DamagedInput(source, f"{problem}; missing: {run.missing[0]}")
     raise UsageError(f"{source}: {problem}")

@@ -335,7 +335,7 @@ def with_steps(run: Run) -> tuple[Run, bool]:
     ranks = recorded_ranks(run)
     if not len(ranks) and len(run.flows):
         raise UsageError(
-            f"{run.provenance.source}: packets have no steps until these are found among them: "
+            f"{run.place}: packets have no steps until these are found among them: "
             "explain the run that `fullwire flows CAPTURE... -o x.run` writes, of captures of one "
             "job in which it finds iterations"
         )
@@ -365,8 +365,8 @@ def with_steps(run: Run) -> tuple[Run, bool]:
 def _refuse(run: Run, problem: str) -> NoReturn:
     """Refuse a run: as damaged if a part of it is missing, else as one that cannot answer."""
     if run.missing:
-        raise DamagedInput(run.provenance.source, f"{problem}; missing: {run.missing[0]}")
-    raise UsageError(f"{run.provenance.source}: {problem}")
+        raise DamagedInput(run.place, f"{problem}; missing: {run.missing[0]}")
+    raise UsageError(f"{run.place}: {problem}")
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

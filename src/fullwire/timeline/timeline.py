@@ -209,9 +209,7 @@ def check_collectives(run: Run) -> None:
     size = run.collectives.bytes
     if (size < 0).any() or (size > MOST_BYTES).any():
         row = int(np.argmax((size < 0) | (size > MOST_BYTES)))
-        raise DamagedInput(
-            run.provenance.source, f"collectives, row {row}: {size[row]} bytes cannot be"
-        )
+        raise DamagedInput(run.place, f"collectives, row {row}: {size[row]} bytes cannot be")
 
 
 def check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
@@ -221,7 +219,7 @@ def check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
         raise DamagedInput(
-            run.provenance.source,
+            run.place,
             f"{table}, row {row}: times that cannot be, from {start_ns[row]} to {end_ns[row]} ns",
         )
 
@@ -311,7 +309,7 @@ def steps_of(run: Run, rank: int, marks: Spans) -> tuple[Whole, Whole, Whole]:
     marks = marks.rows(np.argsort(marks.start_ns, kind="stable"))
     start_ns, end_ns, number = marks.start_ns, marks.end_ns, marks.step
     if (end_ns[:-1] > start_ns[1:]).any() or len(np.unique(number)) < len(number):
-        raise DamagedInput(run.provenance.source, f"rank {rank} has two steps at once")
+        raise DamagedInput(run.place, f"rank {rank} has two steps at once")
     return start_ns, end_ns, number
 
 

@@ -98,7 +98,7 @@ def world(run: Run) -> int:
     """Return how many ranks the job had: as announced, or as many as left a trace."""
     announced = run.facts.workers or 0
     if announced > MOST_WORKERS:
-        raise UsageError(f"{run.provenance.source}: a job of {shown(announced)} workers cannot be")
+        raise UsageError(f"{run.place}: a job of {shown(announced)} workers cannot be")
     return max(announced, len(recorded_ranks(run)), 1)
 
 

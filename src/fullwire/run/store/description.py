@@ -104,6 +104,7 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
                     }
                 ),
                 gaps=gaps,
+                read_from=str(path.parent),
                 **tables,
             )
         except UsageError as error:  # the error is in the file, and not in a user's input
