@@ -30,12 +30,18 @@ for ending in os.environ.get("ENDINGS", "").split():  # WORKER:PHASE:STEP
 SLOW = os.environ.get("SLOW", "")  # the worker that needs three times as long for a sample
 SAMPLE_S = float(os.environ.get("SAMPLE_S", "0"))
 DROPPED = float(os.environ.get("DROPPED", "0.1"))
+SYNC = int(os.environ.get("SYNC", "1"))  # the steps of a round
 NEW = os.environ.get("NEW", "")  # the number of a new worker, which step 9 waits for
+tries_left = int(os.environ.get("TRIES", "1"))  # so often it comes to its end
 
 
 def end_in(phase: str, job: fullwire.Job) -> None:
     """End this process as a lost host would."""
+    global tries_left
     if ENDS_ITSELF and phase == PHASE and job.step_number >= AT_STEP and not HAS_BEGUN_AGAIN:
+        tries_left -= 1
+        if tries_left > 0:
+            return
         if os.environ.get("ENDS") == "all":
             ALL_ENDED.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -68,7 +74,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    job = fullwire.elastic(model, optimizer, scheduler)
+    job = fullwire.elastic(model, optimizer, scheduler, sync_every=SYNC)
     ballast = Ballast()
     job.state({"ballast": ballast})
     job.on_change(lambda rank, size: end_in("change", job))
@@ -91,6 +97,8 @@ def main() -> None:
             end_in("optimizer", job)
             optimizer.step()
             scheduler.step()
+        if job.step_number == before and SYNC > 1:
+            continue  # a round is under way
         if job.step_number == before:
             print(f"worker {WORKER} interrupted after {before}", flush=True)
             continue
@@ -98,12 +106,14 @@ def main() -> None:
         digest = hashlib.sha256(whole).hexdigest()
         print(job.step_number, digest, job.rank, job.world_size, *job.samples, file=lines)
         end_in("between", job)
-        if NEW and job.step_number == AT_STEP + 2:
+        if NEW and not ENDS_ITSELF and job.step_number == AT_STEP + 2:
             address = Path(os.environ["FULLWIRE_ELASTIC_FOLDER"]) / f"rank {NEW}"
             while not address.exists():
                 time.sleep(0.01)
     halves = [
-        bool((each.grad.view(torch.int32) & 0xFFFF == 0).all()) for each in model.parameters()
+        bool((each.grad.view(torch.int32) & 0xFFFF == 0).all())
+        for each in model.parameters()
+        if each.grad is not None
     ]
     print(f"worker {WORKER} rounded to bf16: {halves}", flush=True)
     if os.environ.get("KEEPS"):

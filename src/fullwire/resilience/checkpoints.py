@@ -178,8 +178,10 @@ class Clock:
 class Saver:
     """Writes the checkpoints of a job, together with the other ranks."""
 
-    def __init__(self, mesh: Any) -> None:
+    def __init__(self, mesh: Any, *, is_alike: bool) -> None:
+        """`is_alike`: all ranks have the same state, so that each writes a part."""
         self._mesh, self._keeping = mesh, mesh.place.keeping
+        self._is_whole = self._keeping.is_whole or not is_alike
         self.clock = Clock(self._keeping.every_s, mesh.place.starters)
         self._is_writing = False
 
@@ -201,9 +203,9 @@ class Saver:
         if post is None or int(post.split()[0]) != step:
             return
         self.clock.begun(now_s)
-        if self._keeping.is_whole and not is_first:
+        if self._is_whole and not is_first:
             return
-        index, count = (0, 1) if self._keeping.is_whole else (ranks.index(mesh.rank), len(ranks))
+        index, count = (0, 1) if self._is_whole else (ranks.index(mesh.rank), len(ranks))
         whole = state()
         share = shares(whole.size_bytes, [1] * count)[index]
         part = whole.piece(share.start, share.stop).numpy().data

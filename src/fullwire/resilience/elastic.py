@@ -9,6 +9,9 @@ ever taken back: where a step is interrupted, its sums are dropped before the op
 
 All else follows from the number of committed steps: the samples of a step, and where a loop over
 batches stands. So a rank that joins needs the parameters and that number.
+
+With `sync_every` a round of local steps takes the place of a step (`rounds`): the ranks add up at
+its end, and it is committed as a step is.
 """
 
 from __future__ import annotations
@@ -44,13 +47,22 @@ from fullwire.resilience.membership import Membership
 from fullwire.resilience.mesh import Mesh
 from fullwire.resilience.pace import Pace, shares
 from fullwire.resilience.place import TOO_FEW_STATUS, Place, began_ns, tell
+from fullwire.resilience.rounds import Loop, Outer, Round
 from fullwire.resilience.state import State, parts_of
 from fullwire.transport.small_gradients import tell_small
 
 _MOST_FAILURES = 20
 
 
-def elastic(model: Any, optimizer: Any, scheduler: Any = None) -> Job:
+def elastic(
+    model: Any,
+    optimizer: Any,
+    scheduler: Any = None,
+    *,
+    sync_every: int = 1,
+    outer_rate: float = 0.7,
+    outer_momentum: float = 0.9,
+) -> Job:
     """Make a training job that outlives its workers.
 
     Start it with `fullwire run --workers 8 --min 4 -- python train.py`. Workers of torchrun, Slurm
@@ -58,6 +70,10 @@ def elastic(model: Any, optimizer: Any, scheduler: Any = None) -> Job:
 
     - `model`, `optimizer`: as in a plain loop. All workers begin with the first one's parameters.
     - `scheduler`: the script steps it. A worker that joins receives its state.
+    - `sync_every`: the workers add up once in so many steps, as DiLoCo does. Meanwhile each takes
+      its own. Such a round counts for all workers or for none.
+    - `outer_rate`, `outer_momentum`: of the optimizer that takes a round's mean change (SGD with
+      Nesterov's momentum). With 1 and 0, parameters become their mean, as in local SGD.
 
         job = fw.elastic(model, optimizer)
         for inputs, labels in job.batches(dataset, batch_size=48):
@@ -69,13 +85,17 @@ def elastic(model: Any, optimizer: Any, scheduler: Any = None) -> Job:
     """
     take_seat()
     place = Place.told()
-    return Job(model, optimizer, scheduler, None if place is None else Mesh(place))
+    outer = Outer(sync_every, outer_rate, outer_momentum)  # checked before workers meet
+    mesh = None if place is None else Mesh(place)
+    return Job(model, optimizer, scheduler, mesh, None if sync_every == 1 else outer)
 
 
 class Job:
     """An elastic training job, as one of its workers sees it."""
 
-    def __init__(self, model: Any, optimizer: Any, scheduler: Any, mesh: Mesh | None) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any, scheduler: Any, mesh: Mesh | None, outer: Outer | None
+    ) -> None:
         self.model = model
         self.rank = 0
         self.world_size = 1
@@ -84,6 +104,7 @@ class Job:
         self._optimizer, self._scheduler = optimizer, scheduler
         self._extra: dict[str, Any] = {}
         self._mesh = mesh
+        self._outer = outer  # of rounds of local steps
         self._has_state = mesh is None
         self._callbacks: list[Callable[[int, int], None]] = []
         self._membership = Membership(0, (0,), 0) if mesh is None else None
@@ -93,18 +114,22 @@ class Job:
         self._before: list[int] = [-1]  # those of the epoch before; no ranks yet
         self._follower: Follower | None = None  # while this rank applies steps of others
         self._group: Any = None
-        self._planned_steps = 0  # by all loops over batches so far
-        self._share: list[int] = []
-        self._is_whole = True  # the batch; the last one of an epoch may be smaller
+        self._committed = 0  # rounds; a step is one, unless there are local steps
+        self._loop = Loop(steps_of_a_round=1 if outer is None else outer.steps)
+        self._round = Round()
+        self._kept: tuple[bytes, Any] | None = None  # the state at its beginning
         self._failures = 0  # to connect to the members of an epoch, in a row
-        self._saver = None if mesh is None else checkpoints.Saver(mesh)
+        self._saver = None if mesh is None else checkpoints.Saver(mesh, is_alike=outer is None)
         self._pace = None if mesh is None else Pace(mesh)
-        self._sums = Sums(list(model.parameters()), self._wait, self._commit)
+        self._sums = Sums(list(model.parameters()), self._wait, self._end_backward)
+        if outer is not None:
+            self._sums.is_at_each_step = False
+            outer.serve(self._sums.buckets)
         if mesh is not None:
             if mesh.place.balances:
                 tell_of_batch_statistics(model, mesh.rank)
             atexit.register(self._leave)
-        self._is_in_step = False
+        self._is_in_step = self._is_computed = self._has_share = False
 
     def on_change(self, callback: Callable[[int, int], None]) -> None:
         """Call a function with the rank and the world size of each new membership."""
@@ -142,29 +167,44 @@ class Job:
                 f"{size} samples, batch_size={batch_size} and epochs={epochs}"
             )
         steps_in_epoch = math.ceil(size / batch_size)
-        first, self._planned_steps = (
-            self._planned_steps,
-            self._planned_steps + steps_in_epoch * epochs,
-        )
-        last, order, ordered = self._planned_steps, range(size), -1
-        while self._settle(last, batch_size) < last:
-            epoch, step = divmod(self.step_number - first, steps_in_epoch)
-            if shuffle and epoch != ordered:
-                generator = torch.Generator().manual_seed(seed * 1_000_003 + first + epoch)
-                order, ordered = torch.randperm(size, generator=generator).tolist(), epoch
-            whole = list(order[step * batch_size : (step + 1) * batch_size])
-            self._share = []
-            if self._follower is None:
-                weights = [1] if self._pace is None else self._pace.weights_of(self._active)
-                self._share = whole[shares(len(whole), weights)[self.rank_now]]
-            self._is_whole = len(whole) == batch_size
-            # A rank without samples computes some that others count, with weight 0.
-            given = self._share or whole[:2]
-            self._sums.weight = len(self._share) / len(whole)
-            tried = self._sums.tries
-            yield _collated(dataset, given, collate)
-            if self._sums.tries == tried:
-                raise UsageError("job.batches: expected `with job.step()` around each batch")
+        loop = self._loop = self._loop.next(steps_in_epoch * epochs)
+        self._count(self._committed)
+        order, ordered = range(size), -1
+        while self._settle(loop.last_round, batch_size) < loop.last_round:
+            self._begin_round()
+            for number in loop.steps_of(self._committed):
+                epoch, step = divmod(number, steps_in_epoch)
+                if shuffle and epoch != ordered:
+                    first = seed * 1_000_003 + loop.first_step
+                    generator = torch.Generator().manual_seed(first + epoch)
+                    order, ordered = torch.randperm(size, generator=generator).tolist(), epoch
+                whole = list(order[step * batch_size : (step + 1) * batch_size])
+                # A rank without samples computes some that others count, with weight 0.
+                given = self._share_of(whole, batch_size) or whole[:2]
+                tried = self._sums.tries
+                yield _collated(dataset, given, collate)
+                if self._sums.tries == tried:
+                    raise UsageError("job.batches: expected `with job.step()` around each batch")
+                if self._round.is_interrupted:
+                    break
+
+    def _share_of(self, whole: list[int], batch_size: int) -> list[int]:
+        """Return this rank's part of a batch."""
+        share = []
+        if self._follower is None:
+            weights = [1] if self._pace is None else self._pace.weights_of(self._active)
+            share = whole[shares(len(whole), weights)[self.rank_now]]
+        self._has_share = bool(share)
+        self._round.samples += share
+        self._round.size += len(whole)
+        self._round.is_whole &= len(whole) == batch_size
+        self._sums.weight = self._round.weight
+        return share
+
+    def _count(self, committed: int) -> None:
+        """So many rounds are committed. Scripts count steps."""
+        self._committed = committed
+        self.step_number = self._loop.steps_before(committed)
 
     def step(self) -> _Step:
         """Return the block of one step: forward and backward pass, and the optimizer."""
@@ -183,17 +223,17 @@ class Job:
         return len(self._active)
 
     def _settle(self, last: int, batch_size: int) -> int:
-        """Be a member of the present epoch, with its state; return the committed steps."""
+        """Be a member of the present epoch, with its state; return the committed rounds."""
         mesh = self._mesh
-        if self._has_state and self._follower is None and self.step_number >= last:
-            return self.step_number  # it needs no others; one of them may have left already
+        if self._has_state and self._follower is None and self._committed >= last:
+            return self._committed  # it needs no others; one of them may have left already
         if mesh is None or (self._follower is not None and self._follows()):
-            return self.step_number
+            return self._committed
         while self._membership is None or not mesh.is_current(self._membership.epoch):
             self._times_ns[2] = time.monotonic_ns()
             self._leave_group()
             membership = mesh.epoch()
-            if self._has_state and self.step_number < membership.base_step:
+            if self._has_state and self._committed < membership.base_step:
                 self._has_state = False  # it was left out, and steps were committed meanwhile
             self._raise_if_too_few(membership)
             try:
@@ -207,20 +247,20 @@ class Job:
                 continue
             self._failures = 0
             if self._follower is not None and self._follows():
-                return self.step_number
+                return self._committed
         self._tell_change()
         if self._told != (self.rank_now, self.size_now):
             self._told = self.rank_now, self.size_now
             for callback in self._callbacks:
                 callback(*self._told)
-        if self.step_number == mesh.place.keeping.first_step:
+        if self._committed == mesh.place.keeping.first_step:
             self.rank, self.world_size = self.rank_now, self.size_now
         if self._pace is not None:
-            self._pace.look(self._membership.epoch, self.step_number, self._active, batch_size)
+            self._pace.look(self._membership.epoch, self._committed, self._active, batch_size)
         if mesh.place.keeping.is_on and self._saver is not None:
             epoch = self._membership.epoch
-            self._saver.look(epoch, self.step_number, self._active, lambda: State(self._parts()))
-        return self.step_number
+            self._saver.look(epoch, self._committed, self._active, lambda: State(self._parts()))
+        return self._committed
 
     def _tell_change(self) -> None:
         """Tell the recorder what a change of the membership cost: the lowest rank does it."""
@@ -230,7 +270,7 @@ class Job:
         now_ns = time.monotonic_ns()
         earlier_ns, committed_ns, since_ns = self._times_ns
         if before == [-1]:
-            if self.step_number == self._mesh.place.keeping.first_step:
+            if self._committed == self._mesh.place.keeping.first_step:
                 tell("start", self._active, began_ns(), now_ns)
             return
         lost = sorted(set(before).difference(self._active))
@@ -250,7 +290,8 @@ class Job:
         if not self._has_state:
             received = self._follower.await_state()
             if received is not None:
-                description, row, self.step_number = received
+                description, row, committed = received
+                self._count(committed)
                 self._load(parts_of(description, row))
                 self._has_state = True
         if self._has_state and self._follower.has_next():
@@ -267,7 +308,7 @@ class Job:
                 folder, state = Path(place.keeping.folder).absolute(), State(self._parts())
                 try:
                     written = str(
-                        checkpoints.write_whole(folder, self.step_number, state, place.keeping.keep)
+                        checkpoints.write_whole(folder, self._committed, state, place.keeping.keep)
                     )
                 except OSError as error:
                     written = f"{error.filename or folder}: {error.strerror}"
@@ -306,7 +347,7 @@ class Job:
             if not self._has_state or membership.epoch == 0:
                 mesh.place.folder.set(f"holds {mesh.rank}", "")
             self._has_state = True
-            self.step_number = membership.base_step
+            self._count(membership.base_step)
 
     def _enter(self, membership: Membership, has: str) -> tuple[Any, list[str]]:
         """Connect to the members of an epoch. Return the group, and the state that each has."""
@@ -346,7 +387,8 @@ class Job:
         size_bytes, description_bytes, _ = posts[0].split()
         if int(size_bytes) > AT_ONCE_BYTES and full:
             alike = [rank for rank, form in zip(full, posts, strict=True) if form == posts[0]]
-            sources = tuple(alike[:MOST_SOURCES])
+            # After local steps, the optimizers of two ranks are not alike.
+            sources = tuple(alike[: MOST_SOURCES if self._outer is None else 1])
             joining = Joining(epoch, membership.base_step, sources, tuple(joiners))
             if mesh.rank in sources and state is not None:
                 send(mesh, joining, state)
@@ -374,10 +416,16 @@ class Job:
         if has_random:
             torch.set_rng_state(parts["random"].clone())  # torch reads the beginning of a row
         for name, value in self._objects().items():
+            if name not in parts:
+                raise UsageError(
+                    f"fullwire.elastic: expected a state with {name}, as this script has, got one "
+                    f"with {', '.join(parts)}"
+                )
             value.load_state_dict(parts[name])
 
     def _objects(self) -> dict[str, Any]:
         parts = {"model": self.model, "optimizer": self._optimizer, "scheduler": self._scheduler}
+        parts["outer optimizer"] = self._outer
         return {name: value for name, value in parts.items() if value is not None} | self._extra
 
     def _parts(self) -> dict[str, Any]:
@@ -402,18 +450,67 @@ class Job:
 
     # Steps.
 
+    def _begin_round(self) -> None:
+        self._round = Round(len(self._loop.steps_of(self._committed)))
+        if self._outer is not None:
+            self._outer.begin()
+            if self._mesh is not None:
+                state = State(self._parts())
+                self._kept = state.description, state.piece(0, state.size_bytes)
+
     def _wait(self) -> None:
         assert self._mesh is not None
-        if self._pace is not None and self._share and self._is_whole:
-            self._pace.waits(len(self._share))
+        if self._pace is not None and self._round.samples and self._round.is_whole:
+            self._pace.waits(len(self._round.samples))
         self._mesh.wait(True)
 
-    def _commit(self, problem: Exception | None, summed: Summed | None) -> None:
-        """The sums are complete, or failed: return if the step counts, or raise `Interrupted`."""
+    def _end_backward(self, problem: Exception | None, summed: Summed | None) -> None:
+        """A backward pass is over: with local steps, the script takes this rank's own."""
         if not self._is_in_step:
             raise UsageError("fullwire.elastic: expected backward() inside `with job.step()`")
+        self._is_computed = True
+        if self._outer is None:
+            self._commit(problem, summed)
+        elif not self._has_share:  # others count these samples
+            self._drop_gradients()
+
+    def _end_local_step(self) -> None:
+        """The script has taken a step of this rank's own: add up if the round is over."""
+        assert self._outer is not None
+        self._round.steps_left -= 1
+        if self._is_lost():
+            self._go_back()
+        elif not self._round.steps_left:
+            self._outer.take_changes(self._round.weight)
+            try:
+                self._commit(*self._sums.complete())
+            except Interrupted:
+                self._go_back()
+            else:
+                self._outer.apply()
+
+    def _is_lost(self) -> bool:
+        """Say whether a worker was lost since the round began, so that it cannot be completed."""
+        if self._mesh is None or self._membership is None or self._follower is not None:
+            return False
+        return not self._mesh.is_current(self._membership.epoch)
+
+    def _go_back(self) -> None:
+        """Take the state of the round's beginning: the round does not count."""
+        assert self._kept is not None
+        self._round.is_interrupted = True
+        self._load(parts_of(*self._kept))
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def _commit(self, problem: Exception | None, summed: Summed | None) -> None:
+        """The sums are complete, or failed: return if the round counts, or raise `Interrupted`."""
         if summed is not None:  # others have committed it before
-            self.step_number, self.samples = summed.step, []
+            self._count(summed.step)
+            self.samples = []
             self.rank, self.world_size = summed.rank, summed.size
             return
         if self._mesh is not None:
@@ -422,14 +519,14 @@ class Job:
             if problem is not None:
                 self._mesh.await_change(epoch)
                 raise Interrupted
-            if not self._mesh.commit(epoch, self.step_number + 1):
+            if not self._mesh.commit(epoch, self._committed + 1):
                 raise Interrupted
             self._mesh.wait(False)
         elif problem is not None:
             raise problem
         self._times_ns[:2] = self._times_ns[1], time.monotonic_ns()
-        self.step_number += 1
-        self.samples = self._share
+        self._count(self._committed + 1)
+        self.samples = self._round.samples
         self.rank, self.world_size = self.rank_now, self.size_now
         if self._pace is not None:
             self._pace.goes_on()
@@ -443,11 +540,10 @@ class _Step:
 
     def __enter__(self) -> None:
         job = self._job
-        self._before = job.step_number
         self._is_following = job._follower is not None
         self._random = torch.get_rng_state()
         self._buffers = [(buffer, buffer.clone()) for buffer in job.model.buffers()]
-        job._is_in_step = True
+        job._is_in_step, job._is_computed = True, False
         job._sums.begin()
 
     def __exit__(
@@ -462,14 +558,15 @@ class _Step:
             torch.set_rng_state(self._random)
             for buffer, before in self._buffers:
                 buffer.copy_(before)
-            for parameter in job.model.parameters():
-                parameter.grad = None
+            job._drop_gradients()
             return True
         if self._is_following:  # its batch was not one of this rank's
             for buffer, before in self._buffers:
                 buffer.copy_(before)
-        if kind is None and job.step_number == self._before:
+        if kind is None and not job._is_computed:
             raise UsageError("job.step: expected one backward() in the block, got none")
+        if kind is None and job._outer is not None:
+            job._end_local_step()
         return False
 
 

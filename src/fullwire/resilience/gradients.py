@@ -52,6 +52,7 @@ class Sums:
         self.follower: Any = None  # whose sums are applied in place of this rank's
         self.weight = 1.0
         self.tries = 0
+        self.is_at_each_step = True  # else the end of a round adds up
         self._wait, self._then = wait, then
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if not trained or any(parameter.device.type != "cpu" for parameter in trained):
@@ -89,7 +90,7 @@ class Sums:
         if place not in bucket.missing:
             raise UsageError("job.step: expected one backward() in the block, got a second one")
         bucket.missing.discard(place)
-        if self.group is None or self.follower is not None:
+        if self.group is None or self.follower is not None or not self.is_at_each_step:
             return
         gradient = bucket.parameters[place].grad
         if gradient.layout is not torch.strided:
@@ -109,16 +110,30 @@ class Sums:
             self._problem = error
 
     def _end(self) -> None:
-        summed = None
+        """The backward pass is complete."""
+        if not self.is_at_each_step:
+            self._then(None, None)
+            return
+        for bucket in self.buckets[self._launched :]:
+            for place in bucket.missing:  # this rank did not use these parameters
+                bucket.views[place].zero_()
+        problem, summed = self.complete()
+        if summed is not None or self.group is not None:
+            for bucket in self.buckets:
+                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                    parameter.grad = view
+        self._then(problem, summed)
+
+    def complete(self) -> tuple[Exception | None, Summed | None]:
+        """Add up what is in the buckets; return what failed, and the step if others computed it."""
         if self.follower is not None:
             if (summed := self.follower.next()) is None:
                 raise Interrupted
             for bucket, flat in zip(self.buckets, summed.sums, strict=True):
                 bucket.flat.copy_(flat)
-        elif self.group is not None:
+            return None, summed
+        if self.group is not None:
             for bucket in self.buckets[self._launched :]:
-                for place in bucket.missing:  # this rank did not use these parameters
-                    bucket.views[place].zero_()
                 self._launch(bucket)
             self._wait()
             for bucket in self.buckets:
@@ -128,11 +143,7 @@ class Sums:
                 except TransportError as error:
                     self._problem = error
                 bucket.work = None
-        if summed is not None or self.group is not None:
-            for bucket in self.buckets:
-                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                    parameter.grad = view
-        self._then(self._problem, summed)
+        return self._problem, None
 
 
 def _divided(parameters: Sequence[Any]) -> Iterator[list[Any]]:
