@@ -31,6 +31,7 @@ SLOW = os.environ.get("SLOW", "")  # the worker that needs three times as long f
 SAMPLE_S = float(os.environ.get("SAMPLE_S", "0"))
 DROPPED = float(os.environ.get("DROPPED", "0.1"))
 SYNC = int(os.environ.get("SYNC", "1"))  # the steps of a round
+FRAGMENTS = int(os.environ.get("FRAGMENTS", "1"))
 NEW = os.environ.get("NEW", "")  # the number of a new worker, which step 9 waits for
 tries_left = int(os.environ.get("TRIES", "1"))  # so often it comes to its end
 
@@ -74,7 +75,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    job = fullwire.elastic(model, optimizer, scheduler, sync_every=SYNC)
+    job = fullwire.elastic(model, optimizer, scheduler, sync_every=SYNC, fragments=FRAGMENTS)
     ballast = Ballast()
     job.state({"ballast": ballast})
     job.on_change(lambda rank, size: end_in("change", job))

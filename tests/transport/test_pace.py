@@ -121,7 +121,7 @@ def test_ranks_that_enter_an_epoch_take_the_same_shares() -> None:
 
 
 def test_layers_with_batch_statistics_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    from fullwire.resilience.elastic import tell_of_batch_statistics
+    from fullwire.resilience.batches import tell_of_batch_statistics
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     tell_of_batch_statistics(model, 1)

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import atexit
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +28,7 @@ import torch
 
 from fullwire.errors import TransportError, UsageError
 from fullwire.resilience import checkpoints
+from fullwire.resilience.batches import Loop, collated, order_of, tell_of_batch_statistics
 from fullwire.resilience.gradients import Interrupted, Summed, Sums
 from fullwire.resilience.joining import (
     AT_ONCE_BYTES,
@@ -47,7 +47,7 @@ from fullwire.resilience.membership import Membership
 from fullwire.resilience.mesh import Mesh
 from fullwire.resilience.pace import Pace, shares
 from fullwire.resilience.place import TOO_FEW_STATUS, Place, began_ns, tell
-from fullwire.resilience.rounds import Loop, Outer, Round
+from fullwire.resilience.rounds import Outer, Round
 from fullwire.resilience.state import State, parts_of
 from fullwire.transport.small_gradients import tell_small
 
@@ -60,6 +60,7 @@ def elastic(
     scheduler: Any = None,
     *,
     sync_every: int = 1,
+    fragments: int = 1,
     outer_rate: float = 0.7,
     outer_momentum: float = 0.9,
 ) -> Job:
@@ -72,6 +73,8 @@ def elastic(
     - `scheduler`: the script steps it. A worker that joins receives its state.
     - `sync_every`: the workers add up once in so many steps, as DiLoCo does. Meanwhile each takes
       its own. Such a round counts for all workers or for none.
+    - `fragments`: the parameters travel in so many parts, each once in `sync_every` steps and while
+      the workers compute, as in Streaming DiLoCo. So parameters differ until the loop ends.
     - `outer_rate`, `outer_momentum`: of the optimizer that takes a round's mean change (SGD with
       Nesterov's momentum). With 1 and 0, parameters become their mean, as in local SGD.
 
@@ -85,7 +88,8 @@ def elastic(
     """
     take_seat()
     place = Place.told()
-    outer = Outer(sync_every, outer_rate, outer_momentum)  # checked before workers meet
+    # Checked before workers meet.
+    outer = Outer(sync_every, fragments, outer_rate, outer_momentum)
     mesh = None if place is None else Mesh(place)
     return Job(model, optimizer, scheduler, mesh, None if sync_every == 1 else outer)
 
@@ -121,10 +125,11 @@ class Job:
         self._failures = 0  # to connect to the members of an epoch, in a row
         self._saver = None if mesh is None else checkpoints.Saver(mesh, is_alike=outer is None)
         self._pace = None if mesh is None else Pace(mesh)
-        self._sums = Sums(list(model.parameters()), self._wait, self._end_backward)
+        fragments = 0 if outer is None else outer.fragments
+        parameters = list(model.parameters())
+        self._sums = Sums(parameters, self._wait, self._end_backward, fragments=fragments)
         if outer is not None:
-            self._sums.is_at_each_step = False
-            outer.serve(self._sums.buckets)
+            outer.serve(self._sums.fragments)
         if mesh is not None:
             if mesh.place.balances:
                 tell_of_batch_statistics(model, mesh.rank)
@@ -169,20 +174,18 @@ class Job:
         steps_in_epoch = math.ceil(size / batch_size)
         loop = self._loop = self._loop.next(steps_in_epoch * epochs)
         self._count(self._committed)
-        order, ordered = range(size), -1
+        order, ordered = list(range(size)), -1
         while self._settle(loop.last_round, batch_size) < loop.last_round:
             self._begin_round()
             for number in loop.steps_of(self._committed):
                 epoch, step = divmod(number, steps_in_epoch)
                 if shuffle and epoch != ordered:
-                    first = seed * 1_000_003 + loop.first_step
-                    generator = torch.Generator().manual_seed(first + epoch)
-                    order, ordered = torch.randperm(size, generator=generator).tolist(), epoch
-                whole = list(order[step * batch_size : (step + 1) * batch_size])
+                    order, ordered = order_of(size, seed, loop.first_step + epoch), epoch
+                whole = order[step * batch_size : (step + 1) * batch_size]
                 # A rank without samples computes some that others count, with weight 0.
                 given = self._share_of(whole, batch_size) or whole[:2]
                 tried = self._sums.tries
-                yield _collated(dataset, given, collate)
+                yield collated(dataset, given, collate)
                 if self._sums.tries == tried:
                     raise UsageError("job.batches: expected `with job.step()` around each batch")
                 if self._round.is_interrupted:
@@ -385,7 +388,8 @@ class Job:
         if posts is None:
             raise TransportError(f"epoch {epoch} ended at its start")
         size_bytes, description_bytes, _ = posts[0].split()
-        if int(size_bytes) > AT_ONCE_BYTES and full:
+        is_streamed = self._outer is not None and self._outer.fragments > 1
+        if int(size_bytes) > AT_ONCE_BYTES and full and not is_streamed:
             alike = [rank for rank, form in zip(full, posts, strict=True) if form == posts[0]]
             # After local steps, the optimizers of two ranks are not alike.
             sources = tuple(alike[: MOST_SOURCES if self._outer is None else 1])
@@ -454,9 +458,26 @@ class Job:
         self._round = Round(len(self._loop.steps_of(self._committed)))
         if self._outer is not None:
             self._outer.begin()
+            self._sums.begin_sums()
             if self._mesh is not None:
                 state = State(self._parts())
                 self._kept = state.description, state.piece(0, state.size_bytes)
+            self._begin_sums_if_streamed()
+
+    def _due(self, number: int) -> Sequence[Any]:
+        """Return the buckets of the sums of a round."""
+        return self._sums.buckets if self._outer is None else self._outer.due(number, self._loop)
+
+    def _begin_sums_if_streamed(self) -> None:
+        """Before the last step of a round: the sums of its fragment travel while it is computed."""
+        outer, round_, number = self._outer, self._round, self._committed
+        assert outer is not None
+        is_last_step = round_.steps_left == 1 and number + 1 < self._loop.last_round
+        if outer.fragments > 1 and is_last_step:
+            weights = [1] if self._pace is None else self._pace.weights_of(self._active)
+            outer.take_changes(self._due(number), weights[self.rank_now] / sum(weights))
+            self._sums.launch(self._due(number))
+            round_.has_begun_sums = True
 
     def _wait(self) -> None:
         assert self._mesh is not None
@@ -480,14 +501,18 @@ class Job:
         self._round.steps_left -= 1
         if self._is_lost():
             self._go_back()
-        elif not self._round.steps_left:
-            self._outer.take_changes(self._round.weight)
+        elif self._round.steps_left:
+            self._begin_sums_if_streamed()
+        else:
+            due, keeps_later = self._due(self._committed), self._round.has_begun_sums
+            if not keeps_later:
+                self._outer.take_changes(due, self._round.weight)
             try:
-                self._commit(*self._sums.complete())
+                self._commit(*self._sums.complete(due))
             except Interrupted:
                 self._go_back()
             else:
-                self._outer.apply()
+                self._outer.apply(due, keeps_later=keeps_later)
 
     def _is_lost(self) -> bool:
         """Say whether a worker was lost since the round began, so that it cannot be completed."""
@@ -568,27 +593,3 @@ class _Step:
         if kind is None and job._outer is not None:
             job._end_local_step()
         return False
-
-
-def _collated(dataset: Any, indices: list[int], collate: Callable[[list[Any]], Any] | None) -> Any:
-    if isinstance(dataset, torch.Tensor):
-        return dataset[indices]
-    if collate is None and isinstance(dataset, torch.utils.data.TensorDataset):
-        return [tensor[indices] for tensor in dataset.tensors]
-    given = [dataset[index] for index in indices]
-    return (collate or torch.utils.data.default_collate)(given)
-
-
-def tell_of_batch_statistics(model: Any, rank: int) -> None:
-    """Name the layers whose result depends on how a batch is divided: shares change it."""
-    names = [
-        f"{name or 'the model'} ({type(layer).__name__})"
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)
-    ]
-    if names and rank == 0:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        sys.stderr.write(
-            f"fullwire: --balance changes the result of {', '.join(names[:3])}{more}: their "
-            "statistics are those of each worker's own samples, and shares differ\n"
-        )

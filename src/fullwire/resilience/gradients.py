@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -47,12 +48,15 @@ class Sums:
         parameters: Sequence[Any],
         wait: Callable[[], None],
         then: Callable[[Exception | None, Summed | None], None],
+        *,
+        fragments: int = 0,
     ) -> None:
+        """With `fragments`, the caller adds up: so many parts of the parameters, one at a time."""
         self.group: Any = None  # None: this rank is alone
         self.follower: Any = None  # whose sums are applied in place of this rank's
         self.weight = 1.0
         self.tries = 0
-        self.is_at_each_step = True  # else the end of a round adds up
+        self._is_at_each_step = fragments == 0
         self._wait, self._then = wait, then
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if not trained or any(parameter.device.type != "cpu" for parameter in trained):
@@ -60,7 +64,10 @@ class Sums:
                 "fullwire.elastic: expected a model with parameters to train, on the CPU, got "
                 + (f"parameters on {trained[0].device}" if trained else "none")
             )
-        self.buckets = [_Bucket(part) for part in _divided(trained)]
+        self.fragments = [
+            [_Bucket(each) for each in _divided(part)] for part in _parts(trained, fragments or 1)
+        ]
+        self.buckets = list(itertools.chain(*self.fragments))
         self._begun = self._launched = 0
         self._problem: Exception | None = None
         for bucket in self.buckets:
@@ -76,10 +83,16 @@ class Sums:
     def begin(self) -> None:
         """Be ready for one backward pass."""
         self.tries += 1
-        self._begun = self._launched = 0
-        self._problem = None
+        self._begun = 0
         for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
+        if self._is_at_each_step:
+            self.begin_sums()
+
+    def begin_sums(self) -> None:
+        """Forget sums that were begun before."""
+        self._launched, self._problem = 0, None
+        for bucket in self.buckets:
             bucket.work = None
 
     def ready(self, bucket: _Bucket, place: int) -> None:
@@ -90,7 +103,7 @@ class Sums:
         if place not in bucket.missing:
             raise UsageError("job.step: expected one backward() in the block, got a second one")
         bucket.missing.discard(place)
-        if self.group is None or self.follower is not None or not self.is_at_each_step:
+        if self.group is None or self.follower is not None or not self._is_at_each_step:
             return
         gradient = bucket.parameters[place].grad
         if gradient.layout is not torch.strided:
@@ -100,43 +113,44 @@ class Sums:
         else:
             bucket.views[place].zero_()
         while self._launched < len(self.buckets) and not self.buckets[self._launched].missing:
-            self._launch(self.buckets[self._launched])
+            self.launch(self.buckets[self._launched : self._launched + 1])
 
-    def _launch(self, bucket: _Bucket) -> None:
-        self._launched += 1
-        try:
-            bucket.work = self.group.allreduce([bucket.flat])
-        except TransportError as error:  # told at the end of the backward pass
-            self._problem = error
+    def launch(self, buckets: Sequence[_Bucket]) -> None:
+        """Begin to add up what is in these buckets."""
+        for bucket in buckets if self.group is not None else ():
+            self._launched += 1
+            try:
+                bucket.work = self.group.allreduce([bucket.flat])
+            except TransportError as error:  # told when the sums are complete
+                self._problem = error
 
     def _end(self) -> None:
         """The backward pass is complete."""
-        if not self.is_at_each_step:
+        if not self._is_at_each_step:
             self._then(None, None)
             return
         for bucket in self.buckets[self._launched :]:
             for place in bucket.missing:  # this rank did not use these parameters
                 bucket.views[place].zero_()
-        problem, summed = self.complete()
+        problem, summed = self.complete(self.buckets)
         if summed is not None or self.group is not None:
             for bucket in self.buckets:
                 for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                     parameter.grad = view
         self._then(problem, summed)
 
-    def complete(self) -> tuple[Exception | None, Summed | None]:
-        """Add up what is in the buckets; return what failed, and the step if others computed it."""
+    def complete(self, buckets: Sequence[_Bucket]) -> tuple[Exception | None, Summed | None]:
+        """Add up what is in buckets; return what failed, and the step if others computed it."""
         if self.follower is not None:
             if (summed := self.follower.next()) is None:
                 raise Interrupted
-            for bucket, flat in zip(self.buckets, summed.sums, strict=True):
+            for bucket, flat in zip(buckets, summed.sums, strict=True):
                 bucket.flat.copy_(flat)
             return None, summed
         if self.group is not None:
-            for bucket in self.buckets[self._launched :]:
-                self._launch(bucket)
+            self.launch(buckets[self._launched :])
             self._wait()
-            for bucket in self.buckets:
+            for bucket in buckets:
                 try:
                     if bucket.work is not None and self._problem is None:
                         bucket.work.wait()
@@ -144,6 +158,24 @@ class Sums:
                     self._problem = error
                 bucket.work = None
         return self._problem, None
+
+
+def _parts(parameters: Sequence[Any], count: int) -> Iterator[list[Any]]:
+    """Divide parameters into parts of like sizes, each with one parameter at least."""
+    if count > len(parameters):
+        raise UsageError(
+            f"fullwire.elastic: fragments: expected at most {len(parameters)}, one for each "
+            f"parameter to train, got {count}"
+        )
+    whole, passed, part, left = sum(each.numel() for each in parameters), 0, [], count
+    for place, parameter in enumerate(parameters):
+        part.append(parameter)
+        passed += parameter.numel()
+        is_full = passed * count >= whole * (count - left + 1)
+        if left > 1 and (is_full or len(parameters) - place - 1 == left - 1):
+            yield part
+            part, left = [], left - 1
+    yield part
 
 
 def _divided(parameters: Sequence[Any]) -> Iterator[list[Any]]:

@@ -1,6 +1,6 @@
 """Rounds of local steps, as local SGD and DiLoCo take them.
 
-    in a round      each rank takes `steps` steps with its own optimizer, and sends nothing
+    in a round      each rank takes some steps with its own optimizer
     at its end      the mean of what these changed, by samples, travels once
     then            an outer optimizer (SGD with Nesterov's momentum) takes it as its gradient
 
@@ -10,46 +10,14 @@ beginning, and goes back to it where a round is interrupted.
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fullwire.errors import UsageError
-
-
-class Loop(NamedTuple):
-    """A script's loop over batches: its place among all rounds and steps of the job."""
-
-    first_round: int = 0
-    rounds: int = 0
-    first_step: int = 0
-    steps: int = 0
-    steps_of_a_round: int = 1
-
-    @property
-    def last_round(self) -> int:
-        """Return the rounds that are committed when the loop ends."""
-        return self.first_round + self.rounds
-
-    def next(self, steps: int) -> Loop:
-        """Return the loop after this one. Its last round may be shorter."""
-        rounds = math.ceil(steps / self.steps_of_a_round)
-        first_step = self.first_step + self.steps
-        return self._replace(
-            first_round=self.last_round, rounds=rounds, first_step=first_step, steps=steps
-        )
-
-    def steps_of(self, number: int) -> range:
-        """Return the steps of a round, counted from the first one of this loop."""
-        begin = (number - self.first_round) * self.steps_of_a_round
-        return range(begin, min(begin + self.steps_of_a_round, self.steps))
-
-    def steps_before(self, number: int) -> int:
-        """Return the steps of the job before a round."""
-        before = (number - self.first_round) * self.steps_of_a_round
-        return self.first_step + min(max(before, 0), self.steps)
+from fullwire.resilience.batches import Loop
 
 
 class Round:
@@ -61,6 +29,7 @@ class Round:
         self.size = 0  # samples of all ranks
         self.is_whole = True  # the last batch of an epoch may be smaller
         self.is_interrupted = False
+        self.has_begun_sums = False  # before its last step
 
     @property
     def weight(self) -> float:
@@ -69,67 +38,110 @@ class Round:
 
 
 class Outer:
-    """The optimizer of the rounds. Workers that join, and checkpoints, have its momentum."""
+    """The optimizer of the rounds. Workers that join, and checkpoints, have its momentum.
 
-    def __init__(self, steps: int, rate: float, momentum: float) -> None:
-        if steps < 1:
-            raise UsageError(f"fullwire.elastic: sync_every: expected 1 step or more, got {steps}")
+    With several fragments of the parameters, one is summed in each round, and each after so many
+    rounds. Its sum travels during the last step of the round. What that step changed stays.
+    """
+
+    def __init__(self, every: int, fragments: int, rate: float, momentum: float) -> None:
+        if every < 1:
+            raise UsageError(f"fullwire.elastic: sync_every: expected 1 step or more, got {every}")
+        if fragments < 1 or every % fragments:
+            raise UsageError(
+                f"fullwire.elastic: fragments: expected a divisor of sync_every={every}, got "
+                f"{fragments}"
+            )
         if rate <= 0 or not 0 <= momentum < 1:
             raise UsageError(
                 "fullwire.elastic: expected outer_rate above 0 and outer_momentum from 0 to below "
                 f"1, got {rate:g} and {momentum:g}"
             )
-        self.steps = steps
+        self.steps = every // fragments  # of a round
+        self.fragments = fragments
         self._rate, self._momentum = rate, momentum
-        self._buckets: Sequence[Any] = ()
-        self._begins: list[Any] = []  # the parameters at the beginning of the round
-        self._momenta: list[Any] = []
+        self._of: dict[int, _Summed] = {}  # by bucket
 
-    def serve(self, buckets: Sequence[Any]) -> None:
-        """Work on the parameters of these buckets, whose sums travel together."""
-        self._buckets = buckets
-        self._begins = [torch.zeros_like(bucket.flat) for bucket in buckets]
-        self._momenta = [torch.zeros_like(bucket.flat) for bucket in buckets]
+    def serve(self, fragments: Sequence[Sequence[Any]]) -> None:
+        """Work on the parameters of these fragments; each has buckets, which travel together."""
+        self._fragments = fragments
+        self._of = {id(bucket): _Summed(bucket) for bucket in itertools.chain(*fragments)}
+        self._note_all()
+
+    def due(self, number: int, loop: Loop) -> Sequence[Any]:
+        """Return the buckets of the sums at the end of a round. A loop ends with all of them."""
+        if number + 1 == loop.last_round:
+            return list(itertools.chain(*self._fragments))
+        return self._fragments[number % self.fragments]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the momentum."""
-        return {"momenta": self._momenta}
+        """Return the momentum, and the parameters at the last sums."""
+        return {
+            "momenta": [each.momentum for each in self._of.values()],
+            "summed": [each.begin for each in self._of.values()],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the momentum of another rank, or of a checkpoint."""
-        for own, given in zip(self._momenta, state["momenta"], strict=True):
-            own.copy_(given)
+        """Take the state of another rank, or of a checkpoint."""
+        parts = zip(self._of.values(), state["momenta"], state["summed"], strict=True)
+        for each, momentum, begin in parts:
+            each.momentum.copy_(momentum)
+            each.begin.copy_(begin)
 
     def begin(self) -> None:
-        """Note the parameters at the beginning of a round."""
-        for bucket, begins in zip(self._buckets, self._begins, strict=True):
-            for parameter, begin in zip(bucket.parameters, _parts(bucket, begins), strict=True):
-                begin.copy_(parameter.detach())
+        """A round begins. With one fragment, the parameters are those of the last sums."""
+        if self.fragments == 1:
+            self._note_all()
 
-    def take_changes(self, weight: float) -> None:
-        """Write into the buckets how far this rank's steps went from there, times its weight."""
-        for bucket, begins in zip(self._buckets, self._begins, strict=True):
-            parts = zip(bucket.parameters, _parts(bucket, begins), bucket.views, strict=True)
-            for parameter, begin, view in parts:
-                torch.sub(begin, parameter.detach(), out=view)
+    def _note_all(self) -> None:
+        for each in self._of.values():
+            each.copy_parameters(each.begin)
+
+    def take_changes(self, buckets: Sequence[Any], weight: float) -> None:
+        """Write into buckets what changed since their last sums, times this rank's weight."""
+        for bucket in buckets:
+            each = self._of[id(bucket)]
+            each.copy_parameters(each.sent)
+            torch.sub(each.begin, each.sent, out=bucket.flat)
             bucket.flat.mul_(weight)
 
-    def apply(self) -> None:
-        """Step from the parameters of the beginning by the sums in the buckets."""
-        for bucket, begins, momentum in zip(
-            self._buckets, self._begins, self._momenta, strict=True
-        ):
-            momentum.mul_(self._momentum).add_(bucket.flat)
-            begins.sub_(bucket.flat, alpha=self._rate)
-            begins.sub_(momentum, alpha=self._rate * self._momentum)
-            for parameter, begin in zip(bucket.parameters, _parts(bucket, begins), strict=True):
-                parameter.detach().copy_(begin)
+    def apply(self, buckets: Sequence[Any], *, keeps_later: bool) -> None:
+        """Step from the parameters of the last sums by those in the buckets.
+
+        `keeps_later`: the sums began before the last step, and what it changed stays.
+        """
+        for bucket in buckets:
+            each = self._of[id(bucket)]
+            each.momentum.mul_(self._momentum).add_(bucket.flat)
+            each.begin.sub_(bucket.flat, alpha=self._rate)
+            each.begin.sub_(each.momentum, alpha=self._rate * self._momentum)
+            for parameter, begin, sent in zip(
+                bucket.parameters, each.parts(each.begin), each.parts(each.sent), strict=True
+            ):
+                if keeps_later:
+                    parameter.detach().add_(begin - sent)
+                else:
+                    parameter.detach().copy_(begin)
 
 
-def _parts(bucket: Any, flat: Any) -> list[Any]:
-    """Return the part of a row that belongs to each parameter."""
-    sizes = [parameter.numel() for parameter in bucket.parameters]
-    return [
-        part.view_as(parameter)
-        for part, parameter in zip(flat.split(sizes), bucket.parameters, strict=True)
-    ]
+class _Summed:
+    """What the outer optimizer has for one bucket."""
+
+    def __init__(self, bucket: Any) -> None:
+        self._parameters = bucket.parameters
+        # The parameters at the last sums, and when the present ones began.
+        self.begin, self.sent = torch.zeros_like(bucket.flat), torch.zeros_like(bucket.flat)
+        self.momentum = torch.zeros_like(bucket.flat)
+
+    def parts(self, flat: Any) -> list[Any]:
+        """Return the part of a row that belongs to each parameter."""
+        sizes = [parameter.numel() for parameter in self._parameters]
+        return [
+            part.view_as(parameter)
+            for part, parameter in zip(flat.split(sizes), self._parameters, strict=True)
+        ]
+
+    def copy_parameters(self, flat: Any) -> None:
+        """Copy the parameters into a row."""
+        for parameter, part in zip(self._parameters, self.parts(flat), strict=True):
+            part.copy_(parameter.detach())
