@@ -10,8 +10,7 @@ prediction. The last question is the user's: which setting is there first?
 
 The models are those of `validation.time_to_target`, made wide enough for the links to matter.
 Finished trainings stay in DIRECTORY, and the script goes on where it was. It runs in a lab, so all
-workers share the processors of one machine. Local SGD is not among the settings: no command trains
-with it yet.
+workers share the processors of one machine. Local steps are not among the settings: see `rounds`.
 """
 
 from __future__ import annotations
