@@ -74,6 +74,7 @@ PAGES = {
         "reference-points",
         "time-to-target",
         "settings-to-target",
+        "rounds",
         "diloco",
         "replicas",
     ),

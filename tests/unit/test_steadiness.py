@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import fullwire as fw
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run, Spans
+from fullwire.run.usual import kept_steps, regular_steps
 from fullwire.units import show_time
 from fullwire.words import sentence, setting
 from tests.builders import MS, spans
@@ -120,3 +121,33 @@ def test_what_would_help_speaks_of_the_step_that_it_is_predicted_from(
     assert (
         said == "4 of 20 steps take over 1.25 times the usual: 1.2 s more in all, most of it host."
     )
+
+
+@pytest.mark.parametrize(
+    ("places", "regular"),
+    [
+        (range(29, 300, 30), range(29, 300, 30)),  # a sum once in 30 steps
+        ((*range(29, 300, 30), 100), range(29, 300, 30)),  # and a pause of the machine
+        ([*range(29, 120, 30)], ()),  # too few to tell
+        ((3, 40, 55, 101, 222, 290), ()),  # at no distance
+        ((100, 101, 102, 103, 104, 105), ()),  # one pause over several steps
+    ],
+)
+def test_long_steps_at_equal_distances_are_the_jobs_own(
+    places: Iterable[int], regular: Iterable[int]
+) -> None:
+    length_ns = np.full(300, 2e6)
+    length_ns[[*places]] = 90e6
+    assert np.flatnonzero(regular_steps(length_ns)).tolist() == [*regular]
+    assert not kept_steps(length_ns)[[*places]].any()
+
+
+def test_a_loss_of_rare_regular_steps_is_the_verdict() -> None:
+    """One step in 30 waits 20 times as long as it computes: two thirds of the time."""
+    waits_ms = [200 if step % 30 == 29 else 0 for step in range(300)]
+    found = fw.explain(a_job(waits_ms, [10] * 300))
+    assert found.verdict.kind == "input"
+    assert found.is_of_all_steps
+    assert "10 of 300 steps" in found.verdict.sentence
+    irregular_ms = [200 if step in (3, 40, 55, 101, 222, 290) else 0 for step in range(300)]
+    assert not fw.explain(a_job(irregular_ms, [10] * 300)).is_of_all_steps

@@ -20,6 +20,8 @@ _Floats = NDArray[np.float64]
 WARM_UP = 1.5  # first steps longer than this many medians are warm-up
 UNUSUAL = 3.0  # medians; any other step longer than this is left out, see MOST_UNUSUAL
 MOST_UNUSUAL = 0.05  # of the steps; more unusual ones belong to the job and are kept
+_FEWEST_REGULAR = 5  # long steps at equal distances
+_MOST_IN_LINE = 0.8  # of the long steps, and of their places
 LONGER = 1.25  # usual steps; a longer one is told beside them
 PAUSE = 0.25  # of the usual step; a longer gap between two steps is a pause
 _ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one kind
@@ -37,6 +39,24 @@ def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
     if is_unusual.sum() <= max(1, MOST_UNUSUAL * len(length_ns)):
         is_kept &= ~is_unusual
     return is_kept
+
+
+def regular_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
+    """Choose the rare long steps that come at equal distances: a sum once in 30 steps, say.
+
+    They are no exceptions, whatever part of the time they take.
+    """
+    chosen = np.zeros(len(length_ns), bool)
+    left_out = np.flatnonzero(~kept_steps(length_ns) & (length_ns > UNUSUAL * np.median(length_ns)))
+    apart = np.diff(left_out)
+    if len(left_out) < _FEWEST_REGULAR:
+        return chosen
+    distance = int(np.median(apart))
+    in_line = left_out[(np.abs(left_out - left_out[-1]) % distance) == 0]
+    expected = (left_out[-1] - left_out[0]) // distance + 1
+    if distance > 1 and len(in_line) >= _MOST_IN_LINE * max(expected, len(left_out)):
+        chosen[in_line] = True
+    return chosen
 
 
 def usual_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:

@@ -37,7 +37,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run, Spans, Whole
-from fullwire.run.usual import kept_steps, usual_steps
+from fullwire.run.usual import kept_steps, regular_steps, usual_steps
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
 from fullwire.timeline.contention import (
     NOT_TOLD,
@@ -212,7 +212,7 @@ def account(
         ranks=tuple(told.rank for told in ranks),
         steps=steps,
         is_typical=is_typical,
-        is_kept=kept_steps(length_ns),
+        is_kept=kept_steps(length_ns) | regular_steps(length_ns),
         is_whole_trace=is_whole_trace,
         parts_ns=parts_ns,
         excess_ns=excess_ns,
