@@ -291,6 +291,11 @@ def test_a_table_that_is_no_file_is_not_waited_for(
             "got `str` - at `$.facts.workers`",
         ),
         (lambda d: d["facts"].update(workers=0), "fact 'workers': expected 1 or more, got 0"),
+        (lambda d: d["facts"].update(machines=0), "fact 'machines': expected 1 or more, got 0"),
+        (
+            lambda d: d["facts"].update(line_rate_bps=1e19),
+            "fact 'line_rate_bps': expected at most 1e+18 bit/s, got 1e+19",
+        ),
         (lambda d: d["facts"].update(workers=True), "got `bool`"),
         (lambda d: d["facts"].update(workers=10**30), "Expected `int` <= 9223372036854775807"),
         (lambda d: d["facts"].update(line_rate_bps=float("nan")), "after `line_rate_bps`"),

@@ -44,6 +44,12 @@ class Measure:
             range_ = f"a number from {self.least:g} to {self.most:g}"
         return f"{range_} {self.unit}".rstrip()
 
+    def instead_of(self, value: float) -> str:
+        """Say what is expected in place of a number that is not within the limits."""
+        if value > self.most >= _LARGEST:
+            return f"at most {self.most:g} {self.unit}".rstrip()
+        return str(self)
+
 
 _LARGEST = 1e15  # this limit only keeps numbers finite, so messages leave it out
 _COUNT = Measure(most=_INT64 - 1)
@@ -105,7 +111,9 @@ class Facts:
     # The hosts: which rank ran where, and its use of processors and disks.
     hosts: str | None = fact("the host of each rank, in their order, with commas between")
     addresses: str | None = fact("addresses of hosts: name=address+address, commas between")
-    machines: int | None = fact("kernels that the ranks ran on; hosts of a lab share one")
+    machines: int | None = fact(
+        "kernels that the ranks ran on; hosts of a lab share one", _AT_LEAST_ONE
+    )
     processors: int | None = fact("processors that each rank was allowed to use", _AT_LEAST_ONE)
     processor_s: Pairs | None = fact("processor time of each rank in a step", _TIME)
     communication_processor_s: Pairs | None = fact("of it in the threads that communicate", _TIME)
@@ -320,7 +328,9 @@ def _checked(fact: Fact, value: Any) -> FactValue:
         return value
     number = cast("int | float", value)
     if number not in fact.measure:
-        raise UsageError(f"fact {fact.name!r}: expected {fact.measure}, got {shown(number)}")
+        raise UsageError(
+            f"fact {fact.name!r}: expected {fact.measure.instead_of(number)}, got {shown(number)}"
+        )
     return number
 
 
@@ -335,7 +345,7 @@ def _checked_pairs(fact: Fact, pairs: tuple[Any, ...]) -> Pairs:
             raise UsageError(f"fact {fact.name!r}: expected {fact.each} 0 or more, got {first:g}")
         if second not in fact.measure:
             raise UsageError(
-                f"fact {fact.name!r}: expected {fact.measure}, "
+                f"fact {fact.name!r}: expected {fact.measure.instead_of(second)}, "
                 f"got {second!r} for {fact.each} {first:g}"
             )
     if any(later <= earlier for (earlier, _), (later, _) in itertools.pairwise(numbers)):
