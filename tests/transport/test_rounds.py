@@ -153,3 +153,9 @@ def test_settings_of_rounds_are_checked(more: dict[str, Any], said: str) -> None
     model = torch.nn.Linear(2, 1)
     with pytest.raises(UsageError, match=said):
         fullwire.elastic(model, torch.optim.SGD(model.parameters(), 0.1), **more)
+
+
+def test_changes_travel_in_a_wire_format_and_ranks_stay_equal(tmp_path: Path) -> None:
+    job = played(tmp_path, "forward", FULLWIRE_WIRE="bf16", WIDTH="8000", SYNC="4")
+    assert job.returncode == 0, job.stderr
+    assert check_rounds(tmp_path, 3, 4)[30] == 2
