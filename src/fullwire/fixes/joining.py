@@ -182,12 +182,17 @@ class _Joining:
         self._shared: dict[int, Any] = {}
         self._weak_reference, self._most_shared = StorageWeakRef, _FEW_SHARED
         self._is_over = self._is_hooked = False
+        self._of_modules: Any = None  # the hook, while our mode sees operations
         self._thread = threading.get_ident()
         self._all_reduce, self._storage = dist.all_reduce, torch.Tensor.untyped_storage
         self._modes = _python_dispatch._get_current_dispatch_mode_stack
         joining = self
 
         class Watching(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+            @classmethod
+            def _should_skip_dynamo(cls) -> bool:
+                return False  # no compiled code comes here, and skipping takes 4 us an operation
+
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
@@ -229,7 +234,7 @@ class _Joining:
         size_bytes = tensor.numel() * tensor.element_size()
         is_usual = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         is_plain = is_usual and tensor.layout == torch.strided and not tensor.requires_grad
-        is_of_all = op == dist.ReduceOp.SUM and group in (None, dist.group.WORLD)
+        is_of_all = op == dist.ReduceOp.SUM and (group is None or group is dist.group.WORLD)
         if async_op or not (is_plain and is_of_all and 0 < size_bytes <= self._most_bytes):
             self._settle()
             return self._all_reduce(tensor, op, group, async_op)
@@ -251,15 +256,15 @@ class _Joining:
             self._send()  # here alone: on another rank it may wait
         elif not self._modes():
             self._mode.__enter__()
+            module = torch.nn.modules.module
+            self._of_modules = module.register_module_forward_pre_hook(self._settle)
         return None
 
     def _hook(self) -> None:
-        """Send before modules and optimizers go on; a job without small sums pays for no hooks."""
-        import torch
+        """Send before optimizers go on; a job without small sums pays for no hook."""
         from torch.optim import optimizer as optimizers
 
         optimizers.register_optimizer_step_pre_hook(self._settle)
-        torch.nn.modules.module.register_module_forward_pre_hook(self._settle)
         self._is_hooked = True
 
     def _sees_all_of(self, tensor: Any) -> bool:
@@ -335,7 +340,9 @@ class _Joining:
         # First, for our own operations need no watching.
         if (modes := self._modes()) and modes[-1] is self._mode:
             self._mode.__exit__(None, None, None)
-        self._send()
+            self._of_modules.remove()  # it would slow each module of the next forward pass
+        if self._waiting:
+            self._send()
 
     def _at_end(self) -> None:
         """Send what nobody here read: another rank may read it."""

@@ -102,7 +102,7 @@ def host_facts(
 ) -> Facts:
     """Return the facts of the ranks' hosts from journals and samples."""
     machines = len({machine_of(journal) for journal in journals})
-    facts = Facts(machines=machines, sampler_share=sampler_share(samples))
+    facts = Facts(machines=machines or None, sampler_share=sampler_share(samples))
     if not journals:
         return facts
     hosts = {journal.rank: _host(journal) for journal in journals}
