@@ -508,7 +508,7 @@ class Job:
             if not keeps_later:
                 self._outer.take_changes(due, self._round.weight)
             try:
-                self._commit(*self._sums.complete(due))
+                self._commit(*self._sums.complete(due, began_before=keeps_later))
             except Interrupted:
                 self._go_back()
             else:

@@ -68,6 +68,7 @@ class Sums:
             [_Bucket(each) for each in _divided(part)] for part in _parts(trained, fragments or 1)
         ]
         self.buckets = list(itertools.chain(*self.fragments))
+        self._number = _Bucket([torch.zeros(1)])
         self._begun = self._launched = 0
         self._problem: Exception | None = None
         for bucket in self.buckets:
@@ -139,8 +140,14 @@ class Sums:
                     parameter.grad = view
         self._then(problem, summed)
 
-    def complete(self, buckets: Sequence[_Bucket]) -> tuple[Exception | None, Summed | None]:
-        """Add up what is in buckets; return what failed, and the step if others computed it."""
+    def complete(
+        self, buckets: Sequence[_Bucket], *, began_before: bool = False
+    ) -> tuple[Exception | None, Summed | None]:
+        """Add up what is in buckets; return what failed, and the step if others computed it.
+
+        Complete sums show that all ranks have computed. Those that `began_before` do not, so that
+        ranks also add up a number now.
+        """
         if self.follower is not None:
             if (summed := self.follower.next()) is None:
                 raise Interrupted
@@ -149,8 +156,10 @@ class Sums:
             return None, summed
         if self.group is not None:
             self.launch(buckets[self._launched :])
+            at_the_end = [self._number] if began_before else []
+            self.launch(at_the_end)
             self._wait()
-            for bucket in buckets:
+            for bucket in [*buckets, *at_the_end]:
                 try:
                     if bucket.work is not None and self._problem is None:
                         bucket.work.wait()
