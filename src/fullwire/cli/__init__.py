@@ -16,6 +16,7 @@ if "OPENBLAS_NUM_THREADS" not in os.environ:
     os.putenv("OPENBLAS_NUM_THREADS", "1")  # not in os.environ, which the jobs we start are given
 
 
+_INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
@@ -46,6 +47,9 @@ def main() -> None:
         _run_or_refuse()
     except KeyboardInterrupt:
         pass
+    except SystemExit as ended:
+        if ended.code != _INTERRUPTED:
+            raise  # else a command has ended its own work first, as record does with its job
     except Exception:
         if not is_asked:
             raise  # else numpy makes another error of it while it is being imported
@@ -53,7 +57,7 @@ def main() -> None:
         return
     # Python gives the signal back to the system while it ends, and another Ctrl-C would kill it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(130)
+    sys.exit(_INTERRUPTED)
 
 
 def _run_or_refuse() -> None:
