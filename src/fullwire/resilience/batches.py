@@ -1,4 +1,4 @@
-"""The batches of an elastic job: which samples a step has, whoever computes them."""
+"""The batches of an elastic job, and the samples of each."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ ever taken back: where a step is interrupted, its sums are dropped before the op
 All else follows from the number of committed steps: the samples of a step, and where a loop over
 batches stands. So a rank that joins needs the parameters and that number.
 
-With `sync_every` a round of local steps takes the place of a step (`rounds`): the ranks add up at
-its end, and it is committed as a step is.
+With `sync_every` a round of local steps takes the place of a step (`rounds`). The ranks add up at
+its end, and commit it as they commit a step.
 """
 
 from __future__ import annotations

@@ -32,12 +32,16 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self.parameters = parameters
-        sizes = [parameter.numel() for parameter in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype)
-        parts = self.flat.split(sizes)
-        self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
+        count = sum(parameter.numel() for parameter in parameters)
+        self.flat = torch.zeros(count, dtype=parameters[0].dtype)
+        self.views = self.parts(self.flat)
         self.missing = set(range(len(parameters)))
         self.work: Any = None
+
+    def parts(self, row: Any) -> list[Any]:
+        """Return the part of a row of numbers that belongs to each parameter."""
+        parts = row.split([parameter.numel() for parameter in self.parameters])
+        return [part.view_as(each) for part, each in zip(parts, self.parameters, strict=True)]
 
 
 class Sums:

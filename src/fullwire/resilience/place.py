@@ -106,7 +106,7 @@ def began_ns() -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's part in an elastic job. Who starts the worker tells it in its environment."""
+    """A worker's part in an elastic job, as the worker reads it from its environment."""
 
     folder: Folder
     worker: int

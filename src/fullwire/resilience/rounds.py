@@ -21,7 +21,7 @@ from fullwire.resilience.batches import Loop
 
 
 class Round:
-    """What this rank has of the present round."""
+    """This rank's part of the present round."""
 
     def __init__(self, steps: int = 0) -> None:
         self.steps_left = steps
@@ -41,7 +41,7 @@ class Outer:
     """The optimizer of the rounds. Workers that join, and checkpoints, have its momentum.
 
     With several fragments of the parameters, one is summed in each round, and each after so many
-    rounds. Its sum travels during the last step of the round. What that step changed stays.
+    rounds. Its sum travels during the last step of the round. The changes of that step stay.
     """
 
     def __init__(self, every: int, fragments: int, rate: float, momentum: float) -> None:
@@ -108,7 +108,7 @@ class Outer:
     def apply(self, buckets: Sequence[Any], *, keeps_later: bool) -> None:
         """Step from the parameters of the last sums by those in the buckets.
 
-        `keeps_later`: the sums began before the last step, and what it changed stays.
+        `keeps_later`: the sums began before the last step, and its changes stay.
         """
         for bucket in buckets:
             each = self._of[id(bucket)]
@@ -116,7 +116,7 @@ class Outer:
             each.begin.sub_(bucket.flat, alpha=self._rate)
             each.begin.sub_(each.momentum, alpha=self._rate * self._momentum)
             for parameter, begin, sent in zip(
-                bucket.parameters, each.parts(each.begin), each.parts(each.sent), strict=True
+                bucket.parameters, bucket.parts(each.begin), bucket.parts(each.sent), strict=True
             ):
                 if keeps_later:
                     parameter.detach().add_(begin - sent)
@@ -125,23 +125,16 @@ class Outer:
 
 
 class _Summed:
-    """What the outer optimizer has for one bucket."""
+    """The outer optimizer's numbers for one bucket."""
 
     def __init__(self, bucket: Any) -> None:
-        self._parameters = bucket.parameters
+        self._bucket = bucket
         # The parameters at the last sums, and when the present ones began.
         self.begin, self.sent = torch.zeros_like(bucket.flat), torch.zeros_like(bucket.flat)
         self.momentum = torch.zeros_like(bucket.flat)
 
-    def parts(self, flat: Any) -> list[Any]:
-        """Return the part of a row that belongs to each parameter."""
-        sizes = [parameter.numel() for parameter in self._parameters]
-        return [
-            part.view_as(parameter)
-            for part, parameter in zip(flat.split(sizes), self._parameters, strict=True)
-        ]
-
-    def copy_parameters(self, flat: Any) -> None:
+    def copy_parameters(self, row: Any) -> None:
         """Copy the parameters into a row."""
-        for parameter, part in zip(self._parameters, self.parts(flat), strict=True):
+        bucket = self._bucket
+        for parameter, part in zip(bucket.parameters, bucket.parts(row), strict=True):
             part.copy_(parameter.detach())

@@ -135,7 +135,7 @@ class Workers:
             self._start()
 
     def _of_this_job(self, part: Place) -> Place:
-        """Complete a worker's part with what was asked for."""
+        """Complete a worker's part with the options of this job."""
         return replace(
             part,
             least=self._least,

@@ -44,14 +44,16 @@ def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
 def regular_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
     """Choose the rare long steps that come at equal distances: a sum once in 30 steps, say.
 
-    They are no exceptions, whatever part of the time they take.
+    They are no exceptions, even if they take little of the time.
     """
     chosen = np.zeros(len(length_ns), bool)
-    left_out = np.flatnonzero(~kept_steps(length_ns) & (length_ns > UNUSUAL * np.median(length_ns)))
-    apart = np.diff(left_out)
+    left_out = np.flatnonzero(~kept_steps(length_ns))
+    if len(left_out) < _FEWEST_REGULAR:  # before a median, which loads numpy's masked arrays
+        return chosen
+    left_out = left_out[length_ns[left_out] > UNUSUAL * np.median(length_ns)]
     if len(left_out) < _FEWEST_REGULAR:
         return chosen
-    distance = int(np.median(apart))
+    distance = int(np.median(np.diff(left_out)))
     in_line = left_out[(np.abs(left_out - left_out[-1]) % distance) == 0]
     expected = (left_out[-1] - left_out[0]) // distance + 1
     if distance > 1 and len(in_line) >= _MOST_IN_LINE * max(expected, len(left_out)):
