@@ -585,6 +585,7 @@ NB_MODULE(_native, module) {
              nb::arg("owners"))
         .def("add_interfaces", &fullwire::RankCounters::add_interfaces, nb::arg("file"),
              nb::arg("ranks"), nb::arg("with_loopback"))
+        .def("add_ports", &fullwire::RankCounters::add_ports, nb::arg("files"), nb::arg("ranks"))
         .def("watch", &fullwire::RankCounters::watch, nb::arg("seconds"), nb::arg("share"),
              nb::arg("least_s"), nb::arg("most_s"), Released())
         .def("take", &looks_of)

@@ -24,6 +24,7 @@ import numpy as np
 
 import fullwire as fw
 from fullwire.answers.watched import Watched
+from fullwire.collectives.closed_form import sent_as
 from fullwire.recorder.jobs_here import jobs_here
 from fullwire.run.usual import usual_steps
 from validation import arguments, results
@@ -45,6 +46,7 @@ class Case:
     backend: str = "gloo"
     given: Mapping[str, str | float] = field(default_factory=dict)
     lab: tuple[str, ...] = ()  # more options of the lab
+    seconds: float = SECONDS  # of watching
     rank: int | None = None  # that is waited for, of a stuck job
 
     def __str__(self) -> str:
@@ -67,7 +69,7 @@ CASES = (
     Case(given={"kind": "sharded", "bytes": 16_000_000}),
     Case(given={"kind": "adding"}),
     Case(rate="10Gbps", given={"bytes": 262_144, "work-s": 0.012}),
-    Case(rate="100Mbps", given={"bytes": 25_000_000, "work-s": 2.5}),
+    Case(rate="100Mbps", given={"bytes": 25_000_000, "work-s": 2.5}, seconds=75),
     Case(given={"evaluate-every": 15}),
     Case(given={"bytes": 8_000_000, "late-s": 0.2}),
     Case(given={"bytes": 8_000_000, "load-s": 0.2}),
@@ -81,10 +83,14 @@ FRESH = (
     Case(rate="100Mbps", backend="fullwire", given={"bytes": 8_000_000, "work-s": 0.2}),
     Case(workers=3, given={"kind": "sharded", "bytes": 12_000_000, "work-s": 0.15}),
     Case(rate="500Mbps", backend="fullwire", given={"kind": "adding", "bytes": 12_000_000}),
-    Case(given={"kind": "local", "bytes": 12_000_000, "work-s": 0.04}),
-    Case(rate="200Mbps", backend="fullwire", given={"kind": "local", "work-s": 0.06}),
+    Case(given={"kind": "local", "local-steps": 4, "bytes": 12_000_000, "work-s": 0.04}),
+    Case(
+        rate="200Mbps",
+        backend="fullwire",
+        given={"kind": "local", "local-steps": 4, "work-s": 0.06},
+    ),
     Case(rate="10Gbps", backend="fullwire", given={"bytes": 131_072, "work-s": 0.018}),
-    Case(given={"bytes": 50_000_000, "work-s": 4.5}),
+    Case(given={"bytes": 50_000_000, "work-s": 4.5}, seconds=75),
     Case(backend="fullwire", given={"bytes": 50_000_000, "work-s": 1.0}),
     Case(rate="500Mbps", given={"bytes": 4_000_000, "work-s": 0.05, "evaluate-every": 60}),
     Case(workers=3, backend="fullwire", given={"bytes": 8_000_000, "late-s": 0.1}),
@@ -158,10 +164,14 @@ def first_rank(folder: Path) -> int:
     sys.exit(f"{folder}: the job has not begun: {(folder / 'said').read_text()[-500:]}")
 
 
-def own_step_s(folder: Path, first_ns: int, last_ns: int) -> float:
-    """Return the step that the job itself saw in some time, by the rule of `explain`."""
+def own_step_s(case: Case, folder: Path, first_ns: int, last_ns: int) -> float:
+    """Return the step that the job itself saw in some time, by the rule of `explain`.
+
+    Of local steps nothing is seen from outside, so a round of them is compared.
+    """
+    steps = int(case.given.get("local-steps", 1))
     lines = (folder / "steps-0").read_text().splitlines()
-    begun_ns = np.array([int(line.split()[0]) for line in lines])
+    begun_ns = np.array([int(line.split()[0]) for line in lines])[1::steps]
     first, last = (int(np.argmin(abs(begun_ns - each))) for each in (first_ns, last_ns))
     lengths_ns = np.diff(begun_ns[first : last + 1])
     return float(lengths_ns[usual_steps(lengths_ns)].mean()) / 1e9
@@ -173,9 +183,10 @@ def transfer_s(account: Mapping[str, float]) -> float:
 
 
 def bytes_a_step(run: fw.Run) -> float:
-    """Return what rank 0 gave to collectives in a usual step."""
-    own = run.collectives.rows(run.collectives.rank == 0)
-    sums = np.bincount(own.step[own.step >= 0], weights=own.bytes[own.step >= 0])
+    """Return what rank 0 sent for its collectives in a usual step, as multiples of (N-1)/N tell."""
+    own = run.collectives.rows((run.collectives.rank == 0) & (run.collectives.step >= 0))
+    sent = [2 if sent_as(op, run.facts.backend) == "allreduce" else 1 for op in own.op]
+    sums = np.bincount(own.step, weights=own.bytes * np.array(sent))
     return float(np.median(sums[sums > 0])) if sums.any() else np.nan
 
 
@@ -189,7 +200,7 @@ def compared(case: Case, folder: Path) -> dict[str, Any]:
     begun_s = time.monotonic()
     with job(case, folder, records=True) as pid:
         found: Watched = fw.watch(
-            pid, seconds=SECONDS, bandwidth=case.rate, out=folder / "outside.run"
+            pid, seconds=case.seconds, bandwidth=case.rate, out=folder / "outside.run"
         )
     inside = fw.explain(folder / "inside.run", bandwidth=case.rate)
     row: dict[str, Any] = {
@@ -210,7 +221,9 @@ def compared(case: Case, folder: Path) -> dict[str, Any]:
         times = found.run.spans
         row |= {
             "step_s": found.explanation.step_s,
-            "own_step_s": own_step_s(folder, int(times.start_ns.min()), int(times.end_ns.max())),
+            "own_step_s": own_step_s(
+                case, folder, int(times.start_ns.min()), int(times.end_ns.max())
+            ),
             "bytes": bytes_a_step(found.run),
             "transfer_s": transfer_s(found.explanation.account),
             "ranges_s": found.transfer_s,

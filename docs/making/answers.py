@@ -28,7 +28,7 @@ from fullwire.errors import FullwireError
 from fullwire.findings.tuning import NoTimeToRepeat
 from fullwire.findings.watching import Stuck
 from fullwire.fixes.fix import HostWork
-from fullwire.packets.jobs import NetworkJob, SharedLink
+from fullwire.packets.jobs import NetworkJob, ReplicaGroup, SharedLink
 from fullwire.recorder.jobs_here import JobHere, RankHere
 from fullwire.recorder.outside import WatchedHost
 from fullwire.report import as_data
@@ -176,6 +176,7 @@ def network_job() -> NetworkJob:
         confidence=0.9,
         step_bytes=1e9,
         data_parallel=(pair,),
+        groups=(ReplicaGroup(pattern="ring", hosts=pair),),
         pipeline=(pair,),
         slowest=pair,
         slowest_bps=9e9,

@@ -423,6 +423,8 @@ MEANINGS: Mapping[str, str] = {
     "jobs.step_s": "The time of its step; null where nothing repeats.",
     "step_bytes": "Bytes of a step, of all its hosts.",
     "data_parallel": "Pairs of hosts that sum gradients.",
+    "groups.pattern": "The shape in which these hosts sum gradients; none if no shape fits.",
+    "groups.hosts": "A group of replicas, in sending order where the shape has one.",
     "pipeline": "Pairs of hosts that are neighbouring stages.",
     "slowest": "The pair with the lowest rate while bytes flow.",
     "jobs.slowest_bps": "Its rate.",

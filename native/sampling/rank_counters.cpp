@@ -79,6 +79,12 @@ RankCounters::~RankCounters() {
     for (const Thread& each : threads_) ::close(each.file);
     for (const Network& each : networks_) ::close(each.socket);
     for (const Shared& each : shared_) ::close(each.file);
+    for (const Ports& each : ports_) {
+        for (const auto& [sent_file, received_file] : each.files) {
+            ::close(sent_file);
+            ::close(received_file);
+        }
+    }
 }
 
 void RankCounters::add_thread(std::size_t rank, int file, bool communicates) {
@@ -99,6 +105,10 @@ void RankCounters::set_owners(std::size_t network,
 
 void RankCounters::add_interfaces(int file, std::vector<std::size_t> ranks, bool with_loopback) {
     shared_.push_back({file, std::move(ranks), with_loopback});
+}
+
+void RankCounters::add_ports(std::vector<std::pair<int, int>> files, std::vector<std::size_t> ranks) {
+    ports_.push_back({std::move(files), {-1, std::move(ranks), false}});
 }
 
 int RankCounters::watch(double seconds, double share, double least_s, double most_s) {
@@ -125,6 +135,7 @@ int RankCounters::watch(double seconds, double share, double least_s, double mos
 void RankCounters::look(bool at_all) {
     for (Network& each : networks_) ask(each, at_all);
     for (Shared& each : shared_) read_interfaces(each);
+    for (Ports& each : ports_) read_ports(each);
     const double now_ns = nanoseconds_now();
     for (std::size_t rank = 0; rank < left_.size(); ++rank) of(rank, time) = now_ns;
     for (Thread& each : threads_) {
@@ -277,15 +288,35 @@ void RankCounters::read_interfaces(Shared& shared) {
             if (field == 8) sent += value;
         }
     }
-    const auto ranks = static_cast<double>(shared.ranks.size());
-    if (shared.sent >= 0 && sent >= shared.sent && received >= shared.received) {
-        for (const std::size_t rank : shared.ranks) {
-            of(rank, RankCounters::sent) += (sent - shared.sent) / ranks;
-            of(rank, RankCounters::received) += (received - shared.received) / ranks;
+    shared.give(sent, received, *this);
+}
+
+void RankCounters::read_ports(Ports& ports) {
+    constexpr double kWordBytes = 4;  // InfiniBand counts data in words
+    const auto words_of = [](int file) {
+        std::array<char, 32> text;
+        const ssize_t bytes = ::pread(file, text.data(), text.size(), 0);
+        std::string_view content(text.data(), static_cast<std::size_t>(std::max<ssize_t>(bytes, 0)));
+        return static_cast<double>(next_number(content));
+    };
+    double sent = 0, received = 0;
+    for (const auto& [sent_file, received_file] : ports.files) {
+        sent += kWordBytes * words_of(sent_file);
+        received += kWordBytes * words_of(received_file);
+    }
+    ports.shared.give(sent, received, *this);
+}
+
+void RankCounters::Shared::give(double sent_now, double received_now, RankCounters& counters) {
+    if (sent >= 0 && sent_now >= sent && received_now >= received) {
+        const auto count = static_cast<double>(ranks.size());
+        for (const std::size_t rank : ranks) {
+            counters.of(rank, RankCounters::sent) += (sent_now - sent) / count;
+            counters.of(rank, RankCounters::received) += (received_now - received) / count;
         }
     }
-    shared.sent = sent;
-    shared.received = received;
+    sent = sent_now;
+    received = received_now;
 }
 
 }  // namespace fullwire

@@ -39,6 +39,10 @@ class RankCounters {
     // Share among ranks the counters of interfaces, an open /proc/PID/net/dev that is ours from now on.
     void add_interfaces(int file, std::vector<std::size_t> ranks, bool with_loopback);
 
+    // Share among ranks the counters of RDMA ports: open files of words sent and received that are
+    // ours from now on.
+    void add_ports(std::vector<std::pair<int, int>> files, std::vector<std::size_t> ranks);
+
     // Look for so long; each look takes that share of a processor at most, within limits. Returns the
     // rank whose threads have ended, or -1.
     int watch(double seconds, double share, double least_s, double most_s);
@@ -74,6 +78,12 @@ class RankCounters {
         std::vector<std::size_t> ranks;
         bool with_loopback;
         double sent = -1, received = -1;
+
+        void give(double sent_now, double received_now, RankCounters& counters);
+    };
+    struct Ports {
+        std::vector<std::pair<int, int>> files;
+        Shared shared;
     };
 
     double& of(std::size_t rank, Column column) { return counted_[rank * kColumns + column]; }
@@ -83,12 +93,14 @@ class RankCounters {
     void receive(Network& network, std::size_t answers, bool at_all);
     void take_answer(Network& network, const char* message, std::size_t bytes, bool at_all);
     void read_interfaces(Shared& shared);
+    void read_ports(Ports& ports);
 
     std::vector<double> counted_;
     std::vector<double> rows_;
     std::vector<Thread> threads_;
     std::vector<Network> networks_;
     std::vector<Shared> shared_;
+    std::vector<Ports> ports_;
     std::vector<int> left_;  // threads that are left, by rank
     std::vector<char> answer_;
     double look_at_all_s_ = 0.0;

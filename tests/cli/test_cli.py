@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fullwire as fw
-from fullwire.report.terminal import fact_rows
+from fullwire.report.contents import fact_rows
 from fullwire.run.facts import REGISTRY, Facts
 from tests.builders import steps_run
 from tests.conftest import Cli

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +76,55 @@ def watch_a_job(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for each in ranks:
             each.kill()
             each.communicate()
+
+
+HANGS = """
+import sys, threading, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for _ in range(3):
+    dist.all_reduce(torch.zeros(100_000))
+def dump():  # as torch does when a collective has waited for too long
+    time.sleep(2)
+    open(sys.argv[1] + str(rank), "wb").write(torch._C._distributed_c10d._dump_fr_trace())
+    print(flush=True)
+threading.Thread(target=dump).start()
+if rank == 1:
+    dist.recv(torch.zeros(1), 0)
+dist.all_reduce(torch.zeros(100_000))
+"""
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_the_flight_recorder_names_the_rank_that_misses_a_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ranks sleep alike, and only their dumps tell who has not asked."""
+    beginning = f"{tmp_path}/rank_"
+    monkeypatch.setattr(watched, "STUCK_AFTER_S", 1.0)
+    with held_port() as port:
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        where |= {"TORCH_FR_DUMP_TEMP_FILE": beginning, "TORCH_FR_BUFFER_SIZE": "100"}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", HANGS, beginning],
+                env=os.environ | where | {"RANK": str(rank)},
+                stdout=subprocess.PIPE,
+            )
+            for rank in (0, 1)
+        ]
+        try:
+            for each in ranks:
+                assert each.stdout is not None
+                assert each.stdout.readline()
+            found = watching.watch(ranks[0].pid, seconds=10)
+            assert found.stuck is not None
+            assert found.stuck.rank == 1
+            assert "(allreduce), as dumps of the Flight Recorder tell" in found.sentence
+        finally:
+            for each in ranks:
+                each.kill()
+                each.communicate()
 
 
 @pytest.mark.usefixtures("uncompiled")

@@ -187,6 +187,42 @@ def test_jobs_of_a_network_are_told_apart_with_step_and_neighbours(network: Path
     assert (len(ring.data_parallel), ring.pipeline) == (6, ())
     assert not pipeline.shares
     assert not ring.shares
+    assert [(group.pattern, len(group.hosts)) for group in pipeline.groups] == [("ring", 2)] * 4
+    [group] = ring.groups
+    assert group.pattern == "ring"
+    around = {*zip(group.hosts, (*group.hosts[1:], group.hosts[0]), strict=True)}
+    assert {tuple(sorted(pair)) for pair in around} == {*ring.data_parallel}
+
+
+SHAPES = {
+    "ring": [(rank, (rank + 1) % 8, 1.0) for rank in range(8)],
+    "tree": [
+        (*pair, 1.0)
+        for child in range(1, 8)
+        for pair in ((child, (child - 1) // 2), ((child - 1) // 2, child))
+    ],
+    "all-to-all": [(one, other, 0.2) for one in range(8) for other in range(8) if one != other],
+    "halving-doubling": [
+        (rank, rank ^ apart, 0.5 * apart) for rank in range(8) for apart in (1, 2, 4)
+    ],
+}
+
+
+@pytest.mark.parametrize("rate", [1, 1000])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_shape_in_which_replicas_add_up_is_told(shape: str, rate: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    rows = np.array(
+        [
+            (one + 1, other + 1, begin_s, begin_s + 0.1 * share, 400e6 * share)
+            for begin_s in np.arange(40) * 0.5
+            for one, other, share in SHAPES[shape]
+        ]
+    )
+    made.write_ipfix(made.sampled(rows, rate, random), rate, tmp_path / "switch.ipfix")
+    [job] = fw.jobs_in(tmp_path / "switch.ipfix")
+    assert [(group.pattern, len(group.hosts)) for group in job.groups] == [(shape, 8)]
+    assert job.pipeline == ()
 
 
 def test_jobs_that_share_a_link_are_told_with_what_it_costs_each() -> None:
@@ -238,6 +274,8 @@ def test_flows_prints_the_jobs_of_a_network(network: Path, cli: Cli) -> None:
     printed = cli("flows", "--jobs", str(network)).stdout
     assert printed.startswith("2 jobs in these flows.")
     assert "10.0.0.1 and 7 more" in printed
+    assert "4 x ring of 2" in printed
+    assert " ring of 6" in printed
     refused = cli("flows", "--jobs", "--hosts", "x", str(network))
     assert refused.returncode == 2
     assert "expected no --hosts" in refused.stderr

@@ -14,9 +14,9 @@ import fullwire as fw
 from fullwire.errors import FullwireError
 from fullwire.report.as_data import run_object
 from fullwire.report.chrome import write_chrome
+from fullwire.report.contents import print_run
 from fullwire.report.explanation import print_explanation
 from fullwire.report.page import contents as page_contents
-from fullwire.report.terminal import print_run
 from fullwire.run.facts import named
 from fullwire.run.run import Collectives, Connections, Flows, Provenance, Run
 from tests.jobs_by_hand import a_trained_job

@@ -21,7 +21,7 @@ from fullwire.recorder.journals import read_journals
 from fullwire.recorder.printed import Pattern
 from fullwire.recorder.reported import Reported, read_printed
 from fullwire.recorder.steps import Steps
-from fullwire.report.terminal import print_metrics
+from fullwire.report.contents import print_metrics
 from fullwire.run.run import Metrics
 
 NO_NOTES = np.empty((0, 3), np.int64)

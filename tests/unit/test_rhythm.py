@@ -86,3 +86,24 @@ def test_steps_of_5_s_are_found_in_a_minute_and_not_taken_for_their_parts_before
     for seconds in (20, 25):
         found = looked_at(steps, 0.018, seconds)
         assert found is None, step_of(found)
+
+
+def test_parts_of_a_step_are_no_steps_however_few_steps_were_seen() -> None:
+    """Four buckets leave a backward pass of 3 s; then the forward pass takes 1.7 s more."""
+    random = np.random.default_rng(2)
+    steps: list[list[Part]] = [
+        [
+            part
+            for bucket in range(4)
+            for part in (
+                ((0.7 if bucket else 2.4) * random.lognormal(0, 0.01), 0.0),
+                (0.1, 12.5e6),
+            )
+        ]
+        for _ in range(20)
+    ]
+    for seconds in (8, 11, 14, 17, 20, 24, 28, 40, 60, 90):
+        found = looked_at(steps, 0.011, seconds)
+        if found is not None:
+            assert step_of(found) == pytest.approx(4.9, rel=0.02), seconds
+    assert found is not None

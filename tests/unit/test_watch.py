@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,16 @@ from fullwire.answers.watch import judged
 from fullwire.answers.watched import waited_for
 from fullwire.cli.live import Collector, Live, open_metrics, served
 from fullwire.recorder.jobs_here import JobHere, RankHere, job_named
-from fullwire.recorder.outside import Gpus, Looks, Waits, Watcher, _main_thread, waits_of
+from fullwire.recorder.outside import (
+    RECEIVED,
+    SENT,
+    Gpus,
+    Looks,
+    Waits,
+    Watcher,
+    _main_thread,
+    waits_of,
+)
 from fullwire.report.as_data import watched_object
 from fullwire.report.explanation import print_watched
 from fullwire.words import sentence
@@ -92,6 +102,32 @@ def test_transfer_that_would_fit_under_computing_is_used_too_late() -> None:
     assert "line_rate" in judged(seen(a_job(0.2, 0.19)), 1e9).possible
 
 
+def test_ranks_that_fight_for_processors_have_contention_where_their_delay_says_so() -> None:
+    """Two ranks on one processor compute at half the speed; few bytes follow."""
+    fighting = {
+        rank: [(*row[:1], 0.5 * row[1], 0.5 * row[1], *row[3:]) for row in rows]
+        for rank, rows in a_job(0.4, 0.05).items()
+    }
+    looks = seen(fighting)
+    ranks = tuple(replace(rank, backend="gloo") for rank in looks.job.ranks)
+    job = replace(looks.job, ranks=ranks)
+    first_ns, seconds = looks.by_rank[0][0, 0], np.arange(0, looks.seconds, 1.0)
+    busy = np.stack([first_ns + seconds * 1e9, seconds * 0.9], axis=1)
+    found = judged(replace(looks, job=job, processors=busy), 1e9)
+    assert found.kind == "contention"
+    low_s, high_s = found.ranges["contention"]
+    assert low_s < 0.2 < high_s
+    # A backend that is unknown may leave sums to a device.
+    assert judged(replace(looks, processors=busy), 1e9).kind == "unknown"
+
+
+def test_a_line_that_may_not_be_full_leaves_the_transport_possible() -> None:
+    slower = judged(seen(a_job(0.1, 0.2)), 1.3e9)
+    assert slower.kind == "unknown"
+    assert {"line_rate", "transport"} == set(slower.possible)
+    assert slower.sentence.startswith("The network limits this job:")
+
+
 def test_rest_of_all_ranks_is_not_called_input_or_host() -> None:
     found = judged(seen(a_job(0.1, 0.05, 0.2)), 1e9)
     assert found.kind == "unknown"
@@ -105,10 +141,17 @@ def test_rest_of_all_ranks_is_not_called_input_or_host() -> None:
 
 
 def test_a_job_that_mostly_computes_is_told_its_transfer_alone() -> None:
-    found = judged(seen(a_job(0.4, 0.02)), 1e9)
+    # Most of its bytes flow while it computes, so it may be slower beside them.
+    beside = {rank: np.array(rows) for rank, rows in a_job(0.12, 0.3).items()}
+    for rows in beside.values():
+        whole, within = np.divmod((rows[:, 0] - 1e18) / 1e9, 0.42)
+        rows[:, 1] = 1e9 * (whole * 0.4 + np.minimum(within, 0.4))
+    found = judged(seen({rank: [*map(tuple, rows)] for rank, rows in beside.items()}), 1e9)
     assert found.kind == "unknown"
     assert "contention" in found.possible
     assert found.sentence.startswith("Transfer that nothing hides is ")
+    # Where nothing is sent meanwhile, and no thread waits for a processor, it is not slower.
+    assert judged(seen(a_job(0.4, 0.02)), 1e9).kind == "scales"
 
 
 def test_counters_that_do_not_repeat_give_no_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +177,20 @@ def test_a_job_that_sends_nothing_any_more_is_stuck() -> None:
     assert found.stuck.since_s == pytest.approx(15, abs=0.1)
     assert found.sentence.startswith("Stuck for 14.99 s. Nothing tells")
     assert watched_object(found)["stuck"]["waiting"] == sorted(looks)
+
+
+def test_heartbeats_do_not_hide_a_hang_that_is_older_than_the_watch() -> None:
+    at_s = np.arange(0, 15, LOOK_S)
+    rows = np.zeros((len(at_s), 8))
+    rows[:, 0] = 1e18 + at_s * 1e9
+    rows[:, 4] = rows[:, 5] = 60 * at_s  # bytes
+    rows[:, 7] = at_s % 1  # since the kernel last saw some
+    looks = {rank: [tuple(row) for row in rows] for rank in (0, 1)}
+    found = judged(seen(looks), 1e9)
+    assert found.stuck is not None
+    assert found.stuck.since_s == pytest.approx(15, abs=0.1)
+    short = {rank: rows[:500] for rank, rows in looks.items()}
+    assert judged(seen(short), 1e9).stuck is None
 
 
 def fake_nvml() -> SimpleNamespace:
@@ -201,6 +258,57 @@ def test_a_machine_that_stood_still_is_no_sign_of_a_stuck_job() -> None:
         for rank, rows in looks.items()
     }
     assert judged(seen(frozen), 1e9).stuck is None
+
+
+def a_dump(counts: dict[str, int]) -> bytes:
+    entries = [
+        {
+            "process_group": ("0", group),
+            "collective_seq_id": count,
+            "profiling_name": "nccl:all_reduce",
+            "time_created_ns": 10**18,
+        }
+        for group, count in counts.items()
+    ]
+    return pickle.dumps({"version": "2.10", "entries": entries})
+
+
+def test_dumps_of_the_flight_recorder_name_the_rank_that_asked_for_fewer(tmp_path: Path) -> None:
+    beginning = f"{tmp_path}/rank_"
+    command = [sys.executable, "-c", "input()"]
+    environment = {"TORCH_FR_DUMP_TEMP_FILE": beginning, "HOME": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as other:
+        looks = seen(a_job(0.1, 0.2, ends_s=15.0))
+        ranks = tuple(replace(rank, pid=other.pid) for rank in looks.job.ranks)
+        looks = replace(looks, job=replace(looks.job, ranks=ranks, workers=3))
+        alike = Waits("S", "futex_wait_queue")
+        looks = replace(looks, ask=lambda: dict.fromkeys(range(2), alike))
+
+        def write(*dumps: bytes) -> str:
+            for rank, dump in enumerate(dumps):
+                Path(f"{beginning}{rank}").write_bytes(dump)
+            found = judged(looks, 1e9)
+            assert found.stuck is not None
+            assert found.stuck.rank == (1 if "for rank 1 on" in found.sentence else None)
+            return found.sentence
+
+        assert "Flight Recorder" not in write()
+        late = a_dump({"default_pg": 12, "tp": 40})
+        told = write(a_dump({"default_pg": 13}), late, a_dump({"default_pg": 13, "tp": 40}))
+        assert "1 rank waits for rank 1 on" in told
+        assert "asked for 12 collectives of default_pg, 2 other ranks for 13 (allreduce)" in told
+        # Two are late: the sentence says so, and names no single one.
+        told = write(late, late, a_dump({"default_pg": 13}))
+        assert "ranks 0 and 1 asked for 12 collectives of default_pg, 1 other rank for 13" in told
+        assert "Nothing tells which rank the others wait for" in told
+        # Dumps that are damaged, alike or older than the trouble tell nothing.
+        for dumps in ((late, late, late), (b"\x80", b"", b"{")):
+            assert "Flight Recorder" not in write(*dumps)
+        write(a_dump({"default_pg": 13}), late)
+        for rank in range(2):
+            os.utime(f"{beginning}{rank}", (1e9, 1e9))
+        assert "Flight Recorder" not in judged(looks, 1e9).sentence
+        other.kill()
 
 
 LOCK, READ = Waits("S", "futex_wait_queue"), Waits("S", "pipe_read")
@@ -280,6 +388,39 @@ def test_a_process_of_another_user_is_refused_with_both_users(
         fw.UsageError, match=r"watch \d+: expected a process of 4000000, got one of \S+: "
     ):
         fw.watch(os.getpid())
+
+
+def test_bytes_over_rdma_are_those_of_the_hosts_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fullwire.recorder.outside._ADAPTERS", str(tmp_path))
+    folders = [tmp_path / f"mlx5_{number}/ports/1/counters" for number in (0, 1)]
+
+    def write(sent_words: int, received_words: int) -> None:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "port_xmit_data").write_text(f"{sent_words}\n")
+            (folder / "port_rcv_data").write_text(f"{received_words}\n")
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        network = os.stat(f"/proc/{other.pid}/ns/net").st_ino
+        rank = RankHere(
+            pid=other.pid, rank=0, user="me", command="train", network=network, uses_gpu=True
+        )
+        ranks = tuple(replace(rank, rank=number, uses_rdma=number < 2) for number in range(3))
+        write(10**15, 5 * 10**14)
+        watcher = Watcher(JobHere(ranks=ranks, workers=3, is_guessed=False))
+        assert watcher.watch(0.1)
+        write(10**15 + 1_000_000, 5 * 10**14 + 2_000_000)
+        assert watcher.watch(0.1)
+        watcher.close()
+        looks = watcher.looks
+        other.kill()
+    # Two ports, of words of four bytes, and two ranks.
+    last = [looks.by_rank[number][-1] for number in range(3)]
+    assert [(each[SENT], each[RECEIVED]) for each in last] == [(4e6, 8e6), (4e6, 8e6), (0, 0)]
+    notes = [sentence(note) for note in judged(looks, None).notes]
+    assert any(note.startswith("Ranks 0 and 1 use RDMA.") for note in notes)
 
 
 def test_a_job_that_ends_before_the_first_look_has_an_answer() -> None:

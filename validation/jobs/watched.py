@@ -24,7 +24,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 LATE_RANK = 1
-LOCAL_STEPS = 4  # after which local SGD averages
 KINDS = ("ddp", "sharded", "adding", "by-hand", "local")
 HANGS = ("input", "groups", "missing", "stopped", "full-disk", "computing", "sleeping", "link")
 BESIDE = {  # other programs, of nobody's job; they end with the rank that started them
@@ -100,6 +99,7 @@ def options() -> argparse.Namespace:
     given.add_argument("--late-s", type=float, default=0.0, help="that rank 1 computes longer")
     given.add_argument("--load-s", type=float, default=0.0, help="that all wait for data")
     given.add_argument("--evaluate-every", type=int, default=0, help="steps; 2 s each time")
+    given.add_argument("--local-steps", type=int, default=4, help="after which local SGD averages")
     given.add_argument("--beside", choices=BESIDE, help="what another program of the host does")
     given.add_argument("--hang", choices=HANGS)
     given.add_argument("--hang-at", type=int, default=20, help="the step that never ends")
@@ -160,7 +160,7 @@ def train(given: argparse.Namespace) -> None:
                 for each in inner.parameters():
                     dist.all_reduce(each.grad)
             optimizer.step()
-            if given.kind == "local" and step % LOCAL_STEPS == 0:
+            if given.kind == "local" and step % given.local_steps == 0:
                 for each in inner.parameters():
                     dist.all_reduce(each.data)
                     each.data /= dist.get_world_size()

@@ -33,6 +33,7 @@ from fullwire.answers.watched import (
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
+    AdaptersServe,
     HostNotWatched,
     InterfacesServe,
     NothingSeen,
@@ -44,12 +45,12 @@ from fullwire.findings.watching import (
 )
 from fullwire.outputs import refuse_existing
 from fullwire.packets.rhythm import FEWEST_STEPS, rhythm_of
-from fullwire.recorder.jobs_here import JobHere, job_named, job_of
-from fullwire.recorder.outside import Looks, Watcher
+from fullwire.recorder.jobs_here import job_named, job_of
+from fullwire.recorder.outside import TIME, Looks, Watcher
 from fullwire.recorder.several_hosts import HostsWatcher, host_names, is_here
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
-from fullwire.run.run import Collectives, Provenance, Run, Spans
+from fullwire.run.run import Collectives, Hosts, Provenance, Run, Spans
 from fullwire.run.usual import usual_steps
 from fullwire.words import sentence
 
@@ -79,6 +80,7 @@ class _Seen:
     bin_ns: int
     ranks: tuple[int, ...]
     computing: Reals  # by rank and bin: share of the bin in which a thread ran, up to 1
+    communicating: Reals  # share that the library's own threads ran
     delayed: Reals  # share in which none ran and one waited for a processor
     sent: Reals  # bytes
     received: Reals
@@ -88,7 +90,7 @@ class _Seen:
         """Put the looks at all ranks on one grid of time."""
         tables = {rank: rows for rank, rows in looks.items() if len(rows) > 1}
         if len(tables) < len(looks):
-            return cls(0, 1, (), *(np.zeros((0, 0)) for _ in range(4)))
+            return cls(0, 1, (), *(np.zeros((0, 0)) for _ in range(5)))
         start_ns = max(rows[0, 0] for rows in tables.values())
         end_ns = min(rows[-1, 0] for rows in tables.values())
         grid = np.arange(start_ns, end_ns, bin_s * 1e9)
@@ -108,6 +110,7 @@ class _Seen:
             round(bin_s * 1e9),
             tuple(tables),
             computing,
+            per_bin(3)[:, first:] / (bin_s * 1e9),
             np.minimum(per_bin(2)[:, first:] / (bin_s * 1e9), 1 - computing),
             sent[:, first:],
             received[:, first:],
@@ -246,7 +249,7 @@ def judged(looks: Looks, line_bps: float | None, *, has_ended: bool = False) -> 
     edges, confidence, no_step = _steps(seen)
     # What processors do is not the work of ranks on GPUs: their account would be wrong.
     on_gpus = any(rank.uses_gpu for rank in looks.job.ranks)
-    run = _as_run(looks.job, seen, edges, line_bps) if len(edges) and not on_gpus else None
+    run = _as_run(looks, seen, edges, line_bps) if len(edges) and not on_gpus else None
     ranks = seen_ranks(looks)
     explanation = None if run is None else explain(run)
     return Watched(
@@ -287,9 +290,11 @@ def _notes(looks: Looks) -> tuple[Finding, ...]:
         HostNotWatched(host=host.host, problem=host.problem) for host in looks.hosts if host.problem
     ]
     closed = looks.without_connections
+    over_rdma = tuple(rank.rank for rank in looks.job.ranks if rank.uses_rdma)
     return (
         *lost,
         *([InterfacesServe(ranks=closed)] if closed else []),
+        *([AdaptersServe(ranks=over_rdma)] if over_rdma else []),
         *(Traced(rank=rank.rank, tracer=rank.tracer) for rank in looks.job.ranks if rank.tracer),
     )
 
@@ -384,8 +389,9 @@ def _quietest(pattern: Reals) -> int:
     return int(np.argmin(np.convolve(around, np.ones(window), "valid")[: len(pattern)]))
 
 
-def _as_run(job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float | None) -> Run:
+def _as_run(looks: Looks, seen: _Seen, edges: NDArray[np.int64], line_bps: float | None) -> Run:
     """Make spans of each rank: its steps, its computing, and the bytes of each burst."""
+    job = looks.job
     spans = _spans(seen, edges)
     columns = np.array(_bursts(seen, edges), np.int64).reshape(-1, 7)
     of_all = job.workers / max(2 * (job.workers - 1), 1)  # a rank sends 2 (N-1)/N of its gradients
@@ -394,7 +400,13 @@ def _as_run(job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float
         return np.asarray(seen.start_ns + bins * seen.bin_ns, np.int64)
 
     steps = max(len(edges) - 1, 1)
-    inside = slice(edges[0], edges[-1])
+
+    def of_a_step(*shares: Reals) -> tuple[tuple[float, float], ...]:
+        """Return the seconds of a step that some shares of the bins are, for each rank."""
+        inside = np.stack(shares)[:, :, edges[0] : edges[-1]]
+        rows = inside.sum(axis=(0, 2)) * seen.bin_ns / 1e9 / steps
+        return tuple(zip(map(float, seen.ranks), rows.tolist(), strict=True))
+
     missing = job.workers - len(job.ranks)
     hosts = {each.rank: f"{each.host}/{each.network}" for each in job.ranks}
     return Run(
@@ -403,15 +415,19 @@ def _as_run(job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float
             workers=job.workers,
             hosts=",".join(hosts.get(rank, "") for rank in range(job.workers)),
             line_rate_bps=line_bps,
-            run_delay_s=tuple(
-                (rank, float(seen.delayed[place][inside].sum() * seen.bin_ns / 1e9 / steps))
-                for place, rank in enumerate(seen.ranks)
-            ),
+            backend=job.ranks[0].backend or None,
+            machines=len({each.host for each in job.ranks}),
+            processors=looks.processors.shape[1] - 1 or None,
+            processor_s=of_a_step(seen.computing, seen.communicating),
+            communication_processor_s=of_a_step(seen.communicating),
+            run_s=of_a_step(seen.computing),
+            run_delay_s=of_a_step(seen.delayed),
             remarks=sentence(TakenForAllReduces()),
         ),
         gaps=gaps_of(
             [sentence(OnOtherHosts(missing=missing, workers=job.workers))] if missing else []
         ),
+        hosts=_samples(looks),
         spans=Spans(
             rank=np.array([row[0] for row in spans], np.int64),
             step=np.array([row[1] for row in spans], np.int64),
@@ -432,6 +448,21 @@ def _as_run(job: JobHere, seen: _Seen, edges: NDArray[np.int64], line_bps: float
             start_ns=at_ns(columns[:, 5]),
             end_ns=at_ns(columns[:, 6]),
         ),
+    )
+
+
+def _samples(looks: Looks) -> Hosts:
+    """Return how busy each processor of this host was, from one look at it to the next."""
+    worked = looks.processors
+    between_s = np.diff(worked[:, TIME]) / 1e9
+    used = np.clip(np.diff(worked[:, 1:], axis=0) / np.maximum(between_s, 1e-3)[:, None], 0, 1)
+    names = [f"cpu{number}" for number in range(used.shape[1])]
+    return Hosts(
+        host=np.full(used.size, looks.job.ranks[0].host, object),
+        device=np.array(names * len(used), object),
+        time_ns=np.repeat(worked[1:, TIME].astype(np.int64), used.shape[1]),
+        utilization=used.ravel(),
+        memory_bytes=np.zeros(used.size, np.int64),
     )
 
 

@@ -7,15 +7,26 @@ parts be the largest.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import socket
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
 from fullwire.answers.explain import Explanation
 from fullwire.display import Result
+from fullwire.errors import FullwireError
+from fullwire.findings.case import FILLED, THRESHOLD
 from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
+    AskedForFewer,
     Computes,
     NetworkLimits,
     NoStep,
@@ -26,8 +37,10 @@ from fullwire.findings.watching import (
     TransferOrContention,
     WaitsFor,
 )
+from fullwire.importers import FORMATS
+from fullwire.importers._format import Options
 from fullwire.packets.rhythm import FEWEST_STEPS
-from fullwire.recorder.jobs_here import JobHere
+from fullwire.recorder.jobs_here import JobHere, environment_of
 from fullwire.recorder.outside import (
     COMPUTED,
     DELAYED,
@@ -48,12 +61,19 @@ _STUCK_BYTES = 4096  # a second and rank; less is heartbeats
 _BUSY = 0.2  # of a processor: a rank computes, or would with one
 _LOOKED_S = 1.0  # between two looks, longer gaps tell nothing
 _TRANSFER = {"line_rate", "latency", "transport"}
-# The parts that a verdict may blame. The second ones all look idle from outside.
-_BLAMED = ("line_rate", "transport", "straggler", "input", "host")
+# The parts that a verdict may blame beside transfers. The idle ones look alike from outside.
+_BESIDE = {"contention", "compute", "scales", "overlap"}  # transfer and computing at one time
+_BLAMED = ("straggler", "input", "host", "contention")
 _IDLE = ("input", "host", "unexplained")
-_NOTABLE = 0.1  # of the step: smaller parts are no verdict
 _SLOWED = 0.2  # of computing: the most that it was ever slower beside memory traffic (0.05 to 0.18)
+_SURELY_CROWDED = 0.75  # of the contention that run delay tells; another share may be chance
 _FLOWS = 0.5  # of a rank's usual rate while bytes flow
+# Where ranks dump what they asked for, later torch first. Each has its usual place.
+_DUMPS = {
+    "TORCH_FR_DUMP_TEMP_FILE": "~/.cache/torch/comm_lib_trace_rank_",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/nccl_trace_rank_",
+    "TORCHCOMM_FR_DUMP_TEMP_FILE": "~/.cache/torchcomm_fr_trace_",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,26 +159,44 @@ class Watched(Result):
 
     @property
     def possible(self) -> tuple[str, ...]:
-        """Return the verdicts that the ranges leave open, the account's own first."""
+        """Return the verdicts that the ranges leave open, the account's own first.
+
+        A kind is possible if its part may be as large as every other part surely is.
+        """
         explanation = self.explanation
         if explanation is None:
             return ()
         own = explanation.verdict.kind
         if self.source == "inside":
             return (own,)
-        blamed = "line_rate" if own == "overlap" else own  # that part, which begins too late
-        if blamed not in self.ranges or own == "compute":  # contention does not show
+        if own == "compute":  # it compares with one worker, whom nobody sees from outside
             return (own, "contention")
-        low_s = max(self.ranges[blamed][0], _NOTABLE * explanation.step_s)
-        others = [part for part in _BLAMED if part != blamed and self.ranges[part][1] >= low_s]
-        if own == "overlap":
-            delayed = max((rank.delayed for rank in self.ranks), default=1.0)
-            most_s = delayed * explanation.step_s + _SLOWED * self.ranges["compute"][1]
-            if most_s >= low_s:
-                others.append("contention")
-            if self.transfer_s[1] > self.ranges["compute"][0]:  # it may not fit under computing
-                others.append("line_rate")
-        return (own, *others)
+        limit_s = THRESHOLD * explanation.step_s
+        idle_s = sum(explanation.account[part] for part in _IDLE)
+        low = {part: self.ranges[part][0] for part in ("straggler", "contention")}
+        low |= {"transfer": self.transfer_s[0], "idle": max(idle_s - self.blur_s, 0.0)}
+        surely_s = max(limit_s, *low.values())
+        found = {part for part in _BLAMED if self.ranges[part][1] >= surely_s}
+        if self.transfer_s[1] >= surely_s:
+            found |= self._transfers_possible(own)
+        if max(low.values()) < limit_s:
+            found.add("scales")
+        return (own, *sorted(found - {own}))
+
+    def _transfers_possible(self, own: str) -> set[str]:
+        """Return what may limit the transfer: the line, the transport, or its late beginning."""
+        assert self.explanation is not None
+        low_s, high_s = self.transfer_s
+        full_s = self.explanation.account["line_rate"]  # of the bytes, which are counted
+        limit_s = THRESHOLD * self.explanation.step_s
+        found = {own} if own in _TRANSFER or own == "overlap" else set()
+        if full_s < FILLED * high_s and high_s - full_s >= limit_s:
+            found.add("transport")
+        fills = full_s >= FILLED * low_s or low_s - full_s < limit_s
+        # Under computing it would be used too late, where it surely fits there.
+        if fills and (own != "overlap" or high_s > self.ranges["compute"][0]):
+            found.add("line_rate")
+        return found
 
     @property
     def kind(self) -> str:
@@ -177,7 +215,7 @@ class Watched(Result):
         if self.kind != "unknown" or self.source == "inside":
             return explanation.verdict.findings
         low, high = (end_s / explanation.step_s for end_s in self.transfer_s)
-        if "contention" in self.possible:
+        if "contention" in self.possible and set(self.possible) <= _BESIDE:
             return (TransferOrContention(low=low, high=high),)
         if set(self.possible) <= _TRANSFER:
             return (NetworkLimits(low=low, high=high),)
@@ -195,8 +233,14 @@ class Watched(Result):
         if explanation is None:
             return 0.0, 0.0
         exposed_s = sum(explanation.account[part] for part in _TRANSFER)
-        blur_s = self.ranges["line_rate"][1] - explanation.account["line_rate"]
-        return max(exposed_s - blur_s, 0.0), min(exposed_s + blur_s, explanation.step_s)
+        return max(exposed_s - self.blur_s, 0.0), min(exposed_s + self.blur_s, explanation.step_s)
+
+    @property
+    def blur_s(self) -> float:
+        """Return how far a part of a step may be off because bytes flow between two looks."""
+        if self.explanation is None or not self.ranges:
+            return 0.0
+        return self.ranges["line_rate"][1] - self.explanation.account["line_rate"]
 
     def _in_short(self) -> Iterator[str]:
         yield self.sentence
@@ -207,15 +251,23 @@ def ranges_of(
 ) -> dict[str, tuple[float, float]]:
     """Return the least and the most seconds of a step that each part may be.
 
-    A burst begins and ends between two looks, so each burst of a step moves a part by one look.
-    Ranks that do nothing may wait for their data, a disk, a script's other work or a late rank.
+    A burst begins and ends between two looks. The ends of several bursts of a step fall there
+    independently of each other, so the root of their number counts. Ranks that do nothing may wait
+    for their data, a disk, a script's other work or a late rank.
     """
     own = run.collectives.rows(run.collectives.rank == run.collectives.rank[:1])
     bursts = len(own.rank) / max(len(np.unique(own.step)), 1)
     account, step_s = explanation.account, explanation.step_s
-    blur_s = min(bursts * between_s, step_s)
+    blur_s = min(math.sqrt(bursts) * between_s, step_s)
     idle_s = sum(account[part] for part in _IDLE)
-    computed_s = account["compute"] + account["contention"]
+    crowded_s, worked = account["contention"], explanation.detail
+    is_told = worked.crowding.is_told and len(run.hosts) > 0
+    # Without the backend or the processors' work, all run delay or none may be the job's doing.
+    delays_s = [seconds for _, seconds in run.facts.run_delay_s or ()]
+    most_s = crowded_s if is_told else max(crowded_s, *delays_s)
+    # Beside memory traffic work is slower, too, without any delay.
+    overlapped_s = float(worked.overlapped_ns[:, worked.is_typical].mean()) / 1e9
+    most_s += _SLOWED * overlapped_s
     ranges = {}
     for part, value_s in account.items():
         low_s, high_s = value_s - blur_s, value_s + blur_s
@@ -223,8 +275,12 @@ def ranges_of(
             low_s, high_s = 0.0, idle_s + blur_s
         elif part == "straggler":
             high_s += idle_s
-        elif part in ("contention", "codec"):  # the processors do these too
-            low_s, high_s = 0.0, computed_s + blur_s
+        elif part == "contention":
+            low_s, high_s = _SURELY_CROWDED * crowded_s if is_told else 0.0, most_s
+        elif part == "compute":
+            low_s -= most_s - crowded_s
+        elif part == "codec":  # the processors do this, too
+            low_s, high_s = 0.0, account["compute"] + crowded_s + blur_s
         elif part == "latency":  # small messages lie within the bursts
             low_s, high_s = 0.0, account["transport"] + value_s + blur_s
         ranges[part] = max(low_s, 0.0), min(high_s, step_s)
@@ -252,20 +308,28 @@ def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
         now_s = table[-1, 0] / 1e9
         carried = table[:, 4] + table[:, 5]
         moved = np.flatnonzero(carried[-1] - carried > _STUCK_BYTES)
-        # Quiet since the last bytes that were seen, or since the kernel last saw any. A long
-        # gap between looks counts little: the machine stood still then, for the ranks as for us.
-        between_s = np.diff(table[moved[-1] + 1 :, 0]) / 1e9 if len(moved) else np.zeros(0)
-        quiet_s = np.minimum(between_s, _LOOKED_S).sum() if len(moved) else table[-1, 7]
+        # Quiet since the last bytes that were seen, or since the kernel last saw any, which may
+        # have been a heartbeat. A long gap between looks counts little: the machine stood still
+        # then, for the ranks as for us.
+        between_s = np.diff(table[moved[-1] + 1 if len(moved) else 0 :, 0]) / 1e9
+        quiet_s = np.minimum(between_s, _LOOKED_S).sum()
+        if not len(moved):
+            quiet_s = max(quiet_s, table[-1, 7])
         since_s = min(since_s, quiet_s)
         latest = table[table[:, 0] > (now_s - 2) * 1e9]
         spent_s = (latest[-1, 0] - latest[0, 0]) / 1e9
         # A thread that is ready and has no processor would compute.
         worked_s = (latest[-1, 1:3] - latest[0, 1:3]).sum() / 1e9
         busy[rank] = worked_s / spent_s if spent_s > 0 else 0.0
-    if not after_s <= since_s < np.inf or len(busy) < 2 or min(busy.values()) > _BUSY:
+    if not after_s <= since_s < np.inf or len(busy) < 2:
+        return None
+    fewer = _fewer_asked(looks.job, since_s)
+    if fewer is None and min(busy.values()) > _BUSY:
         return None
     waits, hosts = looks.waits(), {ranked.rank: ranked.host for ranked in looks.job.ranks}
     late = waited_for(waits, busy)
+    if fewer is not None and len(fewer.ranks) == 1 and fewer.ranks[0] in waits:
+        [late] = fewer.ranks
     where: tuple[Finding, ...]
     if late is None:
         together: dict[str, list[int]] = {}
@@ -278,6 +342,8 @@ def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:
         where = (Computes(processors=busy[late]),)
     else:
         where = (WaitsFor(state=str(waits[late])),)
+    if fewer is not None:
+        where = (*where, fewer)
     return Stuck(
         rank=late,
         host=hosts.get(late, "") if late is not None else next(iter(hosts.values()), ""),
@@ -308,3 +374,65 @@ def _is_elsewhere(rank: int, waits: Mapping[int, Waits]) -> bool:
     """Return whether the others are together at one line of the script, and a rank is not."""
     others = [waiting.line for one, waiting in waits.items() if one != rank]
     return len(others) > 1 and set(others) == {others[0]} != {waits[rank].line} and others[0] != ""
+
+
+def _fewer_asked(job: JobHere, since_s: float) -> AskedForFewer | None:
+    """Return the ranks that asked for fewer collectives than others, as their dumps tell.
+
+    PyTorch's Flight Recorder writes a dump for each rank when a collective has waited for too long,
+    or when somebody asks for it. Dumps lie under one beginning of a path and end in the number of
+    the rank. On a shared disk those of other hosts lie there too.
+    """
+    here = [each.pid for each in job.ranks if each.host == socket.gethostname()]
+    told = next(filter(None, map(environment_of, here)), {})
+    beginnings = [
+        told.get(name, usual.replace("~", told.get("HOME", "~"), 1))
+        for name, usual in _DUMPS.items()
+    ]
+    owners = {os.geteuid()}
+    for pid in here:
+        with contextlib.suppress(OSError):  # it has ended
+            owners.add(os.stat(f"/proc/{pid}").st_uid)
+    last: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
+    for rank in range(job.workers):
+        for beginning in beginnings:
+            path = f"{beginning}{rank}"
+            try:
+                about = os.stat(path)
+            except OSError:
+                continue
+            # Anybody may write to /tmp, and an older dump is of an earlier trouble.
+            if about.st_uid in owners and about.st_mtime >= time.time() - since_s:
+                for group, asked in _last_asked(path, about.st_mtime_ns, about.st_size).items():
+                    last[group][rank] = asked
+                break
+    found = [each for group, by_rank in last.items() if (each := _fewest(group, by_rank))]
+    # A rank that is late in one group makes others late in theirs: the one with most ranks tells.
+    return max(found, key=lambda each: each.others, default=None)
+
+
+@lru_cache(maxsize=1024)
+def _last_asked(path: str, written_ns: int, size_bytes: int) -> Mapping[str, tuple[int, str]]:
+    """Return the last collective of each group in a dump: its number and its operation.
+
+    A dump that is still being written cannot be read. It is read again once it has changed.
+    """
+    try:
+        asked = FORMATS["flight-recorder"].read([Path(path)], Options()).collectives
+    except (FullwireError, OSError):
+        return {}
+    last: dict[str, tuple[int, str]] = {}
+    for group, number, op in zip(asked.group, asked.sequence.tolist(), asked.op, strict=True):
+        last[group] = max(last.get(group, (0, "")), (number, op))
+    return last
+
+
+def _fewest(group: str, by_rank: Mapping[int, tuple[int, str]]) -> AskedForFewer | None:
+    most, op = max(by_rank.values())
+    asked = min(number for number, _ in by_rank.values())
+    if asked == most:
+        return None
+    late = tuple(rank for rank, (number, _) in by_rank.items() if number == asked)
+    return AskedForFewer(
+        ranks=late, asked=asked, most=most, others=len(by_rank) - len(late), group=group, op=op
+    )

@@ -22,7 +22,7 @@ def show(
     """
     from fullwire.importers import contents
     from fullwire.report.as_data import run_object
-    from fullwire.report.terminal import print_metrics, print_run
+    from fullwire.report.contents import print_metrics, print_run
     from fullwire.run.store import is_run, read_run
 
     outline, rows = contents(run)

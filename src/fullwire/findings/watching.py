@@ -49,6 +49,17 @@ class InterfacesServe(Finding):
     ranks: tuple[int, ...]
 
 
+class AdaptersServe(Finding):
+    """RDMA leaves the kernel's connections out."""
+
+    template = (
+        "{ranks:Ranks} {ranks:uses|use} RDMA. Only adapters count its bytes, so those of each host "
+        "are divided among its ranks"
+    )
+
+    ranks: tuple[int, ...]
+
+
 class Traced(Finding):
     """Another program traces a rank."""
 
@@ -193,6 +204,22 @@ class WaitsFor(Finding):
     template = "{state}"
 
     state: str
+
+
+class AskedForFewer(Finding):
+    """Ranks that have not asked for a collective in which the others wait."""
+
+    template = (
+        "{ranks:ranks} asked for {asked:,} collectives of {group}, {others:,} "
+        "other {others:rank|ranks} for {most:,} ({op}), as dumps of the Flight Recorder tell"
+    )
+
+    ranks: tuple[int, ...]
+    asked: int
+    most: int
+    others: int
+    group: str
+    op: str
 
 
 class RanksWaitFor(Finding):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.packets.pattern import Pattern, components, find_pattern
 from fullwire.packets.rhythm import flow_of, rhythm_of
 from fullwire.run.run import Run
 
@@ -48,6 +49,14 @@ class SharedLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaGroup:
+    """Hosts that add up the same gradients, and the shape of their transfers."""
+
+    pattern: str  # "ring", "tree", "all-to-all" ...; "none" where no known shape fits
+    hosts: tuple[str, ...]  # in sending order, where the shape has one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkJob:
     """A training job, as flows show it."""
 
@@ -56,6 +65,7 @@ class NetworkJob:
     confidence: float
     step_bytes: float | None  # of all its hosts
     data_parallel: tuple[tuple[str, str], ...]  # neighbours among replicas
+    groups: tuple[ReplicaGroup, ...]  # that these neighbours form
     pipeline: tuple[tuple[str, str], ...]  # neighbouring stages
     slowest: tuple[str, str] | None  # the pair with the lowest rate while bytes flow
     slowest_bps: float | None
@@ -209,10 +219,44 @@ def _job(
         confidence=confidence,
         step_bytes=float(size.sum()) * step_s / length_s if step_s and length_s else None,
         data_parallel=named(False),
+        groups=_groups(
+            hosts,
+            members,
+            {pair: size for pair, size in totals.items() if not is_pipeline[min(pair), max(pair)]},
+        ),
         pipeline=named(True),
         slowest=None if slow is None else (str(hosts[slow[0]]), str(hosts[slow[1]])),
         slowest_bps=None if slow is None else rates[slow],
     )
+
+
+def _groups(
+    hosts: NDArray[np.str_], members: NDArray[np.int64], carried: dict[tuple[int, int], float]
+) -> tuple[ReplicaGroup, ...]:
+    """Return the groups of replicas among a job's hosts, from the bytes of each directed pair."""
+    sent = np.zeros((len(members), len(members)))
+    for (one, other), size in carried.items():
+        sent[np.searchsorted(members, one), np.searchsorted(members, other)] = size
+    found = []
+    for group in components(sent > 0):
+        if len(group) < 2:
+            continue
+        pattern = _shape_of(sent[np.ix_(group, group)])
+        order = pattern.order or range(len(group))
+        names = tuple(str(hosts[members[group[place]]]) for place in order)
+        found.append(ReplicaGroup(pattern=pattern.kind, hosts=names))
+    return tuple(found)
+
+
+def _shape_of(sent: Reals) -> Pattern:
+    """Return the shape of a group's transfers, though sampled packets show them only roughly."""
+    exact = find_pattern(sent)
+    if exact.kind != "none":
+        return exact
+    # Amounts of a shape differ by factors of two, or not at all.
+    median = float(np.median(sent[sent > 0]))
+    steps = np.rint(np.log2(np.maximum(sent, 1) / median))
+    return find_pattern(np.where(sent > 0, median * 2.0**steps, 0.0))
 
 
 def _step(start_s: Reals, end_s: Reals, size: Reals) -> tuple[float | None, float]:

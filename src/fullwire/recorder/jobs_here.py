@@ -21,6 +21,7 @@ from fullwire.recorder.command_line import without_secrets
 
 MOST_RANKS = 256
 _TORCH = re.compile(rb"libtorch(?:_cpu|_python)?\.so")
+_BACKENDS = ("fullwire", "nccl", "mpi", "gloo")  # torch starts Gloo beside others
 _MOST_MAPS_BYTES = 4 << 20
 _FIRST_PIDS = 0xEFFFFFFC  # the inode of the machine's own numbers of processes
 
@@ -35,6 +36,8 @@ class RankHere:
     command: str
     network: int  # the inode of its network namespace
     uses_gpu: bool
+    uses_rdma: bool = False
+    backend: str = ""  # as the names of its threads tell it: gloo, fullwire, mpi or nccl
     host: str = field(default_factory=socket.gethostname)
     tracer: str = ""  # the process that traces it, as a debugger does: "gdb (process 7)"
 
@@ -100,14 +103,14 @@ def job_named(name: str) -> JobHere:
 
 
 def _is_of_slurm(number: str, pid: int, _: JobHere) -> bool:
-    told, (first, _separator, task) = _told(pid), number.partition("_")
+    told, (first, _separator, task) = environment_of(pid), number.partition("_")
     ids = {told.get("SLURM_JOB_ID"), told.get("SLURM_JOBID")}
     array = told.get("SLURM_ARRAY_JOB_ID"), told.get("SLURM_ARRAY_TASK_ID")
     return number in ids or array == (first, task) or f"job_{number}" in _cgroup(pid)
 
 
 def _is_of_kubernetes(name: str, pid: int, _: JobHere) -> bool:
-    told = _told(pid)
+    told = environment_of(pid)
     pod = told.get("HOSTNAME", "") if "KUBERNETES_SERVICE_HOST" in told else ""
     # The kubelet writes a pod's uid with dashes, systemd's driver with underscores.
     uid = re.compile(rf"(?:^|-)pod{'[-_]'.join(map(re.escape, name.split('-')))}(?:[.]slice)?$")
@@ -238,6 +241,7 @@ def _job(ranks: dict[int, int], workers: int, is_guessed: bool) -> JobHere | Non
     here = []
     for rank, pid in sorted(ranks.items())[:MOST_RANKS]:
         with contextlib.suppress(OSError):
+            opened = [target for _, target in opened_by(pid)]
             here.append(
                 RankHere(
                     pid=pid,
@@ -246,10 +250,9 @@ def _job(ranks: dict[int, int], workers: int, is_guessed: bool) -> JobHere | Non
                     command=command_of(pid),
                     network=inode_of(os.readlink(f"/proc/{pid}/ns/net")),
                     tracer=_tracer(pid),
-                    uses_gpu=any(
-                        opened.startswith(("/dev/nvidia", "/dev/kfd"))
-                        for _, opened in opened_by(pid)
-                    ),
+                    uses_gpu=any(each.startswith(("/dev/nvidia", "/dev/kfd")) for each in opened),
+                    uses_rdma=any(each.startswith("/dev/infiniband/") for each in opened),
+                    backend=_backend_of(pid),
                 )
             )
     if not here:
@@ -259,6 +262,15 @@ def _job(ranks: dict[int, int], workers: int, is_guessed: bool) -> JobHere | Non
         told = _environment(here[0].pid)
         meets = "" if is_guessed else f"{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
     return JobHere(ranks=tuple(here), workers=workers, is_guessed=is_guessed, meets=meets)
+
+
+def _backend_of(pid: int) -> str:
+    """Return the library that sums gradients, by the threads that it started; empty if none did."""
+    names = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/comm") as file:
+            names.append(file.read().lower())
+    return next((each for each in _BACKENDS if any(each in name for name in names)), "")
 
 
 def _processes() -> dict[int, dict[str, str]]:
@@ -285,8 +297,8 @@ def _has_torch(pid: int) -> bool:
         return False
 
 
-def _told(pid: int) -> dict[str, str]:
-    """Return the environment of a process; empty if it ended."""
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment in which a process was started; empty if it ended."""
     with contextlib.suppress(OSError):
         return _environment(pid)
     return {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import json
 import math
 import os
@@ -37,6 +38,8 @@ LEAST_S, MOST_S = 0.005, 0.1  # between looks
 SHARE_OF_A_PROCESSOR = 0.01  # that looking may take
 _AGAIN_S = 1.0  # between looks for new threads and connections
 _MOST_THREADS = 64  # of a rank
+_MOST_TURNS = 600  # whose work of processors is kept
+_ADAPTERS = "/sys/class/infiniband"
 _GPU_LOOKS, _MOST_RANKS_OF_A_GPU = 60, 128
 _KEPT_BYTES = 64 << 20  # of looks; older ones are forgotten
 _COMMUNICATE = re.compile(r"gloo|nccl|fullwire|ucx|mpi|ibv|rdma", re.ASCII)
@@ -103,6 +106,18 @@ def _python_frames(pid: int) -> list[dict[str, Any]]:
         return []  # there is no py-spy, the process has ended, or we may not read its memory
     main = _main_thread(pid)
     return next((thread["frames"] for thread in threads if thread["os_thread_id"] == main), [])
+
+
+def _work_of_processors() -> list[float]:
+    """Return the time in ns, and for how many seconds each processor of this host has worked."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    row = [float(time.time_ns())]
+    with open("/proc/stat") as file:
+        for line in file:
+            if line.startswith("cpu") and line[3].isdigit():
+                user, nice, system, _, _, *others = map(int, line.split()[1:9])
+                row.append((user + nice + system + sum(others)) * tick_s)
+    return row
 
 
 def _main_thread(pid: int) -> int:
@@ -221,6 +236,8 @@ class Looks:
     hosts: tuple[WatchedHost, ...] = ()  # empty: this one alone
     without_connections: tuple[int, ...] = ()  # their bytes are those of all interfaces they see
     gpus: Mapping[int, GpuUse] = field(default_factory=dict)  # by rank
+    # Rows of the time in ns and how long each processor of this host had worked; none of others.
+    processors: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 1)))
     ask: Callable[[], Mapping[int, Waits]] | None = None  # what ranks of other hosts wait for
 
     def waits(self) -> Mapping[int, Waits]:
@@ -237,8 +254,10 @@ class Looks:
             rank: rows[rows[:, TIME] >= rows[-1, TIME] - seconds * 1e9] if len(rows) else rows
             for rank, rows in self.by_rank.items()
         }
-        took_s = self.took_s * seconds / self.seconds
-        return replace(self, by_rank=kept, took_s=took_s, seconds=seconds)
+        took_s, worked = self.took_s * seconds / self.seconds, self.processors
+        if len(worked):
+            worked = worked[worked[:, TIME] >= worked[-1, TIME] - seconds * 1e9]
+        return replace(self, by_rank=kept, took_s=took_s, seconds=seconds, processors=worked)
 
 
 class Watcher:
@@ -254,6 +273,7 @@ class Watcher:
         self._looks = {each.rank: np.zeros((0, COLUMNS)) for each in job.ranks}
         self._threads: list[set[str]] = [set() for _ in job.ranks]
         self._opened: list[tuple[int, int]] = [(0, 0) for _ in job.ranks]
+        self._processors: deque[list[float]] = deque(maxlen=_MOST_TURNS)
         self._networks: list[list[int]] = []  # places of ranks whose connections may be asked for
         self._without_connections: list[int] = []
         self._gpus = Gpus([each.pid for each in job.ranks if each.uses_gpu])
@@ -262,6 +282,7 @@ class Watcher:
             together.setdefault(each.network, []).append(place)
         for places in together.values():
             self._enter_network(places)
+        self._open_ports([place for place, each in enumerate(job.ranks) if each.uses_rdma])
 
     @property
     def seconds(self) -> float:
@@ -280,6 +301,7 @@ class Watcher:
             without_connections=tuple(
                 self.job.ranks[place].rank for place in self._without_connections
             ),
+            processors=np.array(self._processors),
             gpus={rank.rank: uses[rank.pid] for rank in self.job.ranks if rank.pid in uses},
         )
 
@@ -294,6 +316,7 @@ class Watcher:
             while (left_s := end_s - time.monotonic()) > 0:
                 if not self._find():
                     return False
+                self._processors.append(_work_of_processors())
                 turn_s = min(left_s, _AGAIN_S)
                 if self._counters.watch(turn_s, SHARE_OF_A_PROCESSOR, LEAST_S, MOST_S) >= 0:
                     return False
@@ -371,3 +394,14 @@ class Watcher:
         with contextlib.suppress(OSError):
             file = os.open(f"/proc/{rank.pid}/net/dev", os.O_RDONLY | os.O_CLOEXEC)
             self._counters.add_interfaces(file, places, len(places) > 1)
+
+    def _open_ports(self, places: list[int]) -> None:
+        """Read the adapters of this host for ranks that use RDMA: no counter is a process's own."""
+        files = []
+        for folder in glob.glob(f"{_ADAPTERS}/*/ports/*/counters") if places else ():
+            with contextlib.suppress(OSError):
+                sent = os.open(f"{folder}/port_xmit_data", os.O_RDONLY | os.O_CLOEXEC)
+                received = os.open(f"{folder}/port_rcv_data", os.O_RDONLY | os.O_CLOEXEC)
+                files.append((sent, received))
+        if files:
+            self._counters.add_ports(files, places)

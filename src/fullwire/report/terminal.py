@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from math import isnan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from fullwire.errors import UsageError
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.units import show_bytes, show_duration, show_rate, show_time, visible
 from fullwire.words import sentence, sentences
@@ -26,17 +26,14 @@ if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
     from fullwire.packets.jobs import NetworkJob
-    from fullwire.run.run import Metrics, Run
     from fullwire.words import Told
     from fullwire.workloads import Workload
     from fullwire.workloads.architecture import Architecture
 
 _TUNED_SAID = 4  # clusters whose tuner's choices are printed
-_RANKS_SAID = 4  # for facts that each rank has
 MOST_ROWS = 400  # a terminal scrolls; for more rows a file serves better
 _BAR = 10
 _FIRST_NOTES = 2  # of the first screen
-_CURVE = 32  # characters of a metric's curve
 _LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
 _LEAST_TEXT = 16  # columns of a text in a table
 _MEASURES = {
@@ -47,6 +44,7 @@ _MEASURES = {
 _MOST_HOSTS = 16  # a larger matrix does not fit a terminal; the JSON has it
 _MOST_EDGES = 12
 _MOST_COLLECTIVES = 24
+_MOST_SHAPES = 2  # of a job's replicas
 
 
 def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = True) -> None:
@@ -270,57 +268,6 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         say(sentence(memory_finding(loads[0])))
 
 
-def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
-    """Print the contents of a run: where it comes from, facts, tables, completeness."""
-    from fullwire.run.run import TABLES  # here: other tables are printed without numpy
-
-    origin, basis = run.provenance.origin, run.provenance.basis
-    rests = "" if basis == "measured" or origin == "modelled" else f", resting on {basis} times"
-    say(f"{name}: {origin} from {run.provenance.source}{rests}")
-    say("complete" if run.complete else "PARTIAL:")
-    for gap in run.missing:
-        say(f"  {gap}")
-    say("")
-    print_table(["fact", "value", "meaning"], fact_rows(run), texts={"fact", "value", "meaning"})
-    tables = [
-        [table, f"{count:,}", ", ".join(TABLES[table].column_types())]
-        for table, count in rows.items()
-    ]
-    print_table(["table", "rows", "columns"], tables, texts={"table", "columns"})
-
-
-def print_metrics(metrics: Metrics) -> None:
-    """Print each metric: its ends, and its curve over the steps."""
-    from fullwire.convergence.curves import curve_of  # here: other tables need no numpy
-
-    rows = []
-    for name in sorted(set(metrics.name.tolist())):
-        try:
-            curve = curve_of(metrics, name, name)
-        except UsageError:  # it has no value that is a number
-            rows.append([name, f"{int((metrics.name == name).sum()):,}", "no number", "", "", ""])
-            continue
-        values = curve.values
-        edges = sorted({round(place * len(values) / _CURVE) for place in range(_CURVE + 1)})
-        means = [float(values[begin:end].mean()) for begin, end in pairwise(edges)]
-        low, high = min(means), max(means)
-        levels = [round(7 * (mean - low) / (high - low)) if high > low else 0 for mean in means]
-        rows.append(
-            [
-                name,
-                f"{len(values):,}",
-                f"{values[0]:.4g}",
-                f"{values[-1]:.4g}",
-                f"{curve.steps[-1]:,}",
-                "".join("▁▂▃▄▅▆▇█"[level] for level in levels),
-            ]
-        )
-    if rows:
-        say("")
-        headings = ["metric", "values", "first", "last", "at step", "curve"]
-        print_table(headings, rows, texts={"metric", "curve"})
-
-
 def print_collective(result: CollectiveTime) -> None:
     """Print the time of one collective."""
     from fullwire.collectives.playing import TunedTime
@@ -347,7 +294,7 @@ def print_jobs(jobs: Sequence[NetworkJob]) -> None:
             f"{job.hosts[0]} and {len(job.hosts) - 1} more",
             "none repeats" if job.step_s is None else show_time(job.step_s),
             "" if job.step_bytes is None else show_bytes(job.step_bytes),
-            str(len(job.data_parallel)),
+            _groups_of(job),
             str(len(job.pipeline)),
             ""
             if job.slowest is None or job.slowest_bps is None
@@ -355,11 +302,11 @@ def print_jobs(jobs: Sequence[NetworkJob]) -> None:
         ]
         for job in jobs
     ]
-    headings = ["hosts", "step", "a step", "data pairs", "pipeline pairs", "slowest pair"]
+    headings = ["hosts", "step", "a step", "replicas", "pipeline pairs", "slowest pair"]
     say_flush(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'} in these flows.")
     if jobs:
         say("")
-        print_table(headings, rows, texts={"hosts", "slowest pair"})
+        print_table(headings, rows, texts={"hosts", "replicas", "slowest pair"})
     for job in jobs:
         for shared in job.shares:
             cost = "" if shared.cost_s is None else f", {show_time(shared.cost_s)} a step"
@@ -369,6 +316,16 @@ def print_jobs(jobs: Sequence[NetworkJob]) -> None:
                 f"pair{' sends' if shared.pairs == 1 else 's send'} {shared.slower:.1f} times as "
                 f"long. This costs {shared.cost:.0%} of the time{cost}."
             )
+
+
+def _groups_of(job: NetworkJob) -> str:
+    """Say which groups add up gradients: `16 x ring of 64`, the most frequent first."""
+    counted = Counter((group.pattern, len(group.hosts)) for group in job.groups)
+    said = []
+    for (pattern, size), count in counted.most_common(_MOST_SHAPES):
+        shape = f"{'no known shape' if pattern == 'none' else pattern} of {size:,}"
+        said.append(shape if count == 1 else f"{count:,} x {shape}")
+    return ", ".join(said) + (", ..." if len(counted) > _MOST_SHAPES else "")
 
 
 def print_traffic(result: AuditedTraffic) -> None:
@@ -448,31 +405,6 @@ def _print_audit(result: AuditedTraffic) -> None:
     for group in result.groups:
         say(f"of {sentence(training(group))}:")
         _print_audit(group)
-
-
-def fact_rows(run: Run) -> list[list[str]]:
-    """Return the facts of a run as name, value and meaning."""
-    from fullwire.run.facts import REGISTRY
-
-    shows: Mapping[str, Callable[[float], str]]
-    shows = {"bit/s": show_rate, "s": show_time, "B": show_bytes}
-    rows = []
-    for name, value in run.facts.known().items():
-        unit = REGISTRY[name].unit
-        if isinstance(value, tuple):
-            # The values of few ranks. Of many ranks, and of other pairs, only their number.
-            text = f"{len(value)} points {unit}"
-            if unit.startswith("(rank,") and len(value) <= _RANKS_SAID:
-                show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
-                text = ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in value)
-        elif name.endswith("_bps") and isinstance(value, float):
-            text = show_rate(value)
-        elif name.endswith("_s") and isinstance(value, float):
-            text = show_time(value)
-        else:
-            text = f"{value:.4g}" if isinstance(value, float) else str(value)
-        rows.append([name, text, REGISTRY[name].meaning])
-    return rows
 
 
 def print_notes(notes: Iterable[str]) -> None:

@@ -34,8 +34,8 @@ from fullwire.findings.notes import NoFixesPredicted, NothingToPredictFrom
 from fullwire.findings.verdicts import drawn_parts
 from fullwire.outputs import refuse_existing, written
 from fullwire.report.as_data import explanation_object, tuning_object, verification_object
+from fullwire.report.contents import fact_rows
 from fullwire.report.explanation import blamed, part_labels
-from fullwire.report.terminal import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport
 from fullwire.timeline.lanes import Drawing, drawing, lanes_of

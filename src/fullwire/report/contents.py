@@ -1,0 +1,93 @@
+"""The contents of a run for the terminal: its facts, its tables and the curves of its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from fullwire.errors import UsageError
+from fullwire.report.terminal import print_table, say
+from fullwire.units import show_bytes, show_rate, show_time
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Metrics, Run
+
+_RANKS_SAID = 4  # for facts that each rank has
+_CURVE = 32  # characters of a metric's curve
+
+
+def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
+    """Print the contents of a run: where it comes from, facts, tables, completeness."""
+    from fullwire.run.run import TABLES  # here: other tables are printed without numpy
+
+    origin, basis = run.provenance.origin, run.provenance.basis
+    rests = "" if basis == "measured" or origin == "modelled" else f", resting on {basis} times"
+    say(f"{name}: {origin} from {run.provenance.source}{rests}")
+    say("complete" if run.complete else "PARTIAL:")
+    for gap in run.missing:
+        say(f"  {gap}")
+    say("")
+    print_table(["fact", "value", "meaning"], fact_rows(run), texts={"fact", "value", "meaning"})
+    tables = [
+        [table, f"{count:,}", ", ".join(TABLES[table].column_types())]
+        for table, count in rows.items()
+    ]
+    print_table(["table", "rows", "columns"], tables, texts={"table", "columns"})
+
+
+def print_metrics(metrics: Metrics) -> None:
+    """Print each metric: its ends, and its curve over the steps."""
+    from fullwire.convergence.curves import curve_of  # here: other tables need no numpy
+
+    rows = []
+    for name in sorted(set(metrics.name.tolist())):
+        try:
+            curve = curve_of(metrics, name, name)
+        except UsageError:  # it has no value that is a number
+            rows.append([name, f"{int((metrics.name == name).sum()):,}", "no number", "", "", ""])
+            continue
+        values = curve.values
+        edges = sorted({round(place * len(values) / _CURVE) for place in range(_CURVE + 1)})
+        means = [float(values[begin:end].mean()) for begin, end in pairwise(edges)]
+        low, high = min(means), max(means)
+        levels = [round(7 * (mean - low) / (high - low)) if high > low else 0 for mean in means]
+        rows.append(
+            [
+                name,
+                f"{len(values):,}",
+                f"{values[0]:.4g}",
+                f"{values[-1]:.4g}",
+                f"{curve.steps[-1]:,}",
+                "".join("▁▂▃▄▅▆▇█"[level] for level in levels),
+            ]
+        )
+    if rows:
+        say("")
+        headings = ["metric", "values", "first", "last", "at step", "curve"]
+        print_table(headings, rows, texts={"metric", "curve"})
+
+
+def fact_rows(run: Run) -> list[list[str]]:
+    """Return the facts of a run as name, value and meaning."""
+    from fullwire.run.facts import REGISTRY
+
+    shows: Mapping[str, Callable[[float], str]]
+    shows = {"bit/s": show_rate, "s": show_time, "B": show_bytes}
+    rows = []
+    for name, value in run.facts.known().items():
+        unit = REGISTRY[name].unit
+        if isinstance(value, tuple):
+            # The values of few ranks. Of many ranks, and of other pairs, only their number.
+            text = f"{len(value)} points {unit}"
+            if unit.startswith("(rank,") and len(value) <= _RANKS_SAID:
+                show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
+                text = ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in value)
+        elif name.endswith("_bps") and isinstance(value, float):
+            text = show_rate(value)
+        elif name.endswith("_s") and isinstance(value, float):
+            text = show_time(value)
+        else:
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        rows.append([name, text, REGISTRY[name].meaning])
+    return rows
