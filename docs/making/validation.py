@@ -58,6 +58,8 @@ PAGES = {
         "membership",
         "elastic-recovery",
         "chaos",
+        "elastic-bars",
+        "elastic-goodput",
     ),
     "compression": (
         "compression-goals",

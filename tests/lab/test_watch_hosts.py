@@ -157,6 +157,18 @@ def test_ranks_in_containers_are_watched_from_the_machine_and_a_container_says_t
     assert "got 4000000; this is a container" in refused.stderr
 
 
+def test_an_interface_without_a_link_is_told(a_job: list[int], two_hosts: Path) -> None:
+    assert outside.waits_of(a_job[1]).link_down == ""
+    there = ["nsenter", "--target", (two_hosts / "gpu2").read_text(), "--net", "ip", "link", "set"]
+    subprocess.run([*there, "e0", "down"], check=True)
+    try:
+        waits = outside.waits_of(a_job[1])
+    finally:
+        subprocess.run([*there, "e0", "up"], check=True)
+    assert waits.link_down == "e0"
+    assert str(waits).endswith(", and its interface e0 is down")
+
+
 def test_jobs_of_two_hosts_are_listed_and_watched_by_hand_and_joined(
     a_job: list[int], two_hosts: Path, cli: Cli, tmp_path: Path
 ) -> None:

@@ -89,6 +89,22 @@ def test_the_step_its_bytes_and_the_verdict_are_found_in_counters() -> None:
         assert 0 <= low_s <= found.explanation.account[part] <= high_s
 
 
+def test_computing_that_goes_on_after_the_bytes_belongs_to_each_step_in_part() -> None:
+    """Computing begins before the last bytes have ended; rank 1 takes 0.15 s more of it."""
+    looks = {rank: np.array(rows) for rank, rows in a_job(0.25, 0.2).items()}
+    for rank, rows in looks.items():
+        whole, within = np.divmod((rows[:, 0] - 1e18) / 1e9, 0.45)
+        early, late = np.clip(within - 0.43, 0, 0.02), np.minimum(within, 0.08 + 0.15 * rank)
+        rows[:, 1] = 1e9 * (whole * (0.1 + 0.15 * rank) + early + late)
+    found = judged(seen({rank: [*map(tuple, rows)] for rank, rows in looks.items()}), 1e9)
+    assert found.explanation is not None
+    assert found.explanation.account["straggler"] == pytest.approx(0.15, abs=0.03)
+    assert found.run is not None
+    work = found.run.spans.rows(found.run.spans.lane == "compute")
+    edges = found.run.spans.rows(found.run.spans.name == "step").start_ns
+    assert not ((work.start_ns[:, None] < edges) & (edges < work.end_ns[:, None])).any()
+
+
 def test_transfer_that_would_fit_under_computing_is_used_too_late() -> None:
     found = judged(seen(a_job(0.4, 0.2)), 1e9)
     assert (found.kind, found.possible) == ("overlap", ("overlap",))
@@ -321,6 +337,7 @@ LOCK, READ = Waits("S", "futex_wait_queue"), Waits("S", "pipe_read")
         ([LOCK, LOCK, LOCK], [0, 0, 1.0], 2),
         ([Waits("D", "io_schedule"), LOCK, LOCK], [0, 0, 0], 0),
         ([LOCK, READ, LOCK], [0, 0, 0], 1),
+        ([LOCK, LOCK, replace(LOCK, link_down="eth0")], [0, 0, 0], 2),
         ([LOCK, LOCK, LOCK], [0, 0, 0], None),
         ([READ, READ, LOCK], [0, 0, 0], None),
     ],

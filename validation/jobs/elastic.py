@@ -1,8 +1,10 @@
 """A training of 2 MB of parameters and steps of 10 ms that notes each committed step.
 
-    FOLDER STEPS elastic|ddp
+    FOLDER STEPS elastic|ddp|large|uneven
 
 A line holds the time, the step, the world size, the checksum of the parameters, and the samples.
+`large` has 500 MB of state that a new worker needs. In `uneven` worker 1 takes twice as long for a
+sample as worker 0.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import torch.distributed as dist
 
 STEP_S = 0.010
 WARM_UP = 20
+LARGE_BYTES = 498_000_000
+SAMPLE_S = (0.0005, 0.001)  # of the workers of `uneven`
 
 
 def network() -> torch.nn.Sequential:
@@ -42,12 +46,28 @@ class Samples:
         return self._inputs[index % len(self._inputs)], index % 10
 
 
-def rest(began: float) -> None:
+class Table:
+    """More state, as a large optimizer has it."""
+
+    def __init__(self) -> None:
+        self._rows = torch.arange(LARGE_BYTES // 4, dtype=torch.float32)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return it for a new worker."""
+        return {"rows": self._rows}
+
+    def load_state_dict(self, told: dict[str, torch.Tensor]) -> None:
+        """Take it, as a new worker."""
+        if not torch.equal(told["rows"], self._rows):
+            sys.exit("the state did not arrive whole")
+
+
+def rest(began: float, pass_s: float = STEP_S) -> None:
     """Fill the pass up to its time without a processor, as an accelerator's would."""
-    time.sleep(max(began + STEP_S - time.perf_counter(), 0))
+    time.sleep(max(began + pass_s - time.perf_counter(), 0))
 
 
-def elastic(folder: Path, steps: int) -> None:
+def elastic(folder: Path, steps: int, kind: str) -> None:
     """Train with `fullwire.elastic`."""
     import fullwire
 
@@ -55,13 +75,16 @@ def elastic(folder: Path, steps: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     dataset = Samples(48 * steps)
     job = fullwire.elastic(model, optimizer)
-    noted = (folder / f"steps of {os.environ['FULLWIRE_ELASTIC_WORKER']}").open("w", buffering=1)
+    worker = int(os.environ["FULLWIRE_ELASTIC_WORKER"])
+    if kind == "large":
+        job.state({"table": Table()})
+    noted = (folder / f"steps of {worker}").open("w", buffering=1)
     times = []
     for given, wanted in job.batches(dataset, batch_size=48, shuffle=False):
         began, before = time.perf_counter(), job.step_number
         with job.step():
             loss = torch.nn.functional.cross_entropy(job.model(given), wanted)
-            rest(began)
+            rest(began, STEP_S if kind != "uneven" else SAMPLE_S[worker % 2] * len(given))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -103,4 +126,4 @@ if __name__ == "__main__":
     if sys.argv[3] == "ddp":
         ddp(int(sys.argv[2]))
     else:
-        elastic(Path(sys.argv[1]), int(sys.argv[2]))
+        elastic(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -472,7 +472,7 @@ def _spans(seen: _Seen, edges: NDArray[np.int64]) -> list[tuple[int, int, str, s
     for place, rank in enumerate(seen.ranks):
         for step, (first, last) in enumerate(pairwise(edges)):
             spans.append((rank, step, "host", "step", int(first), int(last)))
-        for first, last in zip(*_stretches(_is_busy(seen, place)), strict=True):
+        for first, last in zip(*_cut(*_stretches(_is_busy(seen, place)), edges), strict=True):
             step = int(np.searchsorted(edges, first, "right")) - 1
             if 0 <= step < len(edges) - 1:
                 spans.append((rank, step, "compute", "threads that compute", int(first), int(last)))
@@ -484,11 +484,7 @@ def _bursts(
 ) -> list[tuple[int, int, int, int, int, int, int]]:
     """Return each rank's bursts: step, number, bytes, and the bins of issue, start and end."""
     flowing = _flowing(seen)
-    starts, ends = _stretches(flowing)
-    # Where bytes never stop, a burst ends with its step.
-    inner = [edge for edge in edges if ((starts < edge) & (edge < ends)).any()]
-    starts = np.sort(np.append(starts, inner)).astype(np.int64)
-    ends = np.sort(np.append(ends, inner)).astype(np.int64)
+    starts, ends = _cut(*_stretches(flowing), edges)
     # Bytes between two bursts belong to the nearer one, so that all are counted.
     borders = np.concatenate([[0], (ends[:-1] + starts[1:]) // 2, [seen.bins]]).astype(np.int64)
     rows: list[tuple[int, int, int, int, int, int, int]] = []
@@ -520,6 +516,14 @@ def _flowing(seen: _Seen) -> NDArray[np.bool_]:
     flowing = bytes_ > _FLOWS * usual
     flowing[1:-1] |= flowing[:-2] & flowing[2:]
     return np.asarray(flowing, bool)
+
+
+def _cut(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], edges: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut stretches that go on from one step to the next, so that each step has its own part."""
+    inner = np.array([edge for edge in edges if ((starts < edge) & (edge < ends)).any()], np.int64)
+    return np.sort(np.append(starts, inner)), np.sort(np.append(ends, inner))
 
 
 def _stretches(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

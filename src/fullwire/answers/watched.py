@@ -14,7 +14,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -91,6 +91,9 @@ class SeenRank:
     retransmits: float
     gpu_busy: float | None = None  # share of the time in which a kernel ran, as NVML tells it
     gpu_pcie_bps: float | None = None  # both ways
+    memory_bytes: float | None = None  # in use at the end
+    read_bytes_s: float | None = None  # from disks, a second
+    faults_s: float | None = None  # pages that had to come from a disk, a second
 
 
 def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
@@ -123,6 +126,7 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
                 retransmits=float(did[:, RETRANSMITS].sum()),
                 gpu_busy=looks.gpus[rank].busy if rank in looks.gpus else None,
                 gpu_pcie_bps=looks.gpus[rank].pcie_bps if rank in looks.gpus else None,
+                **(asdict(looks.uses[rank]) if rank in looks.uses else {}),
             )
         )
     return tuple(ranks)
@@ -357,6 +361,7 @@ def waited_for(waits: Mapping[int, Waits], busy: Mapping[int, float]) -> int | N
     """Return the one rank that is not waiting as the others are, if there is one."""
     signs: tuple[Callable[[int], bool], ...] = (
         lambda rank: waits[rank].state in ("T", "Z"),
+        lambda rank: bool(waits[rank].link_down),
         lambda rank: busy[rank] > _BUSY,
         lambda rank: waits[rank].state == "D",
         lambda rank: bool(waits[rank].line) and not waits[rank].is_in_collective,

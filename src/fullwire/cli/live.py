@@ -267,16 +267,22 @@ def metrics_of(window: Watched) -> list[Metric]:
          of_ranks(lambda rank: rank.sent_bps)),
         ("retransmits", "Segments sent again in this window",
          of_ranks(lambda rank: rank.retransmits)),
-        *_of_gpus(window),
+        *_where_told(window),
     ]  # fmt: skip
 
 
-def _of_gpus(window: Watched) -> Iterator[Metric]:
+def _where_told(window: Watched) -> Iterator[Metric]:
     for name, meaning, values in (
         ("gpu_busy_ratio", "Share of the time in which a kernel ran, as NVML tells it",
          [(rank.rank, rank.gpu_busy) for rank in window.ranks]),
         ("gpu_pcie_bits_per_second", "Bits a second over PCIe, both ways",
          [(rank.rank, rank.gpu_pcie_bps) for rank in window.ranks]),
+        ("memory_bytes", "Memory in use",
+         [(rank.rank, rank.memory_bytes) for rank in window.ranks]),
+        ("read_bytes_per_second", "Bytes a second from disks",
+         [(rank.rank, rank.read_bytes_s) for rank in window.ranks]),
+        ("faults_per_second", "Pages a second that had to come from a disk",
+         [(rank.rank, rank.faults_s) for rank in window.ranks]),
     ):  # fmt: skip
         told = [({"rank": str(rank)}, value) for rank, value in values if value is not None]
         if told:

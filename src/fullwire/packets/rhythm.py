@@ -37,7 +37,7 @@ _FOLDED = 256  # cells of a step
 _PARTS_DIFFER, _MOST_PASSES = 8.0, 8
 # A longer part that came so often at equal distances ends a step. Of the numbers of parts that
 # differ in turn, the fewest that differ so nearly as much as any are a step.
-_FEWEST_TURNS, _MOSTLY, _NEARLY = 3, 0.6, 0.5
+_FEWEST_TURNS, _NEARLY = 3, 0.5
 # From so many steps on both halves must have them, but for multiples, up to a share of the height.
 _HALVED, _MOST_MULTIPLE, _OFF = 2.5 * FEWEST_STEPS, 8, 0.03
 
@@ -198,9 +198,11 @@ def _parts_of_a_step(amounts: Reals) -> int:
         if longer[0] <= apart and len(amounts) - 1 - longer[-1] <= apart:
             return len(amounts)
     elif len(longer):
-        distances, times = np.unique(np.diff(longer), return_counts=True)
-        if times.max() >= _MOSTLY * times.sum():  # one may lie aside, at the edge of what was seen
-            return int(distances[np.argmax(times)])
+        distances = np.diff(longer).tolist()
+        # The first one or the last one may lie aside, at the edge of what was seen.
+        for equal in (distances, distances[1:], distances[:-1]):
+            if len(equal) > 1 and len(set(equal)) == 1:
+                return int(equal[0])
     found = []
     for together in range(2, len(amounts) // FEWEST_STEPS + 1):
         whole = amounts[: len(amounts) // together * together].reshape(-1, together)

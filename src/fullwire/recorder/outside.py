@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import glob
 import json
 import math
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -38,6 +40,7 @@ LEAST_S, MOST_S = 0.005, 0.1  # between looks
 SHARE_OF_A_PROCESSOR = 0.01  # that looking may take
 _AGAIN_S = 1.0  # between looks for new threads and connections
 _MOST_THREADS = 64  # of a rank
+_COUNTS = 26  # of a minute
 _MOST_TURNS = 600  # whose work of processors is kept
 _ADAPTERS = "/sys/class/infiniband"
 _GPU_LOOKS, _MOST_RANKS_OF_A_GPU = 60, 128
@@ -46,6 +49,8 @@ _COMMUNICATE = re.compile(r"gloo|nccl|fullwire|ucx|mpi|ibv|rdma", re.ASCII)
 
 _DIAG = 4  # NETLINK_SOCK_DIAG
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+_FLAGS_OF, _ADDRESS_OF = 0x8913, 0x8915  # SIOCGIFFLAGS, SIOCGIFADDR
+_UP_AND_RUNNING = 0x41  # IFF_UP, IFF_RUNNING
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,6 +67,7 @@ class Waits:
     place: str  # the function of the kernel in which it waits; empty if that is closed to us
     line: str = ""  # of the script, "dataset.py:88 (load)"; empty without py-spy
     is_in_collective: bool = False  # the stack shows torch.distributed or a backward pass
+    link_down: str = ""  # the interface of its connections, if that is down
 
     @property
     def for_other_threads(self) -> bool:
@@ -77,7 +83,8 @@ class Waits:
             "Z": "it has ended",
         }.get(self.state, "its main thread sleeps")
         what += f" (kernel: {self.place})" if self.place else ""
-        return what + (f" at {self.line}" if self.line else "")
+        what += f" at {self.line}" if self.line else ""
+        return what + (f", and its interface {self.link_down} is down" if self.link_down else "")
 
 
 def waits_of(pid: int) -> Waits:
@@ -92,7 +99,50 @@ def waits_of(pid: int) -> Waits:
     line = f"{own[0]['short_filename']}:{own[0]['line']} ({own[0]['name']})" if own else ""
     state = {"t": "T", "I": "S", "X": "Z"}.get(state, state or "Z")
     synchronizes = any(_SYNCHRONIZES.search(frame["filename"]) for frame in frames)
-    return Waits(state, place, visible(line[:_MOST_OF_A_LINE]), synchronizes)
+    line = visible(line[:_MOST_OF_A_LINE])
+    return Waits(state, place, line, synchronizes, _interface_down(pid))
+
+
+def _interface_down(pid: int) -> str:
+    """Return the interface of a process's connections that is down or has no carrier, or ""."""
+    own = {inode_of(target) for _, target in opened_by(pid) if target.startswith("socket:")}
+    addresses = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{name}") as file:
+            for words in map(str.split, list(file)[1:]):
+                if int(words[9]) in own:  # of an address of IPv6 the last word, where IPv4 stands
+                    addresses.add(bytes.fromhex(words[1].partition(":")[0])[-4:][::-1])
+    found: list[str] = []
+
+    def look() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            for _, name in socket.if_nameindex():
+                request = struct.pack("16s24x", name.encode())
+                with contextlib.suppress(OSError):  # it has no address of IPv4
+                    address = fcntl.ioctl(asking, _ADDRESS_OF, request)[20:24]
+                    [flags] = struct.unpack("16xH", fcntl.ioctl(asking, _FLAGS_OF, request)[:18])
+                    if address in addresses and flags & _UP_AND_RUNNING != _UP_AND_RUNNING:
+                        found.append(name)
+
+    _in_network_of(pid, look)
+    return visible(found[0]) if found else ""
+
+
+def _in_network_of(pid: int, do: Callable[[], None]) -> None:
+    """Do something in the network of a process, unless that is closed to us."""
+
+    def enter() -> None:
+        with contextlib.suppress(OSError):
+            there = os.readlink(f"/proc/{pid}/ns/net")
+            if there != os.readlink("/proc/thread-self/ns/net"):
+                with open(f"/proc/{pid}/ns/net") as network:
+                    if _libc.setns(network.fileno(), _NEW_NETWORK):
+                        return
+            do()
+
+    thread = threading.Thread(target=enter)  # it alone enters the network, and ends there
+    thread.start()
+    thread.join()
 
 
 def _python_frames(pid: int) -> list[dict[str, Any]]:
@@ -148,6 +198,49 @@ class GpuUse:
 
     busy: float  # share of the time in which a kernel ran
     pcie_bps: float  # both ways
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What the kernel counts of a process beside its threads and connections."""
+
+    memory_bytes: float  # in use now
+    read_bytes_s: float  # from disks, a second
+    faults_s: float  # pages that had to come from a disk, a second
+
+
+class _ProcessCounts:
+    """Reads these counts of some processes now and then; the latest minute is kept."""
+
+    def __init__(self, pids: Collection[int]) -> None:
+        self._read = {pid: deque[tuple[float, int, int, int]](maxlen=_COUNTS) for pid in pids}
+
+    def look(self) -> None:
+        """Read the counts of each process that still runs and may be read."""
+        for pid, rows in self._read.items():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{pid}/stat") as file:
+                    stat = file.read().rpartition(")")[2].split()
+                with open(f"/proc/{pid}/io") as file:
+                    told = dict(line.split(": ") for line in file)
+                memory_bytes = int(stat[21]) * os.sysconf("SC_PAGE_SIZE")
+                read = int(told["read_bytes"]), int(stat[9])
+                rows.append((time.monotonic(), *read, memory_bytes))
+
+    def uses(self) -> dict[int, ProcessUse]:
+        """Return what each process used since the first look that is kept."""
+        found = {}
+        for pid, rows in self._read.items():
+            if len(rows) > 1:
+                first_s, first_bytes, first_faults, _ = rows[0]
+                last_s, last_bytes, last_faults, memory_bytes = rows[-1]
+                lasted_s = last_s - first_s
+                found[pid] = ProcessUse(
+                    float(memory_bytes),
+                    (last_bytes - first_bytes) / lasted_s,
+                    (last_faults - first_faults) / lasted_s,
+                )
+        return found
 
 
 class Gpus:
@@ -236,6 +329,7 @@ class Looks:
     hosts: tuple[WatchedHost, ...] = ()  # empty: this one alone
     without_connections: tuple[int, ...] = ()  # their bytes are those of all interfaces they see
     gpus: Mapping[int, GpuUse] = field(default_factory=dict)  # by rank
+    uses: Mapping[int, ProcessUse] = field(default_factory=dict)  # by rank
     # Rows of the time in ns and how long each processor of this host had worked; none of others.
     processors: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 1)))
     ask: Callable[[], Mapping[int, Waits]] | None = None  # what ranks of other hosts wait for
@@ -277,6 +371,7 @@ class Watcher:
         self._networks: list[list[int]] = []  # places of ranks whose connections may be asked for
         self._without_connections: list[int] = []
         self._gpus = Gpus([each.pid for each in job.ranks if each.uses_gpu])
+        self._counts = _ProcessCounts([each.pid for each in job.ranks])
         together: dict[int, list[int]] = {}
         for place, each in enumerate(job.ranks):
             together.setdefault(each.network, []).append(place)
@@ -292,7 +387,7 @@ class Watcher:
     @property
     def looks(self) -> Looks:
         """Return the looks so far; the oldest are forgotten where they are too many."""
-        uses = self._gpus.uses()
+        gpus, uses = self._gpus.uses(), self._counts.uses()
         return Looks(
             job=self.job,
             by_rank=dict(self._looks),
@@ -302,7 +397,8 @@ class Watcher:
                 self.job.ranks[place].rank for place in self._without_connections
             ),
             processors=np.array(self._processors),
-            gpus={rank.rank: uses[rank.pid] for rank in self.job.ranks if rank.pid in uses},
+            gpus={rank.rank: gpus[rank.pid] for rank in self.job.ranks if rank.pid in gpus},
+            uses={rank.rank: uses[rank.pid] for rank in self.job.ranks if rank.pid in uses},
         )
 
     def close(self) -> None:
@@ -312,6 +408,7 @@ class Watcher:
     def watch(self, seconds: float) -> bool:
         """Look for some seconds; return whether every rank still runs."""
         end_s = time.monotonic() + seconds
+        self._counts.look()
         try:
             while (left_s := end_s - time.monotonic()) > 0:
                 if not self._find():
@@ -322,6 +419,7 @@ class Watcher:
                     return False
             return True
         finally:
+            self._counts.look()
             new = self._counters.take().reshape(-1, len(self.job.ranks), COLUMNS)
             most = _KEPT_BYTES // (8 * COLUMNS * len(self.job.ranks))
             for place, rank in enumerate(self._looks):
@@ -375,17 +473,10 @@ class Watcher:
         opened: list[int] = []
 
         def open_there() -> None:
-            with contextlib.suppress(OSError):
-                if rank.network != inode_of(os.readlink("/proc/thread-self/ns/net")):
-                    with open(f"/proc/{rank.pid}/ns/net") as network:
-                        if _libc.setns(network.fileno(), _NEW_NETWORK):
-                            return
-                kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
-                opened.append(socket.socket(socket.AF_NETLINK, kind, _DIAG).detach())
+            kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+            opened.append(socket.socket(socket.AF_NETLINK, kind, _DIAG).detach())
 
-        thread = threading.Thread(target=open_there)  # it alone enters the network, and ends there
-        thread.start()
-        thread.join()
+        _in_network_of(rank.pid, open_there)
         if opened:
             self._counters.add_network(opened[0])
             self._networks.append(places)

@@ -38,6 +38,7 @@ from fullwire.recorder.outside import (
     TIME,
     GpuUse,
     Looks,
+    ProcessUse,
     Waits,
     WatchedHost,
     Watcher,
@@ -128,6 +129,7 @@ class _Said(msgspec.Struct, omit_defaults=True):
     now_ns: int = 0
     rows: bytes = b""  # packed; rank after rank, look after look
     gpus: dict[int, GpuUse] = {}
+    uses: dict[int, ProcessUse] = {}
     took_s: float = 0.0
     waits: tuple[Waits, ...] | None = None  # of the ranks, in their order
     ended: bool = False
@@ -181,7 +183,8 @@ def serve(pid: int | None, name: str | None) -> None:
         if rows.shape[1]:
             last_ns = rows[0, -1, TIME]
             packed = zlib.compress(rows.tobytes(), 1)
-            say(_Said(rows=packed, took_s=looks.took_s, gpus=dict(looks.gpus)))
+            gpus, uses = dict(looks.gpus), dict(looks.uses)
+            say(_Said(rows=packed, took_s=looks.took_s, gpus=gpus, uses=uses))
     if not runs:  # else nobody asks any more, and the ranks go on
         say(_Said(ended=True))
 
@@ -240,6 +243,7 @@ class _Agent:
         self.without_connections: tuple[int, ...] = ()
         self.took_s = 0.0
         self.gpus: Mapping[int, GpuUse] = {}
+        self.uses: Mapping[int, ProcessUse] = {}
         self.has_ended = False  # its ranks did
         self.waits: tuple[Waits, ...] | None = None
         self.rows: list[NDArray[np.float64]] = []
@@ -346,7 +350,8 @@ class _Agent:
                 self.rows.append(np.frombuffer(unpacked).reshape(shape))
             except (zlib.error, ValueError):
                 return "expected looks at its ranks, got other bytes"
-            self.took_s, self.gpus, self._told_s = said.took_s, said.gpus, time.monotonic()
+            self.gpus, self.uses = said.gpus, said.uses
+            self.took_s, self._told_s = said.took_s, time.monotonic()
         if said.waits is not None:
             self.waits = tuple(_in_plain_text(each) for each in said.waits)
         self.has_ended = self.has_ended or said.ended
@@ -524,6 +529,7 @@ class HostsWatcher:
             hosts=tuple(hosts),
             without_connections=tuple(sorted(told & by_rank.keys())),
             gpus={rank: use for agent in watched for rank, use in agent.gpus.items()},
+            uses={rank: use for agent in watched for rank, use in agent.uses.items()},
             ask=self._ask_waits,
         )
 

@@ -33,7 +33,7 @@ from fullwire.report.terminal import (
 )
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Part
-from fullwire.units import listed, show_rate, show_time, visible
+from fullwire.units import listed, show_bytes, show_rate, show_time, visible
 from fullwire.words import lines_to_paste, sentence, sentences, setting
 
 if TYPE_CHECKING:
@@ -144,11 +144,41 @@ def print_watched(result: Watched, name: str | None = None, *, is_full: bool = F
         on = {process.rank: f" on {process.host}" if result.hosts else "" for process in busy}
         told = (f"{process.pid} (rank {process.rank}{on[process.rank]})" for process in busy)
         say(f"  processes {', '.join(told)}")
+        say("")
+        _print_seen(result)
         print_notes(explanation.warnings)
     if job.is_guessed:
         say("note: No environment told the ranks: they are numbered by process.")
     if name is not None:
         say_command(f"Next: fullwire explain {quote(name)}")
+
+
+def _print_seen(result: Watched) -> None:
+    """Print what each rank did and used, where the kernel told it."""
+    rows = []
+    for rank in sorted(result.ranks, key=lambda each: each.rank)[:_MOST_RANKS]:
+        shares = (rank.computing, rank.sending, rank.waiting, rank.delayed)
+        memory, reads = rank.memory_bytes, rank.read_bytes_s
+        rows.append(
+            [
+                str(rank.rank),
+                *(f"{share:.0%}" for share in shares),
+                show_rate(rank.sent_bps),
+                "" if memory is None else show_bytes(memory),
+                "" if reads is None else f"{show_bytes(reads)}/s",
+            ]
+        )
+    headings = [
+        "rank",
+        "computing",
+        "sending",
+        "waiting",
+        "delayed",
+        "rate",
+        "memory",
+        "reads",
+    ]
+    print_table(headings, rows, texts=set())
 
 
 def _print_fixes(result: Explanation, *, is_full: bool) -> None:
