@@ -58,8 +58,6 @@ PAGES = {
         "membership",
         "elastic-recovery",
         "chaos",
-        "elastic-bars",
-        "elastic-goodput",
     ),
     "compression": (
         "compression-goals",
