@@ -56,7 +56,11 @@ def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
 
 
 def test_a_device_that_nobody_measured_has_a_wider_spread() -> None:
-    assert accelerator("gb300").spread > accelerator("gb200").spread
+    newer, measured = accelerator("gb300"), accelerator("gb200")
+    assert newer.spread > measured.spread
+    # The same chip with 1400 W instead of 1200 W has a higher clock.
+    ratio = newer.products_of("fp8").peak_share / measured.products_of("fp8").peak_share
+    assert ratio == pytest.approx((1400 / 1200) ** 0.5, rel=0.01)
     assert not accelerator("mi300x").is_measured
 
 

@@ -163,6 +163,11 @@ def _made(device: Mapping[str, Any]) -> Accelerator:
         for kind in ("bf16", "fp8")
         if kind in fit
     )
+    clock = device.get("more_clock", 1.0)
+    products = tuple(
+        (kind, replace(reached, peak_share=clock * reached.peak_share))
+        for kind, reached in products
+    )
     return Accelerator(
         name=device["name"],
         title=device["title"],
