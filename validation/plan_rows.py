@@ -1,8 +1,8 @@
 """Rows of a table of measured training runs, as the plans that they describe.
 
 The columns are those of data/llm/train_runs.csv. Sources leave cells empty, or write "?". Each such
-gap is filled by a rule, named in `assumed`, and widens the interval of the prediction. Empty cp, ep
-and vpp mean 1 and are no gap. A row is refused for two reasons only: nothing says how long a step
+gap is filled by a rule, named in `assumed`, and widens the interval of the prediction. Empty cp and
+ep mean 1 and are no gap. A row is refused for two reasons only: nothing says how long a step
 took, or the device or the model is of an unknown family.
 """
 
@@ -225,6 +225,11 @@ _SIZES = {"nano": 31.6, "super": 120.0, "ultra": 550.0, "v4-flash": 285.0, "ligh
 _ACTIVE = {"nano": 3.2, "super": 12.0, "ultra": 55.0, "v4-flash": 13.0, "lightning": 3.2}
 
 
+# Chunks of a stage, where a row tells neither schedule nor chunks: published recipes for Hopper and
+# later interleave 4 to 12. Older frameworks rarely did.
+_USUAL_CHUNKS = 6
+
+
 def layout_of(
     row: Mapping[str, str], model: Architecture, device: Accelerator, gpus: int, assumed: list[str]
 ) -> tuple[Layout, float]:
@@ -241,6 +246,10 @@ def layout_of(
         dp = max(1, gpus // together)
     if degrees["pp"] == 1:
         degrees["vpp"] = 1
+    elif not whole(row, "vpp") and not row.get("schedule") and family not in ("a100", "v100"):
+        several = divisors(max(1, model.layers // degrees["pp"]))[1:]
+        degrees["vpp"] = min(several, key=lambda part: abs(part - _USUAL_CHUNKS), default=1)
+        assumed.append("interleaving")
     sequence = whole(row, "seq") or model.sequence
     if sequence % (2 * degrees["cp"]):
         sequence = nearest_multiple(sequence, 2 * degrees["cp"])

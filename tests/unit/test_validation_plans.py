@@ -62,7 +62,22 @@ def test_gaps_are_assumed_and_only_two_kinds_of_rows_refused(tmp_path: Path) -> 
     }
     assert set(rows[0].assumed) == {"overlap"}
     assert {"recomputation", "precision", "microbatch", "network"} <= set(rows[2].assumed)
-    assert rows[2].layout.vpp == rows[2].layout.cp == 1
+    assert rows[2].layout.cp == 1
+
+
+def test_a_pipeline_without_a_schedule_is_interleaved_since_hopper(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "gpu,gpus,model,layers,hidden,seq,gbs,mbs,tp,pp,vpp,dp,precision,schedule,step_time_s\n"
+        "H100,64,x,96,8192,2048,64,1,8,8,,1,bf16,,9\n"
+        "H100,64,x,96,8192,2048,64,1,8,8,,1,bf16,1f1b,9\n"
+        "A100-80GB,64,x,96,8192,2048,64,1,8,8,,1,bf16,,9\n"
+    )
+    (open_row, stated, older), _ = read(table)
+    assert open_row.layout.vpp == 6
+    assert "interleaving" in open_row.assumed
+    assert stated.layout.vpp == older.layout.vpp == 1
+    assert "interleaving" not in stated.assumed + older.assumed
 
 
 def test_the_last_line_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
