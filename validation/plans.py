@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fullwire.clusters.cluster import Floats
-from fullwire.simulation.habits import FITTED, Calibration, interval_factor
+from fullwire.simulation.habits import FITTED, Calibration, guessed_variance, interval_factor
 from validation import arguments, memory, results
 from validation.plan_fit import NAMES, Batches, left_out, weighted, weights
 from validation.plan_rows import Measured, read
@@ -83,10 +83,17 @@ def one_run_given(rows: Sequence[Measured], predicted_s: Floats, parts: Floats) 
             if not others:
                 continue
             log = np.log([given.step_s / predicted_s[known]])
-            told = Calibration(log, parts[[known]], (given.architecture.name,), is_moe=given.is_moe)
+            told = Calibration(
+                log,
+                parts[[known]],
+                (given.architecture.name,),
+                is_moe=given.is_moe,
+                guessed=guessed_variance(given.assumed),
+            )
             models = tuple(rows[number].architecture.name for number in others)
+            guessed = np.array([guessed_variance(rows[number].assumed) for number in others])
             factors = told.factors(parts[others], models)
-            spreads = told.spreads(parts[others], models)
+            spreads = told.spreads(parts[others], models, guessed)
             for number, factor, spread in zip(others, factors, spreads, strict=True):
                 row = rows[number]
                 judged.append(

@@ -9,7 +9,13 @@ import pytest
 
 from fullwire.clusters import cluster
 from fullwire.simulation.group_times import GroupTimes, as_seen
-from fullwire.simulation.habits import DOUBTED, Calibration, habits_of, interval_factor
+from fullwire.simulation.habits import (
+    DOUBTED,
+    Calibration,
+    guessed_variance,
+    habits_of,
+    interval_factor,
+)
 from fullwire.simulation.plan_columns import plans_of
 from fullwire.simulation.step_price import Job, Priced, price
 from fullwire.workloads.accelerators import accelerator
@@ -51,7 +57,7 @@ def test_a_published_run_is_met() -> None:
     assert priced(replace(GPT3, tp_overlap=False)).step_s[0] == pytest.approx(12.107, rel=0.1)
 
 
-OF_COMPUTE = ("attention_s", "moved_s", "experts_s")
+OF_COMPUTE = ("attention_s", "moved_s", "experts_s", "heeded")
 
 
 def test_the_parts_add_up_to_the_step() -> None:
@@ -123,6 +129,24 @@ def test_what_is_assumed_widens_the_interval_and_a_run_narrows_it() -> None:
     assert usual < interval_factor(is_moe=True)
 
 
+def test_a_late_host_hides_the_device() -> None:
+    layouts = [
+        Layout(dp=8, ep=8, global_batch=8, sequence=length, precision="bf16")
+        for length in (512, 32768)
+    ]
+    host = DOUBTED.index("host_s")
+    short, long = priced(*layouts, model="qwen3-30b-a3b").shares
+    assert short[host] > 0.8
+    assert long[host] < 0.1
+    assert max(short.sum(), long.sum()) <= 1
+
+
+def test_attention_on_hopper_is_slower_where_pytorch_brings_it() -> None:
+    for family, ratio in (("h100", 1.7), ("a100", 1.0)):
+        own, torch_s = (habits_of(family, "bf16", name) for name in ("megatron", "fsdp"))
+        assert torch_s.attention == pytest.approx(ratio * own.attention)
+
+
 def test_a_measured_step_tells_more_of_plans_with_the_same_parts() -> None:
     sums, computing = np.zeros((2, len(DOUBTED)))
     sums[DOUBTED.index("sums_s")], sums[DOUBTED.index("products_s")] = 0.4, 0.6
@@ -137,3 +161,16 @@ def test_a_measured_step_tells_more_of_plans_with_the_same_parts() -> None:
     assert elsewhere < itself
     assert itself == pytest.approx(1.5, rel=0.01)
     assert 1 < far < near < itself
+
+
+def test_a_measured_step_of_a_guessed_model_tells_of_that_model() -> None:
+    step = np.full((1, len(DOUBTED)), 1 / len(DOUBTED))
+    models, guessed = ("a model",), guessed_variance(["dimensions", "network"])
+    known, guess = (
+        Calibration(np.log([1.5]), step, models, is_moe=True, guessed=variance)
+        for variance in (0.0, guessed)
+    )
+    other = ("another model",)
+    assert 1 < guess.factors(0.9 * step, other) < known.factors(0.9 * step, other)
+    assert guess.factors(step, models) > guess.factors(step, other)
+    assert guess.spreads(step, other) > known.spreads(step, other)

@@ -144,10 +144,11 @@ class Recorded:
         parts["host_s"] = parts["host_s"] + host_s
         parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
         parts.pop("step_s")
+        heeded = parts.pop("heeded")
         parts = {name: self.rest * part_s for name, part_s in parts.items()}
         of_compute = {name: parts.pop(name) for name in ("attention_s", "moved_s", "experts_s")}
         step_s = sum(parts.values(), start=np.zeros(len(plans)))
-        return Priced(step_s=step_s, **parts, **of_compute)
+        return Priced(step_s=step_s, heeded=heeded, **parts, **of_compute)
 
 
 def _through_s(parts: Mapping[str, Floats]) -> Floats:

@@ -16,7 +16,7 @@ host launches kernels; a layer whose kernels are shorter than their launches tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -40,6 +40,8 @@ _EP_SHOWN = 0.3  # of all-to-all beside computing
 _LIGHT = 0.5  # of moved values, by norms and activation functions
 _LAST_BUCKET = 0.05  # of the gradients, which nothing hides
 _LAST_LAYER = 0.03  # of gathered parameters, likewise
+# How sharply device and host hide each other: 1 would add their times, infinity take the longer.
+_HIDES = 3.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,12 +63,20 @@ class Priced:
     attention_s: Floats
     moved_s: Floats
     experts_s: Floats
+    heeded: Floats  # share of these, and of what is sent, that the host does not hide
 
     @property
     def shares(self) -> Floats:
-        """The shares of the parts that are doubted: a row for each plan."""
+        """How a step follows each part that is doubted, as shares of it: a row for each plan.
+
+        Where the host is late, a longer time of the device hardly shows, and the host's counts.
+        """
         worked_s = self.step_s - self.bubble_s
-        return np.stack([getattr(self, name) / worked_s for name in DOUBTED], axis=1)
+        on_device_s = self.compute_s + self.tp_s + self.cp_s + self.ep_s
+        counted_s = {name: self.heeded * getattr(self, name) for name in DOUBTED}
+        counted_s["sums_s"] = self.sums_s
+        counted_s["host_s"] = self.host_s + (1 - self.heeded) * on_device_s
+        return np.stack(list(counted_s.values()), axis=1) / worked_s[:, None]
 
     @property
     def sums_s(self) -> Floats:
@@ -81,7 +91,8 @@ class Priced:
     def calibrated(self, calibration: Calibration) -> Priced:
         """Return the times that measured steps make likely."""
         factors = calibration.factors(self.shares)
-        return Priced(*(factors * getattr(self, field.name) for field in fields(self)))
+        parts = [field.name for field in fields(self) if field.name != "heeded"]
+        return replace(self, **{name: factors * getattr(self, name) for name in parts})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -220,15 +231,30 @@ class Pass:
         return self.tp_s + self.cp_s + self.ep_s
 
     @property
+    def busy_s(self) -> Floats:
+        """The time of both passes on the device, with what is sent."""
+        return self.forward_s + self.backward_s + self.sent_s
+
+    @property
     def waited_s(self) -> Floats:
         """The time that the device waits for the host."""
-        busy_s = self.forward_s + self.backward_s + self.sent_s
-        return np.maximum(0.0, self.launch_s - busy_s)
+        return self.whole_s - self.busy_s
 
     @property
     def whole_s(self) -> Floats:
-        """The time of both passes."""
-        return self.forward_s + self.backward_s + self.sent_s + self.waited_s
+        """The time of both passes: about that of the device or of the host, whichever is longer.
+
+        Some of a layer's kernels are shorter than their launches and some are longer, so neither
+        hides the other wholly where both take about as long.
+        """
+        longer_s = np.maximum(self.busy_s, self.launch_s)
+        shorter = np.minimum(self.busy_s, self.launch_s) / longer_s
+        return np.asarray(longer_s * (1 + shorter**_HIDES) ** (1 / _HIDES))
+
+    @property
+    def heeded(self) -> Floats:
+        """How much longer a layer takes where its device takes a second longer."""
+        return np.asarray((self.busy_s / self.whole_s) ** (_HIDES - 1))
 
     def mixed(self, other: Pass, share: float) -> Pass:
         """Return the mean layer where the other kind has this share."""
@@ -526,5 +552,6 @@ def price(job: Job) -> Priced:
         attention_s=through * layer.attention_s,
         moved_s=through * layer.moved_s,
         experts_s=through * layer.experts_s,
+        heeded=layer.heeded,
         **parts,
     )
