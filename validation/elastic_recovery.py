@@ -1,6 +1,7 @@
 """The time from SIGKILL of a worker to the next step that the others commit.
 
     python -m validation.elastic_recovery --rounds 100
+    python -m validation.elastic_recovery --rounds 100 --sharded     # with FSDP2
 
 Three workers train 2 MB of parameters in steps of 10 ms on this machine. In each round a worker
 taken by chance is killed at a moment taken by chance. `fullwire run --respawn` replaces it, and the
@@ -28,6 +29,7 @@ from validation import arguments, results
 
 WORKERS = 3
 JOB = Path(__file__).parent / "jobs/elastic.py"
+STEPS = "200000"  # more than a job takes
 MEDIAN_GOAL_S, WORST_GOAL_S = 0.3, 1.0
 LONGEST_S = 60.0  # of a round; the job may go on after it
 
@@ -131,14 +133,16 @@ def check(notes: Notes) -> tuple[int, int]:
     return len(together), unlike + missing
 
 
-def play(rounds: int, seed: int, most_s: float) -> tuple[list[list[results.Cell]], int, int]:
+def play(
+    script: list[str], kind: str, rounds: int, seed: int, most_s: float
+) -> tuple[list[list[results.Cell]], int, int]:
     """Kill workers in rounds; return each round, the steps, and how many steps are wrong."""
     chosen, began = random.Random(seed), time.monotonic()
     played: list[list[results.Cell]] = []
     with tempfile.TemporaryDirectory() as name:
         notes = Notes(Path(name))
         run = [sys.executable, "-m", "fullwire", "run", "--workers", str(WORKERS), "--respawn"]
-        job = [sys.executable, str(JOB), name, "200000", "elastic"]
+        job = [sys.executable, *script, name, STEPS, kind]
         launcher = subprocess.Popen([*run, "--", *job], stderr=subprocess.DEVNULL)
         try:
             while len(played) < rounds and time.monotonic() - began < most_s:
@@ -158,13 +162,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=30, help="begin no round after this")
+    parser.add_argument("--sharded", action="store_true", help="with FSDP2")
     options = parser.parse_args()
-    played, steps, wrong = play(options.rounds, options.seed, options.minutes * 60)
+    name, script, kind, model = "elastic-recovery", [str(JOB)], "elastic", ""
+    if options.sharded:
+        name, script, kind = "sharded-recovery", ["-m", "validation.jobs.sharded"], "notes"
+        model = " of a model sharded with FSDP2"
+    limits = options.rounds, options.seed, options.minutes * 60
+    played, steps, wrong = play(script, kind, *limits)
     times_s = [float(row[2] or 0) for row in played]
     spread = results.spread(times_s)
     results.write(
-        "elastic-recovery",
-        claim="After SIGKILL of any worker the others soon commit the next step.",
+        name,
+        claim=f"After SIGKILL of any worker the others soon commit the next step{model}.",
         anchor=f"goals: a median of {MEDIAN_GOAL_S} s and {WORST_GOAL_S} s in the worst round",
         summary=f"{spread['median']:.2f} s in the median of {len(played)} kills, "
         f"{spread['worst']:.2f} s in the worst; {wrong} of {steps:,} steps unlike on two workers",

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from fullwire.recorder.record import record as record
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
-    from fullwire.resilience.elastic import Job as Job
     from fullwire.resilience.elastic import elastic as elastic
+    from fullwire.resilience.job import Job as Job
     from fullwire.resilience.workers import run_workers as run_workers
     from fullwire.run.run import Run as Run
     from fullwire.studies.papers import Study as Study
@@ -68,7 +68,7 @@ _PLACES = {
     "DamagedInput": "fullwire.errors:DamagedInput",
     "Explanation": "fullwire.answers.explain:Explanation",
     "FullwireError": "fullwire.errors:FullwireError",
-    "Job": "fullwire.resilience.elastic:Job",
+    "Job": "fullwire.resilience.job:Job",
     "Run": "fullwire.run.run:Run",
     "Study": "fullwire.studies.papers:Study",
     "Tuning": "fullwire.answers.trials:Tuning",

@@ -4,6 +4,8 @@
                              description     the rest of the state
                              manifest.json   the files with their lengths and checksums
 
+Of a sharded model, the files are those of `torch.distributed.checkpoint` (`sharded_checkpoints`).
+
 A checkpoint is written under another name, and renamed when all of its files are on the disk. So a
 process that ends meanwhile leaves the earlier checkpoints as they were.
 """
@@ -21,17 +23,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from fullwire.errors import DamagedInput, UsageError
+from fullwire.errors import DamagedInput, TransportError, UsageError
 from fullwire.resilience.pace import shares
 from fullwire.resilience.place import tell
 
 _MANIFEST, _DESCRIPTION = "manifest.json", "description"
 _WRITING = ".writing-"
-_PIECE_BYTES = 4 << 20
+PIECE_BYTES = 4 << 20
 # Between interruptions of a device, as `plan` takes it from published trainings.
 _DEVICE_S = 35_000 * 3600.0
 
@@ -50,6 +52,11 @@ class Manifest(msgspec.Struct):
     step: int
     files: list[File]
     format: int = 1
+    is_sharded: bool = False
+
+
+# Writes this rank's files of a checkpoint into a folder.
+Write: TypeAlias = Callable[[Path], list[File]]
 
 
 def write_part(directory: Path, name: str, content: memoryview | bytes) -> File:
@@ -67,9 +74,10 @@ def unfinished(folder: Path, step: int, token: str) -> Path:
     return folder / f"{_WRITING}{step:09d}-{token}"
 
 
-def complete(folder: Path, step: int, directory: Path, files: Sequence[File], keep: int) -> Path:
+def complete(folder: Path, directory: Path, manifest: Manifest, keep: int) -> Path:
     """Give a checkpoint its name, now that it has all files; delete all but the last ones."""
-    write_part(directory, _MANIFEST, msgspec.json.encode(Manifest(step, list(files))))
+    step = manifest.step
+    write_part(directory, _MANIFEST, msgspec.json.encode(manifest))
     place = folder / f"step-{step:09d}"
     if place.exists():  # the same step before a restart
         shutil.rmtree(place)
@@ -105,7 +113,7 @@ def newest(folder: Path) -> tuple[Path, int, list[str]] | None:
 
 def check(place: Path) -> Manifest:
     """Hold the files of a checkpoint against their checksums."""
-    manifest = _manifest(place)
+    manifest = manifest_of(place)
     for file in manifest.files:
         for _ in _pieces(place, file):
             pass
@@ -114,7 +122,12 @@ def check(place: Path) -> Manifest:
 
 def read(place: Path) -> tuple[bytes, bytearray, int]:
     """Return the description of a state, its row of bytes, and its step; all of it is checked."""
-    manifest = _manifest(place)
+    manifest = manifest_of(place)
+    if manifest.is_sharded:
+        raise UsageError(
+            f"{place}: expected a checkpoint of a whole model, got one of a sharded model: call "
+            "fullwire.elastic with the function that builds it"
+        )
     description, *parts = manifest.files
     row = bytearray()
     for part in parts:
@@ -123,7 +136,8 @@ def read(place: Path) -> tuple[bytes, bytearray, int]:
     return b"".join(_pieces(place, description)), row, manifest.step
 
 
-def _manifest(place: Path) -> Manifest:
+def manifest_of(place: Path) -> Manifest:
+    """Return the list of a checkpoint's files."""
     try:
         return msgspec.json.decode((place / _MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError) as error:
@@ -135,7 +149,7 @@ def _pieces(place: Path, file: File) -> Iterator[bytes]:
     path, digest = place / file.name, hashlib.sha256()
     try:
         with path.open("rb") as opened:
-            while piece := opened.read(_PIECE_BYTES):
+            while piece := opened.read(PIECE_BYTES):
                 digest.update(piece)
                 yield piece
     except OSError as error:
@@ -178,17 +192,22 @@ class Clock:
 class Saver:
     """Writes the checkpoints of a job, together with the other ranks."""
 
-    def __init__(self, mesh: Any, *, is_alike: bool) -> None:
+    def __init__(self, mesh: Any, *, is_alike: bool, is_sharded: bool = False) -> None:
         """`is_alike`: all ranks have the same state, so that each writes a part."""
         self._mesh, self._keeping = mesh, mesh.place.keeping
-        self._is_whole = self._keeping.is_whole or not is_alike
+        self._is_sharded = is_sharded
+        self._is_whole = (self._keeping.is_whole or not is_alike) and not is_sharded
         self.clock = Clock(self._keeping.every_s, mesh.place.starters)
         self._is_writing = False
+        self._thread: threading.Thread | None = None
 
-    def look(self, epoch: int, step: int, ranks: Sequence[int], state: Callable[[], Any]) -> None:
+    def look(
+        self, epoch: int, step: int, ranks: Sequence[int], copied: Callable[[int, int], Write]
+    ) -> None:
         """Copy the state if this step is one that is kept, and write it in a thread.
 
         The lowest rank names the step, two steps before: all others hear it with a commit.
+        `copied`: copies this rank's part, of so many, and returns what writes it.
         """
         mesh, now_s = self._mesh, time.monotonic()
         post = mesh.posted(epoch, "checkpoint")
@@ -206,65 +225,104 @@ class Saver:
         if self._is_whole and not is_first:
             return
         index, count = (0, 1) if self._is_whole else (ranks.index(mesh.rank), len(ranks))
-        whole = state()
-        share = shares(whole.size_bytes, [1] * count)[index]
-        part = whole.piece(share.start, share.stop).numpy().data
+        write = copied(index, count)
         self.clock.stopped_s = time.monotonic() - now_s
         if is_first:
             tell("checkpoint", ranks, int(now_s * 1e9), time.monotonic_ns())
         self._is_writing = True
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self._write,
-            args=(epoch, step, post.split()[1], index, count, part, whole.description),
+            args=(epoch, step, post.split()[1], index, count, write),
             name="fullwire-checkpoint",
             daemon=True,
-        ).start()
+        )
+        self._thread.start()
+
+    def await_writing(self, timeout_s: float) -> None:
+        """Wait for the thread that writes, if there is one."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _write(
-        self,
-        epoch: int,
-        step: int,
-        token: str,
-        index: int,
-        count: int,
-        part: memoryview,
-        description: bytes,
+        self, epoch: int, step: int, token: str, index: int, count: int, write: Write
     ) -> None:
         began_s, folder = time.monotonic(), Path(self._keeping.folder)
-        directory = unfinished(folder, step, token)
-        names = [f"part {step} {index}" for index in range(count)]
         try:
-            file = write_part(directory, f"part-{index}-of-{count}", part)
-            self._mesh.post(epoch, names[index], msgspec.json.encode(file).decode())
-            if index:
-                return
-            described = write_part(directory, _DESCRIPTION, description)
-            posts = self._mesh.await_posts(epoch, names)
-            if posts is None or "" in posts:  # a rank was lost, or has no room
-                shutil.rmtree(directory, ignore_errors=True)
-                return
-            files = [msgspec.json.decode(post, type=File) for post in posts]
-            complete(folder, step, directory, [described, *files], self._keeping.keep)
-            self.clock.written_s = time.monotonic() - began_s
+            if self._together(epoch, step, token, index, count, write) is not None:
+                self.clock.written_s = time.monotonic() - began_s
         except OSError as error:
-            self._mesh.post(epoch, names[index], "")
             sys.stderr.write(
                 f"fullwire: no checkpoint of step {step}, training goes on: "
                 f"{error.filename or folder}: {error.strerror}\n"
             )
-            shutil.rmtree(directory, ignore_errors=True)
+        except TransportError:
+            pass  # a rank was lost: the next checkpoint comes
         finally:
             self._is_writing = False
+
+    def write_last(self, epoch: int, step: int, ranks: Sequence[int], write: Write) -> str:
+        """Write a checkpoint before the job ends; return where it is, or why there is none."""
+        mesh, index = self._mesh, ranks.index(self._mesh.rank)
+        folder = Path(self._keeping.folder)
+        try:
+            place = self._together(epoch, step, f"last{epoch}", index, len(ranks), write)
+            told = "" if place is None else str(place)
+        except OSError as error:
+            told = f"{error.filename or folder}: {error.strerror}"
+        if index == 0 and not told:
+            raise TransportError(f"epoch {epoch} ended before its checkpoint was written")
+        if index == 0:
+            mesh.post(epoch, "last", told)
+        elif (posts := mesh.await_posts(epoch, ["last"])) is not None:
+            told = posts[0]
+        return told
+
+    def _together(
+        self, epoch: int, step: int, token: str, index: int, count: int, write: Write
+    ) -> Path | None:
+        """Write this rank's files. The first rank completes the checkpoint; return its place.
+
+        None: another rank completes it, or one was lost.
+        """
+        mesh, folder = self._mesh, Path(self._keeping.folder).absolute()
+        directory = unfinished(folder, step, token)
+        names = [f"part {step} {index}" for index in range(count)]
+        try:
+            written = write(directory)
+            mesh.post(epoch, names[index], msgspec.json.encode(written).decode())
+            if index:
+                return None
+            posts = mesh.await_posts(epoch, names)
+            if posts is None or "" in posts:  # a rank was lost, or has no room
+                shutil.rmtree(directory, ignore_errors=True)
+                return None
+            files = [file for post in posts for file in msgspec.json.decode(post, type=list[File])]
+            manifest = Manifest(step, files, is_sharded=self._is_sharded)
+            return complete(folder, directory, manifest, self._keeping.keep)
+        except (OSError, TransportError):
+            mesh.post(epoch, names[index], "")
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+def row_writer(state: Any, index: int, count: int) -> Write:
+    """Copy a part of a state's row now; return a function that writes it."""
+    share = shares(state.size_bytes, [1] * count)[index]
+    part = state.piece(share.start, share.stop).numpy().data
+    description = state.description
+
+    def write(directory: Path) -> list[File]:
+        described = [] if index else [write_part(directory, _DESCRIPTION, description)]
+        return [*described, write_part(directory, f"part-{index}-of-{count}", part)]
+
+    return write
 
 
 def write_whole(folder: Path, step: int, state: Any, keep: int) -> Path:
     """Write a checkpoint in this process alone; one of the same step may be there already."""
     directory = unfinished(folder, step, secrets.token_hex(4))
-    files = [
-        write_part(directory, _DESCRIPTION, state.description),
-        write_part(directory, "part-0-of-1", state.piece(0, state.size_bytes).numpy().data),
-    ]
-    return complete(folder, step, directory, files, keep)
+    files = row_writer(state, 0, 1)(directory)
+    return complete(folder, directory, Manifest(step, files), keep)
 
 
 def _all(folder: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from fullwire.transport.group import FullwireGroup
 
 AT_ONCE_BYTES = 4 * 2**20  # a smaller state is sent while all wait: 34 ms at 1 Gbps
 FULL, BEHIND, NONE = "full", "behind", "none"  # what a rank holds of an epoch's first step
-_SUMS_S = 86400.0  # the membership, not a clock, ends a wait for others
+SUMS_S = 86400.0  # the membership, not a clock, ends a wait for others
 _FEW_STEPS = 2  # others wait while so many are applied
 MOST_SOURCES = 4
 
@@ -74,7 +74,7 @@ def connected(mesh: Mesh, epoch: int, ranks: Sequence[int], purpose: str = "") -
         store=Board(mesh, epoch, purpose),
     )
     group = FullwireGroup(options)
-    group.set_timeout(timedelta(seconds=_SUMS_S))
+    group.set_timeout(timedelta(seconds=SUMS_S))
     return group
 
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,6 +103,44 @@ def began_ns() -> int:
     """Return when this process began, on the monotonic clock."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+class Changes:
+    """Tells the recorder how long the training stood still when its workers changed."""
+
+    def __init__(self) -> None:
+        self._earlier_ns = self._committed_ns = 0  # the last two commits
+        self._since_ns = 0  # no step counts since then
+        self._before: list[int] | None = None  # the ranks before
+
+    def committed(self) -> None:
+        """A step counts."""
+        self._earlier_ns, self._committed_ns = self._committed_ns, time.monotonic_ns()
+
+    def begun(self) -> None:
+        """The ranks form a new membership."""
+        self._since_ns = time.monotonic_ns()
+
+    def ended(self, ranks: list[int], *, is_told_here: bool, is_start: bool) -> None:
+        """Training goes on with these ranks. One rank tells it: the lowest."""
+        before, self._before = self._before, ranks
+        if ranks == before or not is_told_here:
+            return
+        now_ns, since_ns = time.monotonic_ns(), self._since_ns
+        if before is None:
+            if is_start:
+                tell("start", ranks, began_ns(), now_ns)
+            return
+        lost = sorted(set(before).difference(ranks))
+        if self._committed_ns and self._earlier_ns:
+            # As long as a step takes, its work was done for nothing; then the loss was waited for.
+            worked_ns = min(since_ns - self._committed_ns, self._committed_ns - self._earlier_ns)
+            tell("repeated work", ranks, since_ns - worked_ns, since_ns)
+        came = sorted(set(ranks).difference(before))
+        if lost:
+            tell("recovery", lost, since_ns or now_ns, now_ns)
+        if came:  # the time of a change is told once
+            tell("join", came, now_ns if lost else since_ns or now_ns, now_ns)
 
 
 @dataclass(frozen=True)

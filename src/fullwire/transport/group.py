@@ -181,6 +181,11 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return [torch.device("cpu")]
 
     @property
+    def problem(self) -> str:
+        """Return why the group cannot continue, or ""."""
+        return str(self._engine.problem or "")
+
+    @property
     def fallen_back_after(self) -> str:
         """Return the collective whose rounding made the group send float32, or ""."""
         return str(self._engine.fallen_back_after)
