@@ -159,20 +159,20 @@ def fit(batches: Batches, rounds: int = 3) -> dict[str, float]:
     return constants
 
 
-def left_out(batches: Batches, constants: dict[str, float]) -> Floats:
-    """Return the logarithm of predicted over measured for each row, unseen by the constants.
+def left_out(batches: Batches) -> tuple[Floats, Floats]:
+    """Return the time of each row and its shares by constants that have not seen the row.
 
-    Each laboratory is left out in turn; its sources share people and software.
+    Each laboratory is left out of a fit in turn; its sources share people and software.
     """
-    errors, slopes = _slopes(batches, constants)
-    shares, result = weights(batches.rows), errors.copy()
+    times_s = batches.predicted_s()
+    shares = batches.shares.copy()
     for names in LABORATORIES:
         away = np.array([row.source.startswith(names) for row in batches.rows])
         if away.any() and not away.all():
-            others = _moved(constants, errors[~away], slopes[~away], shares[~away])
-            moves = np.array([others[name] - constants[name] for name in NAMES])
-            result[away] += slopes[away] @ moves
-    return result
+            others = Batches([row for row in batches.rows if not row.source.startswith(names)])
+            times_s[away] = batches.predicted_s(fit(others))[away]
+            shares[away] = batches.shares[away]
+    return times_s, shares
 
 
 def _slopes(batches: Batches, constants: Mapping[str, float]) -> tuple[Floats, Floats]:
@@ -213,8 +213,10 @@ def main() -> None:
     for name, value in constants.items():
         print(f'    "{name}": {value:.3f},')
     print("}")
-    seen = np.log(batches.predicted_s(constants)) - np.log([row.step_s for row in batches.rows])
-    for title, errors in (("seen", seen), ("left out", left_out(batches, constants))):
+    measured = np.log([row.step_s for row in batches.rows])
+    unseen_s, _ = left_out(batches)
+    for title, times_s in (("seen", batches.predicted_s(constants)), ("left out", unseen_s)):
+        errors = np.log(times_s) - measured
         for is_moe in (False, True):
             here = np.array([row.is_moe == is_moe for row in batches.rows])
             far, share = np.abs(np.expm1(errors[here])), weights(batches.rows)[here]

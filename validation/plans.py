@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from fullwire.clusters.cluster import Floats
-from fullwire.simulation.habits import FITTED, Calibration, guessed_variance, interval_factor
+from fullwire.simulation.habits import Calibration, guessed_variance, interval_factor
 from validation import arguments, memory, results
-from validation.plan_fit import NAMES, Batches, left_out, weighted, weights
+from validation.plan_fit import Batches, left_out, weighted, weights
 from validation.plan_rows import Measured, read
 
 
@@ -195,19 +195,18 @@ def show(rows: Sequence[Measured], predicted_s: Floats, write: Callable[[str], o
 def write_left_out(rows: Sequence[Measured]) -> None:
     """Write the figures of the fitted runs, and of each laboratory when it is left out."""
     batches = Batches(rows)
-    measured_s = np.array([row.step_s for row in rows])
     seen_s = batches.predicted_s()
-    unseen_s = np.exp(left_out(batches, {name: FITTED[name] for name in NAMES})) * measured_s
+    seen_shares = batches.shares.copy()
+    unseen_s, unseen_shares = left_out(batches)
     lines: list[list[results.Cell]] = []
     for title in ("blind", "one run given"):
         for kind in ("dense", "moe"):
-            for source, times_s in (("fitted", seen_s), ("left out", unseen_s)):
+            for source, times_s, shares in (
+                ("fitted", seen_s, seen_shares),
+                ("left out", unseen_s, unseen_shares),
+            ):
                 is_blind = title == "blind"
-                judged = (
-                    blind(rows, times_s)
-                    if is_blind
-                    else one_run_given(rows, times_s, batches.shares)
-                )
+                judged = blind(rows, times_s) if is_blind else one_run_given(rows, times_s, shares)
                 found = by_kind(judged)[kind]
                 parts = [f"{found[name]:.1%}" for name in ("median", "p90", "coverage")]
                 lines.append([title, kind, source, found["rows"], found["sources"], *parts])
