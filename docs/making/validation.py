@@ -57,6 +57,8 @@ PAGES = {
         "torch-tests",
         "membership",
         "elastic-recovery",
+        "sharded-recovery",
+        "shard-copies",
         "chaos",
     ),
     "compression": (
