@@ -66,7 +66,7 @@ def cost(pairs: int) -> list[float]:
 def stops(seed: int) -> list[float]:
     """Return how long the others stop for each new worker of a job whose hosts are killed."""
     lab = ["--workers", "3", "--rate", "1Gbps", "--no-probe", "--chaos", "kill every 30s"]
-    notes, _ = run("large", lab=[*lab, "--seed", str(seed)], steps=4000)
+    notes, _ = run("large", lab=[*lab, "--seed", str(seed)], steps=2000)
     found = []
     for steps in notes.steps.values():
         for alone, together in zip(*_joins(steps), strict=True):

@@ -125,7 +125,10 @@ int RankCounters::watch(double seconds, double share, double least_s, double mos
         took_s_ += took_s;
         // The cost of a look at all comes once a second, and is left out of the usual one.
         if (!at_all) usual_s_ += usual_s_ > 0 ? (took_s - usual_s_) / 8 : took_s;
-        const double between_s = std::clamp(usual_s_ / share, least_s, most_s);
+        // At equal distances, looks and steps that are nearly as short would make a beat, which looks
+        // like much longer steps. So each distance is drawn anew.
+        const double drawn = std::uniform_real_distribution<>(0.5, 1.5)(random_);
+        const double between_s = std::clamp(drawn * usual_s_ / share, least_s, most_s);
         const double wait_s = std::min(now_s + between_s, end_s) - seconds_of(CLOCK_MONOTONIC);
         if (wait_s > 0) ::usleep(static_cast<useconds_t>(wait_s * 1e6));
     }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -95,6 +96,7 @@ class RankCounters {
     void read_interfaces(Shared& shared);
     void read_ports(Ports& ports);
 
+    std::minstd_rand random_;
     std::vector<double> counted_;
     std::vector<double> rows_;
     std::vector<Thread> threads_;

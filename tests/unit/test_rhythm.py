@@ -24,13 +24,13 @@ def looked_at(steps: Sequence[Sequence[Part]], look_s: float, seconds: float) ->
             at_s.append(at_s[-1] + piece_s)
             sent.append(sent[-1] + size / len(pieces))
             computed.append(computed[-1] + (0 if size else piece_s))
-    looks: NDArray[np.float64] = np.cumsum(look_s * random.uniform(0.95, 1.25, 30_000))
+    looks: NDArray[np.float64] = np.cumsum(look_s * random.uniform(0.5, 1.5, 30_000))
     looks = looks[looks < min(seconds, at_s[-1])]
     grid = np.arange(looks[0], looks[-1], max(0.005, look_s / 2))
     carried, work = (
         np.interp(grid, looks, np.interp(looks, at_s, counter)) for counter in (sent, computed)
     )
-    return rhythm_of(grid, carried, work)
+    return rhythm_of(grid, carried, work, look=look_s)
 
 
 def ddp(
@@ -76,11 +76,11 @@ def test_alike_buckets_are_one_step_and_no_multiple_of_it(buckets: int) -> None:
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 5])
-def test_steps_of_5_s_are_found_in_a_minute_and_not_taken_for_their_parts_before(
+def test_steps_of_5_s_are_found_in_a_while_and_not_taken_for_their_parts_before(
     buckets: int,
 ) -> None:
-    steps = ddp(5.0, 14, buckets=buckets)
-    found = looked_at(steps, 0.018, 60)
+    steps = ddp(5.0, 20, buckets=buckets)
+    found = looked_at(steps, 0.018, 90 if buckets == 2 else 60)
     assert found is not None or buckets == 1  # one pause a step hardly stands out in 12 steps
     assert found is None or step_of(found) == pytest.approx(5.0, rel=0.05)
     for seconds in (20, 25):
@@ -107,3 +107,16 @@ def test_parts_of_a_step_are_no_steps_however_few_steps_were_seen() -> None:
         if found is not None:
             assert step_of(found) == pytest.approx(4.9, rel=0.02), seconds
     assert found is not None
+
+
+@pytest.mark.parametrize("step_s", [0.018, 0.0216, 0.03])
+def test_a_step_of_few_looks_is_found_or_refused_and_no_multiple_is_told(step_s: float) -> None:
+    """Looks at equal distances would show steps of 5 to 70 times the length."""
+    found = [
+        looked_at(ddp(step_s, 500, jitter=0.02), look_s, seconds)
+        for look_s in np.linspace(0.0085, 0.0105, 6).tolist()
+        for seconds in (4, 9)
+    ]
+    for each in found:
+        assert each is None or step_of(each) == pytest.approx(0.85 * step_s, rel=0.05)
+    assert any(each is not None for each in found)

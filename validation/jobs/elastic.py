@@ -88,7 +88,7 @@ def elastic(folder: Path, steps: int, kind: str) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        if job.step_number > before:
+        if job.step_number > before and job.samples:  # a new worker may have none yet
             times.append(time.perf_counter() - began)
             if job.step_number % 10 == 0 or job.world_size < 3:
                 whole = b"".join(each.detach().numpy().tobytes() for each in model.parameters())

@@ -246,7 +246,7 @@ def judged(looks: Looks, line_bps: float | None, *, has_ended: bool = False) -> 
     # Clocks of several hosts blur where a burst ends, too.
     blur_s = between_s + max((host.clock_uncertainty_s for host in looks.hosts), default=0.0)
     seen = _Seen.of(looks.by_rank, max(_BIN_S, between_s / 2))
-    edges, confidence, no_step = _steps(seen)
+    edges, confidence, no_step = _steps(seen, between_s * 1e9 / seen.bin_ns)
     # What processors do is not the work of ranks on GPUs: their account would be wrong.
     on_gpus = any(rank.uses_gpu for rank in looks.job.ranks)
     run = _as_run(looks, seen, edges, line_bps) if len(edges) and not on_gpus else None
@@ -299,7 +299,7 @@ def _notes(looks: Looks) -> tuple[Finding, ...]:
     )
 
 
-def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, Finding | None]:
+def _steps(seen: _Seen, look_bins: float) -> tuple[NDArray[np.int64], float, Finding | None]:
     """Return the bins at which steps begin, how alike steps are, and a reason where none is.
 
     The start of the script, or another phase of it, may hide the steps. So the latest half and the
@@ -317,7 +317,7 @@ def _steps(seen: _Seen) -> tuple[NDArray[np.int64], float, Finding | None]:
         carried, computed = (
             np.concatenate([[0.0], np.cumsum(part[first:])]) for part in (bytes_, computing)
         )
-        rhythm = rhythm_of(bins[first:].astype(float), carried, computed)
+        rhythm = rhythm_of(bins[first:].astype(float), carried, computed, look=look_bins)
         if rhythm is not None:
             return np.rint(rhythm.starts).astype(np.int64), rhythm.confidence, None
         if len(seen.ranks) == 1 and computing[first:].any():

@@ -37,7 +37,7 @@ _FOLDED = 256  # cells of a step
 _PARTS_DIFFER, _MOST_PASSES = 8.0, 8
 # A longer part that came so often at equal distances ends a step. Of the numbers of parts that
 # differ in turn, the fewest that differ so nearly as much as any are a step.
-_FEWEST_TURNS, _NEARLY = 3, 0.5
+_FEWEST_TURNS, _NEARLY, _FEW_LOOKS = 3, 0.5, 4
 # From so many steps on both halves must have them, but for multiples, up to a share of the height.
 _HALVED, _MOST_MULTIPLE, _OFF = 2.5 * FEWEST_STEPS, 8, 0.03
 
@@ -58,10 +58,14 @@ def flow_of(begin: Reals, end: Reals) -> tuple[Reals, Reals]:
     return edges, np.repeat(flowed, 2)[1:-1]
 
 
-def rhythm_of(times: Reals, carried_bytes: Reals, work: Reals | None = None) -> Rhythm | None:
+def rhythm_of(
+    times: Reals, carried_bytes: Reals, work: Reals | None = None, *, look: float = 0.0
+) -> Rhythm | None:
     """Return the steps in bytes that were counted again and again, or None without any.
 
     - `work`: another counter, looked at at the same times, that tells parts of a step apart.
+    - `look`: the time between two looks. Parts that differ by less may only have been looked at
+      in turn at other moments.
     """
     total = float(carried_bytes[-1] - carried_bytes[0]) if len(carried_bytes) else 0.0
     if total <= 0 or len(times) < 4 * FEWEST_STEPS:
@@ -84,7 +88,7 @@ def rhythm_of(times: Reals, carried_bytes: Reals, work: Reals | None = None) -> 
     parts_of_step = 1
     while True:  # parts of parts differ in turn, too
         counters = [starts] if work is None else [starts, np.interp(starts, times, work)]
-        together = max(_parts_of_a_step(np.diff(each)) for each in counters)
+        together = max(_parts_of_a_step(np.diff(each), look) for each in counters)
         if together == 1:
             break
         if (len(starts) - 1) // together < FEWEST_STEPS:
@@ -182,11 +186,11 @@ def _of_comb(strength: Reals, most: float) -> tuple[float, float]:
     return float(guesses[best]), float((teeth[best] > 2).mean())
 
 
-def _parts_of_a_step(amounts: Reals) -> int:
+def _parts_of_a_step(amounts: Reals, look: float) -> int:
     """Return how many parts are one step: parts that carry alike may still differ in turn.
 
     Where so many parts differ in turn, twice as many do, too: the fewest that differ nearly as
-    much as any are taken.
+    much as any are taken. Parts of few looks that differ by less than one count as alike.
     """
     usual = float(np.median(amounts))
     longer = np.flatnonzero(amounts > 2 * usual)
@@ -203,6 +207,9 @@ def _parts_of_a_step(amounts: Reals) -> int:
         for equal in (distances, distances[1:], distances[:-1]):
             if len(equal) > 1 and len(set(equal)) == 1:
                 return int(equal[0])
+        # Of few steps, one may have lost a part to the next.
+        if min(distances) >= _FEWEST_TURNS and max(distances) - min(distances) <= 1:
+            return int(max(distances))
     found = []
     for together in range(2, len(amounts) // FEWEST_STEPS + 1):
         whole = amounts[: len(amounts) // together * together].reshape(-1, together)
@@ -212,7 +219,9 @@ def _parts_of_a_step(amounts: Reals) -> int:
             means = np.sort(means)[:-1]  # one part alone may be an evaluation, a print or a save
         by_chance = np.sqrt(2 / (together - 1) + 4 / (len(whole) * (together - 1)))
         strength = float(means.var(ddof=1) * len(whole) / within - 1) / by_chance
-        if strength > _PARTS_DIFFER:
+        in_turn = np.median(whole, axis=0)
+        is_seen = usual >= _FEW_LOOKS * look or np.ptp(in_turn) > look
+        if strength > _PARTS_DIFFER and is_seen:
             found.append((together, strength))
     most = max((strength for _, strength in found), default=0.0)
     return next((together for together, strength in found if strength >= _NEARLY * most), 1)
