@@ -394,6 +394,9 @@ class ShardedJob(Job):
         self._is_verified = True
         shards, copies = zip(*(post.split() for post in posts), strict=True)
         if shards != (*copies[1:], copies[0]):
+            # Once all know it: else one ends, and another takes this for a loss and goes on.
+            self._mesh.post(layout.epoch, f"unlike {index}", "")
+            self._mesh.await_posts(layout.epoch, [f"unlike {r}" for r in range(layout.size)])
             raise UsageError(
                 "fullwire.elastic: expected an optimizer that works on each number by itself, as "
                 f"Adam does, so that a copy stays equal to its shard; with "
