@@ -406,6 +406,8 @@ class ShardedJob(Job):
     def _is_interruption(self, error: BaseException) -> bool:
         if isinstance(error, Interrupted):
             return True
+        if isinstance(error, UsageError):  # it is the script's, though another worker ended by it
+            return False
         if self._membership is None or not isinstance(error, Exception) or not self._is_broken():
             return False
         assert self._mesh is not None
