@@ -31,6 +31,7 @@ from fullwire.recorder.outside import (
     SENT,
     Gpus,
     Looks,
+    ProcessUse,
     Waits,
     Watcher,
     _main_thread,
@@ -125,8 +126,7 @@ def test_ranks_that_fight_for_processors_have_contention_where_their_delay_says_
         for rank, rows in a_job(0.4, 0.05).items()
     }
     looks = seen(fighting)
-    ranks = tuple(replace(rank, backend="gloo") for rank in looks.job.ranks)
-    job = replace(looks.job, ranks=ranks)
+    job = replace(looks.job, backend="gloo")
     first_ns, seconds = looks.by_rank[0][0, 0], np.arange(0, looks.seconds, 1.0)
     busy = np.stack([first_ns + seconds * 1e9, seconds * 0.9], axis=1)
     found = judged(replace(looks, job=job, processors=busy), 1e9)
@@ -410,7 +410,7 @@ def test_a_process_of_another_user_is_refused_with_both_users(
 def test_bytes_over_rdma_are_those_of_the_hosts_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fullwire.recorder.outside._ADAPTERS", str(tmp_path))
+    monkeypatch.setattr("fullwire.recorder.sampler._ADAPTERS", str(tmp_path))
     folders = [tmp_path / f"mlx5_{number}/ports/1/counters" for number in (0, 1)]
 
     def write(sent_words: int, received_words: int) -> None:
@@ -433,6 +433,8 @@ def test_bytes_over_rdma_are_those_of_the_hosts_adapters(
         watcher.close()
         looks = watcher.looks
         other.kill()
+    assert looks.uses[0].memory_bytes > 1e6
+    assert looks.uses[0].read_bytes_s >= 0
     # Two ports, of words of four bytes, and two ranks.
     last = [looks.by_rank[number][-1] for number in range(3)]
     assert [(each[SENT], each[RECEIVED]) for each in last] == [(4e6, 8e6), (4e6, 8e6), (0, 0)]
@@ -463,6 +465,23 @@ def test_one_rank_and_one_job_are_told_in_the_singular(
     monkeypatch.setattr("fullwire.recorder.jobs_here.jobs_here", tuple)
     with pytest.raises(fw.UsageError, match="no training job that you may watch runs here"):
         job_named("other")
+
+
+def test_what_each_rank_uses_is_shown_where_the_kernel_tells_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    looks = replace(seen(a_job(0.1, 0.2)), uses={1: ProcessUse(2e9, 5e6, 3.0)})
+    found = judged(looks, 1e9)
+    print_watched(found, is_full=True)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    [first], [second] = ([row for row in rows if row[:1] == [rank]] for rank in "01")
+    assert second[-4:] == ["2", "GB", "5", "MB/s"]
+    assert second[:-4] == ["1", *first[1:]]
+    told = open_metrics(found)
+    assert 'fullwire_memory_bytes{rank="1"} 2000000000.0' in told
+    assert 'fullwire_read_bytes_per_second{rank="1"} 5000000.0' in told
+    assert 'fullwire_faults_per_second{rank="1"} 3.0' in told
+    assert 'fullwire_memory_bytes{rank="0"}' not in told
 
 
 def test_200_ranks_of_one_host_are_watched_within_seconds() -> None:

@@ -46,7 +46,16 @@ from fullwire.findings.watching import (
 from fullwire.outputs import refuse_existing
 from fullwire.packets.rhythm import FEWEST_STEPS, rhythm_of
 from fullwire.recorder.jobs_here import job_named, job_of
-from fullwire.recorder.outside import TIME, Looks, Watcher
+from fullwire.recorder.outside import (
+    COMMUNICATED,
+    COMPUTED,
+    DELAYED,
+    RECEIVED,
+    SENT,
+    TIME,
+    Looks,
+    Watcher,
+)
 from fullwire.recorder.several_hosts import HostsWatcher, host_names, is_here
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -91,27 +100,30 @@ class _Seen:
         tables = {rank: rows for rank, rows in looks.items() if len(rows) > 1}
         if len(tables) < len(looks):
             return cls(0, 1, (), *(np.zeros((0, 0)) for _ in range(5)))
-        start_ns = max(rows[0, 0] for rows in tables.values())
-        end_ns = min(rows[-1, 0] for rows in tables.values())
+        start_ns = max(rows[0, TIME] for rows in tables.values())
+        end_ns = min(rows[-1, TIME] for rows in tables.values())
         grid = np.arange(start_ns, end_ns, bin_s * 1e9)
 
         def per_bin(column: int) -> Reals:
             return np.array(
-                [np.diff(np.interp(grid, rows[:, 0], rows[:, column])) for rows in tables.values()]
+                [
+                    np.diff(np.interp(grid, rows[:, TIME], rows[:, column]))
+                    for rows in tables.values()
+                ]
             )
 
-        sent, received = per_bin(4), per_bin(5)
+        sent, received = per_bin(SENT), per_bin(RECEIVED)
         # Before the first real bytes a job loads its modules and its data.
         flowed = np.flatnonzero((sent + received).sum(axis=0) > _FIRST_BYTES)
         first = int(flowed[0]) if len(flowed) else 0
-        computing = np.minimum(per_bin(1)[:, first:] / (bin_s * 1e9), 1)
+        computing = np.minimum(per_bin(COMPUTED)[:, first:] / (bin_s * 1e9), 1)
         return cls(
             int(grid[first]) if len(grid) else int(start_ns),
             round(bin_s * 1e9),
             tuple(tables),
             computing,
-            per_bin(3)[:, first:] / (bin_s * 1e9),
-            np.minimum(per_bin(2)[:, first:] / (bin_s * 1e9), 1 - computing),
+            per_bin(COMMUNICATED)[:, first:] / (bin_s * 1e9),
+            np.minimum(per_bin(DELAYED)[:, first:] / (bin_s * 1e9), 1 - computing),
             sent[:, first:],
             received[:, first:],
         )
@@ -415,7 +427,7 @@ def _as_run(looks: Looks, seen: _Seen, edges: NDArray[np.int64], line_bps: float
             workers=job.workers,
             hosts=",".join(hosts.get(rank, "") for rank in range(job.workers)),
             line_rate_bps=line_bps,
-            backend=job.ranks[0].backend or None,
+            backend=job.backend or None,
             machines=len({each.host for each in job.ranks}),
             processors=looks.processors.shape[1] - 1 or None,
             processor_s=of_a_step(seen.computing, seen.communicating),

@@ -8,6 +8,7 @@ parts be the largest.
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 import os
 import socket
@@ -399,18 +400,16 @@ def _fewer_asked(job: JobHere, since_s: float) -> AskedForFewer | None:
         with contextlib.suppress(OSError):  # it has ended
             owners.add(os.stat(f"/proc/{pid}").st_uid)
     last: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
-    for rank in range(job.workers):
-        for beginning in beginnings:
-            path = f"{beginning}{rank}"
-            try:
+    for beginning in beginnings:
+        for path in glob.glob(f"{glob.escape(beginning)}[0-9]*"):
+            rank = path[len(beginning) :]
+            with contextlib.suppress(OSError):
                 about = os.stat(path)
-            except OSError:
-                continue
-            # Anybody may write to /tmp, and an older dump is of an earlier trouble.
-            if about.st_uid in owners and about.st_mtime >= time.time() - since_s:
-                for group, asked in _last_asked(path, about.st_mtime_ns, about.st_size).items():
-                    last[group][rank] = asked
-                break
+                # Anybody may write to /tmp, and an older dump is of an earlier trouble.
+                is_new = about.st_uid in owners and about.st_mtime >= time.time() - since_s
+                if is_new and rank.isdecimal() and int(rank) < job.workers:
+                    for group, asked in _last_asked(path, about.st_mtime_ns, about.st_size).items():
+                        last[group].setdefault(int(rank), asked)
     found = [each for group, by_rank in last.items() if (each := _fewest(group, by_rank))]
     # A rank that is late in one group makes others late in theirs: the one with most ranks tells.
     return max(found, key=lambda each: each.others, default=None)

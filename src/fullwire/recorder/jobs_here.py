@@ -37,7 +37,6 @@ class RankHere:
     network: int  # the inode of its network namespace
     uses_gpu: bool
     uses_rdma: bool = False
-    backend: str = ""  # as the names of its threads tell it: gloo, fullwire, mpi or nccl
     host: str = field(default_factory=socket.gethostname)
     tracer: str = ""  # the process that traces it, as a debugger does: "gdb (process 7)"
 
@@ -50,6 +49,7 @@ class JobHere:
     workers: int
     is_guessed: bool  # no environment told the ranks: they are numbered by process
     meets: str = ""  # where its ranks meet, "10.0.0.1:29500"; empty if no environment told it
+    backend: str = ""  # one of _BACKENDS, as the names of a rank's threads tell it
 
 
 def jobs_here() -> tuple[JobHere, ...]:
@@ -252,16 +252,19 @@ def _job(ranks: dict[int, int], workers: int, is_guessed: bool) -> JobHere | Non
                     tracer=_tracer(pid),
                     uses_gpu=any(each.startswith(("/dev/nvidia", "/dev/kfd")) for each in opened),
                     uses_rdma=any(each.startswith("/dev/infiniband/") for each in opened),
-                    backend=_backend_of(pid),
                 )
             )
     if not here:
         return None
-    meets = ""
+    meets = backend = ""
+    with contextlib.suppress(OSError):
+        backend = _backend_of(here[0].pid)
     with contextlib.suppress(OSError, KeyError):
         told = _environment(here[0].pid)
         meets = "" if is_guessed else f"{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
-    return JobHere(ranks=tuple(here), workers=workers, is_guessed=is_guessed, meets=meets)
+    return JobHere(
+        ranks=tuple(here), workers=workers, is_guessed=is_guessed, meets=meets, backend=backend
+    )
 
 
 def _backend_of(pid: int) -> str:

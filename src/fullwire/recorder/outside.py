@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import glob
 import json
 import math
 import os
@@ -31,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.recorder.jobs_here import JobHere, inode_of, opened_by
+from fullwire.recorder.sampler import rdma_ports
 from fullwire.units import visible
 
 _SPY_S, _MOST_OF_A_LINE = 5.0, 120
@@ -40,9 +40,8 @@ LEAST_S, MOST_S = 0.005, 0.1  # between looks
 SHARE_OF_A_PROCESSOR = 0.01  # that looking may take
 _AGAIN_S = 1.0  # between looks for new threads and connections
 _MOST_THREADS = 64  # of a rank
-_COUNTS = 26  # of a minute
+_COUNTS = 13  # of a minute, where a window comes each 5 s
 _MOST_TURNS = 600  # whose work of processors is kept
-_ADAPTERS = "/sys/class/infiniband"
 _GPU_LOOKS, _MOST_RANKS_OF_A_GPU = 60, 128
 _KEPT_BYTES = 64 << 20  # of looks; older ones are forgotten
 _COMMUNICATE = re.compile(r"gloo|nccl|fullwire|ucx|mpi|ibv|rdma", re.ASCII)
@@ -210,7 +209,7 @@ class ProcessUse:
 
 
 class _ProcessCounts:
-    """Reads these counts of some processes now and then; the latest minute is kept."""
+    """Reads these counts of some processes now and then, and keeps the latest ones."""
 
     def __init__(self, pids: Collection[int]) -> None:
         self._read = {pid: deque[tuple[float, int, int, int]](maxlen=_COUNTS) for pid in pids}
@@ -372,6 +371,7 @@ class Watcher:
         self._without_connections: list[int] = []
         self._gpus = Gpus([each.pid for each in job.ranks if each.uses_gpu])
         self._counts = _ProcessCounts([each.pid for each in job.ranks])
+        self._counts.look()
         together: dict[int, list[int]] = {}
         for place, each in enumerate(job.ranks):
             together.setdefault(each.network, []).append(place)
@@ -408,12 +408,14 @@ class Watcher:
     def watch(self, seconds: float) -> bool:
         """Look for some seconds; return whether every rank still runs."""
         end_s = time.monotonic() + seconds
-        self._counts.look()
         try:
             while (left_s := end_s - time.monotonic()) > 0:
                 if not self._find():
                     return False
-                self._processors.append(_work_of_processors())
+                worked = _work_of_processors()
+                if self._processors and len(worked) != len(self._processors[-1]):
+                    self._processors.clear()  # a processor was switched on or off
+                self._processors.append(worked)
                 turn_s = min(left_s, _AGAIN_S)
                 if self._counters.watch(turn_s, SHARE_OF_A_PROCESSOR, LEAST_S, MOST_S) >= 0:
                     return False
@@ -489,10 +491,10 @@ class Watcher:
     def _open_ports(self, places: list[int]) -> None:
         """Read the adapters of this host for ranks that use RDMA: no counter is a process's own."""
         files = []
-        for folder in glob.glob(f"{_ADAPTERS}/*/ports/*/counters") if places else ():
+        for port in rdma_ports().values() if places else ():
             with contextlib.suppress(OSError):
-                sent = os.open(f"{folder}/port_xmit_data", os.O_RDONLY | os.O_CLOEXEC)
-                received = os.open(f"{folder}/port_rcv_data", os.O_RDONLY | os.O_CLOEXEC)
+                sent = os.open(f"{port}/counters/port_xmit_data", os.O_RDONLY | os.O_CLOEXEC)
+                received = os.open(f"{port}/counters/port_rcv_data", os.O_RDONLY | os.O_CLOEXEC)
                 files.append((sent, received))
         if files:
             self._counters.add_ports(files, places)

@@ -33,6 +33,7 @@ SUFFIX = ".samples"
 CAPTURE_SUFFIX, CAPTURING_SUFFIX = ".pcapng", ".capturing"
 SOCKET_VARIABLE = "FULLWIRE_PACKET_SOCKET"  # open packet sockets, from a parent that may open them
 MOST_INTERFACES = 16
+_ADAPTERS = "/sys/class/infiniband"
 _HEADER_BYTES = 512  # this and the three states are those of inside/journal.py
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed"
 _DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"  # The same as in inside/__init__.py.
@@ -183,18 +184,22 @@ def _secret(directory: str) -> str:
     return _content(path)
 
 
+def rdma_ports() -> dict[str, str]:
+    """Return the folders of this host's RDMA ports with counters, by adapter and number."""
+    ports = {}
+    for adapter in sorted(os.listdir(_ADAPTERS)) if os.path.isdir(_ADAPTERS) else []:
+        for number in sorted(os.listdir(os.path.join(_ADAPTERS, adapter, "ports"))):
+            port = os.path.join(_ADAPTERS, adapter, "ports", number)
+            if os.path.isdir(os.path.join(port, "counters")):
+                ports[f"{adapter}/{number}"] = port
+    return ports
+
+
 def _sample(watched: int, directory: str) -> None:
     from fullwire._native import sample
 
     interfaces = _interfaces()
-    ports: dict[str, str] = {}  # RDMA ports to sample, by adapter and number
-    root = "/sys/class/infiniband"
-    for adapter in sorted(os.listdir(root)) if os.path.isdir(root) else []:
-        for number in sorted(os.listdir(os.path.join(root, adapter, "ports"))):
-            port = os.path.join(root, adapter, "ports", number)
-            if os.path.isdir(os.path.join(port, "counters")):
-                ports[f"{adapter}/{number}"] = port
-    ports = dict(list(ports.items())[:MOST_INTERFACES])
+    ports = dict(list(rdma_ports().items())[:MOST_INTERFACES])
     links = []
     for name in interfaces:  # an unknown speed is zero; virtual cables claim a false one
         megabits = _content(f"/sys/class/net/{name}/speed") if _is_adapter(name) else ""

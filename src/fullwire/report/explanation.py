@@ -168,16 +168,7 @@ def _print_seen(result: Watched) -> None:
                 "" if reads is None else f"{show_bytes(reads)}/s",
             ]
         )
-    headings = [
-        "rank",
-        "computing",
-        "sending",
-        "waiting",
-        "delayed",
-        "rate",
-        "memory",
-        "reads",
-    ]
+    headings = ["rank", "computing", "sending", "waiting", "delayed", "rate", "memory", "reads"]
     print_table(headings, rows, texts=set())
 
 

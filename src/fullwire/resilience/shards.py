@@ -117,9 +117,9 @@ class Shards:
             Form(
                 list(parameter.shape),
                 _dim_of(parameter),
-                [_name_of(each.dtype) for each in self.own()[place]],
+                [_name_of(each.dtype) for each in tensors],
             )
-            for place, parameter in enumerate(self.parameters)
+            for parameter, tensors in zip(self.parameters, self.own(), strict=True)
         ]
 
     def own(self) -> Piece:
