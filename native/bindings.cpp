@@ -580,6 +580,8 @@ NB_MODULE(_native, module) {
         .def(nb::init<std::size_t>(), nb::arg("ranks"))
         .def("add_thread", &fullwire::RankCounters::add_thread, nb::arg("rank"), nb::arg("file"),
              nb::arg("communicates"))
+        .def("add_main_thread", &fullwire::RankCounters::add_main_thread, nb::arg("rank"),
+             nb::arg("file"), nb::arg("polls_for_ranks"))
         .def("add_network", &fullwire::RankCounters::add_network, nb::arg("socket"))
         .def("set_owners", &fullwire::RankCounters::set_owners, nb::arg("network"),
              nb::arg("owners"))

@@ -97,6 +97,8 @@ FRESH = (
     Case(backend="fullwire", given={"bytes": 8_000_000, "load-s": 0.12}),
     Case(given={"bytes": 16_000_000, "beside": "computing"}),
     Case(given={"bytes": 16_000_000, "beside": "sending"}),
+    Case(given={"bytes": 8_000_000, "loader-s": 0.3}),
+    Case(backend="fullwire", given={"bytes": 8_000_000, "late-load-s": 0.15}),
 )
 STUCK = (
     Case(given={"hang": "input", "bytes": 2_000_000}, rank=1),
@@ -255,6 +257,12 @@ def write_watched(rows: Sequence[Mapping[str, Any]]) -> None:
     fresh = [row["step_s"] / row["own_step_s"] - 1 for row in rows[len(CASES) :] if "step_s" in row]
     bytes_ = [row["bytes"] / row["inside_bytes"] - 1 for row in sure]
     far = sum(abs(np.log2(1 + error)) > FAR for error in errors)
+    # Of local steps the recording has no transfer in a round.
+    held = [
+        row["ranges_s"][0] <= row["inside_transfer_s"] <= row["ranges_s"][1]
+        for row in sure
+        if "local" not in row["job"]
+    ]
     verdicts = [verdict_of(row) for row in rows]
     counted = [f"{verdicts.count(each)} {each}" for each in ("same", "cannot tell", "other")]
     results.write(
@@ -266,6 +274,7 @@ def write_watched(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{len(sure)} of {len(rows)} jobs have a step: median error "
             f"{results.spread(errors)['median']:.1%}, worst {results.spread(errors)['worst']:.1%}, "
             f"{far} off by a factor of 2; bytes a step within {np.abs(bytes_).max():.1%}; "
+            f"the transfer lies in its range in {sum(held)} of {len(held)}; "
             f"verdicts: {', '.join(counted)}. The finder was developed on the first {len(CASES)} "
             f"jobs; of the other {len(rows) - len(CASES)}, {len(fresh)} have a step: median "
             f"{results.spread(fresh)['median']:.1%}, worst {results.spread(fresh)['worst']:.1%}"

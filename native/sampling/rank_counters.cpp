@@ -26,8 +26,15 @@ namespace {
 constexpr double kAtAllEvery_s = 1.0;
 constexpr int kStaysBusy = 5;  // looks at all, after a thread last ran or a connection last carried
 constexpr int kUntilGone = 3;  // looks at all without word of a connection
+constexpr double kBytes = 4096;  // between two looks, for a rank that sends or receives
+constexpr int kSeldom = 16;      // looks, for the main thread of a rank that works
 constexpr std::uint32_t kCarriesData = 1u << 1 | 1u << 4 | 1u << 5 | 1u << 8;  // as in job_sockets.cpp
 constexpr timeval kLongestWait{1, 0};
+// Parts of the names of the kernel's functions in which a thread sleeps: one that waits for another
+// thread, as for that of a backend, for bytes of a connection, or for one of several files.
+constexpr std::array<std::string_view, 1> kWaitsForThreads{"futex"};
+constexpr std::array<std::string_view, 3> kWaitsForBytes{"sk_wait", "tcp_", "wait_woken"};
+constexpr std::array<std::string_view, 2> kPolls{"poll", "select"};
 
 double seconds_of(clockid_t clock) {
     timespec now{};
@@ -72,11 +79,13 @@ RankCounters::RankCounters(std::size_t ranks)
     : counted_(ranks * kColumns), left_(ranks), answer_(1 << 17) {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
         of(rank, quiet_s) = std::numeric_limits<double>::infinity();
+        of(rank, elsewhere) = std::numeric_limits<double>::quiet_NaN();
     }
 }
 
 RankCounters::~RankCounters() {
     for (const Thread& each : threads_) ::close(each.file);
+    for (const MainThread& each : main_threads_) ::close(each.file);
     for (const Network& each : networks_) ::close(each.socket);
     for (const Shared& each : shared_) ::close(each.file);
     for (const Ports& each : ports_) {
@@ -90,6 +99,10 @@ RankCounters::~RankCounters() {
 void RankCounters::add_thread(std::size_t rank, int file, bool communicates) {
     threads_.push_back({rank, file, communicates, kStaysBusy});
     ++left_[rank];
+}
+
+void RankCounters::add_main_thread(std::size_t rank, int file, bool polls_for_ranks) {
+    main_threads_.push_back({rank, file, polls_for_ranks});
 }
 
 void RankCounters::add_network(int socket) {
@@ -123,12 +136,14 @@ int RankCounters::watch(double seconds, double share, double least_s, double mos
         rows_.insert(rows_.end(), counted_.begin(), counted_.end());
         const double took_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - before_s;
         took_s_ += took_s;
-        // The cost of a look at all comes once a second, and is left out of the usual one.
+        // A look at all comes once a second, whatever the distance of the others.
+        if (at_all) at_all_s_ = took_s;
         if (!at_all) usual_s_ += usual_s_ > 0 ? (took_s - usual_s_) / 8 : took_s;
         // At equal distances, looks and steps that are nearly as short would make a beat, which looks
         // like much longer steps. So each distance is drawn anew.
         const double drawn = std::uniform_real_distribution<>(0.5, 1.5)(random_);
-        const double between_s = std::clamp(drawn * usual_s_ / share, least_s, most_s);
+        const double left = std::max(share - at_all_s_ / kAtAllEvery_s, share / 2);
+        const double between_s = std::clamp(drawn * usual_s_ / left, least_s, most_s);
         const double wait_s = std::min(now_s + between_s, end_s) - seconds_of(CLOCK_MONOTONIC);
         if (wait_s > 0) ::usleep(static_cast<useconds_t>(wait_s * 1e6));
     }
@@ -145,6 +160,7 @@ void RankCounters::look(bool at_all) {
         if (at_all || each.stays_busy > 0) read_thread(each, at_all);
     }
     std::erase_if(threads_, [](const Thread& each) { return each.file < 0; });
+    for (MainThread& each : main_threads_) read_main_thread(each);
 }
 
 void RankCounters::read_thread(Thread& thread, bool at_all) {
@@ -172,6 +188,44 @@ void RankCounters::read_thread(Thread& thread, bool at_all) {
                             ? kStaysBusy
                             : std::max(thread.stays_busy - 1, 0);
     thread.ran_at_all = ran;
+}
+
+void RankCounters::read_main_thread(MainThread& thread) {
+    const double now_ns = of(thread.rank, time);
+    const double busy_ns = of(thread.rank, computed) + of(thread.rank, delayed);
+    const double carried = of(thread.rank, sent) + of(thread.rank, received);
+    const double since_ns = thread.time_ns < 0 ? 0 : now_ns - thread.time_ns;
+    // The kernel takes long to tell a place, and it matters where the rank is idle and no bytes flow.
+    // Else it tells only whether this thread takes part in the training at all.
+    const bool works = busy_ns - thread.busy_ns >= since_ns / 2 || carried - thread.carried >= kBytes;
+    if (works && !thread.worked) thread.waits = kColumns;
+    if (!works || ++thread.unread == kSeldom) {
+        thread.unread = 0;
+        thread.waits = wait_of(thread);
+    }
+    if (thread.waits != kColumns) of(thread.rank, thread.waits) += since_ns;
+    thread.worked = works;
+    thread.time_ns = now_ns;
+    thread.busy_ns = busy_ns;
+    thread.carried = carried;
+}
+
+// The column to which the time belongs in which the thread sleeps as it does now.
+RankCounters::Column RankCounters::wait_of(const MainThread& thread) {
+    std::array<char, 64> text;
+    const ssize_t bytes = ::pread(thread.file, text.data(), text.size(), 0);
+    const std::string_view place(text.data(), static_cast<std::size_t>(std::max<ssize_t>(bytes, 0)));
+    if (place.empty() || place == "0") return kColumns;  // it runs, or may not be asked
+    double& told = of(thread.rank, elsewhere);
+    if (std::isnan(told)) told = 0;
+    const auto is_in = [place](const auto& names) {
+        return std::any_of(names.begin(), names.end(), [place](std::string_view name) {
+            return place.find(name) != std::string_view::npos;
+        });
+    };
+    if (is_in(kWaitsForThreads)) return kColumns;
+    if (is_in(kWaitsForBytes) || (thread.polls_for_ranks && is_in(kPolls))) return unclear;
+    return elsewhere;
 }
 
 void RankCounters::ask(Network& network, bool at_all) {

@@ -20,7 +20,7 @@ class RankCounters {
     // What a look notes of a rank, in this order. Times in ns, totals since the first look.
     enum Column {
         time, computed, delayed, communicated, sent, received, retransmits, quiet_s,
-        limited_by_receiver, limited_by_buffer, kColumns
+        limited_by_receiver, limited_by_buffer, elsewhere, unclear, kColumns
     };
 
     explicit RankCounters(std::size_t ranks);
@@ -30,6 +30,10 @@ class RankCounters {
 
     // Read a thread's schedstat from an open file, which is ours from now on.
     void add_thread(std::size_t rank, int file, bool communicates);
+
+    // Read where a rank's main thread sleeps from an open /proc/PID/wchan, which is ours from now on.
+    // Where ranks may poll for each other's bytes, it is unclear what a rank that polls waits for.
+    void add_main_thread(std::size_t rank, int file, bool polls_for_ranks);
 
     // Ask for connections in another network, through a netlink socket that is ours from now on.
     void add_network(int socket);
@@ -59,6 +63,15 @@ class RankCounters {
         bool communicates;
         int stays_busy;  // for so many more looks at all
         std::int64_t ran = -1, delayed = 0, ran_at_all = -1;
+    };
+    struct MainThread {
+        std::size_t rank;
+        int file;
+        bool polls_for_ranks;
+        bool worked = false;  // the rank, until the last look
+        int unread = 0;       // looks since it was last read
+        Column waits = kColumns;  // the column that its present wait belongs to; kColumns: none
+        double time_ns = -1, busy_ns = 0, carried = 0;  // of its rank, at the last look
     };
     struct Connection {
         std::size_t rank;
@@ -90,6 +103,8 @@ class RankCounters {
     double& of(std::size_t rank, Column column) { return counted_[rank * kColumns + column]; }
     void look(bool at_all);
     void read_thread(Thread& thread, bool at_all);
+    void read_main_thread(MainThread& thread);
+    Column wait_of(const MainThread& thread);
     void ask(Network& network, bool at_all);
     void receive(Network& network, std::size_t answers, bool at_all);
     void take_answer(Network& network, const char* message, std::size_t bytes, bool at_all);
@@ -100,13 +115,15 @@ class RankCounters {
     std::vector<double> counted_;
     std::vector<double> rows_;
     std::vector<Thread> threads_;
+    std::vector<MainThread> main_threads_;
     std::vector<Network> networks_;
     std::vector<Shared> shared_;
     std::vector<Ports> ports_;
     std::vector<int> left_;  // threads that are left, by rank
     std::vector<char> answer_;
     double look_at_all_s_ = 0.0;
-    double usual_s_ = 0.0;
+    double at_all_s_ = 0.0;  // that a look at all took
+    double usual_s_ = 0.0;   // that another look takes
     double took_s_ = 0.0;
 };
 

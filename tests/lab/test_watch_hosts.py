@@ -117,7 +117,7 @@ def a_job(two_hosts: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int
 def test_a_job_on_two_hosts_has_a_step_and_the_rank_it_waits_for_is_named_with_its_host(
     a_job: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = fw.watch("stand_in", hosts="gpu[1-2],gpu9", seconds=5)
+    found = fw.watch("stand_in", hosts="gpu[1-2],gpu9", seconds=20)
     assert found.explanation is not None, found.no_step
     assert 0.08 < found.explanation.step_s < 0.2
     assert [(rank.rank, rank.host) for rank in found.job.ranks] == [(0, "gpu1"), (1, "gpu2")]
@@ -142,7 +142,7 @@ def test_a_job_on_two_hosts_has_a_step_and_the_rank_it_waits_for_is_named_with_i
 def test_ranks_in_containers_are_watched_from_the_machine_and_a_container_says_that_it_is_one(
     a_job: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = fw.watch(a_job[1], seconds=4)  # a rank that forks all the time
+    found = fw.watch(a_job[1], seconds=20)  # a rank that forks all the time
     assert found.explanation is not None, found.no_step
     assert [rank.rank for rank in found.ranks] == [0, 1]
     assert not found.notes

@@ -78,6 +78,60 @@ def watch_a_job(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
             each.communicate()
 
 
+LOADS = """
+import time, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+class Slow(IterableDataset):
+    def __iter__(self):
+        while True:
+            time.sleep(0.2 * dist.get_rank())
+            yield torch.zeros(1)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    sums = torch.zeros(1_000_000)
+    for batch in DataLoader(Slow(), num_workers=1, multiprocessing_context="fork"):
+        until_s = time.monotonic() + 0.05
+        while time.monotonic() < until_s:
+            torch.ones(100, 100) @ torch.ones(100, 100)
+        dist.all_reduce(sums)
+        print(flush=True)
+"""
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_rank_that_waits_for_its_data_is_late_and_the_line_is_named(tmp_path: Path) -> None:
+    """Neither rank computes longer than the other, and both sleep for most of a step."""
+    if not (Path(sys.executable).parent / "py-spy").exists():
+        pytest.skip("py-spy is not installed: pip install 'fullwire[watch]'")
+    script = tmp_path / "train.py"
+    script.write_text(LOADS)
+    with held_port() as port:
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(script)],
+                env=os.environ | where | {"RANK": str(rank)},
+                stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
+                start_new_session=True,
+            )
+            for rank in (0, 1)
+        ]
+        try:
+            assert ranks[0].stdout is not None
+            ranks[0].stdout.readline()
+            found = watching.watch(ranks[0].pid, seconds=20, bandwidth="100Gbps")
+            assert found.kind == "straggler", (found.possible, found.no_step)
+            assert found.sentence.startswith("Rank 1 is late")
+            assert "Rank 1 waits for its data at train.py:" in found.sentence
+        finally:
+            for each in ranks:
+                os.killpg(each.pid, signal.SIGKILL)
+                each.communicate()
+
+
 HANGS = """
 import sys, threading, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -22,13 +22,18 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.alerts import alert
+from fullwire.answers.idle import Asking, idle_at
 from fullwire.answers.watch import judged
 from fullwire.answers.watched import waited_for
 from fullwire.cli.live import Collector, Live, open_metrics, served
+from fullwire.findings.watching import IdlesAt
 from fullwire.recorder.jobs_here import JobHere, RankHere, job_named
 from fullwire.recorder.outside import (
+    COLUMNS,
+    ELSEWHERE,
     RECEIVED,
     SENT,
+    UNCLEAR,
     Gpus,
     Looks,
     ProcessUse,
@@ -50,7 +55,9 @@ def seen(looks: dict[int, list[tuple[float, ...]]], workers: int = 2) -> Looks:
         RankHere(pid=os.getpid(), rank=rank, user="me", command="train", network=1, uses_gpu=False)
         for rank in looks
     )
-    by_rank = {rank: np.array(rows, float) for rank, rows in looks.items()}
+    by_rank = {rank: np.full((len(rows), COLUMNS), np.nan) for rank, rows in looks.items()}
+    for rank, rows in looks.items():
+        by_rank[rank][:, : len(rows[0])] = rows
     first = next(iter(by_rank.values()))
     return Looks(
         job=JobHere(ranks=ranks, workers=workers, is_guessed=False),
@@ -154,6 +161,153 @@ def test_rest_of_all_ranks_is_not_called_input_or_host() -> None:
     assert data["verdict"]["kind"] == "unknown"
     assert data["ranges"]["input"][0] == 0
     assert data["stuck"] is None
+
+
+def resting(*ranks: int) -> Looks:
+    """Return looks at a job that rests between computing and sending; some ranks wait for none."""
+    looks = seen(rests())
+    for rank, rows in looks.by_rank.items():
+        rows[:, ELSEWHERE] = 1e9 * resting_s(rows) if rank in ranks else 0.0
+        rows[:, UNCLEAR] = 0.0
+    return looks
+
+
+def resting_s(rows: Any) -> Any:
+    """Return for how long the ranks of such a job have rested at each look."""
+    whole, within = np.divmod((rows[:, 0] - 1e18) / 1e9, 0.4)
+    return 0.2 * whole + np.clip(within - 0.1, 0, 0.2)
+
+
+def rests() -> dict[int, list[tuple[float, ...]]]:
+    """Return looks at two ranks that compute 0.1 s, rest 0.2 s and send 0.1 s, step for step."""
+    looks = a_job(0.3, 0.1)
+    for rows in looks.values():
+        for place, row in enumerate(rows):
+            whole, within = divmod((row[0] - 1e18) / 1e9, 0.4)
+            rows[place] = (row[0], 1e9 * (whole * 0.1 + min(within, 0.1)), *row[2:])
+    return looks
+
+
+def test_ranks_that_all_wait_for_no_rank_wait_for_their_data_or_their_script() -> None:
+    open_ = {"transport", "straggler", "input", "host"}
+    assert open_ <= {*judged(seen(rests()), 1e9).possible}
+    assert judged(resting(), 1e9).possible == ("transport",)  # they wait for each other
+    looks = resting(0, 1)
+    found = judged(looks, 1e9)
+    assert found.possible == ("host", "input")
+    assert judged(looks, 1e9, idle=IdlesAt(rank=0)).possible == found.possible
+    sleeps = judged(looks, 1e9, idle=IdlesAt(rank=0, line="train.py:9 (main)", is_loading=False))
+    assert sleeps.kind == "host"
+    assert sleeps.sentence.endswith("Rank 0 sleeps at train.py:9 (main).")
+    loads = judged(looks, 1e9, idle=IdlesAt(rank=0, line="train.py:9 (main)", is_loading=True))
+    assert loads.kind == "input"
+    assert loads.explanation is not None
+    assert loads.explanation.account["input"] == pytest.approx(0.2, abs=0.02)
+    assert loads.sentence.endswith("Rank 0 waits for its data at train.py:9 (main).")
+    for told in (found, sleeps, loads):
+        assert told.explanation is not None
+        for part, (low_s, high_s) in told.ranges.items():
+            assert 0 <= low_s <= told.explanation.account[part] <= high_s
+
+
+def test_one_rank_that_waits_for_no_other_rank_is_late() -> None:
+    found = judged(resting(1), 1e9)
+    assert found.kind == "straggler"
+    assert found.explanation is not None
+    assert found.explanation.account["straggler"] == pytest.approx(0.2, abs=0.02)
+    assert found.sentence.startswith("Rank 1 is late")
+    idle = IdlesAt(rank=1, line="dataset.py:88 (load)", is_loading=True)
+    assert judged(resting(1), 1e9, idle=idle).sentence.endswith(
+        "Rank 1 waits for its data at dataset.py:88 (load)."
+    )
+
+
+def test_what_may_be_a_wait_for_other_ranks_leaves_the_verdict_open() -> None:
+    looks, open_ = resting(), judged(seen(rests()), 1e9).possible
+    for rows in looks.by_rank.values():
+        rows[:, UNCLEAR] = 1e9 * resting_s(rows)
+    assert judged(looks, 1e9).possible == open_
+    low_s, high_s = judged(looks, 1e9).transfer_s
+    assert low_s < 0.12
+    assert high_s > 0.3
+    # Unless its stack shows that it is never a wait for other ranks.
+    idle = IdlesAt(rank=0, line="train.py:9 (main)", is_loading=True, is_always=True)
+    assert judged(looks, 1e9, idle=idle).kind == "input"
+
+
+def test_a_wait_for_a_thread_of_its_own_leaves_the_verdict_open() -> None:
+    idle = IdlesAt(rank=0, line="train.py:9 (main)", is_loading=True, is_in_lock=True)
+    assert judged(resting(), 1e9, idle=idle).possible == judged(seen(rests()), 1e9).possible
+
+
+def test_a_main_thread_that_leaves_the_training_to_another_one_tells_nothing() -> None:
+    looks, open_ = resting(0, 1), judged(seen(rests()), 1e9)
+    for rows in looks.by_rank.values():
+        rows[:, ELSEWHERE] = rows[:, 0] - 1e18
+    assert judged(looks, 1e9).possible == open_.possible
+
+
+def test_a_rank_is_asked_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullwire.answers.idle._BETWEEN_QUESTIONS_S", 0.0)
+    loads = Waits("S", "do_poll", "train.py:9 (main)", is_loading=True)
+    for_ranks = Waits("S", "futex_do_wait", "train.py:12 (main)", is_in_collective=True)
+    runs = Waits("R", "", "train.py:11 (main)")
+
+    def asked(*answers: Waits) -> IdlesAt:
+        told = iter([*answers, *[for_ranks] * 30])
+        return idle_at(1, replace(resting(1), ask=lambda ranks: {1: next(told)}))
+
+    told = IdlesAt(rank=1, line="train.py:9 (main)", is_loading=True, is_always=True)
+    assert asked(loads, for_ranks, loads, runs, loads, loads, loads) == told
+    polls_for_ranks = replace(for_ranks, place="do_poll")
+    assert asked(polls_for_ranks, *[loads] * 5) == replace(told, is_always=False)
+    assert asked(*[replace(loads, place="futex_do_wait")] * 5).is_in_lock
+    sleeps = replace(loads, is_loading=False)
+    assert asked(*[sleeps] * 5) == replace(told, is_loading=False)
+    assert asked(loads, sleeps, *[loads] * 4) == IdlesAt(rank=1)  # sometimes this, sometimes that
+    assert asked(*[loads] * 4) == IdlesAt(rank=1)  # too seldom to say
+    assert idle_at(1, replace(resting(1), ask=lambda ranks: {})) == IdlesAt(rank=1)  # a lost host
+
+
+def test_an_answer_serves_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullwire.answers.idle._BETWEEN_QUESTIONS_S", 0.0)
+    told = Waits("S", "do_poll", "train.py:9 (main)", is_loading=True)
+    looks = replace(resting(1), ask=lambda ranks: dict.fromkeys(ranks or (), told))
+    asking = Asking()
+    assert asking.wait() is None
+    asked = [told_about(asking, rank, looks) for rank in (1, 0)]
+    monkeypatch.setattr("fullwire.answers.idle._AGAIN_S", 0.0)
+    assert asking.idle is None
+    monkeypatch.undo()
+    asking.close()
+    assert asked == [1, 1]
+
+
+def told_about(asking: Asking, rank: int, looks: Looks) -> int | None:
+    """Return the rank that an answer is about, after this one was to be asked."""
+    asking.begin(rank, looks)
+    assert asking.wait() == asking.idle
+    return None if asking.idle is None else asking.idle.rank
+
+
+def test_the_kernel_tells_whether_a_main_thread_waits_for_other_threads() -> None:
+    scripts = ("import time; time.sleep(60)", "import threading; threading.Event().wait(60)")
+    ranks = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    try:
+        here = [
+            RankHere(pid=each.pid, rank=rank, user="", command="", network=1, uses_gpu=False)
+            for rank, each in enumerate(ranks)
+        ]
+        time.sleep(0.5)
+        watcher = Watcher(JobHere(ranks=tuple(here), workers=2, is_guessed=False))
+        assert watcher.watch(1.0)
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+    spent_ns = [rows[-1, ELSEWHERE] for rows in watcher.looks.by_rank.values()]
+    assert 0.7e9 < spent_ns[0] <= 1.0e9
+    assert spent_ns[1] < 0.2e9
 
 
 def test_a_job_that_mostly_computes_is_told_its_transfer_alone() -> None:
@@ -298,7 +452,7 @@ def test_dumps_of_the_flight_recorder_name_the_rank_that_asked_for_fewer(tmp_pat
         ranks = tuple(replace(rank, pid=other.pid) for rank in looks.job.ranks)
         looks = replace(looks, job=replace(looks.job, ranks=ranks, workers=3))
         alike = Waits("S", "futex_wait_queue")
-        looks = replace(looks, ask=lambda: dict.fromkeys(range(2), alike))
+        looks = replace(looks, ask=lambda ranks: dict.fromkeys(range(2), alike))
 
         def write(*dumps: bytes) -> str:
             for rank, dump in enumerate(dumps):

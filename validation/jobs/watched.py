@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 LATE_RANK = 1
 KINDS = ("ddp", "sharded", "adding", "by-hand", "local")
@@ -48,6 +51,19 @@ else:
             time.sleep(0.11)
 """,
 }
+
+
+class Slow(IterableDataset):  # type: ignore[misc]
+    """Data of which each batch takes a given time to read."""
+
+    def __init__(self, batch_s: float) -> None:
+        self.batch_s = batch_s
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches for ever."""
+        while True:
+            time.sleep(self.batch_s)
+            yield torch.zeros(4, 64)
 
 
 class Working(torch.autograd.Function):  # type: ignore[misc]  # torch is not checked
@@ -98,6 +114,12 @@ def options() -> argparse.Namespace:
     given.add_argument("--work-s", type=float, default=0.1, help="of a step's computing")
     given.add_argument("--late-s", type=float, default=0.0, help="that rank 1 computes longer")
     given.add_argument("--load-s", type=float, default=0.0, help="that all wait for data")
+    given.add_argument(
+        "--loader-s", type=float, default=0.0, help="that a loader takes for a batch"
+    )
+    given.add_argument(
+        "--late-load-s", type=float, default=0.0, help="that one rank waits for data"
+    )
     given.add_argument("--evaluate-every", type=int, default=0, help="steps; 2 s each time")
     given.add_argument("--local-steps", type=int, default=4, help="after which local SGD averages")
     given.add_argument("--beside", choices=BESIDE, help="what another program of the host does")
@@ -143,11 +165,15 @@ def train(given: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(inner.parameters(), 0.1)
     groups = [dist.new_group() for _ in range(2)] if given.hang == "groups" else []
     step = 0
+    batches = iter(DataLoader(Slow(given.loader_s), num_workers=1, prefetch_factor=1)
+                   if given.loader_s else repeat(None))  # fmt: skip
     with (given.folder / f"steps-{rank}").open("w", buffering=1) as steps:
         while not (stop.exists() and (text := stop.read_text()) and step > int(text)):
             begun_ns = time.time_ns()
             time.sleep(given.load_s)
+            next(batches)
             if rank == LATE_RANK:
+                time.sleep(given.late_load_s)
                 work(given.late_s)
             if given.hang and step == given.hang_at:
                 hang(given, rank, groups)

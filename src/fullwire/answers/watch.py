@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fullwire.answers.alerts import Alert, alert
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import explain
+from fullwire.answers.idle import Asking, Elsewhere, Waiting
 from fullwire.answers.opening import write
 from fullwire.answers.watched import (
     SeenRank,
@@ -31,10 +32,12 @@ from fullwire.answers.watched import (
     stuck_in,
 )
 from fullwire.errors import UsageError
+from fullwire.findings.case import THRESHOLD
 from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
     AdaptersServe,
     HostNotWatched,
+    IdlesAt,
     InterfacesServe,
     NothingSeen,
     NothingSent,
@@ -44,15 +47,17 @@ from fullwire.findings.watching import (
     Traced,
 )
 from fullwire.outputs import refuse_existing
-from fullwire.packets.rhythm import FEWEST_STEPS, rhythm_of
+from fullwire.packets.rhythm import FEWEST_STEPS, repeated, rhythm_of
 from fullwire.recorder.jobs_here import job_named, job_of
 from fullwire.recorder.outside import (
     COMMUNICATED,
     COMPUTED,
     DELAYED,
+    ELSEWHERE,
     RECEIVED,
     SENT,
     TIME,
+    UNCLEAR,
     Looks,
     Watcher,
 )
@@ -69,11 +74,6 @@ _BIN_S = 0.005  # of the counters, when steps are looked for
 _RUNS = 0.5  # of a bin, for a rank that computes in it
 _LOOK_BINS = 3  # between two looks there are two bins at most
 _FIRST_BYTES = 4096  # in a bin; less is the launcher's own talk
-_ALIKE = 0.5  # correlation of what was seen with itself one step later, to believe a step
-# Of the best correlation: the shortest such time is the step. The layers of FSDP are nearly as like
-# each other as its steps are.
-_AS_ALIKE = 0.95
-_SAME_WORK, _OFTEN = 0.25, 0.75  # so many steps carry the usual bytes, up to that share
 _FLOWS = 0.5  # of the usual rate while bytes flow: two looks hold a burst's end between them
 _ENOUGH = 40  # steps that make a sure answer
 _FIRST_ANSWER_S, _LATER = 4.0, 1.5  # the next answer comes after so many times the time so far
@@ -91,6 +91,10 @@ class _Seen:
     computing: Reals  # by rank and bin: share of the bin in which a thread ran, up to 1
     communicating: Reals  # share that the library's own threads ran
     delayed: Reals  # share in which none ran and one waited for a processor
+    # Shares in which the main thread slept and waited for no rank (not a number where untold), and
+    # in which it may have waited for one.
+    elsewhere: Reals
+    unclear: Reals
     sent: Reals  # bytes
     received: Reals
 
@@ -99,7 +103,7 @@ class _Seen:
         """Put the looks at all ranks on one grid of time."""
         tables = {rank: rows for rank, rows in looks.items() if len(rows) > 1}
         if len(tables) < len(looks):
-            return cls(0, 1, (), *(np.zeros((0, 0)) for _ in range(5)))
+            return cls(0, 1, (), *(np.zeros((0, 0)) for _ in range(7)))
         start_ns = max(rows[0, TIME] for rows in tables.values())
         end_ns = min(rows[-1, TIME] for rows in tables.values())
         grid = np.arange(start_ns, end_ns, bin_s * 1e9)
@@ -124,6 +128,8 @@ class _Seen:
             computing,
             per_bin(COMMUNICATED)[:, first:] / (bin_s * 1e9),
             np.minimum(per_bin(DELAYED)[:, first:] / (bin_s * 1e9), 1 - computing),
+            per_bin(ELSEWHERE)[:, first:] / (bin_s * 1e9),
+            per_bin(UNCLEAR)[:, first:] / (bin_s * 1e9),
             sent[:, first:],
             received[:, first:],
         )
@@ -131,6 +137,20 @@ class _Seen:
     @property
     def bins(self) -> int:
         return int(self.sent.shape[1])
+
+    @property
+    def busy(self) -> NDArray[np.bool_]:
+        """Say in which bins each rank computes, or would with a processor."""
+        return np.asarray(self.computing + self.delayed >= _RUNS, bool)
+
+    @property
+    def flowing(self) -> NDArray[np.bool_]:
+        """Say in which bins bytes of the job flowed; a gap of one bin counts as flowing."""
+        bytes_ = (self.sent + self.received).sum(axis=0)
+        usual = np.quantile(bytes_[bytes_ > 0], 0.8) if (bytes_ > 0).any() else 0.0
+        flowing = bytes_ > _FLOWS * usual
+        flowing[1:-1] |= flowing[:-2] & flowing[2:]
+        return np.asarray(flowing, bool)
 
 
 def watch(
@@ -160,14 +180,17 @@ def watch(
     line_bps = None if bandwidth is None else rate(bandwidth)
     if out is not None:
         refuse_existing(Path(out), replace=False)
-    with closing(_watcher(pid, hosts, seconds, MOST_S)) as watcher:
-        is_running, until_s = True, min(_FIRST_ANSWER_S, seconds)
+    with closing(_watcher(pid, hosts, seconds, MOST_S)) as watcher, closing(Asking()) as asking:
+        is_running, is_interrupted, until_s = True, False, min(_FIRST_ANSWER_S, seconds)
         while True:
             try:
                 is_running = watcher.watch(until_s - watcher.seconds)
             except KeyboardInterrupt:  # the answer so far is the answer
-                seconds = until_s
-            found = judged(watcher.looks, line_bps, has_ended=not is_running)
+                seconds, is_interrupted = until_s, True
+            looks = watcher.looks
+            found = judged(looks, line_bps, has_ended=not is_running, idle=asking.idle)
+            if is_running and not is_interrupted:
+                _ask(asking, found, looks)
             if on_look is not None:
                 on_look(found)
             if not is_running or until_s >= seconds:
@@ -176,6 +199,9 @@ def watch(
             if until_sure and (found.stuck or (told and len(told.detail.steps) >= _ENOUGH)):
                 break
             until_s = min(_LATER * until_s, seconds)
+        if is_running and not is_interrupted:
+            with suppress(KeyboardInterrupt):
+                found = judged(looks, line_bps, idle=asking.wait())
     if out is not None and found.run is not None:
         write(found.run, out)
     return found
@@ -203,12 +229,18 @@ def watching(
     line_bps = None if bandwidth is None else rate(bandwidth)
     conditions = [alert(each) if isinstance(each, str) else each for each in alerts]
     is_running, next_s = True, 0.0
-    with closing(_watcher(pid, hosts, seconds, keeps_s=window_s)) as watcher:
+    with (
+        closing(_watcher(pid, hosts, seconds, keeps_s=window_s)) as watcher,
+        closing(Asking()) as asking,
+    ):
         while is_running and next_s < seconds:
             next_s = min(next_s + _EVERY_S, seconds)
             is_running = watcher.watch(next_s - watcher.seconds)
             before_s = time.process_time()
-            found = judged(watcher.looks.latest(window_s), line_bps, has_ended=not is_running)
+            looks = watcher.looks.latest(window_s)
+            found = judged(looks, line_bps, has_ended=not is_running, idle=asking.idle)
+            if is_running:
+                _ask(asking, found, looks)
             # Judging may take a share of a processor, too.
             next_s = max(next_s, watcher.seconds) + max(
                 (time.process_time() - before_s) / _JUDGING - _EVERY_S, 0.0
@@ -251,8 +283,29 @@ def _watcher(
     return watcher
 
 
-def judged(looks: Looks, line_bps: float | None, *, has_ended: bool = False) -> Watched:
-    """Say what looks at a job show: its step, its account, its stuck rank."""
+def _ask(asking: Asking, found: Watched, looks: Looks) -> None:
+    """Ask a rank what it waits for, if it is idle and the answer would say more with it."""
+    waiting, told = found.waiting, found.explanation
+    if waiting is None or told is None or found.stuck is not None:
+        return
+    least_s = THRESHOLD * told.step_s
+    rank = max(waiting.of_rank_s, key=lambda each: waiting.of_rank_s[each])
+    if found.kind == "straggler":
+        rank = next(iter(found.late_ranks), rank)
+        is_idle = waiting.of_rank_s[rank] >= least_s
+    else:
+        is_idle = waiting.quiet_s >= least_s
+    if is_idle:
+        asking.begin(rank, looks)
+
+
+def judged(
+    looks: Looks, line_bps: float | None, *, has_ended: bool = False, idle: IdlesAt | None = None
+) -> Watched:
+    """Say what looks at a job show: its step, its account, its stuck rank.
+
+    `idle`: what a rank answered that was asked while it did nothing.
+    """
     count = max(len(next(iter(looks.by_rank.values()), ())), 1)
     between_s = looks.seconds / count
     # Clocks of several hosts blur where a burst ends, too.
@@ -261,15 +314,23 @@ def judged(looks: Looks, line_bps: float | None, *, has_ended: bool = False) -> 
     edges, confidence, no_step = _steps(seen, between_s * 1e9 / seen.bin_ns)
     # What processors do is not the work of ranks on GPUs: their account would be wrong.
     on_gpus = any(rank.uses_gpu for rank in looks.job.ranks)
-    run = _as_run(looks, seen, edges, line_bps) if len(edges) and not on_gpus else None
+    run = explanation = waiting = None
+    ranges: dict[str, tuple[float, float]] = {}
+    if len(edges) and not on_gpus:
+        all_seen, works = len(looks.job.ranks) == looks.job.workers, seen.busy | seen.flowing
+        elsewhere = Elsewhere.of(seen.elsewhere, seen.unclear, works, idle, all_seen=all_seen)
+        run = _as_run(looks, seen, edges, elsewhere.bins, idle, line_bps)
+        explanation = explain(run)
+        untold_s = _untold_s(seen, run, elsewhere.untold)
+        waiting = Waiting.of(elsewhere, seen.ranks, edges, seen.bin_ns / 1e9, untold_s, idle)
+        ranges = ranges_of(explanation, run, blur_s, waiting)
     ranks = seen_ranks(looks)
-    explanation = None if run is None else explain(run)
     return Watched(
         job=looks.job,
         seconds=looks.seconds,
         confidence=confidence,
         explanation=explanation,
-        ranges={} if run is None or explanation is None else ranges_of(explanation, run, blur_s),
+        ranges=ranges,
         stuck=stuck_in(looks, None if explanation is None else explanation.step_s),
         no_step=no_step,
         run=run,
@@ -280,7 +341,20 @@ def judged(looks: Looks, line_bps: float | None, *, has_ended: bool = False) -> 
         hosts=looks.hosts,
         notes=_notes(looks),
         step_on_gpus=_step_on_gpus(seen, edges, ranks) if on_gpus and len(edges) > 1 else None,
+        idle=idle,
+        waiting=waiting,
     )
+
+
+def _untold_s(seen: _Seen, run: Run, untold: NDArray[np.bool_]) -> float:
+    """Return for how long in a step a rank waits for bytes, and nothing tells why: the longest."""
+    table, before = run.collectives, np.concatenate([[0], np.cumsum(untold)])
+    issued, begun = (
+        (each - seen.start_ns) // seen.bin_ns for each in (table.issue_ns, table.start_ns)
+    )
+    waited = before[begun] - before[issued]
+    most = max(int(waited[table.rank == rank].sum()) for rank in seen.ranks)
+    return most / max(len(np.unique(table.step)), 1) * seen.bin_ns / 1e9
 
 
 def _step_on_gpus(seen: _Seen, edges: NDArray[np.int64], ranks: Sequence[SeenRank]) -> StepOnGpus:
@@ -291,7 +365,7 @@ def _step_on_gpus(seen: _Seen, edges: NDArray[np.int64], ranks: Sequence[SeenRan
     return StepOnGpus(
         step_s=float(lengths[usual_steps(lengths)].mean()),
         step_bytes=float(sent.max()),
-        flows=float(_flowing(seen)[edges[0] : edges[-1]].mean()),
+        flows=float(seen.flowing[edges[0] : edges[-1]].mean()),
         busy=sum(busy) / len(busy) if busy else None,
     )
 
@@ -333,79 +407,24 @@ def _steps(seen: _Seen, look_bins: float) -> tuple[NDArray[np.int64], float, Fin
         if rhythm is not None:
             return np.rint(rhythm.starts).astype(np.int64), rhythm.confidence, None
         if len(seen.ranks) == 1 and computing[first:].any():
-            edges, confidence = _repeated([computing[first:]])
+            edges, confidence = repeated(computing[first:])
             if len(edges) > FEWEST_STEPS:
                 return edges + first, confidence, None
     return none, 0.0, no_step_within(seen.bins * seen.bin_ns / 1e9)
 
 
-def _repeated(signals: Sequence[Reals]) -> tuple[NDArray[np.int64], float]:
-    """Return where the steps in some signals begin; the steps must be alike."""
-    none = np.empty(0, np.int64)
-    each_alike = [_alike(signal) for signal in signals]
-    alike = np.mean(each_alike, axis=0)
-    peaks = [
-        lag
-        for lag in range(3, len(alike) // FEWEST_STEPS)
-        if alike[lag - 1] < alike[lag] >= alike[lag + 1]
-        and min(alike[lag], each_alike[0][lag]) >= _ALIKE
-    ]
-    if not peaks:
-        return none, 0.0
-    best = max(alike[lag] for lag in peaks)
-    lag = next(lag for lag in peaks if alike[lag] >= _AS_ALIKE * best)
-    edges = _edges(signals[0], lag)
-    sums = np.add.reduceat(signals[0], edges)[:-1]  # the bytes of each step
-    usual = np.median(sums)
-    if usual <= 0 or (abs(sums / usual - 1) < _SAME_WORK).mean() < _OFTEN:
-        return none, 0.0
-    return edges, float(min(max(alike[lag], 0.0), 1.0))
-
-
-def _alike(signal: Reals) -> Reals:
-    """Correlate a signal with itself, later by each number of bins."""
-    if (signal > 0).any():  # a checkpoint, which happens once, must not hide the rest
-        signal = np.minimum(signal, 4 * np.median(signal[signal > 0]))
-    from_mean = signal - signal.mean()
-    spectrum = np.fft.rfft(from_mean, 2 * len(signal))
-    products = np.fft.irfft(np.abs(spectrum) ** 2)[: len(signal)]
-    products /= np.arange(len(signal), 0, -1)
-    return np.asarray(products / (products[0] or 1.0))
-
-
-def _edges(signal: Reals, lag: int) -> NDArray[np.int64]:
-    """Follow the repeating pattern through a signal; return the bin at which each step begins.
-
-    A step begins after the end of the last bytes of the one before. Each place is found near where
-    the last step would put it, by the likeness to the mean of the steps so far.
-    """
-    folded = np.array([signal[at::lag][: len(signal) // lag].sum() for at in range(lag)])
-    first = _quietest(folded)
-    pattern = signal[first : first + lag].astype(float)
-    edges, at, reach = [first], first, max(lag // 3, 1)
-    while at + lag + lag <= len(signal):
-        guesses = range(at + lag - reach, min(at + lag + reach, len(signal) - lag) + 1)
-        scores = [float(np.dot(pattern, signal[guess : guess + lag])) for guess in guesses]
-        at = guesses[int(np.argmax(scores))]
-        edges.append(at)
-        pattern += (signal[at : at + lag] - pattern) / min(len(edges), 20)
-    # The length of a step was not quite known when the signal was folded. It is now.
-    moved = np.array(edges, np.int64) + _quietest(pattern)
-    return moved[moved < len(signal)]
-
-
-def _quietest(pattern: Reals) -> int:
-    """Return where the quietest quarter of a pattern that goes round begins."""
-    window = max(len(pattern) // 4, 1)
-    around = np.concatenate([pattern, pattern[:window]])
-    return int(np.argmin(np.convolve(around, np.ones(window), "valid")[: len(pattern)]))
-
-
-def _as_run(looks: Looks, seen: _Seen, edges: NDArray[np.int64], line_bps: float | None) -> Run:
+def _as_run(
+    looks: Looks,
+    seen: _Seen,
+    edges: NDArray[np.int64],
+    elsewhere: NDArray[np.bool_],
+    idle: IdlesAt | None,
+    line_bps: float | None,
+) -> Run:
     """Make spans of each rank: its steps, its computing, and the bytes of each burst."""
-    job = looks.job
-    spans = _spans(seen, edges)
-    columns = np.array(_bursts(seen, edges), np.int64).reshape(-1, 7)
+    job, loads = looks.job, idle is not None and bool(idle.is_loading)
+    spans = _spans(seen, edges, elsewhere & loads)
+    columns = np.array(_bursts(seen, edges, elsewhere), np.int64).reshape(-1, 7)
     of_all = job.workers / max(2 * (job.workers - 1), 1)  # a rank sends 2 (N-1)/N of its gradients
 
     def at_ns(bins: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -478,56 +497,50 @@ def _samples(looks: Looks) -> Hosts:
     )
 
 
-def _spans(seen: _Seen, edges: NDArray[np.int64]) -> list[tuple[int, int, str, str, int, int]]:
-    """Return the steps of each rank, and the stretches in which it computed."""
+def _spans(
+    seen: _Seen, edges: NDArray[np.int64], loads: NDArray[np.bool_]
+) -> list[tuple[int, int, str, str, int, int]]:
+    """Return the steps of each rank, the stretches in which it computed and those it loaded in."""
     spans: list[tuple[int, int, str, str, int, int]] = []
     for place, rank in enumerate(seen.ranks):
         for step, (first, last) in enumerate(pairwise(edges)):
             spans.append((rank, step, "host", "step", int(first), int(last)))
-        for first, last in zip(*_cut(*_stretches(_is_busy(seen, place)), edges), strict=True):
-            step = int(np.searchsorted(edges, first, "right")) - 1
-            if 0 <= step < len(edges) - 1:
-                spans.append((rank, step, "compute", "threads that compute", int(first), int(last)))
+        for lane, name, mask in (
+            ("compute", "threads that compute", seen.busy[place]),
+            ("input", "wait", loads[place]),
+        ):
+            for first, last in zip(*_cut(*_stretches(mask), edges), strict=True):
+                step = int(np.searchsorted(edges, first, "right")) - 1
+                if 0 <= step < len(edges) - 1:
+                    spans.append((rank, step, lane, name, int(first), int(last)))
     return spans
 
 
 def _bursts(
-    seen: _Seen, edges: NDArray[np.int64]
+    seen: _Seen, edges: NDArray[np.int64], elsewhere: NDArray[np.bool_]
 ) -> list[tuple[int, int, int, int, int, int, int]]:
     """Return each rank's bursts: step, number, bytes, and the bins of issue, start and end."""
-    flowing = _flowing(seen)
+    flowing = seen.flowing
     starts, ends = _cut(*_stretches(flowing), edges)
     # Bytes between two bursts belong to the nearer one, so that all are counted.
     borders = np.concatenate([[0], (ends[:-1] + starts[1:]) // 2, [seen.bins]]).astype(np.int64)
     rows: list[tuple[int, int, int, int, int, int, int]] = []
+    waiting = ~(seen.busy | flowing | elsewhere)
     for place, rank in enumerate(seen.ranks):
-        idle = ~_is_busy(seen, place)
+        waits = waiting[place]
         sent = np.concatenate([[0], np.cumsum(seen.sent[place])])
         for number, (first, last) in enumerate(zip(starts, ends, strict=True)):
             step = int(np.searchsorted(edges, first, "right")) - 1
             if not 0 <= step < len(edges) - 1:
                 continue
             issued = first
-            while issued > edges[step] and idle[issued - 1] and not flowing[issued - 1]:
+            while issued > edges[step] and waits[issued - 1]:
                 issued -= 1
             if first - issued <= _LOOK_BINS:  # too short to be seen
                 issued = first
             payload = int(sent[borders[number + 1]] - sent[borders[number]])
             rows.append((rank, step, number, payload, int(issued), int(first), int(last)))
     return rows
-
-
-def _is_busy(seen: _Seen, place: int) -> NDArray[np.bool_]:
-    return np.asarray(seen.computing[place] + seen.delayed[place] >= _RUNS, bool)
-
-
-def _flowing(seen: _Seen) -> NDArray[np.bool_]:
-    """Say in which bins bytes of the job flowed; a gap of one bin counts as flowing."""
-    bytes_ = (seen.sent + seen.received).sum(axis=0)
-    usual = np.quantile(bytes_[bytes_ > 0], 0.8) if (bytes_ > 0).any() else 0.0
-    flowing = bytes_ > _FLOWS * usual
-    flowing[1:-1] |= flowing[:-2] & flowing[2:]
-    return np.asarray(flowing, bool)
 
 
 def _cut(

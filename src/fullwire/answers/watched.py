@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.answers.explain import Explanation
+from fullwire.answers.idle import ALIKE, Waiting
 from fullwire.display import Result
 from fullwire.errors import FullwireError
 from fullwire.findings.case import FILLED, THRESHOLD
@@ -29,6 +30,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
     AskedForFewer,
     Computes,
+    IdlesAt,
     NetworkLimits,
     NoStep,
     RanksWaitFor,
@@ -154,6 +156,8 @@ class Watched(Result):
     notes: tuple[Finding, ...] = ()  # about the way in which the job was watched
     source: str = "outside"  # or "inside": a recording that goes on
     step_on_gpus: StepOnGpus | None = None  # in place of an explanation, for ranks on GPUs
+    idle: IdlesAt | None = None  # what a rank answered that was asked while it did nothing
+    waiting: Waiting | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -218,7 +222,11 @@ class Watched(Result):
             told = self.step_on_gpus or self.no_step
             return () if told is None else (told,)
         if self.kind != "unknown" or self.source == "inside":
-            return explanation.verdict.findings
+            idle, found = self.idle, explanation.verdict.findings
+            if idle is None or not idle.line:
+                return found
+            explains = self.kind in ("input", "host") or idle.rank in self.late_ranks
+            return (*found, idle) if explains else found
         low, high = (end_s / explanation.step_s for end_s in self.transfer_s)
         if "contention" in self.possible and set(self.possible) <= _BESIDE:
             return (TransferOrContention(low=low, high=high),)
@@ -232,13 +240,22 @@ class Watched(Result):
         return " ".join(sentences(self.findings))
 
     @property
+    def late_ranks(self) -> tuple[int, ...]:
+        """Return the ranks that the verdict calls late."""
+        if self.explanation is None:
+            return ()
+        return tuple(getattr(self.explanation.verdict.findings[0], "ranks", ()))
+
+    @property
     def transfer_s(self) -> tuple[float, float]:
         """Return the least and the most time of a step in which ranks wait for bytes."""
         explanation = self.explanation
         if explanation is None:
             return 0.0, 0.0
         exposed_s = sum(explanation.account[part] for part in _TRANSFER)
-        return max(exposed_s - self.blur_s, 0.0), min(exposed_s + self.blur_s, explanation.step_s)
+        untold_s = 0.0 if self.waiting is None else self.waiting.untold_s
+        low_s = max(exposed_s - self.blur_s - untold_s, 0.0)
+        return low_s, min(exposed_s + self.blur_s, explanation.step_s)
 
     @property
     def blur_s(self) -> float:
@@ -252,7 +269,7 @@ class Watched(Result):
 
 
 def ranges_of(
-    explanation: Explanation, run: Run, between_s: float
+    explanation: Explanation, run: Run, between_s: float, waiting: Waiting
 ) -> dict[str, tuple[float, float]]:
     """Return the least and the most seconds of a step that each part may be.
 
@@ -277,18 +294,25 @@ def ranges_of(
     for part, value_s in account.items():
         low_s, high_s = value_s - blur_s, value_s + blur_s
         if part in _IDLE:
-            low_s, high_s = 0.0, idle_s + blur_s
+            low_s, high_s = 0.0, idle_s + waiting.untold_s + blur_s
+            if waiting.is_loading is not None:
+                is_other = part == ("host" if waiting.is_loading else "input")
+                high_s -= ALIKE * waiting.elsewhere_s if is_other else 0.0
         elif part == "straggler":
-            high_s += idle_s
+            low_s -= waiting.untold_s
+            high_s += max(idle_s - waiting.elsewhere_s, 0.0) + waiting.untold_s
+        elif part == "transport":
+            low_s -= waiting.untold_s
         elif part == "contention":
-            low_s, high_s = _SURELY_CROWDED * crowded_s if is_told else 0.0, most_s
+            surely_s = max(crowded_s - waiting.untold_s, 0.0)
+            low_s, high_s = _SURELY_CROWDED * surely_s if is_told else 0.0, most_s
         elif part == "compute":
             low_s -= most_s - crowded_s
         elif part == "codec":  # the processors do this, too
             low_s, high_s = 0.0, account["compute"] + crowded_s + blur_s
         elif part == "latency":  # small messages lie within the bursts
             low_s, high_s = 0.0, account["transport"] + value_s + blur_s
-        ranges[part] = max(low_s, 0.0), min(high_s, step_s)
+        ranges[part] = max(low_s, 0.0), min(max(high_s, value_s), step_s)
     return ranges
 
 

@@ -134,6 +134,18 @@ class StepOnGpus(Finding):
         return self.busy is not None
 
 
+class IdlesAt(Finding):
+    """A rank was asked a few times what it waits for while it did nothing."""
+
+    template = "Rank {rank} {is_loading:waits for its data|sleeps} at {line}."
+
+    rank: int
+    line: str = ""  # Of the script; empty where nothing told it.
+    is_loading: bool | None = None  # None where it was not told, or not the same each time.
+    is_always: bool = False  # It was never seen to wait for another rank where it may have.
+    is_in_lock: bool = False  # It waits for a thread of its own, as others do for other ranks.
+
+
 class SeveralMayLimit(Finding):
     """Several parts of the step may be the largest, as their ranges overlap."""
 

@@ -4,6 +4,8 @@ Each step carries the same bytes, however long it takes. So time is looked at al
 bytes: where the job pauses, much time passes at one place. These places come again after the bytes
 of a step, so the spectrum of the time has lines at the steps and at their multiples. Work of others
 on the machine makes pauses longer or shorter, and leaves the lines where they are.
+
+One rank alone carries no bytes. Its steps are found along time, in the work of its threads.
 """
 
 from __future__ import annotations
@@ -40,6 +42,11 @@ _PARTS_DIFFER, _MOST_PASSES = 8.0, 8
 _FEWEST_TURNS, _NEARLY, _FEW_LOOKS = 3, 0.5, 4
 # From so many steps on both halves must have them, but for multiples, up to a share of the height.
 _HALVED, _MOST_MULTIPLE, _OFF = 2.5 * FEWEST_STEPS, 8, 0.03
+_ALIKE = 0.5  # correlation of a signal with itself one step later, to believe a step
+# Of the best correlation: the shortest such time is the step. Layers are nearly as like each other
+# as steps are.
+_AS_ALIKE = 0.95
+_SAME_WORK, _OFTEN = 0.25, 0.75  # so many steps have the usual work, up to that share
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +232,63 @@ def _parts_of_a_step(amounts: Reals, look: float) -> int:
             found.append((together, strength))
     most = max((strength for _, strength in found), default=0.0)
     return next((together for together, strength in found if strength >= _NEARLY * most), 1)
+
+
+def repeated(signal: Reals) -> tuple[NDArray[np.int64], float]:
+    """Return where the steps in the work of equal bins of time begin, and how alike they are."""
+    none = np.empty(0, np.int64)
+    alike = _alike(signal)
+    peaks = [
+        lag
+        for lag in range(3, len(alike) // FEWEST_STEPS)
+        if alike[lag - 1] < alike[lag] >= alike[lag + 1] and alike[lag] >= _ALIKE
+    ]
+    if not peaks:
+        return none, 0.0
+    best = max(alike[lag] for lag in peaks)
+    lag = next(lag for lag in peaks if alike[lag] >= _AS_ALIKE * best)
+    edges = _edges(signal, lag)
+    sums = np.add.reduceat(signal, edges)[:-1]  # the work of each step
+    usual = np.median(sums)
+    if usual <= 0 or (abs(sums / usual - 1) < _SAME_WORK).mean() < _OFTEN:
+        return none, 0.0
+    return edges, float(min(max(alike[lag], 0.0), 1.0))
+
+
+def _alike(signal: Reals) -> Reals:
+    """Correlate a signal with itself, later by each number of bins."""
+    if (signal > 0).any():  # a checkpoint, which happens once, must not hide the rest
+        signal = np.minimum(signal, 4 * np.median(signal[signal > 0]))
+    from_mean = signal - signal.mean()
+    spectrum = np.fft.rfft(from_mean, 2 * len(signal))
+    products = np.fft.irfft(np.abs(spectrum) ** 2)[: len(signal)]
+    products /= np.arange(len(signal), 0, -1)
+    return np.asarray(products / (products[0] or 1.0))
+
+
+def _edges(signal: Reals, lag: int) -> NDArray[np.int64]:
+    """Follow the repeating pattern through a signal; return the bin at which each step begins.
+
+    A step begins where the pattern is quietest. Each place is found near where the last step would
+    put it, by the likeness to the mean of the steps so far.
+    """
+    folded = np.array([signal[at::lag][: len(signal) // lag].sum() for at in range(lag)])
+    first = _quietest(folded)
+    pattern = signal[first : first + lag].astype(float)
+    edges, at, reach = [first], first, max(lag // 3, 1)
+    while at + lag + lag <= len(signal):
+        guesses = range(at + lag - reach, min(at + lag + reach, len(signal) - lag) + 1)
+        scores = [float(np.dot(pattern, signal[guess : guess + lag])) for guess in guesses]
+        at = guesses[int(np.argmax(scores))]
+        edges.append(at)
+        pattern += (signal[at : at + lag] - pattern) / min(len(edges), 20)
+    # The length of a step was not quite known when the signal was folded. It is now.
+    moved = np.array(edges, np.int64) + _quietest(pattern)
+    return moved[moved < len(signal)]
+
+
+def _quietest(pattern: Reals) -> int:
+    """Return where the quietest quarter of a pattern that goes round begins."""
+    window = max(len(pattern) // 4, 1)
+    around = np.concatenate([pattern, pattern[:window]])
+    return int(np.argmin(np.convolve(around, np.ones(window), "valid")[: len(pattern)]))

@@ -36,6 +36,7 @@ from fullwire.units import visible
 _SPY_S, _MOST_OF_A_LINE = 5.0, 120
 _LIBRARY = re.compile(r"site-packages|/lib(64)?/python|^<")
 _SYNCHRONIZES = re.compile(r"/torch/(distributed|autograd)/")
+_LOADS = re.compile(r"/torch/utils/data/")
 LEAST_S, MOST_S = 0.005, 0.1  # between looks
 SHARE_OF_A_PROCESSOR = 0.01  # that looking may take
 _AGAIN_S = 1.0  # between looks for new threads and connections
@@ -55,7 +56,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 # What a look notes of a rank, as native/sampling/rank_counters.hpp has it: nanoseconds and bytes.
 TIME, COMPUTED, DELAYED, COMMUNICATED, SENT, RECEIVED, RETRANSMITS, QUIET_S = range(8)
-LIMITED_BY_RECEIVER, LIMITED_BY_BUFFER, COLUMNS = range(8, 11)
+# ELSEWHERE: the time in which the main thread slept and waited for no other rank; not a number as
+# long as the kernel does not tell. UNCLEAR: the time in which it may have waited for another rank.
+LIMITED_BY_RECEIVER, LIMITED_BY_BUFFER, ELSEWHERE, UNCLEAR, COLUMNS = range(8, 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Waits:
     line: str = ""  # of the script, "dataset.py:88 (load)"; empty without py-spy
     is_in_collective: bool = False  # the stack shows torch.distributed or a backward pass
     link_down: str = ""  # the interface of its connections, if that is down
+    is_loading: bool = False  # the stack shows PyTorch's loader of data
 
     @property
     def for_other_threads(self) -> bool:
@@ -88,18 +92,26 @@ class Waits:
 
 def waits_of(pid: int) -> Waits:
     """Look at what the main thread of a process waits for; py-spy tells its line, if it is here."""
-    state = place = ""
+    state = ""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         state = file.read().rpartition(")")[2].split()[0]
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
-        place = file.read().partition(".")[0].strip("0")
-    frames = _python_frames(pid)
+    place, frames = _sleeps_in(pid), _python_frames(pid)
+    if _sleeps_in(pid) != place:
+        frames = []  # the stack is of another moment
     own = [frame for frame in frames if not _LIBRARY.search(frame["filename"])]
     line = f"{own[0]['short_filename']}:{own[0]['line']} ({own[0]['name']})" if own else ""
     state = {"t": "T", "I": "S", "X": "Z"}.get(state, state or "Z")
     synchronizes = any(_SYNCHRONIZES.search(frame["filename"]) for frame in frames)
+    loads = any(_LOADS.search(frame["filename"]) for frame in frames)
     line = visible(line[:_MOST_OF_A_LINE])
-    return Waits(state, place, line, synchronizes, _interface_down(pid))
+    return Waits(state, place, line, synchronizes, _interface_down(pid), loads)
+
+
+def _sleeps_in(pid: int) -> str:
+    """Return the function of the kernel in which a main thread sleeps; empty if none is told."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
+        return file.read().partition(".")[0].strip("0")
+    return ""
 
 
 def _interface_down(pid: int) -> str:
@@ -331,13 +343,15 @@ class Looks:
     uses: Mapping[int, ProcessUse] = field(default_factory=dict)  # by rank
     # Rows of the time in ns and how long each processor of this host had worked; none of others.
     processors: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 1)))
-    ask: Callable[[], Mapping[int, Waits]] | None = None  # what ranks of other hosts wait for
+    # What ranks of other hosts wait for: some ranks, or all.
+    ask: Callable[[Collection[int] | None], Mapping[int, Waits]] | None = None
 
-    def waits(self) -> Mapping[int, Waits]:
-        """Look at what each rank waits for, now."""
+    def waits(self, ranks: Collection[int] | None = None) -> Mapping[int, Waits]:
+        """Look at what each rank waits for, now, or some ranks; a lost host tells of none."""
         if self.ask is not None:
-            return self.ask()
-        return {each.rank: waits_of(each.pid) for each in self.job.ranks}
+            return self.ask(ranks)
+        asked = (each for each in self.job.ranks if ranks is None or each.rank in ranks)
+        return {each.rank: waits_of(each.pid) for each in asked}
 
     def latest(self, seconds: float) -> Looks:
         """Return those of the last seconds."""
@@ -377,6 +391,12 @@ class Watcher:
             together.setdefault(each.network, []).append(place)
         for places in together.values():
             self._enter_network(places)
+        # Gloo and NCCL have threads of their own for that.
+        polls = job.backend not in ("gloo", "nccl")
+        for place, each in enumerate(job.ranks):
+            with contextlib.suppress(OSError):
+                file = os.open(f"/proc/{each.pid}/wchan", os.O_RDONLY | os.O_CLOEXEC)
+                self._counters.add_main_thread(place, file, polls)
         self._open_ports([place for place, each in enumerate(job.ranks) if each.uses_rdma])
 
     @property

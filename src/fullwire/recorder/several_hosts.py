@@ -22,7 +22,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -131,7 +131,7 @@ class _Said(msgspec.Struct, omit_defaults=True):
     gpus: dict[int, GpuUse] = {}
     uses: dict[int, ProcessUse] = {}
     took_s: float = 0.0
-    waits: tuple[Waits, ...] | None = None  # of the ranks, in their order
+    waits: tuple[Waits, ...] | None = None  # of the ranks that were asked, in their order
     ended: bool = False
 
 
@@ -170,8 +170,9 @@ def serve(pid: int | None, name: str | None) -> None:
             if word == b"clock" and number.isdigit():
                 say(_Said(clock=int(number), now_ns=time.time_ns()))
             elif word == b"waits":
+                asked = [each.pid for each in _asked(job, number.decode(errors="replace"))]
                 with ThreadPoolExecutor(8) as pool:
-                    say(_Said(waits=tuple(pool.map(waits_of, [each.pid for each in job.ranks]))))
+                    say(_Said(waits=tuple(pool.map(waits_of, asked))))
         heard_s[0] = float("-inf")
 
     threading.Thread(target=listen, daemon=True).start()
@@ -187,6 +188,12 @@ def serve(pid: int | None, name: str | None) -> None:
             say(_Said(rows=packed, took_s=looks.took_s, gpus=gpus, uses=uses))
     if not runs:  # else nobody asks any more, and the ranks go on
         say(_Said(ended=True))
+
+
+def _asked(job: JobHere, numbers: str) -> list[RankHere]:
+    """Return the ranks whose numbers are listed with commas; without any, all."""
+    listed = numbers.split(",") if numbers else ()
+    return [each for each in job.ranks if not listed or str(each.rank) in listed]
 
 
 def jobs_on(hosts: Sequence[str]) -> Iterator[tuple[str, Sequence[Mapping[str, Any]], str]]:
@@ -533,21 +540,22 @@ class HostsWatcher:
             ask=self._ask_waits,
         )
 
-    def _ask_waits(self) -> Mapping[int, Waits]:
-        """Ask all hosts what their ranks wait for; a rank that nobody tells of sleeps."""
-        watched = self._watched()
-        for agent in watched:
+    def _ask_waits(self, ranks: Collection[int] | None = None) -> Mapping[int, Waits]:
+        """Ask hosts what their ranks wait for; a rank that nobody tells of sleeps."""
+        numbers = ",".join(map(str, ranks or ()))
+        asked = {each: _asked(each.job, numbers) for each in self._watched() if each.job}
+        asked = {agent: of_agent for agent, of_agent in asked.items() if of_agent}
+        for agent in asked:
             agent.waits = None
-            agent.ask("waits")
+            agent.ask(f"waits {numbers}")
         with self._changed:
             self._changed.wait_for(
-                lambda: all(each.waits is not None or each.problem for each in watched), _WAITS_S
+                lambda: all(each.waits is not None or each.problem for each in asked), _WAITS_S
             )
         found: dict[int, Waits] = {}
-        for agent in watched:
-            ranks = agent.job.ranks if agent.job else ()
-            told = agent.waits or (Waits("S", ""),) * len(ranks)
-            found |= {each.rank: waits for each, waits in zip(ranks, told, strict=False)}
+        for agent, of_agent in asked.items():
+            told = agent.waits or (Waits("S", ""),) * len(of_agent)
+            found |= {each.rank: waits for each, waits in zip(of_agent, told, strict=False)}
         return found
 
     def close(self) -> None:

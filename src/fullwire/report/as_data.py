@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fullwire.answers.watched import Watched
     from fullwire.answers.whatif import WhatIf
     from fullwire.clusters.cluster import Cluster
-    from fullwire.findings.watching import Stuck
+    from fullwire.findings.watching import IdlesAt, Stuck
     from fullwire.recorder.jobs_here import JobHere
     from fullwire.run.run import Run
     from fullwire.simulation.goodput import Goodput, Membership
@@ -141,6 +141,7 @@ def watched_object(result: Watched) -> dict[str, Any]:
         "ranges": {part: list(between) for part, between in result.ranges.items()},
         "transfer_s": list(result.transfer_s),
         "stuck": None if stuck is None else _stuck_object(stuck),
+        "idle": None if result.idle is None or not result.idle.line else _idle_object(result.idle),
         "watched_s": result.seconds,
         "watching_share": result.looked_share,
         "has_ended": result.has_ended,
@@ -153,6 +154,10 @@ def watched_object(result: Watched) -> dict[str, Any]:
             for rank in result.job.ranks
         ],
     }
+
+
+def _idle_object(idle: IdlesAt) -> dict[str, Any]:
+    return {"rank": idle.rank, "line": idle.line, "is_loading": idle.is_loading}
 
 
 def explanation_object(result: Explanation) -> dict[str, Any]:
