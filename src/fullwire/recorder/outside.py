@@ -34,7 +34,8 @@ from fullwire.recorder.sampler import rdma_ports
 from fullwire.units import visible
 
 _SPY_S, _MOST_OF_A_LINE = 5.0, 120
-_LIBRARY = re.compile(r"site-packages|/lib(64)?/python|^<")
+_OWN = re.escape(os.path.dirname(os.path.dirname(__file__)))  # the recorder's hooks in a job
+_LIBRARY = re.compile(rf"site-packages|/lib(64)?/python|^<|^{_OWN}/")
 _SYNCHRONIZES = re.compile(r"/torch/(distributed|autograd)/")
 _LOADS = re.compile(r"/torch/utils/data/")
 LEAST_S, MOST_S = 0.005, 0.1  # between looks
