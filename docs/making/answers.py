@@ -20,13 +20,14 @@ import numpy as np
 import fullwire
 from fullwire.answers.cluster_fit import Choice, ClusterFit
 from fullwire.answers.codecs import CodecRow, Codecs
+from fullwire.answers.idle import Idle
 from fullwire.answers.trials import Trial, Tuning
 from fullwire.answers.watched import SeenRank, Watched
 from fullwire.clusters.measured import Measured, Protocol, Shown
 from fullwire.collectives.fitting import Residual
 from fullwire.errors import FullwireError
 from fullwire.findings.tuning import NoTimeToRepeat
-from fullwire.findings.watching import IdlesAt, Stuck
+from fullwire.findings.watching import Stuck
 from fullwire.fixes.fix import HostWork
 from fullwire.packets.jobs import NetworkJob, ReplicaGroup, SharedLink
 from fullwire.recorder.jobs_here import JobHere, RankHere
@@ -125,7 +126,7 @@ def watched() -> Watched:
         explanation=found,
         ranges={part: (time_s, 2 * time_s) for part, time_s in found.account.items()},
         stuck=Stuck(rank=5, host="gpu2", where=(), since_s=94.0, waiting=(0, 1)),
-        idle=IdlesAt(rank=5, line="dataset.py:88 (load)", is_loading=True),
+        idle=Idle(rank=5, line="dataset.py:88 (load)", is_loading=True),
         no_step=None,
         run=None,
         ranks=(seen,),

@@ -22,11 +22,10 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.alerts import alert
-from fullwire.answers.idle import Asking, idle_at
+from fullwire.answers.idle import Asking, Idle, idle_at
 from fullwire.answers.watch import judged
 from fullwire.answers.watched import waited_for
 from fullwire.cli.live import Collector, Live, open_metrics, served
-from fullwire.findings.watching import IdlesAt
 from fullwire.recorder.jobs_here import JobHere, RankHere, job_named
 from fullwire.recorder.outside import (
     COLUMNS,
@@ -195,11 +194,11 @@ def test_ranks_that_all_wait_for_no_rank_wait_for_their_data_or_their_script() -
     looks = resting(0, 1)
     found = judged(looks, 1e9)
     assert found.possible == ("host", "input")
-    assert judged(looks, 1e9, idle=IdlesAt(rank=0)).possible == found.possible
-    sleeps = judged(looks, 1e9, idle=IdlesAt(rank=0, line="train.py:9 (main)", is_loading=False))
+    assert judged(looks, 1e9, idle=Idle(rank=0)).possible == found.possible
+    sleeps = judged(looks, 1e9, idle=Idle(rank=0, line="train.py:9 (main)", is_loading=False))
     assert sleeps.kind == "host"
     assert sleeps.sentence.endswith("Rank 0 sleeps at train.py:9 (main).")
-    loads = judged(looks, 1e9, idle=IdlesAt(rank=0, line="train.py:9 (main)", is_loading=True))
+    loads = judged(looks, 1e9, idle=Idle(rank=0, line="train.py:9 (main)", is_loading=True))
     assert loads.kind == "input"
     assert loads.explanation is not None
     assert loads.explanation.account["input"] == pytest.approx(0.2, abs=0.02)
@@ -216,7 +215,7 @@ def test_one_rank_that_waits_for_no_other_rank_is_late() -> None:
     assert found.explanation is not None
     assert found.explanation.account["straggler"] == pytest.approx(0.2, abs=0.02)
     assert found.sentence.startswith("Rank 1 is late")
-    idle = IdlesAt(rank=1, line="dataset.py:88 (load)", is_loading=True)
+    idle = Idle(rank=1, line="dataset.py:88 (load)", is_loading=True)
     assert judged(resting(1), 1e9, idle=idle).sentence.endswith(
         "Rank 1 waits for its data at dataset.py:88 (load)."
     )
@@ -231,12 +230,12 @@ def test_what_may_be_a_wait_for_other_ranks_leaves_the_verdict_open() -> None:
     assert low_s < 0.12
     assert high_s > 0.3
     # Unless its stack shows that it is never a wait for other ranks.
-    idle = IdlesAt(rank=0, line="train.py:9 (main)", is_loading=True, is_always=True)
+    idle = Idle(rank=0, line="train.py:9 (main)", is_loading=True, is_always=True)
     assert judged(looks, 1e9, idle=idle).kind == "input"
 
 
 def test_a_wait_for_a_thread_of_its_own_leaves_the_verdict_open() -> None:
-    idle = IdlesAt(rank=0, line="train.py:9 (main)", is_loading=True, is_in_lock=True)
+    idle = Idle(rank=0, line="train.py:9 (main)", is_loading=True, is_in_lock=True)
     assert judged(resting(), 1e9, idle=idle).possible == judged(seen(rests()), 1e9).possible
 
 
@@ -253,20 +252,20 @@ def test_a_rank_is_asked_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> N
     for_ranks = Waits("S", "futex_do_wait", "train.py:12 (main)", is_in_collective=True)
     runs = Waits("R", "", "train.py:11 (main)")
 
-    def asked(*answers: Waits) -> IdlesAt:
+    def asked(*answers: Waits) -> Idle:
         told = iter([*answers, *[for_ranks] * 30])
         return idle_at(1, replace(resting(1), ask=lambda ranks: {1: next(told)}))
 
-    told = IdlesAt(rank=1, line="train.py:9 (main)", is_loading=True, is_always=True)
+    told = Idle(rank=1, line="train.py:9 (main)", is_loading=True, is_always=True)
     assert asked(loads, for_ranks, loads, runs, loads, loads, loads) == told
     polls_for_ranks = replace(for_ranks, place="do_poll")
     assert asked(polls_for_ranks, *[loads] * 5) == replace(told, is_always=False)
     assert asked(*[replace(loads, place="futex_do_wait")] * 5).is_in_lock
     sleeps = replace(loads, is_loading=False)
     assert asked(*[sleeps] * 5) == replace(told, is_loading=False)
-    assert asked(loads, sleeps, *[loads] * 4) == IdlesAt(rank=1)  # sometimes this, sometimes that
-    assert asked(*[loads] * 4) == IdlesAt(rank=1)  # too seldom to say
-    assert idle_at(1, replace(resting(1), ask=lambda ranks: {})) == IdlesAt(rank=1)  # a lost host
+    assert asked(loads, sleeps, *[loads] * 4) == Idle(rank=1)  # sometimes this, sometimes that
+    assert asked(*[loads] * 4) == Idle(rank=1)  # too seldom to say
+    assert idle_at(1, replace(resting(1), ask=lambda ranks: {})) == Idle(rank=1)  # a lost host
 
 
 def test_an_answer_serves_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

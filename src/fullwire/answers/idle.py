@@ -31,6 +31,24 @@ Bits = NDArray[np.bool_]
 Reals = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """What a rank answered that was asked a few times what it waits for while it did nothing."""
+
+    rank: int
+    line: str = ""  # of the script; empty where nothing told it
+    is_loading: bool | None = None  # None where it was not told, or not the same each time
+    is_always: bool = False  # it was never seen to wait for another rank where it may have
+    is_in_lock: bool = False  # it waits for a thread of its own, as others do for other ranks
+
+    @property
+    def findings(self) -> tuple[IdlesAt, ...]:
+        """Return what it waits for and where, if that was told."""
+        if self.is_loading is None:
+            return ()
+        return (IdlesAt(rank=self.rank, is_loading=self.is_loading, line=self.line),)
+
+
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
     """Where ranks are idle and wait for something of their own, in bins of time."""
@@ -41,7 +59,7 @@ class Elsewhere:
 
     @classmethod
     def of(
-        cls, elsewhere: Reals, unclear: Reals, works: Bits, idle: IdlesAt | None, *, all_seen: bool
+        cls, elsewhere: Reals, unclear: Reals, works: Bits, idle: Idle | None, *, all_seen: bool
     ) -> Elsewhere:
         """Find them by the share of each bin in which the main thread slept in such a place.
 
@@ -82,7 +100,7 @@ class Waiting:
         edges: NDArray[np.int64],
         bin_s: float,
         untold_s: float,
-        idle: IdlesAt | None,
+        idle: Idle | None,
     ) -> Waiting:
         """Take the means over the steps between these bins."""
         bins = found.bins[:, edges[0] : edges[-1]]
@@ -105,7 +123,7 @@ class Asking:
 
     def __init__(self) -> None:
         self._beside = ThreadPoolExecutor(1)
-        self._answer: Future[IdlesAt] | None = None
+        self._answer: Future[Idle] | None = None
         self._begun_s = 0.0
 
     def begin(self, rank: int, looks: Looks) -> None:
@@ -119,12 +137,12 @@ class Asking:
         return time.monotonic() - self._begun_s > _AGAIN_S
 
     @property
-    def idle(self) -> IdlesAt | None:
+    def idle(self) -> Idle | None:
         """Return the latest answer, or None if there is none yet."""
         is_fresh = self._answer is not None and self._answer.done() and not self._is_old
         return self._answer.result() if self._answer is not None and is_fresh else None
 
-    def wait(self) -> IdlesAt | None:
+    def wait(self) -> Idle | None:
         """Wait for the answer that is on its way."""
         return None if self._answer is None else self._answer.result()
 
@@ -133,7 +151,7 @@ class Asking:
         self._beside.shutdown(wait=False, cancel_futures=True)
 
 
-def idle_at(rank: int, looks: Looks) -> IdlesAt:
+def idle_at(rank: int, looks: Looks) -> Idle:
     """Ask a rank at a few moments, drawn by chance, what it waits for while it sleeps."""
     answers, for_ranks, until_s = [], 0, time.monotonic() + _MOST_S
     for _ in range(_MOST_QUESTIONS):
@@ -150,9 +168,9 @@ def idle_at(rank: int, looks: Looks) -> IdlesAt:
             break
     kinds = {waits.is_loading for waits in answers}
     if len(answers) < _ENOUGH_ANSWERS or len(kinds) > 1:
-        return IdlesAt(rank=rank)
+        return Idle(rank=rank)
     lines = [waits.line for waits in answers]
-    return IdlesAt(
+    return Idle(
         rank=rank,
         line=max(lines, key=lines.count),
         is_loading=kinds.pop(),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fullwire.answers.alerts import Alert, alert
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import explain
-from fullwire.answers.idle import Asking, Elsewhere, Waiting
+from fullwire.answers.idle import Asking, Elsewhere, Idle, Waiting
 from fullwire.answers.opening import write
 from fullwire.answers.watched import (
     SeenRank,
@@ -37,7 +37,6 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
     AdaptersServe,
     HostNotWatched,
-    IdlesAt,
     InterfacesServe,
     NothingSeen,
     NothingSent,
@@ -300,7 +299,7 @@ def _ask(asking: Asking, found: Watched, looks: Looks) -> None:
 
 
 def judged(
-    looks: Looks, line_bps: float | None, *, has_ended: bool = False, idle: IdlesAt | None = None
+    looks: Looks, line_bps: float | None, *, has_ended: bool = False, idle: Idle | None = None
 ) -> Watched:
     """Say what looks at a job show: its step, its account, its stuck rank.
 
@@ -418,7 +417,7 @@ def _as_run(
     seen: _Seen,
     edges: NDArray[np.int64],
     elsewhere: NDArray[np.bool_],
-    idle: IdlesAt | None,
+    idle: Idle | None,
     line_bps: float | None,
 ) -> Run:
     """Make spans of each rank: its steps, its computing, and the bytes of each burst."""

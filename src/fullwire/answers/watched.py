@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.answers.explain import Explanation
-from fullwire.answers.idle import ALIKE, Waiting
+from fullwire.answers.idle import ALIKE, Idle, Waiting
 from fullwire.display import Result
 from fullwire.errors import FullwireError
 from fullwire.findings.case import FILLED, THRESHOLD
@@ -30,7 +30,6 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
     AskedForFewer,
     Computes,
-    IdlesAt,
     NetworkLimits,
     NoStep,
     RanksWaitFor,
@@ -156,7 +155,7 @@ class Watched(Result):
     notes: tuple[Finding, ...] = ()  # about the way in which the job was watched
     source: str = "outside"  # or "inside": a recording that goes on
     step_on_gpus: StepOnGpus | None = None  # in place of an explanation, for ranks on GPUs
-    idle: IdlesAt | None = None  # what a rank answered that was asked while it did nothing
+    idle: Idle | None = None  # what a rank answered that was asked while it did nothing
     waiting: Waiting | None = None
 
     @property
@@ -223,10 +222,10 @@ class Watched(Result):
             return () if told is None else (told,)
         if self.kind != "unknown" or self.source == "inside":
             idle, found = self.idle, explanation.verdict.findings
-            if idle is None or not idle.line:
+            if idle is None:
                 return found
             explains = self.kind in ("input", "host") or idle.rank in self.late_ranks
-            return (*found, idle) if explains else found
+            return (*found, *idle.findings) if explains else found
         low, high = (end_s / explanation.step_s for end_s in self.transfer_s)
         if "contention" in self.possible and set(self.possible) <= _BESIDE:
             return (TransferOrContention(low=low, high=high),)

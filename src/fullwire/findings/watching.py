@@ -140,10 +140,8 @@ class IdlesAt(Finding):
     template = "Rank {rank} {is_loading:waits for its data|sleeps} at {line}."
 
     rank: int
-    line: str = ""  # Of the script; empty where nothing told it.
-    is_loading: bool | None = None  # None where it was not told, or not the same each time.
-    is_always: bool = False  # It was never seen to wait for another rank where it may have.
-    is_in_lock: bool = False  # It waits for a thread of its own, as others do for other ranks.
+    is_loading: bool
+    line: str  # Of the script.
 
 
 class SeveralMayLimit(Finding):

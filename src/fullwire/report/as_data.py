@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fullwire.answers.codecs import Codecs
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
+    from fullwire.answers.idle import Idle
     from fullwire.answers.time_to_target import ToTarget
     from fullwire.answers.trials import Tuning
     from fullwire.answers.until import Until
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from fullwire.answers.watched import Watched
     from fullwire.answers.whatif import WhatIf
     from fullwire.clusters.cluster import Cluster
-    from fullwire.findings.watching import IdlesAt, Stuck
+    from fullwire.findings.watching import Stuck
     from fullwire.recorder.jobs_here import JobHere
     from fullwire.run.run import Run
     from fullwire.simulation.goodput import Goodput, Membership
@@ -123,6 +124,12 @@ def _stuck_object(stuck: Stuck) -> dict[str, Any]:
     }
 
 
+def _idle_object(idle: Idle | None) -> dict[str, Any] | None:
+    if idle is None or idle.is_loading is None:
+        return None
+    return {"rank": idle.rank, "line": idle.line, "is_loading": idle.is_loading}
+
+
 def watched_object(result: Watched) -> dict[str, Any]:
     """Return what was seen of a running job as a JSON object: an explanation, and its doubts."""
     explanation, stuck = result.explanation, result.stuck
@@ -141,7 +148,7 @@ def watched_object(result: Watched) -> dict[str, Any]:
         "ranges": {part: list(between) for part, between in result.ranges.items()},
         "transfer_s": list(result.transfer_s),
         "stuck": None if stuck is None else _stuck_object(stuck),
-        "idle": None if result.idle is None or not result.idle.line else _idle_object(result.idle),
+        "idle": _idle_object(result.idle),
         "watched_s": result.seconds,
         "watching_share": result.looked_share,
         "has_ended": result.has_ended,
@@ -154,10 +161,6 @@ def watched_object(result: Watched) -> dict[str, Any]:
             for rank in result.job.ranks
         ],
     }
-
-
-def _idle_object(idle: IdlesAt) -> dict[str, Any]:
-    return {"rank": idle.rank, "line": idle.line, "is_loading": idle.is_loading}
 
 
 def explanation_object(result: Explanation) -> dict[str, Any]:
