@@ -201,6 +201,12 @@ nb::list keys_of(const fullwire::PacketScan& scan) {
     return keys;
 }
 
+nb::list own_addresses_of(const fullwire::PacketScan& scan) {
+    nb::list addresses;
+    for (const auto& each : scan.addresses()) addresses.append(nb::bytes(each.data(), each.size()));
+    return addresses;
+}
+
 nb::dict totals_of(const fullwire::PacketScan& scan) {
     using fullwire::Flow;
     const auto column = [&](auto member) {
@@ -600,6 +606,7 @@ NB_MODULE(_native, module) {
         .def("damage", &fullwire::PacketScan::damage)
         .def("shift", &fullwire::PacketScan::shift)
         .def("counts", &counts_of)
+        .def("addresses", &own_addresses_of)
         .def("endpoints", &keys_of)
         .def("totals", &totals_of)
         .def("bins", &bins_of)

@@ -203,6 +203,15 @@ void CaptureFile::interface(Bytes body) {
         if (code == 14 && value.size() == 8) {
             found.offset_s = static_cast<std::int64_t>(layout_.u64(value.data()));
         }
+        if (addresses_.size() == kMostInterfaces) return;
+        if (code == 4 && value.size() == 8) {
+            auto& address = addresses_.emplace_back();
+            address[10] = address[11] = 0xff;
+            std::copy_n(value.begin(), 4, address.begin() + 12);
+        }
+        if (code == 5 && value.size() == 17) {
+            std::copy_n(value.begin(), 16, addresses_.emplace_back().begin());
+        }
     });
     const bool is_binary = found.resolution & 0x80;
     if ((found.resolution & 0x7f) > (is_binary ? 63 : 19)) {

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -95,6 +96,8 @@ class CaptureFile {
     const std::string& damage() const { return damage_; }
     // Packets that the capture says it dropped.
     std::uint64_t dropped() const;
+    // The addresses of the interfaces, of IPv4 as those of IPv6 that stand for them.
+    const std::vector<std::array<std::uint8_t, 16>>& addresses() const { return addresses_; }
 
   private:
     std::size_t unit(Bytes rest, Batch& batch);
@@ -112,6 +115,7 @@ class CaptureFile {
     std::vector<Layout::Interface> interfaces_;  // which `layout_` is given when packets end
     std::vector<std::uint64_t> dropped_;  // by interface of this section
     std::uint64_t dropped_before_ = 0;
+    std::vector<std::array<std::uint8_t, 16>> addresses_;
     std::vector<std::uint8_t> rest_;  // a unit whose end has not come
     std::uint64_t skip_ = 0;          // bytes of a block that nobody reads
     std::uint64_t position_ = 0;      // in the capture, of the next unit

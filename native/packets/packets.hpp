@@ -77,6 +77,8 @@ class PacketScan {
     void finish();
 
     const std::string& damage() const { return file_.damage(); }
+    // Of the host that captured, where it says them.
+    const std::vector<std::array<std::uint8_t, 16>>& addresses() const { return file_.addresses(); }
     const Counts& counts() const { return counts_; }
     const std::vector<FlowKey>& keys() const { return numbers_.keys(); }
     const std::vector<Flow>& flows() const { return flows_; }

@@ -1,5 +1,6 @@
 #include "sampling/packet_capture.hpp"
 
+#include <ifaddrs.h>
 #include <linux/filter.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
@@ -15,9 +16,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <system_error>
 
 #include <arpa/inet.h>
@@ -93,6 +97,33 @@ class Blocks {
 };
 
 }  // namespace
+
+// Writes the addresses of an interface, so that a reader knows which end of a flow is this host.
+// An address of one link alone tells nothing.
+void write_addresses(Blocks& blocks, const std::string& name) {
+    ifaddrs* all = nullptr;
+    checked(::getifaddrs(&all), "the addresses of interfaces");
+    const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(all, &::freeifaddrs);
+    for (const ifaddrs* each = all; each; each = each->ifa_next) {
+        if (!each->ifa_addr || !each->ifa_netmask || name != each->ifa_name) continue;
+        if (each->ifa_addr->sa_family == AF_INET) {
+            const auto address = reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr;
+            const auto mask = reinterpret_cast<const sockaddr_in*>(each->ifa_netmask)->sin_addr;
+            const std::array<in_addr, 2> both{address, mask};
+            blocks.option(4, both.data(), sizeof both);
+        } else if (each->ifa_addr->sa_family == AF_INET6) {
+            const auto address = reinterpret_cast<const sockaddr_in6*>(each->ifa_addr)->sin6_addr;
+            const auto mask = reinterpret_cast<const sockaddr_in6*>(each->ifa_netmask)->sin6_addr;
+            if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;
+            std::array<std::uint8_t, 17> both{};
+            std::memcpy(both.data(), &address, sizeof address);
+            for (const std::uint8_t part : mask.s6_addr) {
+                both[16] = static_cast<std::uint8_t>(both[16] + std::popcount(part));
+            }
+            blocks.option(5, both.data(), both.size());
+        }
+    }
+}
 
 // One interface: its socket, and the blocks that it shares with the kernel.
 struct PacketCapture::Ring {
@@ -218,6 +249,7 @@ PacketCapture::PacketCapture(int file, const std::vector<std::pair<std::string, 
         blocks.u16(0);
         blocks.u32(kCapturedBytes);
         blocks.option(2, name.data(), name.size());
+        write_addresses(blocks, name);
         blocks.option(9, &nanoseconds, 1);
         blocks.option(0, nullptr, 0);
         blocks.end();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -60,6 +61,8 @@ def test_every_byte_of_a_job_is_captured_and_agrees_with_the_interfaces(sent: Pa
     run = read_run(sent)
     traffic = audited(analyse_flows(run))
     assert traffic.hosts == ("host0", "host1")
+    unseen = dataclasses.replace(run, sockets=type(run.sockets).empty())  # of a short job
+    assert analyse_flows(unseen).hosts == traffic.hosts
     assert traffic.matrix_payload_bytes.tolist() == [[0, SENT], [0, 0]]
     assert run.facts.dropped_packets == run.facts.missed_bytes == 0
     [audit] = sentences(tuple(audit_of_recording(run)))

@@ -128,6 +128,19 @@ def test_clocks_that_may_agree_are_left_as_they_are(tmp_path: Path) -> None:
     assert run.facts.capture_clocks == "1.pcap +10 us (+- 40 us, so unchanged)"
 
 
+def test_an_interface_of_a_pcapng_tells_the_addresses_of_its_host(tmp_path: Path) -> None:
+    path = tmp_path / "gpu1.pcapng"
+    told = p.option(4, bytes([10, 0, 0, 1, 255, 255, 255, 0]))
+    told += p.option(4, bytes([10, 0, 1, 1, 255, 255, 255, 0]))
+    told += p.option(5, bytes.fromhex("20010db8" + "00" * 11 + "01") + b"\x40")
+    told += p.option(4, b"cut")  # no address
+    packets = p.section() + p.interface(more=told) + p.enhanced(10**18, p.segment(1, 100))
+    path.write_bytes(packets)
+    of_host = "10.0.0.1+10.0.1.1+2001:db8::1"
+    assert read_captures([path]).facts.addresses == f"10.0.0.1={of_host}"
+    assert read_captures([path], ["gpu1"]).facts.addresses == f"gpu1={of_host}"
+
+
 def test_a_cooked_capture_says_which_addresses_are_its_hosts_own(tmp_path: Path) -> None:
     def frame(kind: int, source: str, target: str) -> bytes:
         return struct.pack(">H", kind) + p.cooked(p.ip(p.tcp(1, 10), source, target))[2:]

@@ -87,6 +87,7 @@ class _Capture:
 
     name: str
     file_name: str
+    told_addresses: Sequence[str]  # of the host that captured, as the capture tells them
     ends: Sequence[tuple[str, str]]
     protocols: Sequence[int]
     totals: Columns
@@ -115,6 +116,7 @@ class _Capture:
         return cls(
             name=name_of(path),
             file_name=path.name,
+            told_addresses=[str(address_of(each)) for each in scan.addresses()],
             ends=ends,
             protocols=protocols,
             totals=totals,
@@ -136,10 +138,12 @@ class _Capture:
 
     @property
     def own_addresses(self) -> list[str]:
-        """The addresses of the host that captured, if its packets have a direction.
+        """The addresses of the host that captured, if it tells them, or its packets a direction.
 
         The result is empty if both ends of a flow would be the host's own: then directions mislead.
         """
+        if self.told_addresses:
+            return sorted({*self.told_addresses}, key=lambda address: int(ip_address(address)))
         sides = zip(self.ends, self.totals["direction"].tolist(), strict=True)
         own = {host_of(ends[direction - 1]) for ends, direction in sides if direction}
         if any(host_of(source) in own and host_of(target) in own for source, target in self.ends):
@@ -201,8 +205,8 @@ class _Seen(NamedTuple):
     is_sender: bool
 
 
-def run_of(scans: Sequence[Scanned]) -> Run:
-    """Return the scanned captures as a run."""
+def run_of(scans: Sequence[Scanned], hosts: Sequence[str] = ()) -> Run:
+    """Return the scanned captures as a run; `hosts` made them, if their names are known."""
     captures = [_Capture.of(*scanned) for scanned in scans]
     passed = [
         Passed(local=capture.local, ends=capture.ends, columns=capture.passages)
@@ -218,8 +222,10 @@ def run_of(scans: Sequence[Scanned]) -> Run:
         if clock is not None
     ]
     # The addresses that belong to one host, where a capture shows it.
-    several = [own for capture in captures if len(own := capture.own_addresses) > 1]
-    addresses = [f"{own[0]}={'+'.join(own)}" for own in several]
+    own = [capture.own_addresses for capture in captures]
+    several = [(each[0], each) for each in own if len(each) > 1]
+    of_host = list(zip(hosts, own, strict=True)) if hosts else several
+    addresses = [f"{host}={'+'.join(each)}" for host, each in of_host if each]
     return Run(
         provenance=Provenance(
             origin="imported", source=", ".join(capture.name for capture in captures)

@@ -30,8 +30,11 @@ _BOMB_BYTES = 1 << 30  # Fewer bytes do no harm.
 _MOST_CAPTURES = 10_000
 
 
-def read_captures(paths: Sequence[Path]) -> Run:
-    """Read captures of one job, made at one place or several, as the flows of a run."""
+def read_captures(paths: Sequence[Path], hosts: Sequence[str] = ()) -> Run:
+    """Read captures of one job, made at one place or several, as the flows of a run.
+
+    `hosts` are the names of the hosts that captured, if they are known.
+    """
     if not 0 < len(paths) <= _MOST_CAPTURES:
         raise UsageError(f"flows: expected 1 to {_MOST_CAPTURES} captures, got {len(paths)}")
     if len({os.path.realpath(path) for path in paths}) < len(paths):
@@ -44,7 +47,7 @@ def read_captures(paths: Sequence[Path]) -> Run:
         from fullwire.packets.flow_table import run_of  # imported while the captures are read
 
         try:
-            return run_of([capture.result() for capture in reading])
+            return run_of([capture.result() for capture in reading], hosts)
         finally:  # after Ctrl-C or a bad capture, the other readers stop early
             is_over.set()
 

@@ -27,7 +27,7 @@ def read_captured(directories: Sequence[Path], zero_ns: int) -> tuple[Run | None
     if not captures:
         return None, missing
     try:
-        run = read_captures(captures)
+        run = read_captures(captures, [path.name.rsplit("-", 2)[0] for path in captures])
     except DamagedInput as error:  # killed before its first write
         return None, [*missing, str(error)]
     return dataclasses.replace(
