@@ -60,6 +60,8 @@ PAGES = {
         "sharded-recovery",
         "shard-copies",
         "chaos",
+        "elastic-bars",
+        "elastic-goodput",
     ),
     "compression": (
         "compression-goals",
