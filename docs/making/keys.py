@@ -380,6 +380,7 @@ MEANINGS: Mapping[str, str] = {
     "delayed": "The share in which it was ready and had no processor.",
     "gpu_busy": "The share of the time in which its GPU ran a kernel; null without NVML.",
     "gpu_pcie_bps": "The bits a second of its GPU over PCIe, both ways; null without NVML.",
+    "gpu_sm_active": "The mean share of its GPU's processors that worked; null before Hopper.",
     "memory_bytes": "Its memory in use; null where the kernel does not tell it.",
     "read_bytes_s": "Bytes a second that it read from disks; null likewise.",
     "faults_s": "Pages a second that had to come from a disk; null likewise.",

@@ -384,6 +384,50 @@ def fake_nvml() -> SimpleNamespace:
     )
 
 
+def with_samples(nvml: SimpleNamespace, *percents: float) -> SimpleNamespace:
+    """Return NVML with these shares of its processors at work, one for each question."""
+    taken, told = [0], iter(percents)
+
+    def sample(device: Any, into: Any) -> int:
+        taken[0] += 1
+        into.value = taken[0]
+        return 0
+
+    def metrics(asked: Any) -> int:
+        request, metric = asked._obj, asked._obj.metrics[0]
+        assert (request.version, request.count, metric.number) == (1, 1, 2)
+        assert request.now - request.before == 1
+        metric.value = next(told)
+        return 0
+
+    def supports(device: Any, support: Any) -> int:
+        support._obj.is_supported = support._obj.version
+        return 0
+
+    return SimpleNamespace(
+        **vars(nvml),
+        nvmlGpmQueryDeviceSupport=supports,
+        nvmlGpmSampleAlloc=lambda sample: 0,
+        nvmlGpmSampleGet=sample,
+        nvmlGpmSampleFree=lambda sample: 0,
+        nvmlGpmMetricsGet=metrics,
+    )
+
+
+def test_the_processors_of_a_gpu_are_told_where_its_driver_counts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = with_samples(fake_nvml(), 60.0, 20.0, float("nan"))
+    monkeypatch.setattr("fullwire.recorder.outside.ctypes.CDLL", lambda name: nvml)
+    gpus = Gpus([os.getpid()])
+    gpus.close()
+    for active in (None, 0.6, 0.4, 0.4):
+        gpus.look()
+        assert gpus.uses()[os.getpid()].sm_active == (active and pytest.approx(active))
+    looks = replace(seen(a_job(0.1, 0.2)), gpus={0: gpus.uses()[os.getpid()]})
+    assert 'fullwire_gpu_sm_active_ratio{rank="0"} 0.4' in open_metrics(judged(looks, 1e9))
+
+
 def test_ranks_on_gpus_have_a_step_and_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullwire.recorder.outside.ctypes.CDLL", lambda name: fake_nvml())
     gpus = Gpus([os.getpid(), 1])

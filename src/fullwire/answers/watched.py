@@ -93,6 +93,7 @@ class SeenRank:
     retransmits: float
     gpu_busy: float | None = None  # share of the time in which a kernel ran, as NVML tells it
     gpu_pcie_bps: float | None = None  # both ways
+    gpu_sm_active: float | None = None  # mean share of its processors that worked
     memory_bytes: float | None = None  # in use at the end
     read_bytes_s: float | None = None  # from disks, a second
     faults_s: float | None = None  # pages that had to come from a disk, a second
@@ -128,6 +129,7 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
                 retransmits=float(did[:, RETRANSMITS].sum()),
                 gpu_busy=looks.gpus[rank].busy if rank in looks.gpus else None,
                 gpu_pcie_bps=looks.gpus[rank].pcie_bps if rank in looks.gpus else None,
+                gpu_sm_active=looks.gpus[rank].sm_active if rank in looks.gpus else None,
                 **(asdict(looks.uses[rank]) if rank in looks.uses else {}),
             )
         )

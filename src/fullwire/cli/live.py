@@ -277,6 +277,8 @@ def _where_told(window: Watched) -> Iterator[Metric]:
          [(rank.rank, rank.gpu_busy) for rank in window.ranks]),
         ("gpu_pcie_bits_per_second", "Bits a second over PCIe, both ways",
          [(rank.rank, rank.gpu_pcie_bps) for rank in window.ranks]),
+        ("gpu_sm_active_ratio", "Mean share of the GPU's processors that worked, as NVML tells it",
+         [(rank.rank, rank.gpu_sm_active) for rank in window.ranks]),
         ("memory_bytes", "Memory in use",
          [(rank.rank, rank.memory_bytes) for rank in window.ranks]),
         ("read_bytes_per_second", "Bytes a second from disks",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -45,6 +46,7 @@ _MOST_THREADS = 64  # of a rank
 _COUNTS = 13  # of a minute, where a window comes each 5 s
 _MOST_TURNS = 600  # whose work of processors is kept
 _GPU_LOOKS, _MOST_RANKS_OF_A_GPU = 60, 128
+_SM_UTILIZATION, _MOST_METRICS = 2, 512  # NVML_GPM_METRIC_SM_UTIL, and more than it has
 _KEPT_BYTES = 64 << 20  # of looks; older ones are forgotten
 _COMMUNICATE = re.compile(r"gloo|nccl|fullwire|ucx|mpi|ibv|rdma", re.ASCII)
 
@@ -204,12 +206,36 @@ class _NvmlUse(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
+class _NvmlMetric(ctypes.Structure):
+    _fields_ = [
+        ("number", ctypes.c_uint),
+        ("status", ctypes.c_int),
+        ("value", ctypes.c_double),
+        ("words", ctypes.c_void_p * 3),
+    ]
+
+
+class _NvmlMetrics(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        ("count", ctypes.c_uint),
+        ("before", ctypes.c_void_p),
+        ("now", ctypes.c_void_p),
+        ("metrics", _NvmlMetric * _MOST_METRICS),
+    ]
+
+
+class _NvmlSupport(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint), ("is_supported", ctypes.c_uint)]
+
+
 @dataclass(frozen=True, slots=True)
 class GpuUse:
     """What NVML tells of the GPUs of a process."""
 
     busy: float  # share of the time in which a kernel ran
     pcie_bps: float  # both ways
+    sm_active: float | None = None  # mean share of the processors that worked; since Hopper
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +291,8 @@ class Gpus:
         self._pids = set(pids)
         self._seen: dict[int, deque[GpuUse]] = {pid: deque(maxlen=_GPU_LOOKS) for pid in pids}
         self._ended = threading.Event()
+        # Two samples of each device, the latest one first; none where it does not take them.
+        self._samples: dict[int, tuple[ctypes.c_void_p, ctypes.c_void_p] | None] = {}
         self._library: Any = None
         if not pids:
             return
@@ -276,6 +304,8 @@ class Gpus:
     def _look_on(self) -> None:
         while not self._ended.wait(_AGAIN_S):
             self.look()
+        for sample in itertools.chain.from_iterable(filter(None, self._samples.values())):
+            self._library.nvmlGpmSampleFree(sample)
         self._library.nvmlShutdown()
 
     def look(self) -> None:
@@ -299,10 +329,37 @@ class Gpus:
                 value = ctypes.c_uint()
                 if nvml.nvmlDeviceGetPcieThroughput(device, direction, ctypes.byref(value)) == 0:
                     kilobytes_s += value.value
+            active = self._sm_active(number, device)
             for pid in own:
-                found.setdefault(pid, []).append(GpuUse(use.gpu / 100, kilobytes_s * 8e3))
+                found.setdefault(pid, []).append(GpuUse(use.gpu / 100, kilobytes_s * 8e3, active))
         for pid, uses in found.items():
             self._seen[pid].append(_mean_use(uses))
+
+    def _sm_active(self, number: int, device: ctypes.c_void_p) -> float | None:
+        """Return the mean share of a device's processors that worked since the last question."""
+        nvml = self._library
+        if number not in self._samples:
+            new, support = (ctypes.c_void_p(), ctypes.c_void_p()), _NvmlSupport(1)
+            takes = (
+                hasattr(nvml, "nvmlGpmMetricsGet")  # older drivers have no such call
+                and nvml.nvmlGpmQueryDeviceSupport(device, ctypes.byref(support)) == 0
+                and support.is_supported
+                and not any(nvml.nvmlGpmSampleAlloc(ctypes.byref(each)) for each in new)
+                and nvml.nvmlGpmSampleGet(device, new[0]) == 0
+            )
+            self._samples[number] = new if takes else None
+            return None
+        samples = self._samples[number]
+        if samples is None or nvml.nvmlGpmSampleGet(device, samples[1]):
+            return None
+        before, now = samples
+        self._samples[number] = now, before
+        asked = _NvmlMetrics(1, 1, before, now)
+        asked.metrics[0].number = _SM_UTILIZATION
+        told, metric = nvml.nvmlGpmMetricsGet(ctypes.byref(asked)), asked.metrics[0]
+        if told or metric.status or not math.isfinite(metric.value):
+            return None
+        return float(metric.value) / 100
 
     def uses(self) -> Mapping[int, GpuUse]:
         """Return the mean of the latest looks, by process; empty where NVML tells nothing."""
@@ -315,8 +372,12 @@ class Gpus:
 
 def _mean_use(uses: Sequence[GpuUse]) -> GpuUse:
     count = len(uses)
-    return GpuUse(sum(each.busy for each in uses) / count,
-                  sum(each.pcie_bps for each in uses) / count)  # fmt: skip
+    active = [each.sm_active for each in uses if each.sm_active is not None]
+    return GpuUse(
+        sum(each.busy for each in uses) / count,
+        sum(each.pcie_bps for each in uses) / count,
+        sum(active) / len(active) if active else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
