@@ -192,11 +192,6 @@ def bytes_a_step(run: fw.Run) -> float:
     return float(np.median(sums[sums > 0])) if sums.any() else np.nan
 
 
-def late_ranks(explanation: fw.Explanation) -> list[int]:
-    """Return the ranks that a verdict names."""
-    return sorted(getattr(explanation.verdict.findings[0], "ranks", ()))
-
-
 def compared(case: Case, folder: Path) -> dict[str, Any]:
     """Watch a job that is recorded; return what both sides say."""
     begun_s = time.monotonic()
@@ -209,7 +204,7 @@ def compared(case: Case, folder: Path) -> dict[str, Any]:
         "job": str(case),
         "confidence": found.confidence,
         "inside_kind": inside.verdict.kind,
-        "inside_ranks": late_ranks(inside),
+        "inside_ranks": sorted(inside.verdict.ranks),
         "inside_transfer_s": transfer_s(inside.account),
         "inside_step_s": inside.step_s,
         "inside_bytes": bytes_a_step(fw.read(folder / "inside.run")),
@@ -229,7 +224,7 @@ def compared(case: Case, folder: Path) -> dict[str, Any]:
             "bytes": bytes_a_step(found.run),
             "transfer_s": transfer_s(found.explanation.account),
             "ranges_s": found.transfer_s,
-            "ranks": late_ranks(found.explanation),
+            "ranks": sorted(found.explanation.verdict.ranks),
         }
     return row
 

@@ -96,8 +96,6 @@ class Blocks {
     std::size_t start_ = 0;
 };
 
-}  // namespace
-
 // Writes the addresses of an interface, so that a reader knows which end of a flow is this host.
 // An address of one link alone tells nothing.
 void write_addresses(Blocks& blocks, const std::string& name) {
@@ -124,6 +122,8 @@ void write_addresses(Blocks& blocks, const std::string& name) {
         }
     }
 }
+
+}  // namespace
 
 // One interface: its socket, and the blocks that it shares with the kernel.
 struct PacketCapture::Ring {

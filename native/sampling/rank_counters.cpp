@@ -137,8 +137,11 @@ int RankCounters::watch(double seconds, double share, double least_s, double mos
         const double took_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - before_s;
         took_s_ += took_s;
         // A look at all comes once a second, whatever the distance of the others.
-        if (at_all) at_all_s_ = took_s;
-        if (!at_all) usual_s_ += usual_s_ > 0 ? (took_s - usual_s_) / 8 : took_s;
+        if (at_all) {
+            at_all_s_ = took_s;
+        } else {
+            usual_s_ += usual_s_ > 0 ? (took_s - usual_s_) / 8 : took_s;
+        }
         // At equal distances, looks and steps that are nearly as short would make a beat, which looks
         // like much longer steps. So each distance is drawn anew.
         const double drawn = std::uniform_real_distribution<>(0.5, 1.5)(random_);

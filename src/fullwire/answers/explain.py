@@ -96,6 +96,11 @@ class Verdict:
         return " ".join(sentences(self.findings))
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks that the verdict names, such as late ones."""
+        return tuple(getattr(self.findings[0], "ranks", ()))
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Return the reasons, a clause each."""
         return sentences(self.why)

@@ -1,4 +1,4 @@
-"""What a rank waits for while it computes nothing and no bytes flow.
+"""Why a rank computes nothing while no bytes flow.
 
 It waits for other ranks, or for something of its own: its data, a disk, a sleep of its script. The
 kernel tells in which of its functions the main thread sleeps, and that tells most of these apart.
@@ -33,7 +33,7 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """What a rank answered that was asked a few times what it waits for while it did nothing."""
+    """The answer of a rank that was asked a few times why it does nothing."""
 
     rank: int
     line: str = ""  # of the script; empty where nothing told it
@@ -65,7 +65,7 @@ class Elsewhere:
 
         - `unclear`: the share in which it may have waited for another rank.
         - `works`: whether a rank computes, or bytes flow.
-        - `idle`: what a rank answered that was asked.
+        - `idle`: the answer of a rank that was asked.
         - `all_seen`: no rank of the job is hidden from us.
         """
         if idle is not None and idle.is_always:
@@ -73,9 +73,9 @@ class Elsewhere:
         is_elsewhere = np.asarray(elsewhere >= _MOST, bool)
         # Where another thread than the main one trains, the main one sleeps in one place for ever.
         often = (is_elsewhere & works).sum(axis=1) >= _SELDOM * np.maximum(works.sum(axis=1), 1)
-        is_told = np.isfinite(elsewhere).any(axis=1) & ~often & all_seen
-        is_told &= idle is None or not idle.is_in_lock
-        bins = is_elsewhere & ~works & (np.isfinite(elsewhere).any(axis=1) & ~often)[:, None]
+        trains = np.isfinite(elsewhere).any(axis=1) & ~often
+        bins = is_elsewhere & ~works & trains[:, None]
+        is_told = trains & all_seen & (idle is None or not idle.is_in_lock)
         quiet = ~works.any(axis=0)
         is_open = (unclear >= _MOST) | ~is_told[:, None]
         untold = quiet & is_open.any(axis=0) & ~bins.any(axis=0)
@@ -84,7 +84,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """For how long in a step ranks do nothing, and what is known of it."""
+    """The time of a step in which ranks do nothing, as far as its reasons are known."""
 
     quiet_s: float  # no rank works, and no bytes flow
     untold_s: float  # of the time until bytes flow, and nothing tells why
@@ -152,7 +152,7 @@ class Asking:
 
 
 def idle_at(rank: int, looks: Looks) -> Idle:
-    """Ask a rank at a few moments, drawn by chance, what it waits for while it sleeps."""
+    """Ask a rank why it sleeps, at a few moments that are drawn by chance."""
     answers, for_ranks, until_s = [], 0, time.monotonic() + _MOST_S
     for _ in range(_MOST_QUESTIONS):
         time.sleep(random.uniform(0, _BETWEEN_QUESTIONS_S))

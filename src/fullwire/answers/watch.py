@@ -200,7 +200,9 @@ def watch(
             until_s = min(_LATER * until_s, seconds)
         if is_running and not is_interrupted:
             with suppress(KeyboardInterrupt):
-                found = judged(looks, line_bps, idle=asking.wait())
+                idle = asking.wait()
+                if idle is not found.idle:
+                    found = judged(looks, line_bps, idle=idle)
     if out is not None and found.run is not None:
         write(found.run, out)
     return found
@@ -290,7 +292,7 @@ def _ask(asking: Asking, found: Watched, looks: Looks) -> None:
     least_s = THRESHOLD * told.step_s
     rank = max(waiting.of_rank_s, key=lambda each: waiting.of_rank_s[each])
     if found.kind == "straggler":
-        rank = next(iter(found.late_ranks), rank)
+        rank = next(iter(told.verdict.ranks), rank)
         is_idle = waiting.of_rank_s[rank] >= least_s
     else:
         is_idle = waiting.quiet_s >= least_s
@@ -303,7 +305,7 @@ def judged(
 ) -> Watched:
     """Say what looks at a job show: its step, its account, its stuck rank.
 
-    `idle`: what a rank answered that was asked while it did nothing.
+    `idle`: the answer of a rank that was asked why it does nothing.
     """
     count = max(len(next(iter(looks.by_rank.values()), ())), 1)
     between_s = looks.seconds / count
@@ -501,11 +503,12 @@ def _spans(
 ) -> list[tuple[int, int, str, str, int, int]]:
     """Return the steps of each rank, the stretches in which it computed and those it loaded in."""
     spans: list[tuple[int, int, str, str, int, int]] = []
+    busy = seen.busy
     for place, rank in enumerate(seen.ranks):
         for step, (first, last) in enumerate(pairwise(edges)):
             spans.append((rank, step, "host", "step", int(first), int(last)))
         for lane, name, mask in (
-            ("compute", "threads that compute", seen.busy[place]),
+            ("compute", "threads that compute", busy[place]),
             ("input", "wait", loads[place]),
         ):
             for first, last in zip(*_cut(*_stretches(mask), edges), strict=True):

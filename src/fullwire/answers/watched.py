@@ -226,7 +226,7 @@ class Watched(Result):
             idle, found = self.idle, explanation.verdict.findings
             if idle is None:
                 return found
-            explains = self.kind in ("input", "host") or idle.rank in self.late_ranks
+            explains = self.kind in ("input", "host") or idle.rank in explanation.verdict.ranks
             return (*found, *idle.findings) if explains else found
         low, high = (end_s / explanation.step_s for end_s in self.transfer_s)
         if "contention" in self.possible and set(self.possible) <= _BESIDE:
@@ -239,13 +239,6 @@ class Watched(Result):
     def sentence(self) -> str:
         """Return the findings in words."""
         return " ".join(sentences(self.findings))
-
-    @property
-    def late_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that the verdict calls late."""
-        if self.explanation is None:
-            return ()
-        return tuple(getattr(self.explanation.verdict.findings[0], "ranks", ()))
 
     @property
     def transfer_s(self) -> tuple[float, float]:

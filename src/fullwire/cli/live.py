@@ -240,7 +240,7 @@ def metrics_of(window: Watched) -> list[Metric]:
         named.append(("step_seconds", "Time of a step", [({}, window.step_s)]))
     if found is not None:
         low_s, high_s = window.transfer_s
-        late = getattr(found.verdict.findings[0], "ranks", ())
+        late = found.verdict.ranks
         named += [
             ("part_seconds", "Parts of a step; together they are the step",
              [({"part": part}, value_s) for part, value_s in found.account.items()]),
