@@ -26,7 +26,7 @@ from fullwire.answers.idle import Asking, Idle, idle_at
 from fullwire.answers.watch import judged
 from fullwire.answers.watched import waited_for
 from fullwire.cli.live import Collector, Live, open_metrics, served
-from fullwire.recorder.jobs_here import JobHere, RankHere, job_named
+from fullwire.recorder.jobs_here import JobHere, RankHere, job_named, job_of
 from fullwire.recorder.outside import (
     COLUMNS,
     ELSEWHERE,
@@ -584,6 +584,39 @@ def test_a_process_that_is_no_training_is_refused_with_its_command() -> None:
         fw.watch(other.pid)
     with pytest.raises(fw.UsageError, match="expected words of a training job's command"):
         job_named("no such job anywhere")
+
+
+LAUNCHES = """
+import mmap, os, subprocess, sys
+with open(sys.argv[1], "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+if "RANK" not in os.environ:
+    for rank in "01":
+        told = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+        command = [sys.executable, *sys.argv]
+        child = subprocess.Popen(command, env=os.environ | told, stdout=subprocess.PIPE)
+        child.stdout.readline()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_launcher_that_loads_torch_stands_for_its_ranks_and_is_no_job(tmp_path: Path) -> None:
+    script, library = tmp_path / "launch.py", tmp_path / "libtorch.so"
+    script.write_text(LAUNCHES)
+    library.write_bytes(bytes(4096))
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    command = [sys.executable, str(script), str(library)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        for found in (job_of(launcher.pid), job_named(str(script))):
+            assert [rank.rank for rank in found.ranks] == [0, 1]
+            assert launcher.pid not in {rank.pid for rank in found.ranks}
+            assert not found.is_guessed
+        assert launcher.stdin is not None
+        launcher.stdin.close()
 
 
 def test_a_process_that_has_ended_is_told_as_that() -> None:

@@ -199,6 +199,7 @@ def _members() -> list[tuple[dict[int, int], int, bool]]:
             alone.setdefault(parent, []).append(pid)
         else:
             alone.setdefault(pid, [])
+    launchers = {above for pid in ranks for above in _line_up(pid)}  # torchrun loads torch, too
     jobs = []
     while ranks:
         pid, told = next(iter(ranks.items()))
@@ -208,7 +209,7 @@ def _members() -> list[tuple[dict[int, int], int, bool]]:
         for group in together.values():
             del ranks[group]
     for pid, children in alone.items():
-        if "RANK" not in processes[pid]:
+        if "RANK" not in processes[pid] and pid not in launchers:
             guessed = dict(enumerate(sorted(children) if len(children) > 1 else [pid]))
             jobs.append((guessed, len(guessed), True))
     return jobs
