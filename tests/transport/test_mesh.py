@@ -41,6 +41,7 @@ class Job:
         self.folder, self.starters = folder, starters
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.lines: dict[int, queue.Queue[str]] = {}
+        self.readers: list[threading.Thread] = []
 
     def start(self, worker: int, *, steps: int = 10**6, **more: str) -> None:
         environment = os.environ | {
@@ -60,12 +61,14 @@ class Job:
         )
         lines = self.lines[worker] = queue.Queue()
         self.processes[worker] = process
-        threading.Thread(target=self._read, args=(process, lines), daemon=True).start()
+        self.readers.append(threading.Thread(target=self._read, args=(process, lines)))
+        self.readers[-1].start()
 
     def _read(self, process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process.stdout:
+            for line in process.stdout:
+                lines.put(line)
         lines.put("its output ended")
 
     def until(self, worker: int, pattern: str, limit_s: float = 120) -> re.Match[str]:
@@ -81,8 +84,8 @@ class Job:
         for process in self.processes.values():
             process.kill()
             process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        for reader in self.readers:  # what a dead worker had written is read to its end
+            reader.join()
 
 
 @pytest.fixture
