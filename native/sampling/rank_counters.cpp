@@ -24,10 +24,16 @@ namespace fullwire {
 namespace {
 
 constexpr double kAtAllEvery_s = 1.0;
-constexpr int kStaysBusy = 5;  // looks at all, after a thread last ran or a connection last carried
-constexpr int kUntilGone = 3;  // looks at all without word of a connection
+constexpr int kStaysBusy = 5;        // looks at all, after a thread last ran or a connection began
+constexpr double kStaysBusy_s = 10;  // after a connection last carried
+constexpr int kUntilGone = 3;        // looks at all without word of a connection
 constexpr double kBytes = 4096;  // between two looks, for a rank that sends or receives
-constexpr int kSeldom = 16;      // looks, for the main thread of a rank that works
+// Looks, for what need not be known to the millisecond: where the main thread of a rank that works
+// sleeps, and how long the threads of its backend ran.
+constexpr std::size_t kSeldom = 16;
+constexpr std::size_t kAsked = 64;    // connections at once: the kernel drops answers that find no room
+constexpr std::size_t kMostAsked = 1024;  // of a network; to list more of them takes less time
+constexpr int kMostUntilListed = 16;  // looks at all, to a list of a network's connections
 constexpr std::uint32_t kCarriesData = 1u << 1 | 1u << 4 | 1u << 5 | 1u << 8;  // as in job_sockets.cpp
 constexpr timeval kLongestWait{1, 0};
 // Parts of the names of the kernel's functions in which a thread sleeps: one that waits for another
@@ -107,12 +113,17 @@ void RankCounters::add_main_thread(std::size_t rank, int file, bool polls_for_ra
 
 void RankCounters::add_network(int socket) {
     ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &kLongestWait, sizeof kLongestWait);
-    networks_.push_back({socket, {}, {}});
+    networks_.emplace_back().socket = socket;
 }
 
 void RankCounters::set_owners(std::size_t network,
                               const std::vector<std::pair<std::uint32_t, std::size_t>>& owners) {
-    networks_.at(network).owners = {owners.begin(), owners.end()};
+    Network& changed = networks_.at(network);
+    std::unordered_map<std::uint32_t, std::size_t> now(owners.begin(), owners.end());
+    if (now == changed.owners) return;
+    changed.owners = std::move(now);
+    changed.until_listed = 0;
+    changed.lists_again_after = 1;
     look_at_all_s_ = 0.0;
 }
 
@@ -154,13 +165,16 @@ int RankCounters::watch(double seconds, double share, double least_s, double mos
 }
 
 void RankCounters::look(bool at_all) {
+    ++looks_;
     for (Network& each : networks_) ask(each, at_all);
     for (Shared& each : shared_) read_interfaces(each);
     for (Ports& each : ports_) read_ports(each);
     const double now_ns = nanoseconds_now();
     for (std::size_t rank = 0; rank < left_.size(); ++rank) of(rank, time) = now_ns;
+    const bool at_backends = at_all || looks_ % kSeldom == 0;
     for (Thread& each : threads_) {
-        if (at_all || each.stays_busy > 0) read_thread(each, at_all);
+        const bool is_busy = each.stays_busy > 0 && (at_backends || !each.communicates);
+        if (at_all || is_busy) read_thread(each, at_all);
     }
     std::erase_if(threads_, [](const Thread& each) { return each.file < 0; });
     for (MainThread& each : main_threads_) read_main_thread(each);
@@ -202,7 +216,8 @@ void RankCounters::read_main_thread(MainThread& thread) {
     // Else it tells only whether this thread takes part in the training at all.
     const bool works = busy_ns - thread.busy_ns >= since_ns / 2 || carried - thread.carried >= kBytes;
     if (works && !thread.worked) thread.waits = kColumns;
-    if (!works || ++thread.unread == kSeldom) {
+    const bool sleeps_on = !works && !thread.worked && busy_ns == thread.busy_ns;
+    if ((!works && !sleeps_on) || ++thread.unread == kSeldom) {
         thread.unread = 0;
         thread.waits = wait_of(thread);
     }
@@ -237,25 +252,35 @@ void RankCounters::ask(Network& network, bool at_all) {
             ++each.unseen;
             each.stays_busy = std::max(each.stays_busy - 1, 0);
         }
+    }
+    // A list takes the kernel long: it goes through a table that is as large as the memory allows.
+    if (at_all && (--network.until_listed < 0 || network.connections.size() > kMostAsked)) {
+        network.until_listed = network.lists_again_after;
+        network.lists_again_after = std::min(2 * network.lists_again_after, kMostUntilListed);
         for (const std::uint8_t family : {AF_INET, AF_INET6}) {
             const std::string request = request_for(family, nullptr);
             if (::send(network.socket, request.data(), request.size(), 0) < 0) continue;
-            receive(network, 1, at_all);
+            receive(network, 1);
         }
-        std::erase_if(network.connections,
-                      [](const auto& each) { return each.second.unseen > kUntilGone; });
+        network.was_listed = true;
     } else {
         std::string requests;
         std::size_t asked = 0;
         for (const auto& [_, each] : network.connections) {
-            if (each.stays_busy == 0) continue;
+            const bool is_due = each.other_end == nullptr || each.is_first == (looks_ % 2 == 0);
+            const bool is_busy = each.stays_busy > 0 || each.quiet_s <= kStaysBusy_s;
+            if (!at_all && !(is_due && is_busy)) continue;
             requests += each.request;
             ++asked;
         }
-        if (asked > 0 && ::send(network.socket, requests.data(), requests.size(), 0) >= 0) {
-            receive(network, asked, at_all);
+        for (std::size_t first = 0; first < asked; first += kAsked) {
+            const std::size_t count = std::min(kAsked, asked - first);
+            const std::size_t bytes = requests.size() / asked;  // of each of them
+            if (::send(network.socket, requests.data() + first * bytes, count * bytes, 0) < 0) break;
+            receive(network, count);
         }
     }
+    if (at_all) forget_ended(network);
     for (const auto& [_, rank] : network.owners) {
         of(rank, quiet_s) = std::numeric_limits<double>::infinity();
     }
@@ -264,7 +289,7 @@ void RankCounters::ask(Network& network, bool at_all) {
     }
 }
 
-void RankCounters::receive(Network& network, std::size_t answers, bool at_all) {
+void RankCounters::receive(Network& network, std::size_t answers) {
     while (answers > 0) {  // a list ends with a word of its own; a connection that is gone, too
         const ssize_t bytes = ::recv(network.socket, answer_.data(), answer_.size(), 0);
         if (bytes <= 0) return;
@@ -275,13 +300,13 @@ void RankCounters::receive(Network& network, std::size_t answers, bool at_all) {
             if (is_last || !(each->nlmsg_flags & NLM_F_MULTI)) --answers;
             if (!is_last) {
                 take_answer(network, static_cast<const char*>(NLMSG_DATA(each)),
-                            each->nlmsg_len - NLMSG_HDRLEN, at_all);
+                            each->nlmsg_len - NLMSG_HDRLEN);
             }
         }
     }
 }
 
-void RankCounters::take_answer(Network& network, const char* message, std::size_t bytes, bool at_all) {
+void RankCounters::take_answer(Network& network, const char* message, std::size_t bytes) {
     inet_diag_msg told;
     if (bytes < sizeof told) return;
     std::memcpy(&told, message, sizeof told);
@@ -298,35 +323,79 @@ void RankCounters::take_answer(Network& network, const char* message, std::size_
         }
         at += NLA_ALIGN(attribute.nla_len);
     }
-    const std::uint64_t sent = info.tcpi_bytes_acked, received = info.tcpi_bytes_received;
-    auto found = network.connections.find(told.idiag_inode);
-    const bool is_new = found == network.connections.end();
-    if (is_new) {
-        const Connection begun{owner->second, request_for(told.idiag_family, &told.id), kStaysBusy};
-        found = network.connections.emplace(told.idiag_inode, begun).first;
-    }
-    Connection& each = found->second;
     const std::size_t rank = owner->second;
-    if (!is_new && sent >= each.sent && received >= each.received) {
-        of(rank, RankCounters::sent) += static_cast<double>(sent - each.sent);
-        of(rank, RankCounters::received) += static_cast<double>(received - each.received);
+    const std::uint64_t sent = info.tcpi_bytes_acked, received = info.tcpi_bytes_received;
+    const auto found = network.connections.find(told.idiag_inode);
+    const bool is_new = found == network.connections.end();
+    Connection& each = is_new ? begin(network, told, rank) : found->second;
+    if (is_new) {
+        each.sent = sent;
+        each.received = received;
+    } else {
+        count(each, sent, received);
         of(rank, retransmits) += static_cast<double>(info.tcpi_total_retrans) - static_cast<double>(each.again);
         of(rank, limited_by_receiver) += (static_cast<double>(info.tcpi_rwnd_limited) - static_cast<double>(each.receiver_us)) * 1e3;
         of(rank, limited_by_buffer) += (static_cast<double>(info.tcpi_sndbuf_limited) - static_cast<double>(each.buffer_us)) * 1e3;
     }
     each.rank = rank;
     each.again = info.tcpi_total_retrans;
-    each.sent = sent;
-    each.received = received;
     each.receiver_us = info.tcpi_rwnd_limited;
     each.buffer_us = info.tcpi_sndbuf_limited;
     each.unseen = 0;
     each.quiet_s = sent + received > 0
                        ? std::min(info.tcpi_last_data_sent, info.tcpi_last_data_recv) / 1e3
                        : std::numeric_limits<double>::infinity();
-    if (!at_all) return;
-    if (sent + received > each.carried_at_all && !is_new) each.stays_busy = kStaysBusy;
-    each.carried_at_all = sent + received;
+}
+
+RankCounters::Connection& RankCounters::begin(Network& network, const inet_diag_msg& told,
+                                              std::size_t rank) {
+    Connection& begun =
+        network.connections.emplace(told.idiag_inode, Connection{rank, request_for(told.idiag_family, &told.id), network.was_listed ? kStaysBusy : 0})
+            .first->second;
+    const auto addresses_of = [&told](const auto& from, auto from_port, const auto& to, auto to_port) {
+        std::string addresses(1, static_cast<char>(told.idiag_family));
+        for (const auto& [address, port] : {std::pair{&from, from_port}, std::pair{&to, to_port}}) {
+            addresses.append(reinterpret_cast<const char*>(address), sizeof *address);
+            addresses.append(reinterpret_cast<const char*>(&port), sizeof port);
+        }
+        return addresses;
+    };
+    const inet_diag_sockid& id = told.id;
+    const std::string own = addresses_of(id.idiag_src, id.idiag_sport, id.idiag_dst, id.idiag_dport);
+    const auto other = network.by_addresses.find(addresses_of(id.idiag_dst, id.idiag_dport, id.idiag_src, id.idiag_sport));
+    if (other != network.by_addresses.end() && other->second->other_end == nullptr) {
+        begun.other_end = other->second;
+        begun.is_first = !other->second->is_first;
+        other->second->other_end = &begun;
+    }
+    network.by_addresses[own] = &begun;
+    return begun;
+}
+
+void RankCounters::forget_ended(Network& network) {
+    const auto is_gone = [](const Connection& each) { return each.unseen > kUntilGone; };
+    std::erase_if(network.by_addresses, [&](const auto& each) { return is_gone(*each.second); });
+    for (auto& [_, each] : network.connections) {
+        if (is_gone(each) && each.other_end != nullptr) each.other_end->other_end = nullptr;
+    }
+    std::erase_if(network.connections, [&](const auto& each) { return is_gone(each.second); });
+}
+
+// Bytes that one end has received may be more than those that the other end knows to be there. The
+// beginning and the end of a connection may count as a byte.
+void RankCounters::count(Connection& connection, std::uint64_t sent_now, std::uint64_t received_now) {
+    const auto count_more = [this](std::size_t rank, Column column, std::uint64_t& before, std::uint64_t now) {
+        if (now > before) {
+            of(rank, column) += static_cast<double>(now - before);
+            before = now;
+        }
+    };
+    count_more(connection.rank, sent, connection.sent, sent_now);
+    count_more(connection.rank, received, connection.received, received_now);
+    if (Connection* other = connection.other_end) {
+        count_more(other->rank, received, other->received, sent_now);
+        count_more(other->rank, sent, other->sent, received_now);
+    }
 }
 
 void RankCounters::read_interfaces(Shared& shared) {

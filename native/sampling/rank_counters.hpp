@@ -1,8 +1,9 @@
 // What the kernel counts of a running job's ranks, looked at from outside, again and again.
 //
 // Two things are read of each rank: how long its threads ran and waited for a processor, and what its
-// TCP connections carried. Threads and connections that do nothing are read once a second, so that a
-// look costs some microseconds a rank. Who owns which thread and connection is told by the caller.
+// TCP connections carried. Threads and connections that do nothing are read once a second, and the
+// threads of a backend every few looks, so that a look costs some microseconds a rank. Who owns which
+// thread and connection is told by the caller.
 
 #pragma once
 
@@ -12,6 +13,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+struct inet_diag_msg;
 
 namespace fullwire {
 
@@ -69,23 +72,30 @@ class RankCounters {
         int file;
         bool polls_for_ranks;
         bool worked = false;  // the rank, until the last look
-        int unread = 0;       // looks since it was last read
+        std::size_t unread = 0;       // looks since it was last read
         Column waits = kColumns;  // the column that its present wait belongs to; kColumns: none
         double time_ns = -1, busy_ns = 0, carried = 0;  // of its rank, at the last look
     };
+    // One end of a connection. If a rank of ours has the other end, the two are asked in turns: either
+    // tells the bytes of both.
     struct Connection {
         std::size_t rank;
         std::string request;
-        int stays_busy;
+        int stays_busy;  // for so many more looks at all, whatever it carries
+        Connection* other_end = nullptr;
+        bool is_first = true;
         std::uint64_t again = 0, sent = 0, received = 0, receiver_us = 0, buffer_us = 0;
-        std::uint64_t carried_at_all = 0;
         double quiet_s = 0;
         int unseen = 0;  // looks at all since the kernel last told of it
     };
     struct Network {
-        int socket;
+        int socket = -1;
         std::unordered_map<std::uint32_t, std::size_t> owners;
         std::unordered_map<std::uint32_t, Connection> connections;
+        std::unordered_map<std::string, Connection*> by_addresses;
+        bool was_listed = false;
+        int until_listed = 0;  // looks at all, after which the kernel lists all connections
+        int lists_again_after = 1;
     };
     struct Shared {
         int file;
@@ -106,8 +116,11 @@ class RankCounters {
     void read_main_thread(MainThread& thread);
     Column wait_of(const MainThread& thread);
     void ask(Network& network, bool at_all);
-    void receive(Network& network, std::size_t answers, bool at_all);
-    void take_answer(Network& network, const char* message, std::size_t bytes, bool at_all);
+    void receive(Network& network, std::size_t answers);
+    void take_answer(Network& network, const char* message, std::size_t bytes);
+    Connection& begin(Network& network, const inet_diag_msg& told, std::size_t rank);
+    void forget_ended(Network& network);
+    void count(Connection& connection, std::uint64_t sent, std::uint64_t received);
     void read_interfaces(Shared& shared);
     void read_ports(Ports& ports);
 
@@ -121,6 +134,7 @@ class RankCounters {
     std::vector<Ports> ports_;
     std::vector<int> left_;  // threads that are left, by rank
     std::vector<char> answer_;
+    std::size_t looks_ = 0;
     double look_at_all_s_ = 0.0;
     double at_all_s_ = 0.0;  // that a look at all took
     double usual_s_ = 0.0;   // that another look takes

@@ -27,6 +27,7 @@ from fullwire.recorder import outside
 from fullwire.recorder.jobs_here import job_of
 from fullwire.words import sentences
 from tests.conftest import Cli
+from tests.lab.test_lab import eventually
 
 JOB = Path(__file__).parents[1] / "stand_in_job.py"
 NAMESPACES = ("--net", "--uts", "--mount", "--pid")
@@ -158,7 +159,8 @@ def test_ranks_in_containers_are_watched_from_the_machine_and_a_container_says_t
 
 
 def test_an_interface_without_a_link_is_told(a_job: list[int], two_hosts: Path) -> None:
-    assert outside.waits_of(a_job[1]).link_down == ""
+    # The kernel tells of a new cable a moment after it is there.
+    assert eventually(lambda: outside.waits_of(a_job[1]).link_down == "")
     there = ["nsenter", "--target", (two_hosts / "gpu2").read_text(), "--net", "ip", "link", "set"]
     subprocess.run([*there, "e0", "down"], check=True)
     try:
