@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire._native import RankCounters
 from fullwire.answers.alerts import alert
 from fullwire.answers.idle import Asking, Idle, idle_at
 from fullwire.answers.watch import judged
@@ -307,6 +309,45 @@ def test_the_kernel_tells_whether_a_main_thread_waits_for_other_threads() -> Non
     spent_ns = [rows[-1, ELSEWHERE] for rows in watcher.looks.by_rank.values()]
     assert 0.7e9 < spent_ns[0] <= 1.0e9
     assert spent_ns[1] < 0.2e9
+
+
+def test_either_end_of_a_connection_tells_the_bytes_of_both() -> None:
+    counters, task = RankCounters(2), f"/proc/self/task/{threading.get_native_id()}/schedstat"
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ends = [socket.create_connection(door.getsockname()), door.accept()[0]]
+    counters.add_network(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4).detach())
+    inodes = [os.fstat(end.fileno()).st_ino for end in ends]
+    counters.set_owners(0, [(inode, rank) for rank, inode in enumerate(inodes)])
+    for rank in (0, 1):
+        counters.add_thread(rank, os.open(task, os.O_RDONLY), False)
+    look = (0.01, 1.0, 0.001, 0.002)  # for 10 ms, at the whole of a processor, each 1 to 2 ms
+    assert counters.watch(*look) == -1
+    for _ in range(20):
+        for sender, size in ((0, 50_000), (1, 10_000)):
+            ends[sender].sendall(bytes(size))
+            ends[1 - sender].recv(size, socket.MSG_WAITALL)
+        assert counters.watch(*look) == -1
+    rows = counters.take().reshape(-1, 2, COLUMNS)
+    sent, received = rows[:, :, SENT], rows[:, :, RECEIVED]
+    # The begin of a connection counts as a byte.
+    assert sent[-1].tolist() == pytest.approx([1_000_000, 200_000], abs=2)
+    assert received[-1].tolist() == pytest.approx([200_000, 1_000_000], abs=2)
+    assert np.abs(sent - received[:, ::-1]).max() <= 2
+    for end in ends:
+        end.close()
+    assert counters.watch(0.01, 1.0, 0.001, 0.002) == -1  # they are gone, and are asked for in vain
+
+
+def test_bytes_that_come_in_lumps_are_one_transfer() -> None:
+    """At 100 Mbps a queue lets 64 KB go at a time, and acknowledgements come together."""
+    looks, lump = seen(a_job(0.2, 0.2)), 0.015 * 1e9 / 8
+    for rows in looks.by_rank.values():
+        rows[:, SENT] = rows[:, RECEIVED] = np.ceil(rows[:, SENT] / lump) * lump
+        rows[:, ELSEWHERE] = 0.0
+    found = judged(looks, 1e9)
+    assert found.explanation is not None
+    assert found.kind == "line_rate"
+    assert sum(found.transfer_s) / 2 == pytest.approx(0.2, rel=0.05)
 
 
 def test_a_job_that_mostly_computes_is_told_its_transfer_alone() -> None:

@@ -27,6 +27,7 @@ from fullwire.answers.watched import (
     SeenRank,
     Watched,
     no_step_within,
+    notes_of,
     ranges_of,
     seen_ranks,
     stuck_in,
@@ -35,20 +36,17 @@ from fullwire.errors import UsageError
 from fullwire.findings.case import THRESHOLD
 from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
-    AdaptersServe,
-    HostNotWatched,
-    InterfacesServe,
     NothingSeen,
     NothingSent,
     OnOtherHosts,
     StepOnGpus,
     TakenForAllReduces,
-    Traced,
 )
 from fullwire.outputs import refuse_existing
-from fullwire.packets.rhythm import FEWEST_STEPS, repeated, rhythm_of
+from fullwire.packets.rhythm import FEWEST_STEPS, before_pauses, repeated, rhythm_of
 from fullwire.recorder.jobs_here import job_named, job_of
 from fullwire.recorder.outside import (
+    COLUMNS,
     COMMUNICATED,
     COMPUTED,
     DELAYED,
@@ -73,7 +71,9 @@ _BIN_S = 0.005  # of the counters, when steps are looked for
 _RUNS = 0.5  # of a bin, for a rank that computes in it
 _LOOK_BINS = 3  # between two looks there are two bins at most
 _FIRST_BYTES = 4096  # in a bin; less is the launcher's own talk
-_FLOWS = 0.5  # of the usual rate while bytes flow: two looks hold a burst's end between them
+_FLOWS = 0.5  # of the usual rate while bytes flow
+_GAP_S = 0.02  # between bytes that flow
+_BLUR = 0.75  # of a look: how far a burst was off in the first 14 jobs of validation.watch
 _ENOUGH = 40  # steps that make a sure answer
 _FIRST_ANSWER_S, _LATER = 4.0, 1.5  # the next answer comes after so many times the time so far
 _EVERY_S, _JUDGING = 5.0, 0.02  # between windows; share of a processor that judging them takes
@@ -96,13 +96,18 @@ class _Seen:
     unclear: Reals
     sent: Reals  # bytes
     received: Reals
+    flowing: NDArray[np.bool_]  # by bin: bytes of the job flowed
 
     @classmethod
-    def of(cls, looks: Mapping[int, Reals], bin_s: float) -> _Seen:
-        """Put the looks at all ranks on one grid of time."""
+    def of(cls, looks: Mapping[int, Reals], bin_s: float, *, waits_are_told: bool) -> _Seen:
+        """Put the looks at all ranks on one grid of time.
+
+        `waits_are_told`: whatever a rank does in place of waiting for others is seen.
+        """
         tables = {rank: rows for rank, rows in looks.items() if len(rows) > 1}
         if len(tables) < len(looks):
-            return cls(0, 1, (), *(np.zeros((0, 0)) for _ in range(7)))
+            none = np.zeros((0, 0))
+            return cls(0, 1, (), none, none, none, none, none, none, none, np.zeros(0, bool))
         start_ns = max(rows[0, TIME] for rows in tables.values())
         end_ns = min(rows[-1, TIME] for rows in tables.values())
         grid = np.arange(start_ns, end_ns, bin_s * 1e9)
@@ -116,21 +121,26 @@ class _Seen:
             )
 
         sent, received = per_bin(SENT), per_bin(RECEIVED)
+        bytes_ = (sent + received).sum(axis=0)
         # Before the first real bytes a job loads its modules and its data.
-        flowed = np.flatnonzero((sent + received).sum(axis=0) > _FIRST_BYTES)
+        flowed = np.flatnonzero(bytes_ > _FIRST_BYTES)
         first = int(flowed[0]) if len(flowed) else 0
         computing = np.minimum(per_bin(COMPUTED)[:, first:] / (bin_s * 1e9), 1)
+        delayed = np.minimum(per_bin(DELAYED)[:, first:] / (bin_s * 1e9), 1 - computing)
+        elsewhere = per_bin(ELSEWHERE)[:, first:] / (bin_s * 1e9)
+        does_other = (computing + delayed >= _RUNS / 2) | (elsewhere >= _RUNS)
         return cls(
             int(grid[first]) if len(grid) else int(start_ns),
             round(bin_s * 1e9),
             tuple(tables),
             computing,
             per_bin(COMMUNICATED)[:, first:] / (bin_s * 1e9),
-            np.minimum(per_bin(DELAYED)[:, first:] / (bin_s * 1e9), 1 - computing),
-            per_bin(ELSEWHERE)[:, first:] / (bin_s * 1e9),
+            delayed,
+            elsewhere,
             per_bin(UNCLEAR)[:, first:] / (bin_s * 1e9),
             sent[:, first:],
             received[:, first:],
+            _flowing(bytes_[first:], does_other.any(axis=0) if waits_are_told else None, bin_s),
         )
 
     @property
@@ -142,14 +152,26 @@ class _Seen:
         """Say in which bins each rank computes, or would with a processor."""
         return np.asarray(self.computing + self.delayed >= _RUNS, bool)
 
-    @property
-    def flowing(self) -> NDArray[np.bool_]:
-        """Say in which bins bytes of the job flowed; a gap of one bin counts as flowing."""
-        bytes_ = (self.sent + self.received).sum(axis=0)
-        usual = np.quantile(bytes_[bytes_ > 0], 0.8) if (bytes_ > 0).any() else 0.0
-        flowing = bytes_ > _FLOWS * usual
+
+def _flowing(
+    bytes_: Reals, does_other: NDArray[np.bool_] | None, bin_s: float
+) -> NDArray[np.bool_]:
+    """Say in which bins bytes flowed.
+
+    Bytes come in lumps. So a short gap counts as flowing, too, in which no rank does anything else.
+    Where that is untold, the gap has one bin at most.
+    """
+    usual = np.quantile(bytes_[bytes_ > 0], 0.8) if (bytes_ > 0).any() else 0.0
+    flowing = bytes_ > _FLOWS * usual
+    if does_other is None:
         flowing[1:-1] |= flowing[:-2] & flowing[2:]
-        return np.asarray(flowing, bool)
+        return flowing
+    before = np.cumsum(np.concatenate([[0], does_other]))
+    for first, last in zip(*_stretches(~flowing), strict=True):
+        is_short = first > 0 and last < len(flowing) and (last - first) * bin_s <= _GAP_S
+        if is_short and before[first] == before[last]:
+            flowing[first:last] = True
+    return flowing
 
 
 def watch(
@@ -307,18 +329,25 @@ def judged(
 
     `idle`: the answer of a rank that was asked why it does nothing.
     """
-    count = max(len(next(iter(looks.by_rank.values()), ())), 1)
-    between_s = looks.seconds / count
+    first = next(iter(looks.by_rank.values()), np.zeros((0, COLUMNS)))
+    between_s = looks.seconds
+    if len(first) > 1:
+        between_s = float(first[-1, TIME] - first[0, TIME]) / 1e9 / (len(first) - 1)
+    bin_s = max(_BIN_S, between_s / 2)
     # Clocks of several hosts blur where a burst ends, too.
-    blur_s = between_s + max((host.clock_uncertainty_s for host in looks.hosts), default=0.0)
-    seen = _Seen.of(looks.by_rank, max(_BIN_S, between_s / 2))
-    edges, confidence, no_step = _steps(seen, between_s * 1e9 / seen.bin_ns)
+    clocks_s = max((host.clock_uncertainty_s for host in looks.hosts), default=0.0)
+    blur_s = _BLUR * max(between_s, bin_s) + clocks_s
     # What processors do is not the work of ranks on GPUs: their account would be wrong.
     on_gpus = any(rank.uses_gpu for rank in looks.job.ranks)
+    all_seen = len(looks.job.ranks) == looks.job.workers
+    tells = all(len(rows) and np.isfinite(rows[-1, ELSEWHERE]) for rows in looks.by_rank.values())
+    waits_are_told = all_seen and tells and not on_gpus
+    seen = _Seen.of(looks.by_rank, bin_s, waits_are_told=waits_are_told)
+    edges, confidence, no_step = _steps(seen, between_s * 1e9 / seen.bin_ns)
     run = explanation = waiting = None
     ranges: dict[str, tuple[float, float]] = {}
     if len(edges) and not on_gpus:
-        all_seen, works = len(looks.job.ranks) == looks.job.workers, seen.busy | seen.flowing
+        works = seen.busy | seen.flowing
         elsewhere = Elsewhere.of(seen.elsewhere, seen.unclear, works, idle, all_seen=all_seen)
         run = _as_run(looks, seen, edges, elsewhere.bins, idle, line_bps)
         explanation = explain(run)
@@ -340,7 +369,7 @@ def judged(
         between_looks_s=between_s,
         has_ended=has_ended,
         hosts=looks.hosts,
-        notes=_notes(looks),
+        notes=notes_of(looks),
         step_on_gpus=_step_on_gpus(seen, edges, ranks) if on_gpus and len(edges) > 1 else None,
         idle=idle,
         waiting=waiting,
@@ -371,21 +400,6 @@ def _step_on_gpus(seen: _Seen, edges: NDArray[np.int64], ranks: Sequence[SeenRan
     )
 
 
-def _notes(looks: Looks) -> tuple[Finding, ...]:
-    """Say which hosts, connections and processes were not as they should be."""
-    lost = [
-        HostNotWatched(host=host.host, problem=host.problem) for host in looks.hosts if host.problem
-    ]
-    closed = looks.without_connections
-    over_rdma = tuple(rank.rank for rank in looks.job.ranks if rank.uses_rdma)
-    return (
-        *lost,
-        *([InterfacesServe(ranks=closed)] if closed else []),
-        *([AdaptersServe(ranks=over_rdma)] if over_rdma else []),
-        *(Traced(rank=rank.rank, tracer=rank.tracer) for rank in looks.job.ranks if rank.tracer),
-    )
-
-
 def _steps(seen: _Seen, look_bins: float) -> tuple[NDArray[np.int64], float, Finding | None]:
     """Return the bins at which steps begin, how alike steps are, and a reason where none is.
 
@@ -406,7 +420,8 @@ def _steps(seen: _Seen, look_bins: float) -> tuple[NDArray[np.int64], float, Fin
         )
         rhythm = rhythm_of(bins[first:].astype(float), carried, computed, look=look_bins)
         if rhythm is not None:
-            return np.rint(rhythm.starts).astype(np.int64), rhythm.confidence, None
+            starts = np.rint(rhythm.starts).astype(np.int64)
+            return before_pauses(starts, seen.flowing), rhythm.confidence, None
         if len(seen.ranks) == 1 and computing[first:].any():
             edges, confidence = repeated(computing[first:])
             if len(edges) > FEWEST_STEPS:
@@ -526,13 +541,19 @@ def _bursts(
     starts, ends = _cut(*_stretches(flowing), edges)
     # Bytes between two bursts belong to the nearer one, so that all are counted.
     borders = np.concatenate([[0], (ends[:-1] + starts[1:]) // 2, [seen.bins]]).astype(np.int64)
+    starts, ends = _without_blur(starts, ends, np.asarray(seen.busy.all(axis=0), bool))
+    # Looks blur which bytes belong to which burst. So each has its part of a step's by its length.
+    step_of = np.searchsorted(edges, starts, "right")
+    lengths = (ends - starts).astype(float)
+    shares = lengths / np.bincount(step_of, lengths)[step_of]
     rows: list[tuple[int, int, int, int, int, int, int]] = []
     waiting = ~(seen.busy | flowing | elsewhere)
     for place, rank in enumerate(seen.ranks):
         waits = waiting[place]
-        sent = np.concatenate([[0], np.cumsum(seen.sent[place])])
+        before = np.concatenate([[0], np.cumsum(seen.sent[place])])
+        sent = np.bincount(step_of, np.diff(before[borders]))[step_of] * shares
         for number, (first, last) in enumerate(zip(starts, ends, strict=True)):
-            step = int(np.searchsorted(edges, first, "right")) - 1
+            step = int(step_of[number]) - 1
             if not 0 <= step < len(edges) - 1:
                 continue
             issued = first
@@ -540,9 +561,25 @@ def _bursts(
                 issued -= 1
             if first - issued <= _LOOK_BINS:  # too short to be seen
                 issued = first
-            payload = int(sent[borders[number + 1]] - sent[borders[number]])
+            payload = int(sent[number])
             rows.append((rank, step, number, payload, int(issued), int(first), int(last)))
     return rows
+
+
+def _without_blur(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], busy: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Leave out the begin and the end of bursts where all ranks compute.
+
+    A look comes up to so many bins after a burst's first bytes, or after its last ones.
+    """
+    starts, ends = starts.copy(), ends.copy()
+    for _ in range(_LOOK_BINS - 1):
+        is_long = ends - starts > 1
+        starts += is_long & busy[np.minimum(starts, len(busy) - 1)]
+        is_long = ends - starts > 1
+        ends -= is_long & busy[ends - 1]
+    return starts, ends
 
 
 def _cut(

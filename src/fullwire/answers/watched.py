@@ -28,14 +28,18 @@ from fullwire.errors import FullwireError
 from fullwire.findings.case import FILLED, THRESHOLD
 from fullwire.findings.finding import Finding
 from fullwire.findings.watching import (
+    AdaptersServe,
     AskedForFewer,
     Computes,
+    HostNotWatched,
+    InterfacesServe,
     NetworkLimits,
     NoStep,
     RanksWaitFor,
     SeveralMayLimit,
     StepOnGpus,
     Stuck,
+    Traced,
     TransferOrContention,
     WaitsFor,
 )
@@ -69,6 +73,7 @@ _BLAMED = ("straggler", "input", "host", "contention")
 _IDLE = ("input", "host", "unexplained")
 _SLOWED = 0.2  # of computing: the most that it was ever slower beside memory traffic (0.05 to 0.18)
 _SURELY_CROWDED = 0.75  # of the contention that run delay tells; another share may be chance
+_TOLD = 0.03  # of a line's use: a difference that looks do not tell
 _FLOWS = 0.5  # of a rank's usual rate while bytes flow
 # Where ranks dump what they asked for, later torch first. Each has its usual place.
 _DUMPS = {
@@ -200,9 +205,9 @@ class Watched(Result):
         full_s = self.explanation.account["line_rate"]  # of the bytes, which are counted
         limit_s = THRESHOLD * self.explanation.step_s
         found = {own} if own in _TRANSFER or own == "overlap" else set()
-        if full_s < FILLED * high_s and high_s - full_s >= limit_s:
+        if full_s < (FILLED + _TOLD) * high_s and high_s - full_s >= limit_s:
             found.add("transport")
-        fills = full_s >= FILLED * low_s or low_s - full_s < limit_s
+        fills = full_s >= (FILLED - _TOLD) * low_s or low_s - full_s < limit_s
         # Under computing it would be used too late, where it surely fits there.
         if fills and (own != "overlap" or high_s > self.ranges["compute"][0]):
             found.add("line_rate")
@@ -263,18 +268,19 @@ class Watched(Result):
 
 
 def ranges_of(
-    explanation: Explanation, run: Run, between_s: float, waiting: Waiting
+    explanation: Explanation, run: Run, edge_s: float, waiting: Waiting
 ) -> dict[str, tuple[float, float]]:
     """Return the least and the most seconds of a step that each part may be.
 
-    A burst begins and ends between two looks. The ends of several bursts of a step fall there
-    independently of each other, so the root of their number counts. Ranks that do nothing may wait
-    for their data, a disk, a script's other work or a late rank.
+    `edge_s`: how far a burst may be off, because it begins and ends between two looks. Several
+    bursts of a step do so independently of each other, so the root of their number counts.
+
+    Ranks that do nothing may wait for their data, a disk, a script's other work or a late rank.
     """
     own = run.collectives.rows(run.collectives.rank == run.collectives.rank[:1])
     bursts = len(own.rank) / max(len(np.unique(own.step)), 1)
     account, step_s = explanation.account, explanation.step_s
-    blur_s = min(math.sqrt(bursts) * between_s, step_s)
+    blur_s = min(math.sqrt(bursts) * edge_s, step_s)
     idle_s = sum(account[part] for part in _IDLE)
     crowded_s, worked = account["contention"], explanation.detail
     is_told = worked.crowding.is_told and len(run.hosts) > 0
@@ -313,6 +319,21 @@ def ranges_of(
 def no_step_within(watched_s: float) -> Finding:
     """Say that nothing repeated often enough."""
     return NoStep(fewest=FEWEST_STEPS, watched_s=watched_s)
+
+
+def notes_of(looks: Looks) -> tuple[Finding, ...]:
+    """Say which hosts, connections and processes were not as they should be."""
+    lost = [
+        HostNotWatched(host=host.host, problem=host.problem) for host in looks.hosts if host.problem
+    ]
+    closed = looks.without_connections
+    over_rdma = tuple(rank.rank for rank in looks.job.ranks if rank.uses_rdma)
+    return (
+        *lost,
+        *([InterfacesServe(ranks=closed)] if closed else []),
+        *([AdaptersServe(ranks=over_rdma)] if over_rdma else []),
+        *(Traced(rank=rank.rank, tracer=rank.tracer) for rank in looks.job.ranks if rank.tracer),
+    )
 
 
 def stuck_in(looks: Looks, step_s: float | None) -> Stuck | None:

@@ -20,6 +20,7 @@ Reals = NDArray[np.float64]
 FEWEST_STEPS = 6  # that must lie in what was seen
 _CELLS = 1 << 14  # of the axis of bytes
 _FINER = 4  # frequencies for each cycle
+_SHORTEST = 1.5  # looks of a step; what comes sooner may be a beat of looks and bytes
 _LONGEST = 0.995  # quantile of the time in a cell: what is longer, as an evaluation, counts as that
 # A line must be so much stronger than its neighbours. Noise has such a line among the frequencies
 # of one look in a hundred; a step whose time repeats has some of a hundred and more.
@@ -36,12 +37,14 @@ _BESIDE = 0.01  # of a stronger line: slow changes of the machine's load put lin
 _FOLDED = 256  # cells of a step
 # Deviations of chance, to take parts that repeat for parts of one step. One part that differs alone
 # is an optimizer's step after a few passes, and no evaluation, if it is short and comes often.
-_PARTS_DIFFER, _MOST_PASSES = 8.0, 8
+_PARTS_DIFFER, _MOST_PASSES = 10.0, 8
+_BARELY = 0.015  # of a part: the deviation of parts that count as alike, however sure it is
 # A longer part that came so often at equal distances ends a step. Of the numbers of parts that
 # differ in turn, the fewest that differ so nearly as much as any are a step.
 _FEWEST_TURNS, _NEARLY, _FEW_LOOKS = 3, 0.5, 4
 # From so many steps on both halves must have them, but for multiples, up to a share of the height.
 _HALVED, _MOST_MULTIPLE, _OFF = 2.5 * FEWEST_STEPS, 8, 0.03
+_NEARLY_OVER = 3  # bins beside the end of a pause
 _ALIKE = 0.5  # correlation of a signal with itself one step later, to believe a step
 # Of the best correlation: the shortest such time is the step. Layers are nearly as like each other
 # as steps are.
@@ -79,12 +82,21 @@ def rhythm_of(
         return None
     places = np.linspace(carried_bytes[0], carried_bytes[-1], _CELLS + 1)
     passes = np.interp(places, carried_bytes, times)
-    spent = np.diff(passes)
-    spent = np.minimum(spent, np.quantile(spent, _LONGEST))
-    cycles, confidence = _cycles(spent, len(times))
-    if not cycles or not _in_both_halves(spent, cycles, len(times)):
+    passed = np.diff(passes)
+    # The pauses of few long steps are as rare as evaluations.
+    for longest in (np.quantile(passed, _LONGEST), np.sort(passed)[-FEWEST_STEPS]):
+        spent = np.minimum(passed, longest)
+        cycles, confidence = _cycles(spent, len(times))
+        if not cycles or not _in_both_halves(spent, cycles, len(times)):
+            continue
+        size = total / cycles
+        each = np.diff(
+            np.interp(np.arange(carried_bytes[0], carried_bytes[-1], size), carried_bytes, times)
+        )
+        if np.median(each) >= _SHORTEST * look:
+            break
+    else:
         return None
-    size = total / cycles
     # The pause that ends a step is its longest one.
     place = (np.arange(_CELLS) + 0.5) * cycles / _CELLS % 1
     folded = np.bincount((place * _FOLDED).astype(int), spent, _FOLDED)
@@ -107,6 +119,24 @@ def rhythm_of(
     if len(starts) <= FEWEST_STEPS:
         return None
     return Rhythm(starts, size * parts_of_step, confidence)
+
+
+def before_pauses(edges: NDArray[np.int64], flowing: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Move each edge that lies in a pause, or at its end, to where the pause begins.
+
+    So what ranks wait for in the pause is in the same step as the bytes that end it.
+    """
+    ends = np.flatnonzero(flowing[:-1] & ~flowing[1:]) + 1
+    begins = np.append(np.flatnonzero(~flowing[:-1] & flowing[1:]) + 1, len(flowing))
+    moved = edges.copy()
+    for number, edge in enumerate(edges):
+        place = int(np.searchsorted(ends, edge, "right")) - 1
+        if place < 0 or (number and ends[place] <= moved[number - 1]):
+            continue
+        over = begins[np.searchsorted(begins, ends[place])]  # where bytes flow again
+        if edge <= over + _NEARLY_OVER:
+            moved[number] = ends[place]
+    return moved
 
 
 def _in_both_halves(spent: Reals, cycles: float, most: float) -> bool:
@@ -227,7 +257,9 @@ def _parts_of_a_step(amounts: Reals, look: float) -> int:
         by_chance = np.sqrt(2 / (together - 1) + 4 / (len(whole) * (together - 1)))
         strength = float(means.var(ddof=1) * len(whole) / within - 1) / by_chance
         in_turn = np.median(whole, axis=0)
-        is_seen = usual >= _FEW_LOOKS * look or np.ptp(in_turn) > look
+        by_noise = whole.var(axis=0, ddof=1).mean() / len(whole)
+        is_seen = whole.mean(axis=0).var(ddof=1) - by_noise > (_BARELY * usual) ** 2
+        is_seen &= usual >= _FEW_LOOKS * look or np.ptp(in_turn) > look
         if strength > _PARTS_DIFFER and is_seen:
             found.append((together, strength))
     most = max((strength for _, strength in found), default=0.0)
