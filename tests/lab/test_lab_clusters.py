@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,20 @@ import os
 left = [open(f"/sys/class/net/eth{n}/statistics/tx_bytes").read().strip() for n in (0, 1)]
 if os.environ["LOCAL_RANK"] == "0":
     print(os.environ["RANK"], *left, flush=True)
+"""
+
+# Each rank measures all interfaces of its job, which names the first. That one is a slow one.
+INTERFACES_AS_SEEN = """
+import json, os
+from fullwire.fixes.fix import fix_kind
+from validation.jobs.flawed import slow_down
+import torch.distributed as dist
+
+if os.environ["LOCAL_RANK"] == "0":
+    slow_down("eth0", 50_000_000)
+os.environ |= {"GLOO_SOCKET_IFNAME": "eth0", "FULLWIRE_TRIAL": "2"}
+dist.init_process_group("gloo")
+print(os.environ["RANK"], json.dumps(fix_kind("environment").look("gloo")), flush=True)
 """
 
 needs_namespaces = pytest.mark.usefixtures("namespaces")
@@ -253,6 +268,25 @@ def test_each_rank_has_its_place_its_nic_and_no_other_way_out(
         for one, other in zip(earlier, later, strict=True):
             # Two ranks' bytes by each NIC. The bytes to a neighbour on the host used no NIC.
             assert 1_000_000 < int(other) - int(one) < 1_300_000
+
+
+@needs_namespaces
+def test_a_rank_of_each_host_measures_the_rate_between_hosts_over_each_interface(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    two_each = replace(RAILS, devices_per_node=2)
+    with Lab(describe(cluster=two_each)) as lab:
+        capfd.readouterr()
+        assert run_job(lab, [sys.executable, "-c", INTERFACES_AS_SEEN]) == 0
+        lines = [line.split(maxsplit=1) for line in capfd.readouterr().out.splitlines()]
+    of_rank = {int(rank): json.loads(seen) for rank, seen in lines}
+    assert set(of_rank[0]["interfaces"]) == {"eth0", "eth1"}
+    assert of_rank[0]["interface_bps"] == of_rank[2]["interface_bps"]
+    assert of_rank[0]["interface_bps"]["eth0"] == pytest.approx(50e6, rel=0.2)
+    assert of_rank[0]["interface_bps"]["eth1"] == pytest.approx(100e6, rel=0.2)
+    assert "interface_bps" not in of_rank[1]  # its neighbour did
 
 
 def test_a_run_that_was_recorded_on_a_cluster_is_asked_about_on_it(tmp_path: Path) -> None:

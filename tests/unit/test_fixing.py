@@ -6,10 +6,14 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +30,12 @@ from fullwire.answers.trials import Trial, TrialRecording, difference_of
 from fullwire.answers.tune import _Search
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.tuning import Faster
-from fullwire.fixes import Seen, environment, fix_kinds
+from fullwire.fixes import Seen, _interfaces, fix_kinds
 from fullwire.fixes._in_job import Applying
 from fullwire.fixes._recipe import Applied, Recipe, as_toml, parse_fix, read_recipe
+from fullwire.fixes.fix import Worthwhile
 from fullwire.fixes.joining import Joined
-from fullwire.fixes.placement import by_host, crossings
+from fullwire.fixes.placement import by_host, most_leaving
 from fullwire.fixes.processors import share_of_rank
 from fullwire.recorder.launch import TOO_LONG, run_to_its_end
 from fullwire.run.run import Hosts
@@ -267,15 +272,17 @@ def test_losses_are_compared_relatively_and_nan_is_far() -> None:
 
 def test_ranks_of_a_host_become_neighbours_and_share_its_processors() -> None:
     assert by_host(["a", "b", "a", "b"]) == [0, 2, 1, 3]
-    assert crossings(["a", "b", "a", "b"]) == 4
-    assert crossings(["a", "a", "b", "b"]) == 2
+    assert most_leaving(["a", "b", "a", "b"]) == 2
+    assert most_leaving(["a", "a", "b", "b"]) == 1
+    assert most_leaving(["a", "b", "a", "c", "a"]) == 2
+    assert most_leaving(["a", "a"]) == 0
     assert [share_of_rank([4, 5, 6, 7, 8], rank, 2) for rank in (0, 1)] == [[4, 5], [6, 7]]
 
 
 def test_only_interfaces_that_are_up_and_have_an_address_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "has_address", lambda name: name != "bare")
+    monkeypatch.setattr(_interfaces, "address_of", lambda name: "10.0.0.1" * (name != "bare"))
     of_each = {"a": "1000", "b": "10000", "lo": "", "silent": "", "bare": "1000", "docker0": "10"}
     for name, speed in of_each.items():
         (tmp_path / name).mkdir()
@@ -283,12 +290,12 @@ def test_only_interfaces_that_are_up_and_have_an_address_count(
         state = {"b": "down", "lo": "unknown"}.get(name, "up")
         (tmp_path / name / "operstate").write_text(state)
     (tmp_path / "docker0/bridge").mkdir()
-    assert environment.speeds_mbps(tmp_path) == {"a": 1000.0, "silent": 0.0}
+    assert _interfaces.speeds_mbps(tmp_path) == {"a": 1000.0, "silent": 0.0}
 
 
 def test_the_loopback_has_an_address_and_an_unknown_interface_has_none() -> None:
-    assert environment.has_address("lo")
-    assert not environment.has_address("no such")
+    assert _interfaces.address_of("lo") == "127.0.0.1"
+    assert _interfaces.address_of("no such") == ""
 
 
 @pytest.mark.parametrize(
@@ -312,6 +319,98 @@ def test_another_interface_is_tried_unless_it_is_known_to_be_slower(
     seen = Seen(interface="eth0", interfaces=speeds)
     found = list(CAN["environment"].to_try(run, account, seen, None))
     assert [fix.setting for fix in found] == [f"GLOO_SOCKET_IFNAME={name}" for name in tried]
+
+
+def test_an_interface_that_was_measured_is_predicted_and_a_slow_one_is_not_tried() -> None:
+    run = fw.read("resnet50@v100")
+    facts = dataclasses.replace(run.facts, workers=2, backend="gloo", hosts="a,b")
+    run = dataclasses.replace(run, facts=facts)
+    account: Any = SimpleNamespace(
+        step_s=0.9, alone_s=0.02, parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01}
+    )
+    speeds = dict.fromkeys(("eth0", "eth1", "eth2"), 10_000.0)
+
+    def tried(**rates_bps: float) -> list[Worthwhile]:
+        seen = Seen(interface="eth0", interfaces=speeds, interface_bps=rates_bps)
+        return list(CAN["environment"].to_try(run, account, seen, None))
+
+    [fix] = tried(eth0=1e9, eth1=7e9, eth2=0.0)  # eth2 does not lead to the other host
+    assert fix.setting == "GLOO_SOCKET_IFNAME=eth1"
+    told = fw.whatif(run, workers=2, bandwidth="7Gbps")
+    assert fix.step_s == pytest.approx(float(told["step_s"][0]), rel=0.1)
+    assert not tried(eth0=7e9, eth1=7e9, eth2=6e9)
+    # What is too fast to be measured may be faster: only the job as it is bounds the gain.
+    assert [fix.setting for fix in tried(eth0=7e9, eth2=7e9)] == ["GLOO_SOCKET_IFNAME=eth1"]
+    assert [fix.setting for fix in tried(eth1=7e9)] == [
+        "GLOO_SOCKET_IFNAME=eth1",
+        "GLOO_SOCKET_IFNAME=eth2",
+    ]
+    facts = dataclasses.replace(facts, backend="nccl", nccl_network="IB")
+    run = dataclasses.replace(run, facts=facts)
+    assert not any("IFNAME" in fix.setting for fix in tried(eth0=1e9, eth1=7e9))
+
+
+class Store:
+    """What ranks of a job use to find each other, in one process."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.changed = threading.Condition()
+
+    def add(self, key: str, amount: int) -> int:
+        with self.changed:
+            self.kept[key] = str(int(self.kept.get(key, "0")) + amount)
+            return int(self.kept[key])
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.kept[key] = value
+            self.changed.notify_all()
+
+    def get(self, key: str) -> str:
+        return self.kept[key]
+
+    def wait(self, keys: list[str], limit: timedelta) -> None:
+        with self.changed:
+            if not self.changed.wait_for(
+                lambda: all(key in self.kept for key in keys), limit.total_seconds()
+            ):
+                raise RuntimeError(f"{keys[0]} has not come")
+
+
+def test_hosts_measure_the_interfaces_that_all_of_them_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_interfaces, "address_of", lambda name: "127.0.0.1" * (name != "gone"))
+    monkeypatch.setattr(_interfaces, "_MOST_BPS", 1e15)
+    store, limit_bps, begun_s = Store(), _interfaces._IN_FLIGHT * 8e6, time.monotonic()
+    own = (("a", "b"), ("b", "c", "gone"), ("gone", "a", "b", "d"))
+    with ThreadPoolExecutor(3) as at_once:
+        asked = [at_once.submit(_interfaces.rates_bps, names, store, 3) for names in own]
+        found = [each.result() for each in asked]
+    assert found[0] == found[1] == found[2]
+    # Within a machine the rate may be more than half of what the window allows.
+    assert found[0].keys() <= {"b"}
+    assert all(0 < rate < limit_bps for rate in found[0].values())
+    assert time.monotonic() - begun_s < 3 * _interfaces._PATIENCE_S
+
+
+def test_a_host_that_does_not_come_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_interfaces, "_PATIENCE_S", 0.2)
+    with pytest.raises(RuntimeError, match="fullwire/interfaces/1 has not come"):
+        _interfaces.rates_bps(["lo"], Store(), 2)
+
+
+def test_a_stranger_at_the_door_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_interfaces, "_PATIENCE_S", 1.5)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.create_connection(door.getsockname()) as stranger,
+    ):
+        stranger.sendall(bytes(100_000))
+        found = _interfaces._one_rate_bps(door, "t" * 32, other.getsockname(), "u" * 32)
+    assert found[0] == 0.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])

@@ -70,6 +70,7 @@ _MOST_REPEATS = 3  # of the job as it is, before the first trial
 _OFTEN_LONG = 1.08  # times the usual step: such a mean has many long steps or pauses
 _LOSSES_DIFFER = 1e-3  # of the loss: more is no order of sums
 _LOSSES_FAR = 0.05  # of the loss: more is another training
+_MUCH_SLOWER = 1.1  # times the step: the fix itself does harm
 _ONCE_MORE = 0.5  # of a predicted gain counts where the fix gained nothing before
 _NOTABLE = 0.02  # of the step: host work that takes less is left unsaid
 
@@ -295,6 +296,8 @@ class _Search:
     def _candidates(self, now_s: float) -> list[Applied]:
         """Return the fixes to apply next, by their expected gain for the time of a trial."""
         recorded = self._best[-1]
+        measured = filter(None, (each.seen.interface_bps for each in self.before))
+        seen = replace(recorded.seen, interface_bps=next(measured, {}))
         told = explain(recorded.run)
         passes = passes_of_step(recorded.run) or 1
         predicted: dict[str, Fix] = {}
@@ -302,7 +305,7 @@ class _Search:
             if fix.risk in self._risks and fix.applied and filled(fix.applied, fix):
                 predicted.setdefault(fix.kind, fix)
         for key, kind in fix_kinds().items():
-            for fix in kind.to_try(recorded.run, told.detail, recorded.seen, told.predictor):
+            for fix in kind.to_try(recorded.run, told.detail, seen, told.predictor):
                 if fix.risk not in self._risks:
                     continue
                 name = f"{key}:{fix.setting}" if kind.tries_each else key
@@ -363,7 +366,8 @@ class _Search:
         is_other = now_s < (1 - _WORTH_ANOTHER) * trial.from_s
         is_much = float(applied.predicted_s or 0.0) < (1 - _WORTH_ANOTHER) * now_s
         is_open = isinstance(trial.outcome, of_tuning.NoGain | of_tuning.WithinNoise)
-        return _ONCE_MORE if is_open and is_other and is_much else 0.0
+        was_slow = (trial.measured_s or math.inf) > _MUCH_SLOWER * trial.from_s
+        return _ONCE_MORE if is_open and is_other and is_much and not was_slow else 0.0
 
     def _with(self, applied: Applied) -> list[Applied]:
         """Return the kept fixes with one more. It takes the place of another setting of its own."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
+import math
 import os
 import re
-import socket
-import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
+from fullwire.fixes._interfaces import rates_bps, speeds_mbps
 from fullwire.fixes.fix import (
+    WORTH_A_TRIAL,
     FixKind,
     Process,
     Seen,
@@ -21,11 +21,12 @@ from fullwire.fixes.fix import (
     sending_s,
     worthwhile,
 )
+from fullwire.recorder.inside import TRIAL_VARIABLE
 from fullwire.units import shown
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
-    from fullwire.simulation.forecast import Forecaster
+    from fullwire.simulation.forecast import Forecast, Forecaster
     from fullwire.timeline.account import Account
 
 _PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*")
@@ -38,13 +39,14 @@ _TUNES = re.compile(
 )
 _REACHES_OUT = re.compile(r"PLUGIN|FILE|PATH|DIR|LIB|CONF|TOOL|ADDR|COMM_ID|RAS_")
 
-_INTERFACES = Path("/sys/class/net")
 _INTERFACE_OF = {
     "gloo": "GLOO_SOCKET_IFNAME",
     "nccl": "NCCL_SOCKET_IFNAME",
     "fullwire": "FULLWIRE_INTERFACE",
 }
 _MOST_INTERFACES = 3
+_MEASURED_IN = "2"  # recording
+_AS_FAST = 0.95  # times the rate: moments differ by so much
 _OF_SOCKETS = (
     ("NCCL_SOCKET_NTHREADS=4", "four threads of NCCL for each connection"),
     ("NCCL_NSOCKS_PERTHREAD=4", "four sockets for each thread of NCCL"),
@@ -53,7 +55,6 @@ _OF_RDMA = (
     ("NCCL_IB_QPS_PER_CONNECTION=4", "four queue pairs for each connection of NCCL"),
     ("NCCL_MIN_NCHANNELS=8", "eight channels of NCCL or more"),
 )
-_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of linux/sockios.h
 _READ_BY_GROUPS = ("GLOO_", "NCCL_", "FULLWIRE_", "TORCH_NCCL_", "TP_", "UCX_")
 
 
@@ -77,16 +78,28 @@ class Environment(FixKind):
         """
         yield from self._of_nccl(run, account)
         name, chosen = _INTERFACE_OF.get(run.facts.backend or "", ""), seen.interface
-        speeds = seen.interfaces
-        if chosen not in speeds or len(set((run.facts.hosts or "").split(","))) < 2:
+        speeds, rates = seen.interfaces, seen.interface_bps
+        is_alone = len(set((run.facts.hosts or "").split(","))) < 2
+        over_rdma = "Socket" not in (run.facts.nccl_network or "Socket")
+        if chosen not in speeds or is_alone or over_rdma:
             return
-        for other in sorted(speeds, key=lambda one: (-speeds[one], one))[:_MOST_INTERFACES]:
+        for other in _fastest(speeds):
+            is_slow = chosen in rates and rates[chosen] >= _AS_FAST * rates.get(other, math.inf)
+            if other == chosen or is_slow:
+                continue
+            setting, words = f"{name}={other}", f"interface {other} in place of {chosen}"
+            forecast = None
+            if rates.get(chosen) and other in rates:
+                forecast = _at_rate(run, rates[chosen], rates[other])
+            if forecast is not None:
+                if forecast.step_s <= (1 - WORTH_A_TRIAL) * account.step_s:
+                    yield Worthwhile(kind=self.key, setting=setting, words=words, forecast=forecast)
+                continue
             # An interface may be slower than its speed says: its cable, its switch, other users.
             share_left = speeds[chosen] / speeds[other] if speeds[other] else 1.0
-            if other != chosen and share_left <= 1:
+            if share_left <= 1:
                 most_s = sending_s(account) * (1 - share_left if share_left < 1 else 1.0)
-                words = f"interface {other} in place of {chosen}"
-                yield from worthwhile(self, f"{name}={other}", words, account, 0.0, most_s)
+                yield from worthwhile(self, setting, words, account, 0.0, most_s)
 
     def _of_nccl(self, run: Run, account: Account) -> Iterator[Worthwhile]:
         from fullwire.timeline.account import Part
@@ -104,11 +117,29 @@ class Environment(FixKind):
         )
 
     def look(self, backend: str) -> Mapping[str, Any]:
-        """Return the interfaces of this process's host, and the one that the job names."""
+        """Return the interfaces of this process's host, and the one that the job names.
+
+        Where the job has several hosts and names one of several interfaces, measure each in the
+        second recording: the first one tells how long the job takes to start.
+        """
         named = os.environ.get(_INTERFACE_OF.get(backend, ""), "")
         if backend == "fullwire":  # our transport reads Gloo's variable too
             named = named or os.environ.get(_INTERFACE_OF["gloo"], "")
-        return {"interface": named, "interfaces": speeds_mbps()}
+        speeds = speeds_mbps()
+        seen = {"interface": named, "interfaces": speeds}
+        names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
+        told = [os.environ.get(each, "") for each in names]
+        if named not in speeds or len(speeds) < 2 or not all(map(str.isdecimal, told)):
+            return seen
+        world, local, place = map(int, told)
+        hosts = world // max(local, 1)
+        measures = os.environ.get(TRIAL_VARIABLE) == _MEASURED_IN
+        if measures and hosts > 1 and hosts * local == world and not place:
+            from torch.distributed.distributed_c10d import _get_default_store
+
+            asked = dict.fromkeys([named, *_fastest(speeds)])
+            seen["interface_bps"] = rates_bps(asked, _get_default_store(), hosts)
+        return seen
 
     def by_hand(self, setting: str) -> str:
         """Return the line, before the group is made."""
@@ -156,29 +187,17 @@ class Environment(FixKind):
             process.around(dist, "init_process_group", with_variable, may_repeat=False)
 
 
-def speeds_mbps(folder: Path = _INTERFACES) -> dict[str, float]:
-    """Return the interfaces that are up and have an address, with their speed; 0 if unknown."""
-    speeds = {}
-    for interface in folder.glob("*"):
-        try:
-            is_up = (interface / "operstate").read_text().strip() == "up"
-            is_virtual = (interface / "bridge").exists() or (interface / "tun_flags").exists()
-        except OSError:  # it has gone
-            continue
-        if not is_up or is_virtual or not has_address(interface.name):
-            continue
-        try:
-            speeds[interface.name] = max(float((interface / "speed").read_text()), 0.0)
-        except (OSError, ValueError):  # a driver may tell none
-            speeds[interface.name] = 0.0
-    return speeds
+def _fastest(speeds_mbps: Mapping[str, float]) -> list[str]:
+    """Return the interfaces that are worth a trial, the fastest first."""
+    return sorted(speeds_mbps, key=lambda one: (-speeds_mbps[one], one))[:_MOST_INTERFACES]
 
 
-def has_address(interface: str) -> bool:
-    """Say whether an interface has an IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            fcntl.ioctl(any_socket, _ADDRESS_OF_INTERFACE, struct.pack("256s", interface.encode()))
-        except OSError:
-            return False
-    return True
+def _at_rate(run: Run, own_bps: float, other_bps: float) -> Forecast | None:
+    """Predict the step over an interface that carries payload at another rate."""
+    from fullwire.simulation.calibrate import PAYLOAD_SHARE
+    from fullwire.simulation.forecast import forecaster
+
+    line_bps = own_bps / PAYLOAD_SHARE
+    line = replace(run.facts, line_rate_bps=line_bps, other_line_rates_bps=None, cluster=None)
+    job = forecaster(replace(run, facts=line))
+    return None if job is None else job.ask(bandwidth_bps=(other_bps / PAYLOAD_SHARE,))

@@ -25,7 +25,7 @@ MANY, MUCH_BYTES = 20, 2**20  # Joining pays for so many collectives of a step, 
 FILLS_THE_LINE = "fullwire"  # The backend for which predictions take a full line.
 # How many times as fast as float32 on a full line, as measured: 25 MiB, four workers, 1 Gbps.
 TIMES_ON_THE_WIRE = {"bf16": 1.94, "fp16": 1.98, "int8": 3.9}
-_WORTH_A_TRIAL = 0.02  # Of the step: the largest gain that the account allows.
+WORTH_A_TRIAL = 0.02  # Of the step: the largest gain that the account allows.
 _REPEATS = 0.02  # A job that is started again repeats within this.
 _ALL_TAKEN = 0.9  # Of all processors' time.
 
@@ -107,6 +107,7 @@ class Seen:
     local_ranks: int = 1
     interfaces: dict[str, float] = field(default_factory=dict)  # in Mbps, 0 where unknown
     interface: str = ""  # that the job names for its transport
+    interface_bps: dict[str, float] = field(default_factory=dict)  # of payload, measured
     host: tuple[HostWork, ...] = ()
     wrote: tuple[str, ...] = ()  # files outside of the working directory
     losses: tuple[float, ...] = ()
@@ -253,24 +254,33 @@ def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast |
 
 
 def worthwhile(
-    kind: FixKind, setting: str, words: str, account: Account, least_s: float, most_s: float
+    kind: FixKind,
+    setting: str,
+    words: str,
+    account: Account,
+    least_s: float,
+    most_s: float,
+    usual_s: float | None = None,
 ) -> Iterator[Worthwhile]:
-    """Yield a setting that saves between two times of a step, if the trial is worth it."""
+    """Yield a setting that saves between two times of a step, if the trial is worth it.
+
+    `usual_s` is the time that it usually saves, by default half of both.
+    """
     from fullwire.simulation.forecast import Forecast
 
     step_s = account.step_s
     most_s = min(most_s, 0.95 * step_s)
-    if most_s < _WORTH_A_TRIAL * step_s:
+    if most_s < WORTH_A_TRIAL * step_s:
         return
-    usual_s = step_s - (least_s + most_s) / 2
+    saved_s = (least_s + most_s) / 2 if usual_s is None else min(usual_s, most_s)
     yield Worthwhile(
         kind=kind.key,
         risk=kind.risk_of(setting),
         setting=setting,
         words=words,
         forecast=Forecast(
-            step_s=usual_s,
-            scaling_factor=min(account.alone_s / usual_s, 1.0),
+            step_s=step_s - saved_s,
+            scaling_factor=min(account.alone_s / (step_s - saved_s), 1.0),
             low_s=(step_s - most_s) * (1 - _REPEATS),
             high_s=(step_s - least_s) * (1 + _REPEATS),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -44,15 +45,17 @@ class Placement(FixKind):
 
         hosts = (run.facts.hosts or "").split(",")
         order = by_host(hosts)
-        leaving = crossings(hosts)
+        leaving = most_leaving(hosts)
         if order == list(range(len(hosts))) or not leaving:
             return
         sorted_hosts = [host for _, host in sorted(zip(order, hosts, strict=True))]
+        share_left, sent_s = most_leaving(sorted_hosts) / leaving, sending_s(account)
         # Bytes that leave a host become fewer. Losses in a queue that they share may end wholly.
         stay_s = account.parts_s[Part.LINE_RATE.key] + account.parts_s[Part.LATENCY.key]
-        most_s = sending_s(account) - stay_s * crossings(sorted_hosts) / leaving
+        most_s, usual_s = sent_s - stay_s * share_left, sent_s * (1 - share_left)
         words = "neighbours in the ring on one host"
-        yield from worthwhile(self, ",".join(map(str, order)), words, account, 0.0, most_s)
+        setting = ",".join(map(str, order))
+        yield from worthwhile(self, setting, words, account, 0.0, most_s, usual_s)
 
     def checked(self, setting: str) -> str:
         """Take an order: each rank once, rank 0 at its place."""
@@ -91,6 +94,7 @@ def by_host(hosts: list[str]) -> list[int]:
     return order
 
 
-def crossings(hosts: list[str]) -> int:
-    """Return how many neighbours in the ring are on different hosts."""
-    return sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+def most_leaving(hosts: list[str]) -> int:
+    """Return how many ranks of one host have their next neighbour in the ring on another host."""
+    pairs = zip(hosts, [*hosts[1:], hosts[0]], strict=True)
+    return max(Counter(a for a, b in pairs if a != b).values(), default=0)
