@@ -345,6 +345,12 @@ def test_an_interface_that_was_measured_is_predicted_and_a_slow_one_is_not_tried
         "GLOO_SOCKET_IFNAME=eth1",
         "GLOO_SOCKET_IFNAME=eth2",
     ]
+    # Ranks of a host share its line: all that waits for bytes becomes shorter.
+    run = dataclasses.replace(run, facts=dataclasses.replace(facts, workers=4, hosts="a,a,b,b"))
+    account.parts_s |= {"straggler": 0.02, "transport": 0.71}
+    [fix] = tried(eth0=1e8, eth1=1e9, eth2=0.0)
+    assert fix.step_s == pytest.approx(0.9 - 0.9 * (0.07 + 0.71 + 0.02))
+    assert fix.low_s < fix.step_s < fix.high_s
     facts = dataclasses.replace(facts, backend="nccl", nccl_network="IB")
     run = dataclasses.replace(run, facts=facts)
     assert not any("IFNAME" in fix.setting for fix in tried(eth0=1e9, eth1=7e9))

@@ -26,7 +26,7 @@ from fullwire.units import shown
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
-    from fullwire.simulation.forecast import Forecast, Forecaster
+    from fullwire.simulation.forecast import Forecaster
     from fullwire.timeline.account import Account
 
 _PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*")
@@ -88,18 +88,37 @@ class Environment(FixKind):
             if other == chosen or is_slow:
                 continue
             setting, words = f"{name}={other}", f"interface {other} in place of {chosen}"
-            forecast = None
             if rates.get(chosen) and other in rates:
-                forecast = _at_rate(run, rates[chosen], rates[other])
-            if forecast is not None:
-                if forecast.step_s <= (1 - WORTH_A_TRIAL) * account.step_s:
-                    yield Worthwhile(kind=self.key, setting=setting, words=words, forecast=forecast)
+                own_bps, other_bps = rates[chosen], rates[other]
+                yield from self._at_rate(run, account, setting, words, own_bps, other_bps)
                 continue
             # An interface may be slower than its speed says: its cable, its switch, other users.
             share_left = speeds[chosen] / speeds[other] if speeds[other] else 1.0
             if share_left <= 1:
                 most_s = sending_s(account) * (1 - share_left if share_left < 1 else 1.0)
                 yield from worthwhile(self, setting, words, account, 0.0, most_s)
+
+    def _at_rate(
+        self, run: Run, account: Account, setting: str, words: str, own_bps: float, other_bps: float
+    ) -> Iterator[Worthwhile]:
+        """Yield an interface that carries payload at another rate than the job's own."""
+        from fullwire.simulation.calibrate import PAYLOAD_SHARE
+        from fullwire.simulation.forecast import forecaster
+        from fullwire.timeline.account import Part
+
+        line_bps, facts = own_bps / PAYLOAD_SHARE, run.facts
+        line = replace(facts, line_rate_bps=line_bps, other_line_rates_bps=None, cluster=None)
+        job = forecaster(replace(run, facts=line))
+        if job is not None and len(set((facts.hosts or "").split(","))) == facts.workers:
+            forecast = job.ask(bandwidth_bps=(other_bps / PAYLOAD_SHARE,))
+            if forecast.step_s <= (1 - WORTH_A_TRIAL) * account.step_s:
+                yield Worthwhile(kind=self.key, setting=setting, words=words, forecast=forecast)
+            return
+        # Ranks of a host share its line. Those that send over it end later than their neighbours,
+        # which looks like late ranks, and becomes shorter with the transfer.
+        gone, sent_s = 1 - own_bps / other_bps, sending_s(account)
+        most_s = (sent_s + account.parts_s[Part.STRAGGLER.key]) * gone
+        yield from worthwhile(self, setting, words, account, sent_s * gone, most_s, most_s)
 
     def _of_nccl(self, run: Run, account: Account) -> Iterator[Worthwhile]:
         from fullwire.timeline.account import Part
@@ -190,14 +209,3 @@ class Environment(FixKind):
 def _fastest(speeds_mbps: Mapping[str, float]) -> list[str]:
     """Return the interfaces that are worth a trial, the fastest first."""
     return sorted(speeds_mbps, key=lambda one: (-speeds_mbps[one], one))[:_MOST_INTERFACES]
-
-
-def _at_rate(run: Run, own_bps: float, other_bps: float) -> Forecast | None:
-    """Predict the step over an interface that carries payload at another rate."""
-    from fullwire.simulation.calibrate import PAYLOAD_SHARE
-    from fullwire.simulation.forecast import forecaster
-
-    line_bps = own_bps / PAYLOAD_SHARE
-    line = replace(run.facts, line_rate_bps=line_bps, other_line_rates_bps=None, cluster=None)
-    job = forecaster(replace(run, facts=line))
-    return None if job is None else job.ask(bandwidth_bps=(other_bps / PAYLOAD_SHARE,))
