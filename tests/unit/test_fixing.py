@@ -40,6 +40,7 @@ from fullwire.fixes.processors import share_of_rank
 from fullwire.recorder.launch import TOO_LONG, run_to_its_end
 from fullwire.run.run import Hosts
 from fullwire.simulation.forecast import Forecast
+from fullwire.transport.rendezvous import interface_address
 from fullwire.words import sentence, sentences
 from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
@@ -282,7 +283,9 @@ def test_ranks_of_a_host_become_neighbours_and_share_its_processors() -> None:
 def test_only_interfaces_that_are_up_and_have_an_address_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_interfaces, "address_of", lambda name: "10.0.0.1" * (name != "bare"))
+    monkeypatch.setattr(
+        "fullwire.fixes._interfaces.interface_address", lambda name: "10.0.0.1" * (name != "bare")
+    )
     of_each = {"a": "1000", "b": "10000", "lo": "", "silent": "", "bare": "1000", "docker0": "10"}
     for name, speed in of_each.items():
         (tmp_path / name).mkdir()
@@ -294,8 +297,8 @@ def test_only_interfaces_that_are_up_and_have_an_address_count(
 
 
 def test_the_loopback_has_an_address_and_an_unknown_interface_has_none() -> None:
-    assert _interfaces.address_of("lo") == "127.0.0.1"
-    assert _interfaces.address_of("no such") == ""
+    assert interface_address("lo") == "127.0.0.1"
+    assert interface_address("no such") == ""
 
 
 @pytest.mark.parametrize(
@@ -387,7 +390,9 @@ class Store:
 def test_hosts_measure_the_interfaces_that_all_of_them_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_interfaces, "address_of", lambda name: "127.0.0.1" * (name != "gone"))
+    monkeypatch.setattr(
+        "fullwire.fixes._interfaces.interface_address", lambda name: "127.0.0.1" * (name != "gone")
+    )
     monkeypatch.setattr(_interfaces, "_MOST_BPS", 1e15)
     store, limit_bps, begun_s = Store(), _interfaces._IN_FLIGHT * 8e6, time.monotonic()
     own = (("a", "b"), ("b", "c", "gone"), ("gone", "a", "b", "d"))

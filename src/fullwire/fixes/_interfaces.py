@@ -1,18 +1,16 @@
 """The interfaces of a host: the speed that each tells, and the rate between hosts over each.
 
-An interface may be slower than it tells, for its cable, its switch or its other users. So where a
-job names one of several, one rank of each host sends to the next host over each of them, for a
+An interface may be slower than it tells, for its cable, its switch or its other users. A job may
+name one of several. Then one rank of each host sends to the next host over each of them, for a
 moment at the end of a recording.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterable
@@ -20,9 +18,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from fullwire.transport.calibrate import shortest_round_trip_s
+from fullwire.transport.rendezvous import interface_address
+
 _INTERFACES = Path("/sys/class/net")
-_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of linux/sockios.h
-_MIN_RTT_AT, _TCP_INFO_BYTES = 148, 152  # of struct tcp_info: tcpi_min_rtt, in microseconds
 _KEY = "fullwire/interfaces"
 _SENDS_S, _WARM_S = 1.2, 0.5  # TCP takes long to begin where others fill the queue
 _SHORTEST_S = 0.3  # of what counts
@@ -31,7 +30,7 @@ _PIECE = 1 << 20
 # Bytes under way. More would overflow the queue before a slow line. The kernel's own size of a
 # buffer begins small, and grows too slowly there.
 _IN_FLIGHT = 1 << 18
-# One connection of one process may carry no more, so that such a rate says nothing of the line.
+# One connection of one process may carry just that. A line with this rate may be faster.
 _MOST_BPS = 8e9
 
 
@@ -44,24 +43,13 @@ def speeds_mbps(folder: Path = _INTERFACES) -> dict[str, float]:
             is_virtual = (interface / "bridge").exists() or (interface / "tun_flags").exists()
         except OSError:  # it has gone
             continue
-        if not is_up or is_virtual or not address_of(interface.name):
+        if not is_up or is_virtual or not interface_address(interface.name):
             continue
         try:
             speeds[interface.name] = max(float((interface / "speed").read_text()), 0.0)
         except (OSError, ValueError):  # a driver may tell none
             speeds[interface.name] = 0.0
     return speeds
-
-
-def address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface; "" if it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            request = struct.pack("256s", interface.encode())
-            told = fcntl.ioctl(any_socket, _ADDRESS_OF_INTERFACE, request)
-        except OSError:
-            return ""
-    return socket.inet_ntoa(told[20:24])
 
 
 def rates_bps(interfaces: Iterable[str], store: Any, hosts: int) -> dict[str, float]:
@@ -75,7 +63,7 @@ def rates_bps(interfaces: Iterable[str], store: Any, hosts: int) -> dict[str, fl
     with contextlib.ExitStack() as opened:
         doors = {}
         for name in interfaces:
-            if address := address_of(name):
+            if address := interface_address(name):
                 doors[name] = opened.enter_context(socket.create_server((address, 0)))
                 doors[name].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _IN_FLIGHT)
         places = {name: door.getsockname() for name, door in doors.items()}
@@ -114,8 +102,8 @@ def _one_rate_bps(
 ) -> tuple[float | None, float]:
     """Send to the next host, and receive from the one before.
 
-    Return the rate of what came, 0 if nobody came and None if too little did, and the most that our
-    own bytes under way could carry.
+    Return two rates. One is of the bytes that came: 0 if nobody came, None if too few came. The
+    other is the most that our own bytes under way could carry.
     """
     limits_bps: list[float] = []
     sending = threading.Thread(
@@ -169,7 +157,5 @@ def _send(own: str, to: tuple[str, int], token: str, limits_bps: list[float]) ->
         peer.sendall(token.encode())
         while time.monotonic() < end_s:
             peer.sendall(piece)
-        told = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        if len(told) == _TCP_INFO_BYTES:  # an old kernel tells less
-            [least_us] = struct.unpack_from("I", told, _MIN_RTT_AT)
-            limits_bps.append(_IN_FLIGHT * 8e6 / max(least_us, 1))
+        if least_s := shortest_round_trip_s(peer):
+            limits_bps.append(_IN_FLIGHT * 8 / least_s)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
-from fullwire.fixes._interfaces import rates_bps, speeds_mbps
 from fullwire.fixes.fix import (
     WORTH_A_TRIAL,
     FixKind,
@@ -106,10 +105,11 @@ class Environment(FixKind):
         from fullwire.simulation.forecast import forecaster
         from fullwire.timeline.account import Part
 
-        line_bps, facts = own_bps / PAYLOAD_SHARE, run.facts
-        line = replace(facts, line_rate_bps=line_bps, other_line_rates_bps=None, cluster=None)
-        job = forecaster(replace(run, facts=line))
-        if job is not None and len(set((facts.hosts or "").split(","))) == facts.workers:
+        line_bps, facts, job = own_bps / PAYLOAD_SHARE, run.facts, None
+        if len(set((facts.hosts or "").split(","))) == facts.workers:
+            line = replace(facts, line_rate_bps=line_bps, other_line_rates_bps=None, cluster=None)
+            job = forecaster(replace(run, facts=line))
+        if job is not None:
             forecast = job.ask(bandwidth_bps=(other_bps / PAYLOAD_SHARE,))
             if forecast.step_s <= (1 - WORTH_A_TRIAL) * account.step_s:
                 yield Worthwhile(kind=self.key, setting=setting, words=words, forecast=forecast)
@@ -138,9 +138,11 @@ class Environment(FixKind):
     def look(self, backend: str) -> Mapping[str, Any]:
         """Return the interfaces of this process's host, and the one that the job names.
 
-        Where the job has several hosts and names one of several interfaces, measure each in the
-        second recording: the first one tells how long the job takes to start.
+        A job of several hosts may name one of several interfaces. Then measure each in the second
+        recording, for the first one tells how long the job takes to start.
         """
+        from fullwire.fixes._interfaces import rates_bps, speeds_mbps
+
         named = os.environ.get(_INTERFACE_OF.get(backend, ""), "")
         if backend == "fullwire":  # our transport reads Gloo's variable too
             named = named or os.environ.get(_INTERFACE_OF["gloo"], "")

@@ -149,7 +149,7 @@ def best_streams(links: Links, sockets: Sequence[int], processors: float) -> int
     for connection in filter(lambda handle: handle >= 0, sockets):
         with socket.fromfd(connection, socket.AF_INET, socket.SOCK_STREAM) as known:
             address = known.getsockname()[0]
-            ways_s[address] = max(ways_s.get(address, 0.0), _round_trip_s(known))
+            ways_s[address] = max(ways_s.get(address, 0.0), shortest_round_trip_s(known))
     needed, window_bytes = 1.0, _window_bytes()
     for address, round_trip_s in ways_s.items():
         interface_bps = _interface_bps(address)
@@ -159,10 +159,13 @@ def best_streams(links: Links, sockets: Sequence[int], processors: float) -> int
     return min(math.ceil(needed), _MOST_CHOSEN)
 
 
-def _round_trip_s(connection: socket.socket) -> float:
-    """Return the shortest round trip that the kernel saw; sleeping processes do not lengthen it."""
+def shortest_round_trip_s(connection: socket.socket) -> float:
+    """Return the shortest round trip that the kernel saw, 0 where an old one does not tell.
+
+    Sleeping processes do not lengthen it.
+    """
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    if len(told) < _MIN_RTT_OFFSET + 4:  # an old kernel
+    if len(told) < _MIN_RTT_OFFSET + 4:
         return 0.0
     return int.from_bytes(told[_MIN_RTT_OFFSET : _MIN_RTT_OFFSET + 4], sys.byteorder) / 1e6
 
