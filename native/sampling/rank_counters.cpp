@@ -27,13 +27,13 @@ constexpr double kAtAllEvery_s = 1.0;
 constexpr int kStaysBusy = 5;        // looks at all, after a thread last ran or a connection began
 constexpr double kStaysBusy_s = 10;  // after a connection last carried
 constexpr int kUntilGone = 3;        // looks at all without word of a connection
-constexpr double kBytes = 4096;  // between two looks, for a rank that sends or receives
+constexpr double kBytes = 4096;      // between two looks, for a rank that sends or receives
 // Looks, for what need not be known to the millisecond: where the main thread of a rank that works
 // sleeps, and how long the threads of its backend ran.
 constexpr std::size_t kSeldom = 16;
-constexpr std::size_t kAsked = 64;    // connections at once: the kernel drops answers that find no room
+constexpr std::size_t kAsked = 64;  // connections at once: the kernel drops answers without room
 constexpr std::size_t kMostAsked = 1024;  // of a network; to list more of them takes less time
-constexpr int kMostUntilListed = 16;  // looks at all, to a list of a network's connections
+constexpr int kMostUntilListed = 16;      // looks at all, to a list of a network's connections
 constexpr std::uint32_t kCarriesData = 1u << 1 | 1u << 4 | 1u << 5 | 1u << 8;  // as in job_sockets.cpp
 constexpr timeval kLongestWait{1, 0};
 // Parts of the names of the kernel's functions in which a thread sleeps: one that waits for another
@@ -349,9 +349,10 @@ void RankCounters::take_answer(Network& network, const char* message, std::size_
 
 RankCounters::Connection& RankCounters::begin(Network& network, const inet_diag_msg& told,
                                               std::size_t rank) {
-    Connection& begun =
-        network.connections.emplace(told.idiag_inode, Connection{rank, request_for(told.idiag_family, &told.id), network.was_listed ? kStaysBusy : 0})
-            .first->second;
+    // The first list tells of old connections, and the kernel tells when those last carried.
+    const int stays_busy = network.was_listed ? kStaysBusy : 0;
+    const Connection made{rank, request_for(told.idiag_family, &told.id), stays_busy};
+    Connection& begun = network.connections.emplace(told.idiag_inode, made).first->second;
     const auto addresses_of = [&told](const auto& from, auto from_port, const auto& to, auto to_port) {
         std::string addresses(1, static_cast<char>(told.idiag_family));
         for (const auto& [address, port] : {std::pair{&from, from_port}, std::pair{&to, to_port}}) {
@@ -362,7 +363,8 @@ RankCounters::Connection& RankCounters::begin(Network& network, const inet_diag_
     };
     const inet_diag_sockid& id = told.id;
     const std::string own = addresses_of(id.idiag_src, id.idiag_sport, id.idiag_dst, id.idiag_dport);
-    const auto other = network.by_addresses.find(addresses_of(id.idiag_dst, id.idiag_dport, id.idiag_src, id.idiag_sport));
+    const std::string from_there = addresses_of(id.idiag_dst, id.idiag_dport, id.idiag_src, id.idiag_sport);
+    const auto other = network.by_addresses.find(from_there);
     if (other != network.by_addresses.end() && other->second->other_end == nullptr) {
         begun.other_end = other->second;
         begun.is_first = !other->second->is_first;

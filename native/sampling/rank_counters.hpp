@@ -72,7 +72,7 @@ class RankCounters {
         int file;
         bool polls_for_ranks;
         bool worked = false;  // the rank, until the last look
-        std::size_t unread = 0;       // looks since it was last read
+        std::size_t unread = 0;   // looks since it was last read
         Column waits = kColumns;  // the column that its present wait belongs to; kColumns: none
         double time_ns = -1, busy_ns = 0, carried = 0;  // of its rank, at the last look
     };

@@ -84,7 +84,7 @@ class Job:
         for process in self.processes.values():
             process.kill()
             process.wait()
-        for reader in self.readers:  # what a dead worker had written is read to its end
+        for reader in self.readers:  # the last words of a dead worker are read, too
             reader.join()
 
 

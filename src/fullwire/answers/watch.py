@@ -102,7 +102,7 @@ class _Seen:
     def of(cls, looks: Mapping[int, Reals], bin_s: float, *, waits_are_told: bool) -> _Seen:
         """Put the looks at all ranks on one grid of time.
 
-        `waits_are_told`: whatever a rank does in place of waiting for others is seen.
+        `waits_are_told`: a rank that seems to wait for others surely does nothing else.
         """
         tables = {rank: rows for rank, rows in looks.items() if len(rows) > 1}
         if len(tables) < len(looks):

@@ -124,7 +124,7 @@ def rhythm_of(
 def before_pauses(edges: NDArray[np.int64], flowing: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Move each edge that lies in a pause, or at its end, to where the pause begins.
 
-    So what ranks wait for in the pause is in the same step as the bytes that end it.
+    So a wait in the pause is in the same step as the bytes that end it.
     """
     ends = np.flatnonzero(flowing[:-1] & ~flowing[1:]) + 1
     begins = np.append(np.flatnonzero(~flowing[:-1] & flowing[1:]) + 1, len(flowing))
