@@ -69,6 +69,13 @@ def test_measured_numbers_may_differ_and_words_may_not() -> None:
     assert blocks.differences(shown, "13 ms of 1.2 s (9%)\nmore\n3 ranks\n") == ["2 ranks"]
 
 
+def test_a_range_may_end_at_a_whole_number() -> None:
+    row = "links of 2.5 Gbps  115.9 ms (103.4-127.5)  8.9x\n"
+    shown = blocks.Shown(command="fullwire explain x.run", output=row, page=ROOT)
+    for ends in ("103.8-128", "104-127.5", "104-128"):
+        assert blocks.differences(shown, row.replace("103.4-127.5", ends)) == []
+
+
 def test_computed_numbers_may_not_differ() -> None:
     shown = blocks.Shown(command="fullwire whatif vgg16@v100", output="12.5 ms\n", page=ROOT)
     assert blocks.differences(shown, "12.6 ms\n") == ["12.5 ms"]
