@@ -103,6 +103,7 @@ class Environment(FixKind):
         """Yield an interface that carries payload at another rate than the job's own."""
         from fullwire.simulation.calibrate import PAYLOAD_SHARE
         from fullwire.simulation.forecast import forecaster
+        from fullwire.timeline import account as timeline_account
         from fullwire.timeline.account import Part
 
         line_bps, facts, job = own_bps / PAYLOAD_SHARE, run.facts, None
@@ -115,10 +116,14 @@ class Environment(FixKind):
                 yield Worthwhile(kind=self.key, setting=setting, words=words, forecast=forecast)
             return
         # Ranks of a host share its line. Those that send over it end later than their neighbours,
-        # which looks like late ranks, and becomes shorter with the transfer.
-        gone, sent_s = 1 - own_bps / other_bps, sending_s(account)
-        most_s = (sent_s + account.parts_s[Part.STRAGGLER.key]) * gone
-        yield from worthwhile(self, setting, words, account, sent_s * gone, most_s, most_s)
+        # which looks like late ranks, and becomes shorter with the transfer. What the transport
+        # takes beyond its bytes at this rate may stay.
+        gone, parts_s = 1 - own_bps / other_bps, account.parts_s
+        every_rank = dict.fromkeys(range(facts.workers or 0), line_bps)
+        line_s = timeline_account.account(run, every_rank).parts_s[Part.LINE_RATE.key] * gone
+        late_s = parts_s[Part.STRAGGLER.key] * gone
+        most_s = sending_s(account) * gone + late_s
+        yield from worthwhile(self, setting, words, account, line_s, most_s, line_s + late_s)
 
     def _of_nccl(self, run: Run, account: Account) -> Iterator[Worthwhile]:
         from fullwire.timeline.account import Part

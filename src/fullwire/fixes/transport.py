@@ -121,12 +121,22 @@ class Transport(FixKind):
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
-        """Yield our backend where the line rate is unknown, and formats on the wire."""
-        sent_s = sending_s(account)
+        """Yield our backend, and formats on the wire.
+
+        Where the line rate is known, the bytes take as long on any transport. Ranks of a host share
+        its line, so the transfer of one makes its neighbours look late.
+        """
+        from fullwire.timeline.account import Part
+
+        sent_s, parts_s = sending_s(account), account.parts_s
+        most_s, line_s = sent_s, parts_s[Part.LINE_RATE.key]
+        if line_s:
+            most_s += parts_s[Part.CONTENTION.key] - line_s
+            most_s += parts_s[Part.STRAGGLER.key] if seen.local_ranks > 1 else 0.0
         backends = (run.facts.backend, seen.backend)
         if "gloo" in backends:
             words = "the fullwire transport"
-            yield from worthwhile(self, FILLS_THE_LINE, words, account, 0.0, sent_s)
+            yield from worthwhile(self, FILLS_THE_LINE, words, account, 0.0, most_s)
         if run.facts.hook or run.facts.wire or not {"gloo", FILLS_THE_LINE} & set(backends):
             return
         for wire, times in TIMES_ON_THE_WIRE.items():
