@@ -18,8 +18,10 @@ from fullwire.fixes.fix import (
     Worthwhile,
     register,
     sending_s,
+    waiting_s,
     worthwhile,
 )
+from fullwire.fixes.placement import most_leaving
 from fullwire.recorder.inside import TRIAL_VARIABLE
 from fullwire.units import shown
 
@@ -115,15 +117,15 @@ class Environment(FixKind):
             if forecast.step_s <= (1 - WORTH_A_TRIAL) * account.step_s:
                 yield Worthwhile(kind=self.key, setting=setting, words=words, forecast=forecast)
             return
-        # Ranks of a host share its line. Those that send over it end later than their neighbours,
-        # which looks like late ranks, and becomes shorter with the transfer. What the transport
-        # takes beyond its bytes at this rate may stay.
-        gone, parts_s = 1 - own_bps / other_bps, account.parts_s
+        # Ranks of a host share its line, and wait for a neighbour's transfer. Both become shorter.
+        # What the transport takes beyond its bytes at this rate may stay.
+        gone, sent_s = 1 - own_bps / other_bps, sending_s(account)
         every_rank = dict.fromkeys(range(facts.workers or 0), line_bps)
-        line_s = timeline_account.account(run, every_rank).parts_s[Part.LINE_RATE.key] * gone
-        late_s = parts_s[Part.STRAGGLER.key] * gone
-        most_s = sending_s(account) * gone + late_s
-        yield from worthwhile(self, setting, words, account, line_s, most_s, line_s + late_s)
+        line_s = timeline_account.account(run, every_rank).parts_s[Part.LINE_RATE.key]
+        leaving = max(most_leaving((facts.hosts or "").split(",")), 1)
+        gone_s, waited_s = min(line_s * leaving, sent_s) * gone, waiting_s(account) * gone
+        most_s = sent_s * gone + waited_s
+        yield from worthwhile(self, setting, words, account, gone_s, most_s, gone_s + waited_s)
 
     def _of_nccl(self, run: Run, account: Account) -> Iterator[Worthwhile]:
         from fullwire.timeline.account import Part

@@ -310,6 +310,20 @@ def sending_s(account: Account) -> float:
     return sum(parts_s[part.key] for part in (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT))
 
 
+def waiting_s(account: Account) -> float:
+    """Return the time of a step in which ranks wait for others, less what a late rank explains.
+
+    Ranks of a host share its line. So those wait that have sent while a neighbour's transfer ends.
+    """
+    from fullwire.timeline.account import Part, late_ranks
+
+    if late_ranks(account) is not None:
+        return 0.0
+    # The part holds the own time of slow ranks, too.
+    excess_s = float(account.excess_ns[:, account.is_typical].sum(axis=2).mean()) * 1e-9
+    return max(account.parts_s[Part.STRAGGLER.key] - excess_s, 0.0)
+
+
 def who_takes_processors(run: Run) -> Literal["job", "others"] | None:
     """Return who takes all processors: the job or others. None if some are free or unsampled."""
     from fullwire.run.processors import share_of_others, used_share

@@ -20,8 +20,10 @@ from fullwire.fixes.fix import (
     Worthwhile,
     register,
     sending_s,
+    waiting_s,
     worthwhile,
 )
+from fullwire.fixes.placement import most_leaving
 from fullwire.units import shown
 
 if TYPE_CHECKING:
@@ -123,16 +125,17 @@ class Transport(FixKind):
     ) -> Iterator[Worthwhile]:
         """Yield our backend, and formats on the wire.
 
-        Where the line rate is known, the bytes take as long on any transport. Ranks of a host share
-        its line, so the transfer of one makes its neighbours look late.
+        Where the line rate is known, the bytes take as long on any transport.
         """
         from fullwire.timeline.account import Part
 
         sent_s, parts_s = sending_s(account), account.parts_s
         most_s, line_s = sent_s, parts_s[Part.LINE_RATE.key]
         if line_s:
-            most_s += parts_s[Part.CONTENTION.key] - line_s
-            most_s += parts_s[Part.STRAGGLER.key] if seen.local_ranks > 1 else 0.0
+            hosts = (run.facts.hosts or "").split(",")
+            most_s -= min(line_s * max(most_leaving(hosts), 1), sent_s)
+            most_s += parts_s[Part.CONTENTION.key]
+            most_s += waiting_s(account) if seen.local_ranks > 1 else 0.0
         backends = (run.facts.backend, seen.backend)
         if "gloo" in backends:
             words = "the fullwire transport"
