@@ -29,7 +29,7 @@ LONGEST_S = 300.0
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _MEASURING = re.compile(r"fullwire (?:lab|record|bench|study|tune|watch|doctor)\b|torchrun\b")
 _UNITS = "ns|us|ms|s|min|kB|MB|GB|TB|B|bps|kbps|Mbps|Gbps|Tbps|KiB|MiB|GiB|x"
-_RANGE = r"(?<=\()\d[\d,.]*-\d[\d,.]*(?=\))"  # of a table: either end may be a whole number
+_RANGE = r"(?<=[ num]s \()\d[\d,.]*-\d[\d,.]*(?=\))"  # of times: its ends may be whole numbers
 _NUMBER = re.compile(rf"{_RANGE}|[-+]?\d[\d,]*(?:\.\d+)?\s?(?:(?:{_UNITS})\b|%)|[-+]?\d+\.\d+")
 _SOMETIMES = re.compile(r"^  (?:longer steps|pauses) .*\n", re.MULTILINE)  # of busy machines
 _DRAWN = re.compile(r"[·█▏▎▍▌▋▊▉░▒▓◀]+")

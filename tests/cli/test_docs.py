@@ -74,6 +74,8 @@ def test_a_range_may_end_at_a_whole_number() -> None:
     shown = blocks.Shown(command="fullwire explain x.run", output=row, page=ROOT)
     for ends in ("103.8-128", "104-127.5", "104-128"):
         assert blocks.differences(shown, row.replace("103.4-127.5", ends)) == []
+    ranks = blocks.Shown(command="fullwire explain x.run", output="ranks (0-3)\n", page=ROOT)
+    assert blocks.differences(ranks, "ranks (0-7)\n") == ["ranks (0-3)"]
 
 
 def test_computed_numbers_may_not_differ() -> None:
