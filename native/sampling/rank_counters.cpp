@@ -63,11 +63,14 @@ std::int64_t next_number(std::string_view& text) {
     return value;
 }
 
+struct Request {
+    nlmsghdr header;
+    inet_diag_req_v2 body;
+};
+constexpr std::size_t kRequestBytes = sizeof(Request);
+
 std::string request_for(std::uint8_t family, const inet_diag_sockid* id) {
-    struct {
-        nlmsghdr header;
-        inet_diag_req_v2 body;
-    } message{};
+    Request message{};
     message.header.nlmsg_len = sizeof message;
     message.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
     message.header.nlmsg_flags = static_cast<std::uint16_t>(NLM_F_REQUEST | (id ? 0 : NLM_F_DUMP));
@@ -103,6 +106,7 @@ RankCounters::~RankCounters() {
 }
 
 void RankCounters::add_thread(std::size_t rank, int file, bool communicates) {
+    busy_threads_.push_back(threads_.size());
     threads_.push_back({rank, file, communicates, kStaysBusy});
     ++left_[rank];
 }
@@ -137,6 +141,7 @@ void RankCounters::add_ports(std::vector<std::pair<int, int>> files, std::vector
 
 int RankCounters::watch(double seconds, double share, double least_s, double most_s) {
     const double end_s = seconds_of(CLOCK_MONOTONIC) + seconds;
+    left_s_ = std::min(left_s_, 0.0) + share * seconds;
     for (double now_s; (now_s = seconds_of(CLOCK_MONOTONIC)) < end_s;) {
         const double before_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
         const bool at_all = now_s >= look_at_all_s_;
@@ -147,17 +152,16 @@ int RankCounters::watch(double seconds, double share, double least_s, double mos
         rows_.insert(rows_.end(), counted_.begin(), counted_.end());
         const double took_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - before_s;
         took_s_ += took_s;
-        // A look at all comes once a second, whatever the distance of the others.
-        if (at_all) {
-            at_all_s_ = took_s;
-        } else {
-            usual_s_ += usual_s_ > 0 ? (took_s - usual_s_) / 8 : took_s;
-        }
+        left_s_ -= took_s;
+        if (!at_all) usual_s_ += usual_s_ > 0 ? (took_s - usual_s_) / 8 : took_s;
         // At equal distances, looks and steps that are nearly as short would make a beat, which looks
         // like much longer steps. So each distance is drawn anew.
         const double drawn = std::uniform_real_distribution<>(0.5, 1.5)(random_);
-        const double left = std::max(share - at_all_s_ / kAtAllEvery_s, share / 2);
-        const double between_s = std::clamp(drawn * usual_s_ / left, least_s, most_s);
+        // Busy processors let looks come late. The time that these have left goes to the next ones.
+        const double rest_s = std::max(end_s - now_s, 0.0);
+        const double looks_s = std::max(left_s_, share / 2 * rest_s);
+        const double mean_s = std::max(usual_s_ * rest_s / looks_s, least_s);
+        const double between_s = std::min(drawn * mean_s, most_s);
         const double wait_s = std::min(now_s + between_s, end_s) - seconds_of(CLOCK_MONOTONIC);
         if (wait_s > 0) ::usleep(static_cast<useconds_t>(wait_s * 1e6));
     }
@@ -172,15 +176,28 @@ void RankCounters::look(bool at_all) {
     const double now_ns = nanoseconds_now();
     for (std::size_t rank = 0; rank < left_.size(); ++rank) of(rank, time) = now_ns;
     const bool at_backends = at_all || looks_ % kSeldom == 0;
-    for (Thread& each : threads_) {
-        const bool is_busy = each.stays_busy > 0 && (at_backends || !each.communicates);
-        if (at_all || is_busy) read_thread(each, at_all);
+    if (at_all) {
+        for (Thread& each : threads_) read_thread(each, at_all);
+        choose_busy_threads();
+    } else {
+        for (const std::size_t place : busy_threads_) {
+            Thread& each = threads_[place];
+            if (at_backends || !each.communicates) read_thread(each, at_all);
+        }
     }
-    std::erase_if(threads_, [](const Thread& each) { return each.file < 0; });
     for (MainThread& each : main_threads_) read_main_thread(each);
 }
 
+void RankCounters::choose_busy_threads() {
+    std::erase_if(threads_, [](const Thread& each) { return each.file < 0; });
+    busy_threads_.clear();
+    for (std::size_t place = 0; place < threads_.size(); ++place) {
+        if (threads_[place].stays_busy > 0) busy_threads_.push_back(place);
+    }
+}
+
 void RankCounters::read_thread(Thread& thread, bool at_all) {
+    if (thread.file < 0) return;
     std::array<char, 64> text;
     const ssize_t bytes = ::pread(thread.file, text.data(), text.size(), 0);
     if (bytes <= 0) {  // it ended
@@ -248,13 +265,24 @@ RankCounters::Column RankCounters::wait_of(const MainThread& thread) {
 
 void RankCounters::ask(Network& network, bool at_all) {
     if (at_all) {
-        for (auto& [_, each] : network.connections) {
-            ++each.unseen;
-            each.stays_busy = std::max(each.stays_busy - 1, 0);
-        }
+        ask_for_all(network);
+        choose_busy(network);
+    } else {
+        send(network, network.requests[looks_ % network.requests.size()]);
+    }
+    for (const auto& [rank, others_quiet_s] : network.others_quiet_s) of(rank, quiet_s) = others_quiet_s;
+    for (const Connection* each : network.busy) {
+        of(each->rank, quiet_s) = std::min(of(each->rank, quiet_s), each->quiet_s);
+    }
+}
+
+void RankCounters::ask_for_all(Network& network) {
+    for (auto& [_, each] : network.connections) {
+        ++each.unseen;
+        each.stays_busy = std::max(each.stays_busy - 1, 0);
     }
     // A list takes the kernel long: it goes through a table that is as large as the memory allows.
-    if (at_all && (--network.until_listed < 0 || network.connections.size() > kMostAsked)) {
+    if (--network.until_listed < 0 || network.connections.size() > kMostAsked) {
         network.until_listed = network.lists_again_after;
         network.lists_again_after = std::min(2 * network.lists_again_after, kMostUntilListed);
         for (const std::uint8_t family : {AF_INET, AF_INET6}) {
@@ -265,27 +293,39 @@ void RankCounters::ask(Network& network, bool at_all) {
         network.was_listed = true;
     } else {
         std::string requests;
-        std::size_t asked = 0;
-        for (const auto& [_, each] : network.connections) {
-            const bool is_due = each.other_end == nullptr || each.is_first == (looks_ % 2 == 0);
-            const bool is_busy = each.stays_busy > 0 || each.quiet_s <= kStaysBusy_s;
-            if (!at_all && !(is_due && is_busy)) continue;
-            requests += each.request;
-            ++asked;
-        }
-        for (std::size_t first = 0; first < asked; first += kAsked) {
-            const std::size_t count = std::min(kAsked, asked - first);
-            const std::size_t bytes = requests.size() / asked;  // of each of them
-            if (::send(network.socket, requests.data() + first * bytes, count * bytes, 0) < 0) break;
-            receive(network, count);
-        }
+        for (const auto& [_, each] : network.connections) requests += each.request;
+        send(network, requests);
     }
-    if (at_all) forget_ended(network);
+    forget_ended(network);
+}
+
+void RankCounters::send(Network& network, const std::string& requests) {
+    for (std::size_t first = 0; first < requests.size(); first += kAsked * kRequestBytes) {
+        const std::size_t bytes = std::min(kAsked * kRequestBytes, requests.size() - first);
+        if (::send(network.socket, requests.data() + first, bytes, 0) < 0) break;
+        receive(network, bytes / kRequestBytes);
+    }
+}
+
+void RankCounters::choose_busy(Network& network) {
+    network.busy.clear();
+    for (std::string& each : network.requests) each.clear();
+    network.others_quiet_s.clear();
     for (const auto& [_, rank] : network.owners) {
-        of(rank, quiet_s) = std::numeric_limits<double>::infinity();
+        network.others_quiet_s[rank] = std::numeric_limits<double>::infinity();
     }
-    for (const auto& [_, each] : network.connections) {
-        of(each.rank, quiet_s) = std::min(of(each.rank, quiet_s), each.quiet_s);
+    for (auto& [_, each] : network.connections) {
+        if (each.stays_busy > 0 || each.quiet_s <= kStaysBusy_s) {
+            network.busy.push_back(&each);
+            for (std::size_t turn = 0; turn < network.requests.size(); ++turn) {
+                const bool is_due = each.other_end == nullptr || each.is_first == (turn == 0);
+                if (is_due) network.requests[turn] += each.request;
+            }
+        } else {
+            const double none = std::numeric_limits<double>::infinity();
+            double& quiet_s = network.others_quiet_s.try_emplace(each.rank, none).first->second;
+            quiet_s = std::min(quiet_s, each.quiet_s);
+        }
     }
 }
 
@@ -334,11 +374,13 @@ void RankCounters::take_answer(Network& network, const char* message, std::size_
     } else {
         count(each, sent, received);
         of(rank, retransmits) += static_cast<double>(info.tcpi_total_retrans) - static_cast<double>(each.again);
+        of(rank, sending) += (static_cast<double>(info.tcpi_busy_time) - static_cast<double>(each.busy_us)) * 1e3;
         of(rank, limited_by_receiver) += (static_cast<double>(info.tcpi_rwnd_limited) - static_cast<double>(each.receiver_us)) * 1e3;
         of(rank, limited_by_buffer) += (static_cast<double>(info.tcpi_sndbuf_limited) - static_cast<double>(each.buffer_us)) * 1e3;
     }
     each.rank = rank;
     each.again = info.tcpi_total_retrans;
+    each.busy_us = info.tcpi_busy_time;
     each.receiver_us = info.tcpi_rwnd_limited;
     each.buffer_us = info.tcpi_sndbuf_limited;
     each.unseen = 0;

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -20,10 +21,11 @@ namespace fullwire {
 
 class RankCounters {
   public:
-    // What a look notes of a rank, in this order. Times in ns, totals since the first look.
+    // What a look notes of a rank, in this order. Times in ns, totals since the first look. Those of
+    // its connections are added up: in `sending` they had bytes that were not yet acknowledged.
     enum Column {
         time, computed, delayed, communicated, sent, received, retransmits, quiet_s,
-        limited_by_receiver, limited_by_buffer, elsewhere, unclear, kColumns
+        sending, limited_by_receiver, limited_by_buffer, elsewhere, unclear, kColumns
     };
 
     explicit RankCounters(std::size_t ranks);
@@ -51,8 +53,9 @@ class RankCounters {
     // ours from now on.
     void add_ports(std::vector<std::pair<int, int>> files, std::vector<std::size_t> ranks);
 
-    // Look for so long; each look takes that share of a processor at most, within limits. Returns the
-    // rank whose threads have ended, or -1.
+    // Look for so long. Looks take that share of a processor together, and a look at all may take half
+    // as much again. The mean distance between looks is within limits. Returns the rank whose threads
+    // have ended, or -1.
     int watch(double seconds, double share, double least_s, double most_s);
 
     // The looks since the last taking, kColumns numbers a rank, rank after rank, look after look.
@@ -84,7 +87,7 @@ class RankCounters {
         int stays_busy;  // for so many more looks at all, whatever it carries
         Connection* other_end = nullptr;
         bool is_first = true;
-        std::uint64_t again = 0, sent = 0, received = 0, receiver_us = 0, buffer_us = 0;
+        std::uint64_t again = 0, sent = 0, received = 0, busy_us = 0, receiver_us = 0, buffer_us = 0;
         double quiet_s = 0;
         int unseen = 0;  // looks at all since the kernel last told of it
     };
@@ -93,6 +96,11 @@ class RankCounters {
         std::unordered_map<std::uint32_t, std::size_t> owners;
         std::unordered_map<std::uint32_t, Connection> connections;
         std::unordered_map<std::string, Connection*> by_addresses;
+        // A look at all chooses these. Other looks use only them: other memory is no longer in the
+        // cache. Of a connection whose two ends we know, the ends are asked in turns.
+        std::vector<Connection*> busy;
+        std::array<std::string, 2> requests;
+        std::unordered_map<std::size_t, double> others_quiet_s;  // by rank, of the other connections
         bool was_listed = false;
         int until_listed = 0;  // looks at all, after which the kernel lists all connections
         int lists_again_after = 1;
@@ -112,10 +120,14 @@ class RankCounters {
 
     double& of(std::size_t rank, Column column) { return counted_[rank * kColumns + column]; }
     void look(bool at_all);
+    void choose_busy_threads();
     void read_thread(Thread& thread, bool at_all);
     void read_main_thread(MainThread& thread);
     Column wait_of(const MainThread& thread);
     void ask(Network& network, bool at_all);
+    void ask_for_all(Network& network);
+    void send(Network& network, const std::string& requests);
+    void choose_busy(Network& network);
     void receive(Network& network, std::size_t answers);
     void take_answer(Network& network, const char* message, std::size_t bytes);
     Connection& begin(Network& network, const inet_diag_msg& told, std::size_t rank);
@@ -128,6 +140,7 @@ class RankCounters {
     std::vector<double> counted_;
     std::vector<double> rows_;
     std::vector<Thread> threads_;
+    std::vector<std::size_t> busy_threads_;  // their places, chosen by a look at all
     std::vector<MainThread> main_threads_;
     std::vector<Network> networks_;
     std::vector<Shared> shared_;
@@ -136,8 +149,8 @@ class RankCounters {
     std::vector<char> answer_;
     std::size_t looks_ = 0;
     double look_at_all_s_ = 0.0;
-    double at_all_s_ = 0.0;  // that a look at all took
-    double usual_s_ = 0.0;   // that another look takes
+    double usual_s_ = 0.0;  // that another look takes
+    double left_s_ = 0.0;   // of the processor's time, for the rest of a call; below 0 a debt
     double took_s_ = 0.0;
 };
 

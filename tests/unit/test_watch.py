@@ -26,14 +26,18 @@ from fullwire._native import RankCounters
 from fullwire.answers.alerts import alert
 from fullwire.answers.idle import Asking, Idle, idle_at
 from fullwire.answers.watch import judged
-from fullwire.answers.watched import waited_for
+from fullwire.answers.watched import Watched, waited_for
 from fullwire.cli.live import Collector, Live, open_metrics, served
 from fullwire.recorder.jobs_here import JobHere, RankHere, job_named, job_of
 from fullwire.recorder.outside import (
     COLUMNS,
     ELSEWHERE,
+    LIMITED_BY_BUFFER,
+    LIMITED_BY_RECEIVER,
     RECEIVED,
+    SENDING,
     SENT,
+    TIME,
     UNCLEAR,
     Gpus,
     Looks,
@@ -48,6 +52,7 @@ from fullwire.report.explanation import print_watched
 from fullwire.words import sentence
 
 LOOK_S = 0.01
+TICK_NS = 10_000_000  # the kernel counts such times in ticks, of 10 ms at most
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -143,6 +148,27 @@ def test_ranks_that_fight_for_processors_have_contention_where_their_delay_says_
     assert low_s < 0.2 < high_s
     # A backend that is unknown may leave sums to a device.
     assert judged(replace(looks, processors=busy), 1e9).kind == "unknown"
+
+
+def test_contention_and_transfer_are_told_apart_though_each_may_be_off() -> None:
+    """Run delay tells the one and bytes the other: both are hardly off at the same time."""
+
+    def of(send_s: float) -> Watched:
+        fighting = {
+            rank: [(*row[:1], 0.5 * row[1], 0.5 * row[1], *row[3:]) for row in rows]
+            for rank, rows in a_job(0.42, send_s).items()
+        }
+        looks = seen(fighting)
+        apart = tuple(replace(rank, network=rank.rank) for rank in looks.job.ranks)
+        first_ns, seconds = looks.by_rank[0][0, 0], np.arange(0, looks.seconds, 1.0)
+        busy = np.stack([first_ns + seconds * 1e9, seconds * 0.9], axis=1)
+        job = replace(looks.job, backend="gloo", ranks=apart)
+        return judged(replace(looks, job=job, processors=busy), 1e9)
+
+    found = of(0.14)
+    assert found.ranges["contention"][0] < found.transfer_s[1]
+    assert found.kind == "contention"
+    assert of(0.16).kind == "unknown"
 
 
 def test_a_line_that_may_not_be_full_leaves_the_transport_possible() -> None:
@@ -336,6 +362,43 @@ def test_either_end_of_a_connection_tells_the_bytes_of_both() -> None:
     for end in ends:
         end.close()
     assert counters.watch(0.01, 1.0, 0.001, 0.002) == -1  # they are gone, and are asked for in vain
+
+
+def test_a_connection_tells_how_long_it_sends_and_what_holds_it_back() -> None:
+    counters, task = RankCounters(1), f"/proc/self/task/{threading.get_native_id()}/schedstat"
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        sender, receiver = socket.create_connection(door.getsockname()), door.accept()[0]
+    counters.add_network(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4).detach())
+    counters.set_owners(0, [(os.fstat(sender.fileno()).st_ino, 0)])
+    counters.add_thread(0, os.open(task, os.O_RDONLY), False)
+    sender.setblocking(False)
+    look = (0.3, 1.0, 0.001, 0.002)
+    counters.watch(*look)
+    nothing = counters.take().reshape(-1, COLUMNS)[-1]
+    sender.send(bytes(8_000_000))  # more than the receiver, which reads nothing, has room for
+    counters.watch(*look)
+    held = counters.take().reshape(-1, COLUMNS)[-1]
+    for end in (sender, receiver):
+        end.close()
+    lasted_ns = held[TIME] - nothing[TIME] + 2 * TICK_NS
+    assert nothing[SENDING] == 0
+    assert 0.2e9 < held[LIMITED_BY_RECEIVER] <= held[SENDING] < lasted_ns
+    assert held[LIMITED_BY_BUFFER] == 0
+
+
+def test_the_connections_of_a_rank_are_told_where_they_may_be_asked() -> None:
+    looks = seen(a_job(0.1, 0.2))
+    for rows in looks.by_rank.values():
+        rows[:, SENDING] = 0.5 * (rows[:, 0] - rows[0, 0])
+        rows[:, LIMITED_BY_RECEIVER], rows[:, LIMITED_BY_BUFFER] = 0.2 * rows[:, SENDING], 0.0
+    told = judged(replace(looks, without_connections=(1,)), 1e9)
+    first, second = told.ranks
+    assert first.connections_sending == pytest.approx(0.5)
+    assert first.limited_by_receiver == pytest.approx(0.2)
+    assert first.limited_by_buffer == 0.0
+    assert second.connections_sending is second.limited_by_receiver is None
+    assert 'fullwire_limited_by_receiver_ratio{rank="0"} 0.2' in open_metrics(told)
+    assert 'limited_by_receiver_ratio{rank="1"}' not in open_metrics(told)
 
 
 def test_bytes_that_come_in_lumps_are_one_transfer() -> None:

@@ -285,6 +285,12 @@ def _where_told(window: Watched) -> Iterator[Metric]:
          [(rank.rank, rank.read_bytes_s) for rank in window.ranks]),
         ("faults_per_second", "Pages a second that had to come from a disk",
          [(rank.rank, rank.faults_s) for rank in window.ranks]),
+        ("connections_sending", "Mean count of connections with bytes to send or to acknowledge",
+         [(rank.rank, rank.connections_sending) for rank in window.ranks]),
+        ("limited_by_receiver_ratio", "Of the time with such bytes, the share without room there",
+         [(rank.rank, rank.limited_by_receiver) for rank in window.ranks]),
+        ("limited_by_buffer_ratio", "Of the time with such bytes, the share without room here",
+         [(rank.rank, rank.limited_by_buffer) for rank in window.ranks]),
     ):  # fmt: skip
         told = [({"rank": str(rank)}, value) for rank, value in values if value is not None]
         if told:
