@@ -51,7 +51,7 @@ from fullwire.words import sentence
 EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
 _MOST_IN_VAIN = 5  # runs in a row to which no trial came
-_ENDED_BY_USER = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+ENDED_BY_USER = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # or by a scheduler, for its limit
 Say = Callable[[str], None]
 Notes: TypeAlias = Sequence[Sequence[Mapping[str, Any]]]  # by process
 
@@ -195,7 +195,7 @@ def _follow(command: Sequence[str], say: Say) -> int:
             for outcome in outcomes(fixes, told) if took else [NothingCame()]:
                 say(sentence(outcome))
             return status
-        if status in _ENDED_BY_USER:
+        if status in ENDED_BY_USER:
             return status
 
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from fullwire.answers.compare import FEWEST_STEPS, PIECES, paces_s, usual_length_s
-from fullwire.answers.fixing import NONE, Notes, notes_in, problem_of
+from fullwire.answers.fixing import ENDED_BY_USER, NONE, Notes, notes_in, problem_of
 from fullwire.answers.laboratory import record_in_lab
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result
@@ -205,7 +205,7 @@ class TrialJob:
             problem = problem_of(fixes[-1], len(looked), told) if fixes else None
             shutil.rmtree(notes)
         took_s = time.monotonic() - began_s
-        if self.is_interrupted or done.exit_status == 128 + signal.SIGINT:
+        if self.is_interrupted or done.exit_status in ENDED_BY_USER:
             raise KeyboardInterrupt
         self.took_s.append(took_s)
         run = done.run

@@ -311,17 +311,15 @@ def sending_s(account: Account) -> float:
 
 
 def waiting_s(account: Account) -> float:
-    """Return the time of a step in which ranks wait for others, less what a late rank explains.
+    """Return the time of a step in which ranks wait for others that only communicate.
 
     Ranks of a host share its line. So those wait that have sent while a neighbour's transfer ends.
+    A rank that is always slow makes the others wait as long as it takes beyond the median.
     """
-    from fullwire.timeline.account import Part, late_ranks
+    from fullwire.timeline.account import Part
 
-    if late_ranks(account) is not None:
-        return 0.0
-    # The part holds the own time of slow ranks, too.
-    excess_s = float(account.excess_ns[:, account.is_typical].sum(axis=2).mean()) * 1e-9
-    return max(account.parts_s[Part.STRAGGLER.key] - excess_s, 0.0)
+    slow_ns = account.excess_ns[:, account.is_typical].sum(axis=2).mean(axis=1).max()
+    return max(account.parts_s[Part.STRAGGLER.key] - float(slow_ns) * 1e-9, 0.0)
 
 
 def who_takes_processors(run: Run) -> Literal["job", "others"] | None:
