@@ -253,6 +253,24 @@ def test_a_job_that_hangs_ends_its_tuning_with_all_its_processes(tmp_path: Path)
     assert str(tmp_path) not in subprocess.run(["ps", "axe"], capture_output=True, text=True).stdout
 
 
+def test_a_tuning_that_a_scheduler_ends_keeps_the_best_so_far(tmp_path: Path) -> None:
+    """SIGTERM ended one trial, and the next one began."""
+    options = ["--steps", "12", "-o", str(tmp_path / "tuned")]
+    command = [*FULLWIRE, "tune", *options, "--", *JOB, "slow"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("fullwire: trial 1: "):
+                time.sleep(2)  # the trial runs
+                process.terminate()
+    assert "fullwire: interrupted: the best so far is kept\n" in said
+    assert not any(line.startswith("fullwire: trial 2: ") for line in said)
+    assert process.returncode == 0
+    assert (tmp_path / "tuned/recipe.toml").exists()
+
+
 def test_a_fix_that_does_not_fit_leaves_the_job_as_it_is() -> None:
     fixes = "compression:bf16,input:2,buckets:1"
     told, said = told_by(*FULLWIRE, "apply", fixes, "--", *JOB, "stubborn")
