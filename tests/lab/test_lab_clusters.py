@@ -120,11 +120,13 @@ if os.environ["LOCAL_RANK"] == "0":
 
 # A rank of each host measures all interfaces of its job, which names the first.
 INTERFACES_AS_SEEN = """
-import json, os
+import json, os, sys
 from fullwire.fixes.fix import fix_kind
 import torch.distributed as dist
 
-os.environ |= {"GLOO_SOCKET_IFNAME": "eth0", "FULLWIRE_TRIAL": "2"}
+os.environ |= {"GLOO_SOCKET_IFNAME": sys.argv[1], "FULLWIRE_TRIAL": "2"}
+if not sys.argv[1]:
+    del os.environ["GLOO_SOCKET_IFNAME"]
 dist.init_process_group("gloo")
 print(os.environ["RANK"], json.dumps(fix_kind("environment").look("gloo")), flush=True)
 """
@@ -268,19 +270,21 @@ def test_each_rank_has_its_place_its_nic_and_no_other_way_out(
 
 
 @needs_namespaces
+@pytest.mark.parametrize(("named", "interfaces"), [("eth0", {"eth0", "eth1"}), ("", {"eth0"})])
 def test_a_rank_of_each_host_measures_the_rate_between_hosts_over_each_interface(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], named: str, interfaces: set[str]
 ) -> None:
+    """Of a host with one interface, that one is measured though the job does not name it."""
     pytest.importorskip("torch")
-    two_each = replace(RAILS, devices_per_node=2)
-    with Lab(describe(cluster=two_each)) as lab:
+    nics = replace(RAILS.nics, per_node=len(interfaces))
+    with Lab(describe(cluster=replace(RAILS, devices_per_node=2, nics=nics))) as lab:
         capfd.readouterr()
-        assert run_job(lab, [sys.executable, "-c", INTERFACES_AS_SEEN]) == 0
+        assert run_job(lab, [sys.executable, "-c", INTERFACES_AS_SEEN, named]) == 0
         lines = [line.split(maxsplit=1) for line in capfd.readouterr().out.splitlines()]
     of_rank = {int(rank): json.loads(seen) for rank, seen in lines}
-    assert set(of_rank[0]["interfaces"]) == {"eth0", "eth1"}
+    assert set(of_rank[0]["interfaces"]) == interfaces
     assert of_rank[0]["interface_bps"] == of_rank[2]["interface_bps"]
-    assert of_rank[0]["interface_bps"].keys() == {"eth0", "eth1"}
+    assert of_rank[0]["interface_bps"].keys() == interfaces
     # Data and acknowledgements of both directions share a queue.
     assert all(50e6 < rate_bps < 101e6 for rate_bps in of_rank[0]["interface_bps"].values())
     assert "interface_bps" not in of_rank[1]  # its neighbour did

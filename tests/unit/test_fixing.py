@@ -27,7 +27,7 @@ import fullwire as fw
 from fullwire.answers.explain import explain
 from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
 from fullwire.answers.trials import Trial, TrialRecording, difference_of
-from fullwire.answers.tune import _Search
+from fullwire.answers.tune import _line_bps, _Search
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.tuning import Faster
 from fullwire.fixes import Seen, _interfaces, fix_kinds
@@ -46,6 +46,7 @@ from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
 
 CAN = {key: kind for key, kind in fix_kinds().items() if kind.example}
+PARTS_S = {"line_rate": 0.07, "latency": 0.0, "transport": 0.01, "unexplained": 0.0}
 NOTHING = [sys.executable, "-c", "raise SystemExit(7)"]
 
 
@@ -317,7 +318,9 @@ def test_another_interface_is_tried_unless_it_is_known_to_be_slower(
         facts=SimpleNamespace(backend="gloo", hosts=hosts, nccl_network=None)
     )
     account: Any = SimpleNamespace(
-        step_s=0.1, alone_s=0.02, parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01}
+        step_s=0.1,
+        alone_s=0.02,
+        parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01, "unexplained": 0.0},
     )
     seen = Seen(interface="eth0", interfaces=speeds)
     found = list(CAN["environment"].to_try(run, account, seen, None))
@@ -329,7 +332,9 @@ def test_an_interface_that_was_measured_is_predicted_and_a_slow_one_is_not_tried
     facts = dataclasses.replace(run.facts, workers=2, backend="gloo", hosts="a,b")
     run = dataclasses.replace(run, facts=facts)
     account: Any = SimpleNamespace(
-        step_s=0.9, alone_s=0.02, parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01}
+        step_s=0.9,
+        alone_s=0.02,
+        parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01, "unexplained": 0.0},
     )
     speeds = dict.fromkeys(("eth0", "eth1", "eth2"), 10_000.0)
 
@@ -560,8 +565,28 @@ def test_nccl_between_hosts_gets_more_threads_or_more_channels() -> None:
         assert all(CAN["environment"].checked_in_recipe(setting) for setting in settings)
 
 
+def test_a_measured_interface_tells_the_line_rate_of_a_run_without_one() -> None:
+    """Without it, transfers were unexplained, and no fix of communication was tried."""
+    known = a_trained_job(a_transport(), steps=6)
+    facts = dataclasses.replace(known.facts, line_rate_bps=None)
+    run = dataclasses.replace(known, facts=facts)
+    assert _line_bps(run, Seen(interface_bps={"eth0": 0.478e9})) == pytest.approx(0.5e9, rel=0.01)
+    both = Seen(interface="eth1", interface_bps={"eth0": 0.478e9, "eth1": 0.956e9})
+    assert _line_bps(run, both) == pytest.approx(1e9, rel=0.01)
+    unknown = Seen(interface="eth1", interface_bps={"eth0": 0.478e9, "eth1": 0.0})
+    assert _line_bps(run, unknown) is _line_bps(run, Seen()) is None
+    assert _line_bps(known, both) is None
+    over_rdma = dataclasses.replace(run, facts=dataclasses.replace(facts, backend="nccl"))
+    assert _line_bps(over_rdma, both) is None
+    # Where nobody measured, the account bounds the gain.
+    found = explain(run).detail
+    assert found.parts_s["unexplained"] > 0
+    [trial, *_] = CAN["transport"].to_try(run, found, Seen(), None)
+    assert trial.low_s < found.step_s - 0.5 * found.parts_s["unexplained"]
+
+
 def test_fsdp_is_tried_with_what_the_job_lacks() -> None:
-    parts_s = {"line_rate": 0.05, "latency": 0.01, "transport": 0.02}
+    parts_s = {"line_rate": 0.05, "latency": 0.01, "transport": 0.02, "unexplained": 0.0}
     account: Any = SimpleNamespace(step_s=0.1, alone_s=0.02, parts_s=parts_s)
     run: Any = SimpleNamespace(facts=SimpleNamespace(hosts="a,a,b,b"))
     has = {"reshard_after_forward": None, "forward_prefetch": False, "is_whole": True}
@@ -643,7 +668,7 @@ def test_on_a_faster_interface_only_the_time_of_bytes_and_of_neighbours_becomes_
 
 def test_no_transport_saves_the_bytes_of_a_known_line() -> None:
     """Two hosts of two ranks on 500 Mbps, 190 ms a step: our transport made it 167 to 171 ms."""
-    parts_s = {"line_rate": 0.1443, "latency": 0.0, "transport": 0.004}
+    parts_s = {"line_rate": 0.1443, "latency": 0.0, "transport": 0.004, "unexplained": 0.0}
     parts_s |= {"contention": 0.0056, "straggler": 0.0179}
     none = np.zeros((4, 1, 3), np.int64)
     account: Any = SimpleNamespace(
@@ -727,7 +752,7 @@ def test_a_step_that_is_recorded_slower_is_predicted_by_its_ratio(
         ),
     )
     slower = dataclasses.replace(told, fixes=(joined,), fixes_from_s=2 * now_s)
-    monkeypatch.setattr("fullwire.answers.tune.explain", lambda run: slower)
+    monkeypatch.setattr("fullwire.answers.tune.explain", lambda run, bandwidth: slower)
     [applied] = [each for each in search._candidates(now_s) if each.fix == "joining"]
     predicted = applied.low_s, applied.predicted_s, applied.high_s
     assert predicted == pytest.approx((0.1 * now_s, 0.11 * now_s, 0.15 * now_s))

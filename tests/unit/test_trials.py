@@ -63,7 +63,7 @@ class World:
             monkeypatch.setattr(module, "paces_s", lambda run: run.paces)
         monkeypatch.setattr(tune, "fix_kinds", lambda: kinds)
         monkeypatch.setattr(tune, "passes_of_step", lambda run: 1)
-        monkeypatch.setattr(tune, "explain", lambda run: self._told(run, promised))
+        monkeypatch.setattr(tune, "explain", lambda run, bandwidth: self._told(run, promised))
         draws, world = np.random.default_rng(3), self
 
         class Job(TrialJob):

@@ -45,7 +45,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings import tuning as of_tuning
 from fullwire.findings.finding import Finding
-from fullwire.fixes import Fix, Risk, fix_kinds
+from fullwire.fixes import Fix, Risk, Seen, fix_kinds
 from fullwire.fixes._recipe import Applied, Recipe, as_toml
 from fullwire.fixes.fix import Worthwhile
 from fullwire.lab.description import LabDescription
@@ -53,6 +53,8 @@ from fullwire.outputs import written
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import TRIAL_VARIABLE
 from fullwire.recorder.record import refuse_one_of_many
+from fullwire.run.run import Run
+from fullwire.simulation.calibrate import PAYLOAD_SHARE
 from fullwire.timeline.passes import passes_of_step
 from fullwire.units import seconds, shown
 from fullwire.words import filled, sentence
@@ -145,6 +147,16 @@ def tune(
 def _place(applied: Applied) -> str:
     """Return what a job has once: a kind of fix, or a variable."""
     return str(applied).partition("=")[0] if applied.fix == "environment" else applied.fix
+
+
+def _line_bps(run: Run, seen: Seen) -> float | None:
+    """Return the line rate as it was measured; None if the run knows one, or nobody measured."""
+    used = seen.interface or next(iter(seen.interface_bps), "")
+    payload_bps = seen.interface_bps.get(used, 0.0)
+    if not payload_bps or run.facts.line_rate_bps is not None:
+        return None
+    is_over_tcp = run.facts.backend in ("gloo", "fullwire")
+    return payload_bps / PAYLOAD_SHARE if is_over_tcp else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +310,7 @@ class _Search:
         recorded = self._best[-1]
         measured = filter(None, (each.seen.interface_bps for each in self.before))
         seen = replace(recorded.seen, interface_bps=next(measured, {}))
-        told = explain(recorded.run)
+        told = explain(recorded.run, bandwidth=_line_bps(recorded.run, seen))
         passes = passes_of_step(recorded.run) or 1
         predicted: dict[str, Fix] = {}
         for fix in sorted(told.fixes, key=lambda fix: fix.step_s):

@@ -145,8 +145,8 @@ class Environment(FixKind):
     def look(self, backend: str) -> Mapping[str, Any]:
         """Return the interfaces of this process's host, and the one that the job names.
 
-        A job of several hosts may name one of several interfaces. Then measure each in the second
-        recording, for the first one tells how long the job takes to start.
+        Of a job of several hosts, measure the interface that it uses, and others if it names one.
+        The second recording has it, for the first one tells how long the job takes to start.
         """
         from fullwire.fixes._interfaces import rates_bps, speeds_mbps
 
@@ -157,7 +157,8 @@ class Environment(FixKind):
         seen = {"interface": named, "interfaces": speeds}
         names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
         told = [os.environ.get(each, "") for each in names]
-        if named not in speeds or len(speeds) < 2 or not all(map(str.isdecimal, told)):
+        used = named if named or len(speeds) > 1 else next(iter(speeds), "")
+        if used not in speeds or not all(map(str.isdecimal, told)):
             return seen
         world, local, place = map(int, told)
         hosts = world // max(local, 1)
@@ -165,7 +166,7 @@ class Environment(FixKind):
         if measures and hosts > 1 and hosts * local == world and not place:
             from torch.distributed.distributed_c10d import _get_default_store
 
-            asked = dict.fromkeys([named, *_fastest(speeds)])
+            asked = dict.fromkeys([used, *_fastest(speeds)])
             seen["interface_bps"] = rates_bps(asked, _get_default_store(), hosts)
         return seen
 

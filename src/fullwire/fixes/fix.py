@@ -303,11 +303,11 @@ def as_arguments(setting: str) -> str:
 
 
 def sending_s(account: Account) -> float:
-    """Return the time in which a step only communicates."""
+    """Return the time in which a step only communicates, explained or not."""
     from fullwire.timeline.account import Part
 
-    parts_s = account.parts_s
-    return sum(parts_s[part.key] for part in (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT))
+    parts = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
+    return sum(account.parts_s[part.key] for part in parts)
 
 
 def waiting_s(account: Account) -> float:
