@@ -73,14 +73,17 @@ def main() -> None:
     taken.add_argument("--kept", type=Path)
     asked = taken.parse_args()
     rows: list[list[results.Cell]] = []
-    errors, holds, is_worse = [], [], 0
+    errors, holds, all_hold, is_worse = [], [], [], 0
     for flaw in asked.flaws.split(","):
         found, hand_s = known_or_tuned(flaw, asked.kept, asked.budget, asked.steps)
         kept = [trial for trial in found["trials"] if trial["kept"]]
+        for trial in found["trials"]:
+            if None not in (trial["interval"], trial["measured_s"]):
+                all_hold.append(is_inside(trial))
         for trial in kept:
             errors.append(trial["predicted_s"] / trial["measured_s"] - 1)
-            if (ends := trial["interval"]) is not None:
-                holds.append(ends["low_s"] <= trial["measured_s"] <= ends["high_s"])
+            if trial["interval"] is not None:
+                holds.append(is_inside(trial))
         is_cured = found["after_s"] <= CURED * hand_s
         fixes = ", ".join(f"{trial['fix']}:{trial['setting']}" for trial in kept) or "none"
         rows.append(
@@ -106,7 +109,8 @@ def main() -> None:
         anchor="the same jobs with the best setting by hand, recorded beside",
         summary=(
             f"{cured} of {len(rows)} cured, {is_worse} made worse, "
-            f"in {minutes:.1f} minutes (median)"
+            f"in {minutes:.1f} minutes (median); of all {len(all_hold)} trials, in vain or not, "
+            f"{sum(all_hold)} are inside their intervals"
         ),
         measure="error of a kept fix's predicted step",
         cases=len(rows),
@@ -128,6 +132,11 @@ def main() -> None:
         ],
         **spread,
     )
+
+
+def is_inside(trial: dict[str, Any]) -> bool:
+    """Say whether the measured step of a trial lies in its interval."""
+    return bool(trial["interval"]["low_s"] <= trial["measured_s"] <= trial["interval"]["high_s"])
 
 
 def known_or_tuned(

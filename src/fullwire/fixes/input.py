@@ -135,11 +135,11 @@ class Input(FixKind):
             parts_s = account.parts_s
             waiting_s = parts_s[Part.INPUT.key] + parts_s[Part.STRAGGLER.key] / 2
             words, count = "batches loaded ahead", str(_FEW_LOADERS)
-            least = 0.3
+            saved = 0.65  # of the wait, as a rule; loading may only move to processors in use
             if seen.loading_processes == 0:  # what a step waits is what one process loads
                 waiting_s = min(waiting_s, account.step_s - waiting_s / _FEW_LOADERS)
-                least = 0.9 if (used_share(run) or 1.0) < _MOST_USED else least
-            yield from worthwhile(self, count, words, account, least * waiting_s, waiting_s)
+                saved = 0.95 if (used_share(run) or 1.0) < _MOST_USED else saved
+            yield from worthwhile(self, count, words, account, 0.0, waiting_s, saved * waiting_s)
 
     def by_hand(self, setting: str) -> str:
         """Return the constructor's call."""

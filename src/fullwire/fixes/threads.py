@@ -34,7 +34,9 @@ class Threads(FixKind):
         """Yield the processors of each rank, where its threads are more or fewer."""
         from fullwire.timeline.account import Part
 
-        fair = max(1, seen.processors // max(1, seen.local_ranks))
+        # The hosts of a lab share the processors of one machine.
+        on_machine = (run.facts.workers or 1) // (run.facts.machines or 1)
+        fair = max(1, seen.processors // max(1, seen.local_ranks, on_machine))
         if not seen.threads or seen.threads == fair:
             return
         parts_s = account.parts_s
