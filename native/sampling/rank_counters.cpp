@@ -158,7 +158,7 @@ int RankCounters::watch(double seconds, double share, double least_s, double mos
         // like much longer steps. So each distance is drawn anew.
         const double drawn = std::uniform_real_distribution<>(0.5, 1.5)(random_);
         // Busy processors let looks come late. The time that these have left goes to the next ones.
-        const double rest_s = std::max(end_s - now_s, 0.0);
+        const double rest_s = end_s - now_s;
         const double looks_s = std::max(left_s_, share / 2 * rest_s);
         const double mean_s = std::max(usual_s_ * rest_s / looks_s, least_s);
         const double between_s = std::min(drawn * mean_s, most_s);

@@ -317,11 +317,7 @@ def test_another_interface_is_tried_unless_it_is_known_to_be_slower(
     run: Any = SimpleNamespace(
         facts=SimpleNamespace(backend="gloo", hosts=hosts, nccl_network=None)
     )
-    account: Any = SimpleNamespace(
-        step_s=0.1,
-        alone_s=0.02,
-        parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01, "unexplained": 0.0},
-    )
+    account: Any = SimpleNamespace(step_s=0.1, alone_s=0.02, parts_s=PARTS_S)
     seen = Seen(interface="eth0", interfaces=speeds)
     found = list(CAN["environment"].to_try(run, account, seen, None))
     assert [fix.setting for fix in found] == [f"GLOO_SOCKET_IFNAME={name}" for name in tried]
@@ -331,11 +327,7 @@ def test_an_interface_that_was_measured_is_predicted_and_a_slow_one_is_not_tried
     run = fw.read("resnet50@v100")
     facts = dataclasses.replace(run.facts, workers=2, backend="gloo", hosts="a,b")
     run = dataclasses.replace(run, facts=facts)
-    account: Any = SimpleNamespace(
-        step_s=0.9,
-        alone_s=0.02,
-        parts_s={"line_rate": 0.07, "latency": 0.0, "transport": 0.01, "unexplained": 0.0},
-    )
+    account: Any = SimpleNamespace(step_s=0.9, alone_s=0.02, parts_s=PARTS_S)
     speeds = dict.fromkeys(("eth0", "eth1", "eth2"), 10_000.0)
 
     def tried(**rates_bps: float) -> list[Worthwhile]:
@@ -652,9 +644,7 @@ def test_on_a_faster_interface_only_the_time_of_bytes_and_of_neighbours_becomes_
     assert fix.step_s == pytest.approx(late.step_s - 0.9 * line_s, rel=0.01)
     assert fix.low_s < fix.step_s < fix.high_s
     # Where nobody is, they wait for a neighbour's transfer.
-    neighbours = dataclasses.replace(
-        late, caused_ns=0 * late.caused_ns, excess_ns=0 * late.excess_ns
-    )
+    neighbours = dataclasses.replace(late, excess_ns=0 * late.excess_ns)
     [fix] = CAN["environment"].to_try(run, neighbours, seen, None)
     gone_s = 0.9 * (line_s + late.parts_s["straggler"])
     assert fix.step_s == pytest.approx(late.step_s - gone_s, rel=0.01)
@@ -670,15 +660,12 @@ def test_no_transport_saves_the_bytes_of_a_known_line() -> None:
     """Two hosts of two ranks on 500 Mbps, 190 ms a step: our transport made it 167 to 171 ms."""
     parts_s = {"line_rate": 0.1443, "latency": 0.0, "transport": 0.004, "unexplained": 0.0}
     parts_s |= {"contention": 0.0056, "straggler": 0.0179}
-    none = np.zeros((4, 1, 3), np.int64)
     account: Any = SimpleNamespace(
         step_s=0.1898,
         alone_s=0.0202,
         parts_s=parts_s,
         is_typical=np.ones(1, bool),
-        caused_ns=none[:, :, 0],
-        excess_ns=none,
-        ranks=(0, 1, 2, 3),
+        excess_ns=np.zeros((4, 1, 3), np.int64),
     )
     run, kind = a_trained_job(a_transport(), steps=2, facts={"hosts": "a,a,b,b"}), CAN["transport"]
     first = next(iter(kind.to_try(run, account, Seen(local_ranks=2), None)))

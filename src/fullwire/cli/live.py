@@ -272,27 +272,32 @@ def metrics_of(window: Watched) -> list[Metric]:
 
 
 def _where_told(window: Watched) -> Iterator[Metric]:
-    for name, meaning, values in (
+    of_rank: Callable[[SeenRank], float | None]
+    for name, meaning, of_rank in (
         ("gpu_busy_ratio", "Share of the time in which a kernel ran, as NVML tells it",
-         [(rank.rank, rank.gpu_busy) for rank in window.ranks]),
+         lambda rank: rank.gpu_busy),
         ("gpu_pcie_bits_per_second", "Bits a second over PCIe, both ways",
-         [(rank.rank, rank.gpu_pcie_bps) for rank in window.ranks]),
+         lambda rank: rank.gpu_pcie_bps),
         ("gpu_sm_active_ratio", "Mean share of the GPU's processors that worked, as NVML tells it",
-         [(rank.rank, rank.gpu_sm_active) for rank in window.ranks]),
+         lambda rank: rank.gpu_sm_active),
         ("memory_bytes", "Memory in use",
-         [(rank.rank, rank.memory_bytes) for rank in window.ranks]),
+         lambda rank: rank.memory_bytes),
         ("read_bytes_per_second", "Bytes a second from disks",
-         [(rank.rank, rank.read_bytes_s) for rank in window.ranks]),
+         lambda rank: rank.read_bytes_s),
         ("faults_per_second", "Pages a second that had to come from a disk",
-         [(rank.rank, rank.faults_s) for rank in window.ranks]),
+         lambda rank: rank.faults_s),
         ("connections_sending", "Mean count of connections with bytes to send or to acknowledge",
-         [(rank.rank, rank.connections_sending) for rank in window.ranks]),
-        ("limited_by_receiver_ratio", "Of the time with such bytes, the share without room there",
-         [(rank.rank, rank.limited_by_receiver) for rank in window.ranks]),
-        ("limited_by_buffer_ratio", "Of the time with such bytes, the share without room here",
-         [(rank.rank, rank.limited_by_buffer) for rank in window.ranks]),
+         lambda rank: rank.connections_sending),
+        ("limited_by_receiver_ratio", "Share of the sending time without room at the receiver",
+         lambda rank: rank.limited_by_receiver),
+        ("limited_by_buffer_ratio", "Share of the sending time without room in the send buffer",
+         lambda rank: rank.limited_by_buffer),
     ):  # fmt: skip
-        told = [({"rank": str(rank)}, value) for rank, value in values if value is not None]
+        told = [
+            ({"rank": str(rank.rank)}, value)
+            for rank in window.ranks
+            if (value := of_rank(rank)) is not None
+        ]
         if told:
             yield name, meaning, told
 

@@ -1,8 +1,8 @@
 """The interfaces of a host: the speed that each tells, and the rate between hosts over each.
 
-An interface may be slower than it tells, for its cable, its switch or its other users. A job may
-name one of several. Then one rank of each host sends to the next host over each of them, for a
-moment at the end of a recording.
+An interface may be slower than it tells, for its cable, its switch or its other users. Many tell
+nothing. So one rank of each host sends to the next host over each interface that a job may use, for
+a moment at the end of a recording.
 """
 
 from __future__ import annotations

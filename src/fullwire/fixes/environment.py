@@ -21,7 +21,7 @@ from fullwire.fixes.fix import (
     waiting_s,
     worthwhile,
 )
-from fullwire.fixes.placement import most_leaving
+from fullwire.fixes.placement import shared_line_s
 from fullwire.recorder.inside import TRIAL_VARIABLE
 from fullwire.units import shown
 
@@ -106,7 +106,6 @@ class Environment(FixKind):
         from fullwire.simulation.calibrate import PAYLOAD_SHARE
         from fullwire.simulation.forecast import forecaster
         from fullwire.timeline import account as timeline_account
-        from fullwire.timeline.account import Part
 
         line_bps, facts, job = own_bps / PAYLOAD_SHARE, run.facts, None
         if len(set((facts.hosts or "").split(","))) == facts.workers:
@@ -119,12 +118,11 @@ class Environment(FixKind):
             return
         # Ranks of a host share its line, and wait for a neighbour's transfer. Both become shorter.
         # What the transport takes beyond its bytes at this rate may stay.
-        gone, sent_s = 1 - own_bps / other_bps, sending_s(account)
         every_rank = dict.fromkeys(range(facts.workers or 0), line_bps)
-        line_s = timeline_account.account(run, every_rank).parts_s[Part.LINE_RATE.key]
-        leaving = max(most_leaving((facts.hosts or "").split(",")), 1)
-        gone_s, waited_s = min(line_s * leaving, sent_s) * gone, waiting_s(account) * gone
-        most_s = sent_s * gone + waited_s
+        gone = 1 - own_bps / other_bps
+        gone_s = shared_line_s(run, timeline_account.account(run, every_rank)) * gone
+        waited_s = waiting_s(account) * gone
+        most_s = sending_s(account) * gone + waited_s
         yield from worthwhile(self, setting, words, account, gone_s, most_s, gone_s + waited_s)
 
     def _of_nccl(self, run: Run, account: Account) -> Iterator[Worthwhile]:

@@ -94,6 +94,14 @@ def by_host(hosts: list[str]) -> list[int]:
     return order
 
 
+def shared_line_s(run: Run, account: Account) -> float:
+    """Return the time of bytes at line rate, where ranks of a host share its line."""
+    from fullwire.timeline.account import Part
+
+    leaving = most_leaving((run.facts.hosts or "").split(","))
+    return min(account.parts_s[Part.LINE_RATE.key] * max(leaving, 1), sending_s(account))
+
+
 def most_leaving(hosts: list[str]) -> int:
     """Return how many ranks of one host have their next neighbour in the ring on another host."""
     pairs = zip(hosts, [*hosts[1:], hosts[0]], strict=True)

@@ -23,7 +23,7 @@ from fullwire.fixes.fix import (
     waiting_s,
     worthwhile,
 )
-from fullwire.fixes.placement import most_leaving
+from fullwire.fixes.placement import shared_line_s
 from fullwire.units import shown
 
 if TYPE_CHECKING:
@@ -129,12 +129,10 @@ class Transport(FixKind):
         """
         from fullwire.timeline.account import Part
 
-        sent_s, parts_s = sending_s(account), account.parts_s
-        most_s, line_s = sent_s, parts_s[Part.LINE_RATE.key]
+        sent_s, line_s = sending_s(account), shared_line_s(run, account)
+        most_s = sent_s
         if line_s:
-            hosts = (run.facts.hosts or "").split(",")
-            most_s -= min(line_s * max(most_leaving(hosts), 1), sent_s)
-            most_s += parts_s[Part.CONTENTION.key]
+            most_s += account.parts_s[Part.CONTENTION.key] - line_s
             most_s += waiting_s(account) if seen.local_ranks > 1 else 0.0
         backends = (run.facts.backend, seen.backend)
         if "gloo" in backends:
