@@ -387,6 +387,7 @@ MEANINGS: Mapping[str, str] = {
     "connections_sending": "Its TCP connections with bytes to send or to acknowledge, on average.",
     "limited_by_receiver": "The share of that time in which the receiver had no room; or null.",
     "limited_by_buffer": "The share of that time in which the send buffer had no room; or null.",
+    "round_trip_s": "The mean time from a byte that it sent to the acknowledgement; or null.",
     "sent_bytes": "Bytes that it sent.",
     "received_bytes": "Bytes that it received.",
     "sent_bps": "The rate at which it sent while bytes flowed.",

@@ -314,8 +314,11 @@ void RankCounters::choose_busy(Network& network) {
     for (const auto& [_, rank] : network.owners) {
         network.others_quiet_s[rank] = std::numeric_limits<double>::infinity();
     }
+    const auto is_busy = [](const Connection& each) {
+        return each.stays_busy > 0 || each.quiet_s <= kStaysBusy_s;
+    };
     for (auto& [_, each] : network.connections) {
-        if (each.stays_busy > 0 || each.quiet_s <= kStaysBusy_s) {
+        if (is_busy(each) || (each.other_end != nullptr && is_busy(*each.other_end))) {
             network.busy.push_back(&each);
             for (std::size_t turn = 0; turn < network.requests.size(); ++turn) {
                 const bool is_due = each.other_end == nullptr || each.is_first == (turn == 0);
@@ -377,8 +380,10 @@ void RankCounters::take_answer(Network& network, const char* message, std::size_
         of(rank, sending) += (static_cast<double>(info.tcpi_busy_time) - static_cast<double>(each.busy_us)) * 1e3;
         of(rank, limited_by_receiver) += (static_cast<double>(info.tcpi_rwnd_limited) - static_cast<double>(each.receiver_us)) * 1e3;
         of(rank, limited_by_buffer) += (static_cast<double>(info.tcpi_sndbuf_limited) - static_cast<double>(each.buffer_us)) * 1e3;
+        of(rank, round_trips) += static_cast<double>(sent - each.acknowledged) * info.tcpi_rtt * 1e3;
     }
     each.rank = rank;
+    each.acknowledged = sent;
     each.again = info.tcpi_total_retrans;
     each.busy_us = info.tcpi_busy_time;
     each.receiver_us = info.tcpi_rwnd_limited;

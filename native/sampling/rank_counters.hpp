@@ -22,10 +22,11 @@ namespace fullwire {
 class RankCounters {
   public:
     // What a look notes of a rank, in this order. Times in ns, totals since the first look. Those of
-    // its connections are added up: in `sending` they had bytes that were not yet acknowledged.
+    // its connections are added up: in `sending` they had bytes that were not yet acknowledged, and
+    // `round_trips` has the smoothed time of a round trip for each byte that was.
     enum Column {
-        time, computed, delayed, communicated, sent, received, retransmits, quiet_s,
-        sending, limited_by_receiver, limited_by_buffer, elsewhere, unclear, kColumns
+        time, computed, delayed, communicated, sent, received, retransmits, quiet_s, sending,
+        limited_by_receiver, limited_by_buffer, round_trips, elsewhere, unclear, kColumns
     };
 
     explicit RankCounters(std::size_t ranks);
@@ -87,7 +88,8 @@ class RankCounters {
         int stays_busy;  // for so many more looks at all, whatever it carries
         Connection* other_end = nullptr;
         bool is_first = true;
-        std::uint64_t again = 0, sent = 0, received = 0, busy_us = 0, receiver_us = 0, buffer_us = 0;
+        std::uint64_t sent = 0, received = 0;  // as either end told last
+        std::uint64_t acknowledged = 0, again = 0, busy_us = 0, receiver_us = 0, buffer_us = 0;
         double quiet_s = 0;
         int unseen = 0;  // looks at all since the kernel last told of it
     };

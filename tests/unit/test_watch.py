@@ -35,6 +35,7 @@ from fullwire.recorder.outside import (
     LIMITED_BY_BUFFER,
     LIMITED_BY_RECEIVER,
     RECEIVED,
+    ROUND_TRIPS,
     SENDING,
     SENT,
     TIME,
@@ -338,7 +339,8 @@ def test_the_kernel_tells_whether_a_main_thread_waits_for_other_threads() -> Non
 
 
 def test_either_end_of_a_connection_tells_the_bytes_of_both() -> None:
-    counters, task = RankCounters(2), f"/proc/self/task/{threading.get_native_id()}/schedstat"
+    counters = RankCounters(2)
+    task = f"/proc/self/task/{threading.get_native_id()}/schedstat"
     with socket.create_server(("127.0.0.1", 0)) as door:
         ends = [socket.create_connection(door.getsockname()), door.accept()[0]]
     counters.add_network(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4).detach())
@@ -359,13 +361,16 @@ def test_either_end_of_a_connection_tells_the_bytes_of_both() -> None:
     assert sent[-1].tolist() == pytest.approx([1_000_000, 200_000], abs=2)
     assert received[-1].tolist() == pytest.approx([200_000, 1_000_000], abs=2)
     assert np.abs(sent - received[:, ::-1]).max() <= 2
+    round_trip_s = rows[-1, :, ROUND_TRIPS] / sent[-1] / 1e9
+    assert ((round_trip_s > 1e-6) & (round_trip_s < 0.05)).all()  # over the loopback
     for end in ends:
         end.close()
     assert counters.watch(0.01, 1.0, 0.001, 0.002) == -1  # they are gone, and are asked for in vain
 
 
 def test_a_connection_tells_how_long_it_sends_and_what_holds_it_back() -> None:
-    counters, task = RankCounters(1), f"/proc/self/task/{threading.get_native_id()}/schedstat"
+    counters = RankCounters(1)
+    task = f"/proc/self/task/{threading.get_native_id()}/schedstat"
     with socket.create_server(("127.0.0.1", 0)) as door:
         sender, receiver = socket.create_connection(door.getsockname()), door.accept()[0]
     counters.add_network(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4).detach())
@@ -391,12 +396,15 @@ def test_the_connections_of_a_rank_are_told_where_they_may_be_asked() -> None:
     for rows in looks.by_rank.values():
         rows[:, SENDING] = 0.5 * (rows[:, 0] - rows[0, 0])
         rows[:, LIMITED_BY_RECEIVER], rows[:, LIMITED_BY_BUFFER] = 0.2 * rows[:, SENDING], 0.0
+        rows[:, ROUND_TRIPS] = 3e6 * rows[:, SENT]
     told = judged(replace(looks, without_connections=(1,)), 1e9)
     first, second = told.ranks
     assert first.connections_sending == pytest.approx(0.5)
     assert first.limited_by_receiver == pytest.approx(0.2)
     assert first.limited_by_buffer == 0.0
-    assert second.connections_sending is second.limited_by_receiver is None
+    assert first.round_trip_s == pytest.approx(0.003)
+    assert second.connections_sending is second.limited_by_receiver is second.round_trip_s is None
+    assert 'fullwire_round_trip_seconds{rank="0"} 0.003' in open_metrics(told)
     assert 'fullwire_limited_by_receiver_ratio{rank="0"} 0.2' in open_metrics(told)
     assert 'limited_by_receiver_ratio{rank="1"}' not in open_metrics(told)
 

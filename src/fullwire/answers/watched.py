@@ -54,6 +54,7 @@ from fullwire.recorder.outside import (
     LIMITED_BY_RECEIVER,
     RECEIVED,
     RETRANSMITS,
+    ROUND_TRIPS,
     SENDING,
     SENT,
     TIME,
@@ -112,6 +113,7 @@ class SeenRank:
     connections_sending: float | None = None
     limited_by_receiver: float | None = None
     limited_by_buffer: float | None = None
+    round_trip_s: float | None = None  # mean of the sent bytes, with their wait in queues
 
 
 def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
@@ -132,8 +134,10 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
         free = 1 - computing - delayed
         flowing_s = spent_ns[flows].sum() / 1e9
         is_asked = rank not in looks.without_connections
-        columns = [SENDING, LIMITED_BY_RECEIVER, LIMITED_BY_BUFFER]
-        sending_ns, *limited_ns = (table[-1, columns] - table[0, columns]).tolist()
+        columns = [SENT, ROUND_TRIPS, SENDING, LIMITED_BY_RECEIVER, LIMITED_BY_BUFFER]
+        sent_bytes, trips_ns, sending_ns, *limited_ns = (
+            table[-1, columns] - table[0, columns]
+        ).tolist()
         by_receiver, by_buffer = (
             each_ns / sending_ns if is_asked and sending_ns else None for each_ns in limited_ns
         )
@@ -144,13 +148,14 @@ def seen_ranks(looks: Looks) -> tuple[SeenRank, ...]:
                 sending=float((free * weights)[flows].sum()),
                 waiting=float((free * weights)[~flows].sum()),
                 delayed=float((delayed * weights).sum()),
-                sent_bytes=float(did[:, SENT].sum()),
+                sent_bytes=sent_bytes,
                 received_bytes=float(did[:, RECEIVED].sum()),
                 sent_bps=float(did[flows, SENT].sum() * 8 / flowing_s) if flowing_s else 0.0,
                 retransmits=float(did[:, RETRANSMITS].sum()),
                 connections_sending=sending_ns / float(spent_ns.sum()) if is_asked else None,
                 limited_by_receiver=by_receiver,
                 limited_by_buffer=by_buffer,
+                round_trip_s=trips_ns / sent_bytes / 1e9 if is_asked and sent_bytes else None,
                 gpu_busy=looks.gpus[rank].busy if rank in looks.gpus else None,
                 gpu_pcie_bps=looks.gpus[rank].pcie_bps if rank in looks.gpus else None,
                 gpu_sm_active=looks.gpus[rank].sm_active if rank in looks.gpus else None,

@@ -292,6 +292,8 @@ def _where_told(window: Watched) -> Iterator[Metric]:
          lambda rank: rank.limited_by_receiver),
         ("limited_by_buffer_ratio", "Share of the sending time without room in the send buffer",
          lambda rank: rank.limited_by_buffer),
+        ("round_trip_seconds", "Mean time from a sent byte to its acknowledgement",
+         lambda rank: rank.round_trip_s),
     ):  # fmt: skip
         told = [
             ({"rank": str(rank.rank)}, value)

@@ -59,10 +59,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 # What a look notes of a rank, as native/sampling/rank_counters.hpp has it: nanoseconds and bytes.
 TIME, COMPUTED, DELAYED, COMMUNICATED, SENT, RECEIVED, RETRANSMITS, QUIET_S = range(8)
-# SENDING: the time in which connections had bytes that were not acknowledged, added up. ELSEWHERE:
-# the time in which the main thread slept and waited for no other rank; not a number as long as the
-# kernel does not tell. UNCLEAR: the time in which it may have waited for another rank.
-SENDING, LIMITED_BY_RECEIVER, LIMITED_BY_BUFFER, ELSEWHERE, UNCLEAR, COLUMNS = range(8, 14)
+# SENDING: the time in which connections had bytes not yet acknowledged, added up. ROUND_TRIPS:
+# the smoothed time of a round trip, for each byte that was acknowledged. ELSEWHERE: the time in
+# which the main thread slept and waited for no other rank; not a number as long as the kernel does
+# not tell. UNCLEAR: the time in which it may have waited for another rank.
+SENDING, LIMITED_BY_RECEIVER, LIMITED_BY_BUFFER, ROUND_TRIPS, ELSEWHERE, UNCLEAR, COLUMNS = range(
+    8, 15
+)
 
 
 @dataclass(frozen=True, slots=True)
