@@ -380,7 +380,7 @@ void RankCounters::take_answer(Network& network, const char* message, std::size_
         of(rank, sending) += (static_cast<double>(info.tcpi_busy_time) - static_cast<double>(each.busy_us)) * 1e3;
         of(rank, limited_by_receiver) += (static_cast<double>(info.tcpi_rwnd_limited) - static_cast<double>(each.receiver_us)) * 1e3;
         of(rank, limited_by_buffer) += (static_cast<double>(info.tcpi_sndbuf_limited) - static_cast<double>(each.buffer_us)) * 1e3;
-        of(rank, round_trips) += static_cast<double>(sent - each.acknowledged) * info.tcpi_rtt * 1e3;
+        of(rank, round_trips) += (static_cast<double>(sent) - static_cast<double>(each.acknowledged)) * info.tcpi_rtt * 1e3;
     }
     each.rank = rank;
     each.acknowledged = sent;

@@ -117,7 +117,7 @@ class Environment(FixKind):
                 yield Worthwhile(kind=self.key, setting=setting, words=words, forecast=forecast)
             return
         # Ranks of a host share its line, and wait for a neighbour's transfer. Both become shorter.
-        # What the transport takes beyond its bytes at this rate may stay.
+        # The transport may still need its own time, which is beyond that of its bytes at this rate.
         every_rank = dict.fromkeys(range(facts.workers or 0), line_bps)
         gone = 1 - own_bps / other_bps
         gone_s = shared_line_s(run, timeline_account.account(run, every_rank)) * gone

@@ -60,12 +60,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # What a look notes of a rank, as native/sampling/rank_counters.hpp has it: nanoseconds and bytes.
 TIME, COMPUTED, DELAYED, COMMUNICATED, SENT, RECEIVED, RETRANSMITS, QUIET_S = range(8)
 # SENDING: the time in which connections had bytes not yet acknowledged, added up. ROUND_TRIPS:
-# the smoothed time of a round trip, for each byte that was acknowledged. ELSEWHERE: the time in
-# which the main thread slept and waited for no other rank; not a number as long as the kernel does
-# not tell. UNCLEAR: the time in which it may have waited for another rank.
-SENDING, LIMITED_BY_RECEIVER, LIMITED_BY_BUFFER, ROUND_TRIPS, ELSEWHERE, UNCLEAR, COLUMNS = range(
-    8, 15
-)
+# the smoothed time of a round trip, for each byte that was acknowledged.
+SENDING, LIMITED_BY_RECEIVER, LIMITED_BY_BUFFER, ROUND_TRIPS = range(8, 12)
+# ELSEWHERE: the time in which the main thread slept and waited for no other rank. Until the kernel
+# tells, it is not a number. UNCLEAR: the time in which it may have waited for another rank.
+ELSEWHERE, UNCLEAR, COLUMNS = range(12, 15)
 
 
 @dataclass(frozen=True, slots=True)
