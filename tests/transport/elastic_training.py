@@ -61,6 +61,17 @@ class Ballast:
         self.numbers = state["numbers"]
 
 
+def prepare() -> None:
+    """Take as long as the others need for 20 steps, between `fullwire.elastic` and the loop."""
+    others = FOLDER / "steps of 0"
+    wanted = len(others.read_text().splitlines()) + 20
+    until = time.monotonic() + 20
+    while len(others.read_text().splitlines()) < wanted:
+        if time.monotonic() > until:
+            sys.exit("the others stopped while this worker prepared")
+        time.sleep(0.01)
+
+
 def main() -> None:
     """Train; the line of a step holds its parameters and this rank's samples."""
     torch.set_num_threads(1)
@@ -76,6 +87,8 @@ def main() -> None:
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
     job = fullwire.elastic(model, optimizer, scheduler, sync_every=SYNC, fragments=FRAGMENTS)
+    if os.environ.get("PREPARES") and WORKER == NEW:
+        prepare()
     ballast = Ballast()
     job.state({"ballast": ballast})
     job.on_change(lambda rank, size: end_in("change", job))

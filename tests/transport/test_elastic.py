@@ -136,6 +136,15 @@ def test_a_new_worker_receives_a_large_state_while_the_others_train(tmp_path: Pa
     assert job.stdout.count("ballast [0.0]") == 3
 
 
+def test_the_others_train_while_the_script_of_a_new_worker_prepares(tmp_path: Path) -> None:
+    more = {"NEW": "3", "PREPARES": "1", "AWAITED_S": "0.02"}
+    job = played(tmp_path, "forward", "--respawn", epochs=20, **more)
+    assert job.returncode == 0, job.stderr
+    sizes = check_steps(tmp_path, epochs=20)
+    assert [sizes[step] for step in (7, 29, 200)] == [3, 2, 3]
+    assert "worker 3 done 200" in job.stdout
+
+
 def test_all_workers_are_lost_and_the_job_begins_again(tmp_path: Path) -> None:
     job = played(tmp_path, "between", "--respawn", ENDS="all")
     assert job.returncode == 0, job.stderr

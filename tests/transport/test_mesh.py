@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fullwire.resilience import place
-from fullwire.resilience.mesh import Beat, Hearing
+from fullwire.resilience.joining import Follower, Joining, connected
+from fullwire.resilience.mesh import Beat, Hearing, Mesh
 from tests.transport.test_elastic import UNCOMPILED
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
@@ -208,3 +210,31 @@ def test_own_silence_is_not_blamed_on_others() -> None:
     for tenth in range(101, 125):
         lost = hearing.lost([1], tenth * SECOND_NS // 10)
     assert lost == [1]
+
+
+def test_a_rank_that_joins_is_left_alone_before_it_has_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Job(tmp_path, 1)
+    monkeypatch.setenv("FULLWIRE_KEY", "k" * 40)
+    folder = place.Folder(tmp_path)
+    meshes = [Mesh(place.Place(folder, worker, starters=1)) for worker in range(2)]
+    first, second = meshes
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(second.epoch)
+        step = 1
+        while first.commit(0, step):  # the second comes in at the end of a step
+            step += 1
+        together = asked.result()
+        assert together.members == (0, 1)
+        met = [threads.submit(connected, mesh, together.epoch, [0, 1]) for mesh in meshes]
+    of_first, of_second = (each.result() for each in met)
+    joining = Joining(together.epoch, together.base_step, sources=(0,), joiners=(1,))
+    follower = Follower(second, joining, [], lambda membership, has: (None, [has]))
+    follower.start(of_second, (1, 1))
+    of_first.abort()
+    first.close()
+    assert follower.await_state() is None
+    assert not follower.has_next()
+    assert second.epoch().members == (1,)
+    second.close()

@@ -38,6 +38,7 @@ from fullwire.resilience.joining import (
     NONE,
     Follower,
     Joining,
+    Room,
     connected,
     place_of,
     send,
@@ -77,6 +78,7 @@ class Job:
         self._changes = Changes()
         self._told: tuple[int, int] | None = None  # the last rank and size that callbacks heard
         self._follower: Follower | None = None  # while this rank applies steps of others
+        self._room: Room | None = None  # for a copy of the state, while a new rank is on its way
         self._group: Any = None
         self._committed = 0  # rounds; a step is one, unless there are local steps
         self._loop = Loop(steps_of_a_round=1 if outer is None else outer.steps)
@@ -90,6 +92,7 @@ class Job:
             if mesh.place.balances:
                 tell_of_batch_statistics(model, mesh.rank)
             atexit.register(self._leave)
+            mesh.may_let_in = self._has_room
         self._is_in_step = self._is_computed = self._has_share = False
 
     def _made_sums(self) -> Any:
@@ -232,6 +235,10 @@ class Job:
         if mesh.place.keeping.is_on and self._saver is not None:
             epoch = self._membership.epoch
             self._saver.look(epoch, self._committed, self._active, self._copied)
+        if not mesh.has_guests():
+            self._room = None
+        elif self._room is None and not self._has_room():
+            self._room = Room(self._room_bytes())
         return self._committed
 
     def _follows(self) -> bool:
@@ -248,6 +255,26 @@ class Job:
             return True
         self._follower = self._sums.follower = self._membership = None
         return False
+
+    def _has_room(self) -> bool:
+        """Say whether this rank could copy its state at once, so that a new rank may be let in."""
+        room = self._room  # the mesh's thread asks
+        if room is None:
+            return not self._has_state or self._mesh is None or not self._mesh.has_guests()
+        return room.is_ready
+
+    def _room_bytes(self) -> int:
+        """Return how much of its state this rank would copy for a new rank."""
+        assert self._mesh is not None
+        sources = self._sources_among(self._active)
+        size_bytes = State(self._parts()).size_bytes
+        is_copied = size_bytes > AT_ONCE_BYTES and self._mesh.rank in sources
+        return -(-size_bytes // len(sources)) if is_copied else 0
+
+    def _sources_among(self, ranks: Sequence[int]) -> Sequence[int]:
+        """Return which of these ranks, whose states are alike in form, hand out a part each."""
+        # After local steps, the optimizers of two ranks are not alike.
+        return ranks[: MOST_SOURCES if self._outer is None else 1]
 
     def _raise_if_too_few(self, membership: Membership) -> None:
         assert self._mesh is not None
@@ -335,11 +362,10 @@ class Job:
         is_streamed = self._outer is not None and self._outer.fragments > 1
         if int(size_bytes) > AT_ONCE_BYTES and full and not is_streamed:
             alike = [rank for rank, form in zip(full, posts, strict=True) if form == posts[0]]
-            # After local steps, the optimizers of two ranks are not alike.
-            sources = tuple(alike[: MOST_SOURCES if self._outer is None else 1])
+            sources = tuple(self._sources_among(alike))
             joining = Joining(epoch, membership.base_step, sources, tuple(joiners))
             if mesh.rank in sources and state is not None:
-                send(mesh, joining, state)
+                send(mesh, joining, state, self._room)
             elif mesh.rank in joiners:
                 self._follower = Follower(mesh, joining, self._sums.forms, self._enter)
                 self._follower.start(self._group, place)

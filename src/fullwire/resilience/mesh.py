@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -144,6 +144,7 @@ class Mesh:
         self.rank = place.worker
         self.strangers = 0
         self.committed: Committed | None = None  # the last step that counts
+        self.may_let_in: Callable[[], bool] = lambda: True
         self._detect_ns = int(place.detect_s * 1e9)
         self._changed = threading.Condition()
         self._member: Member | None = None
@@ -154,6 +155,7 @@ class Mesh:
         self._links: dict[int, _Link] = {}
         self._kept: dict[int, bytearray] = {}  # for members that have not connected yet
         self._ignored: set[int] = set()
+        self._asking: dict[int, int] = {}  # to be let in: ranks, and the epochs that they left
         self._boards: dict[int, dict[str, str]] = {}  # the posts of ranks, by epoch
         # An epoch, and a call for its end.
         self._watched: tuple[int, Callable[[], None]] | None = None
@@ -170,8 +172,7 @@ class Mesh:
         self._wakes.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._meeting.announce(self._listener)
-        self._asks = self.rank >= place.starters
-        if not self._asks:
+        if self.rank < place.starters:
             with self._changed:
                 first = place.keeping.first_step
                 self._begin(Membership(0, tuple(range(place.starters)), first))
@@ -195,7 +196,7 @@ class Mesh:
                         raise SystemExit(0)
                     if not self._asks:
                         self._asks = True
-                        self._wake()
+                        self._ask(self._links)
                 if self._links and self._member is None:  # they let it in at the end of a step
                     until_ns = time.monotonic_ns() + int(START_S * 1e9)
                 if time.monotonic_ns() > until_ns:
@@ -210,6 +211,12 @@ class Mesh:
         """Say whether steps of this epoch may still be committed."""
         with self._changed:
             return self._is_current(epoch)
+
+    def has_guests(self) -> bool:
+        """Say whether a rank has come that is no member."""
+        with self._changed:
+            member = self._member
+            return member is not None and bool(self._links.keys() - member.membership.members)
 
     def watch(self, epoch: int, on_change: Callable[[], None] | None) -> None:
         """Call a function once, in the mesh's thread, when the epoch ends; at once if it has."""
@@ -296,6 +303,8 @@ class Mesh:
             self._wake()
         self._thread.join(5)
         self._finder.join(5)
+        for end in (self._woken, self._wakes):
+            end.close()
 
     def leave_to_parent(self) -> None:
         """Close the connections in a forked process, which would keep them open for its parent."""
@@ -352,13 +361,13 @@ class Mesh:
             self._connect(peer, self._door.trusted.pop(peer).connection)
         if self._member is not None:
             self._send(self._member.tick(now_ns))
+        while self._member is not None and self._asking and self.may_let_in():
+            self._send(self._member.admit(*self._asking.popitem(), now_ns))
         if now_ns >= self._next_beat_ns:
             self._next_beat_ns = now_ns + self._detect_ns // 8
             for peer in self._links:
                 self._put(peer, _BEAT, msgspec.msgpack.encode(self._hearing.own))
-            if self._asks and self._member is None:
-                for peer in self._links:
-                    self._put(peer, _JOIN, msgspec.msgpack.encode(self._left_epoch))
+            self._ask(self._links)
             self._judge(now_ns)
         self._take_events()
 
@@ -382,6 +391,12 @@ class Mesh:
             if peer in gone or (now_ns - since_ns > limit_ns and peer not in self._ignored):
                 self._ignored.add(peer)
                 self._lose(peer, is_certain=peer in gone)
+
+    def _ask(self, peers: Iterable[int]) -> None:
+        """Ask to be let in, if this rank's script waits for that."""
+        if self._asks and self._member is None:
+            for peer in peers:
+                self._put(peer, _JOIN, msgspec.msgpack.encode(self._left_epoch))
 
     def _lose(self, peer: int, *, is_certain: bool) -> None:
         if self._member is not None:
@@ -430,8 +445,7 @@ class Mesh:
             for rank in self.place.folder.numbers("rank"):
                 if rank >= self.place.starters or rank == self.rank:
                     self._tell_where([peer], rank)
-        if self._asks and self._member is None:
-            self._put(peer, _JOIN, msgspec.msgpack.encode(self._left_epoch))
+        self._ask([peer])
 
     def _tell_where(self, peers: Sequence[int], rank: int) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -468,6 +482,7 @@ class Mesh:
             link.connection.close()
             self._links.pop(link.peer, None)
             self._hearing.forget(link.peer)
+            self._asking.pop(link.peer, None)
             self._lose(link.peer, is_certain=is_certain)
 
     def _take(self, peer: int, kind: bytes, data: bytes) -> None:
@@ -488,8 +503,7 @@ class Mesh:
                 self.place.folder.set(f"rank {rank}", address)
                 self._tell_where([each for each in self._links if each != peer], rank)
         elif kind == _JOIN and self._member is not None and peer not in self._ignored:
-            left_epoch = msgspec.msgpack.decode(data, type=int)
-            self._send(self._member.admit(peer, left_epoch, now_ns))
+            self._asking[peer] = msgspec.msgpack.decode(data, type=int)
         elif kind == _MESSAGE:
             if self._member is None and self._asks:
                 at = msgspec.msgpack.decode(data, type=Message).sender_at
@@ -569,7 +583,7 @@ class Mesh:
             self._selector.modify(link.connection, wanted, link)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full, or closed
             self._wakes.send(b"!")
 
     def _raise_failure(self) -> None:

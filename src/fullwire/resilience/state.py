@@ -42,9 +42,9 @@ class State:
         forms = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in self._tensors]
         return hashlib.sha256(repr(forms).encode()).hexdigest()[:16]
 
-    def piece(self, first: int, last: int) -> Any:
-        """Return a copy of these bytes of the row."""
-        copy = torch.zeros(last - first, dtype=torch.uint8)
+    def piece(self, first: int, last: int, zeros: Any = None) -> Any:
+        """Return a copy of these bytes of the row, in the given zeros or in new memory."""
+        copy = torch.zeros(last - first, dtype=torch.uint8) if zeros is None else zeros
         begin = 0
         for tensor in self._tensors:
             low, high = max(begin, first), min(begin + tensor.numel() * tensor.element_size(), last)
