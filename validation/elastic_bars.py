@@ -7,6 +7,7 @@
 - In a lab of 1 Gbps hosts are killed, and new workers receive 500 MB of state while the others
   train. The stop is the longest step of the others meanwhile, less their usual one.
 - Of two workers one takes twice as long for a sample. With `--balance` the step should take 2/3.
+  The samples of a step take 24 ms with equal shares, or 96 ms. 9 ms do not depend on samples.
 - 256 ranks lose one. Their state machines agree on the next membership over a network that delivers
   a message in 0.1 ms. What a rank computes takes as long as it takes here.
 """
@@ -29,6 +30,7 @@ from validation.elastic_recovery import JOB, Notes, Step
 
 STEPS = 1500
 COST_BAR, STOP_BAR_S, BALANCE_BAR, FORMING_BAR_S = 1.01, 0.3, 1.1, 1.0
+UNEVEN = {"uneven": 24, "uneven-slow": 96}  # ms of the slow worker's samples with equal shares
 IDEAL = 2 / 3  # of the step with equal shares, where speeds are 2:1
 RANKS, DELIVERY_S, LIMIT_NS, PAUSE_NS = 256, 1e-4, 60_000_000_000, 10_000_000
 FULLWIRE = [sys.executable, "-m", "fullwire"]
@@ -92,11 +94,11 @@ def _joins(steps: list[Step]) -> tuple[list[list[Step]], list[list[Step]]]:
     return [before for before, _ in pairs], [after for _, after in pairs]
 
 
-def balanced() -> tuple[float, float]:
+def balanced(kind: str) -> tuple[float, float]:
     """Return the step with equal shares, and the one with shares by speed."""
     took_s = []
     for options in ((), ("--balance",)):
-        notes, _ = run("uneven", "--workers", "2", *options, steps=400)
+        notes, _ = run(kind, "--workers", "2", *options, steps=400)
         times = [step.at_s for step in next(iter(notes.steps.values()))][200:]
         took_s.append(median(after - before for before, after in itertools.pairwise(times)))
     return took_s[0], took_s[1]
@@ -147,8 +149,11 @@ def main() -> None:
     asked = given.parse_args()
     formed_s = [forming_s(victim) for victim in (0, 1, 100, RANKS - 1)]
     print(f"formed {max(formed_s):.3f} s", flush=True)
-    equal_s, shared_s = balanced()
-    print(f"balanced {equal_s:.4f} {shared_s:.4f}", flush=True)
+    balances = {}
+    for kind, samples_ms in UNEVEN.items():
+        equal_s, shared_s = balanced(kind)
+        balances[samples_ms] = shared_s / (IDEAL * equal_s)
+        print(f"{kind} {equal_s:.4f} {shared_s:.4f}", flush=True)
     ratios = cost(asked.pairs)
     stopped_s = [each for seed in range(asked.seeds) for each in stops(seed)]
     rows: list[list[results.Cell]] = [
@@ -164,20 +169,18 @@ def main() -> None:
             f"{STOP_BAR_S} s",
         ],
         [
-            "step of two workers of speed 2:1 with --balance, of the ideal one",
-            f"{shared_s / (IDEAL * equal_s):.3f}",
-            f"{BALANCE_BAR}",
-        ],
-        [
             f"{RANKS} ranks agree without a lost one (state machines, simulated network)",
             f"{max(formed_s):.2f} s (worst of {len(formed_s)})",
             f"{FORMING_BAR_S} s",
         ],
     ]
+    what = "step of two workers of speed 2:1 with --balance, of the ideal one; samples of"
+    for samples_ms, ratio in balances.items():
+        rows.insert(-1, [f"{what} {samples_ms} ms", f"{ratio:.3f}", f"{BALANCE_BAR}"])
     kept = [
         median(ratios) <= COST_BAR,
         max(stopped_s) <= STOP_BAR_S,
-        shared_s <= BALANCE_BAR * IDEAL * equal_s,
+        *(ratio <= BALANCE_BAR for ratio in balances.values()),
         max(formed_s) <= FORMING_BAR_S,
     ]
     results.write(
@@ -185,7 +188,7 @@ def main() -> None:
         claim="Elastic training costs little without failures, and new workers hardly stop others.",
         anchor="DDP on the same backend, and the ideal share of unlike workers",
         summary=f"{sum(kept)} of {len(kept)} bars kept",
-        cases=len(ratios) + len(stopped_s) + 1 + len(formed_s),
+        cases=len(ratios) + len(stopped_s) + len(balances) + len(formed_s),
         tables=[results.Table(columns=["figure", "measured", "bar"], rows=rows)],
     )
 

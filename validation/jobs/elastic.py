@@ -1,10 +1,10 @@
 """A training of 2 MB of parameters and steps of 10 ms that notes each committed step.
 
-    FOLDER STEPS elastic|ddp|large|uneven
+    FOLDER STEPS elastic|ddp|large|uneven|uneven-slow
 
 A line holds the time, the step, the world size, the checksum of the parameters, and the samples.
-`large` has 500 MB of state that a new worker needs. In `uneven` worker 1 takes twice as long for a
-sample as worker 0.
+`large` has 500 MB of state that a new worker needs. In `uneven` and `uneven-slow` worker 1 takes
+twice as long for a sample as worker 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 STEP_S = 0.010
 WARM_UP = 20
 LARGE_BYTES = 498_000_000
-SAMPLE_S = (0.0005, 0.001)  # of the workers of `uneven`
+SAMPLE_S = {"uneven": (0.0005, 0.001), "uneven-slow": (0.002, 0.004)}  # of both workers
 
 
 def network() -> torch.nn.Sequential:
@@ -84,13 +84,14 @@ def elastic(folder: Path, steps: int, kind: str) -> None:
         began, before = time.perf_counter(), job.step_number
         with job.step():
             loss = torch.nn.functional.cross_entropy(job.model(given), wanted)
-            rest(began, STEP_S if kind != "uneven" else SAMPLE_S[worker % 2] * len(given))
+            is_uneven = kind in SAMPLE_S
+            rest(began, SAMPLE_S[kind][worker % 2] * len(given) if is_uneven else STEP_S)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         if job.step_number > before and job.samples:  # a new worker may have none yet
             times.append(time.perf_counter() - began)
-            if job.step_number % 10 == 0 or job.world_size < 3:
+            if not is_uneven and (job.step_number % 10 == 0 or job.world_size < 3):
                 whole = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
                 digest = zlib.crc32(whole)
             else:
