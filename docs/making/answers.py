@@ -28,6 +28,7 @@ from fullwire.collectives.fitting import Residual
 from fullwire.errors import FullwireError
 from fullwire.findings.tuning import NoTimeToRepeat
 from fullwire.findings.watching import Stuck
+from fullwire.fixes._recipe import Applied
 from fullwire.fixes.fix import HostWork
 from fullwire.packets.jobs import NetworkJob, ReplicaGroup, SharedLink
 from fullwire.recorder.jobs_here import JobHere, RankHere
@@ -160,6 +161,15 @@ def tuned() -> Tuning:
         after_interval=(0.09, 0.11),
         is_significant=True,
         trials=(trial,),
+        riskier=Applied(
+            fix="codec",
+            setting="int8",
+            risk="numeric",
+            why="gradients sent as int8",
+            predicted_s=0.08,
+            low_s=0.07,
+            high_s=0.09,
+        ),
         host_work=(HostWork(call="item", place="train.py:12", step_s=0.001),),
         wrote=("/tmp/log",),
         recipe=Path("tuned/recipe.toml"),

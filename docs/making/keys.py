@@ -415,6 +415,10 @@ MEANINGS: Mapping[str, str] = {
     },
     "tune.is_significant": "Whether both sides differ by more than noise; null if nothing was "
     "kept.",
+    "riskier.fix": "The best fix that a larger `--allow` would try. `riskier` is null if none has "
+    "all of its interval below the present step.",
+    "riskier.setting": "Its setting.",
+    "riskier.risk": "numeric or semantic.",
     "host_work.step_s": "Its time in each step.",
     "host_work.call": "A call of the script between steps.",
     "host_work.place": "Its file and line.",

@@ -323,6 +323,7 @@ def test_a_tuning_stands_before_its_recordings(chromium: Browser, job: Run, tmp_
                 loss_difference=None,
             ),
         ),
+        riskier=None,
         host_work=(HostWork(call=".item()", place="train.py:8", step_s=0.01),),
         wrote=(),
         recipe=Path("tuned/recipe.toml"),

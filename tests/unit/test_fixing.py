@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ import fullwire as fw
 from fullwire.answers.explain import explain
 from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
 from fullwire.answers.trials import Trial, TrialRecording, difference_of
-from fullwire.answers.tune import _line_bps, _Search
+from fullwire.answers.tune import RISKS, _line_bps, _Search
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.tuning import Faster
 from fullwire.fixes import Seen, _interfaces, fix_kinds
@@ -38,6 +39,8 @@ from fullwire.fixes.joining import Joined
 from fullwire.fixes.placement import by_host, most_leaving
 from fullwire.fixes.processors import share_of_rank
 from fullwire.recorder.launch import TOO_LONG, run_to_its_end
+from fullwire.report.as_data import tuning_object
+from fullwire.report.fixing import print_tuning
 from fullwire.run.run import Hosts
 from fullwire.simulation.forecast import Forecast
 from fullwire.transport.rendezvous import interface_address
@@ -739,6 +742,24 @@ def test_ctrl_c_before_the_first_trial_leaves_the_job_as_it_is(tmp_path: Path) -
     assert read_recipe(found.recipe).fixes == ()
 
 
+def test_a_tuning_names_the_best_fix_of_a_larger_risk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job: Any = Recordings(tmp_path, 99, UsageError("none"))
+    search = _Search(job, ("exact",), lambda sentence: None)
+    search.begin()
+    found = search.end()
+    assert found.riskier is not None
+    assert found.riskier.risk == "numeric"
+    assert (found.riskier.high_s or math.inf) < found.before_s
+    print_tuning(found)
+    assert f"With --allow numeric: {found.riskier.why}" in capsys.readouterr().out
+    assert tuning_object(found)["riskier"]["fix"] == found.riskier.fix
+    search = _Search(job, RISKS, lambda sentence: None)
+    search.begin()
+    assert search.end().riskier is None
+
+
 def test_a_step_that_is_recorded_slower_is_predicted_by_its_ratio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -759,7 +780,8 @@ def test_a_step_that_is_recorded_slower_is_predicted_by_its_ratio(
     )
     slower = dataclasses.replace(told, fixes=(joined,), fixes_from_s=2 * now_s)
     monkeypatch.setattr("fullwire.answers.tune.explain", lambda run, bandwidth: slower)
-    [applied] = [each for each in search._candidates(now_s) if each.fix == "joining"]
+    found = search._candidates(now_s, ("exact",))
+    [applied] = [each for each in found if each.fix == "joining"]
     predicted = applied.low_s, applied.predicted_s, applied.high_s
     assert predicted == pytest.approx((0.1 * now_s, 0.11 * now_s, 0.15 * now_s))
 

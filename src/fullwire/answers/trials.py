@@ -84,6 +84,7 @@ class Tuning(Result):
     after_interval: tuple[float, float] | None
     is_significant: bool | None  # The tuned job differs from the job as it is by more than noise.
     trials: tuple[Trial, ...]
+    riskier: Applied | None  # The best fix that a larger risk would allow.
     host_work: tuple[HostWork, ...]  # Work of the script between steps, by its line.
     wrote: tuple[str, ...]  # Files that the job wrote outside of its working directory.
     recipe: Path

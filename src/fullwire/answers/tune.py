@@ -221,7 +221,7 @@ class _Search:
         """
         looks: list[_Look] = []
         begun, now_s = len(self.trials), self._judged(self._best, self._best).before_s
-        found = self._candidates(now_s)
+        found = self._candidates(now_s, self._risks)
         while found and len(looks) < _LOOKS and len(self.trials) != most:
             applied = found.pop(0)
             best_s = min((look.found.after_s for look in looks), default=math.inf)
@@ -305,7 +305,7 @@ class _Search:
         else:
             self._say(of_tuning.TrialResult(**result))
 
-    def _candidates(self, now_s: float) -> list[Applied]:
+    def _candidates(self, now_s: float, risks: Sequence[Risk]) -> list[Applied]:
         """Return the fixes to apply next, by their expected gain for the time of a trial."""
         recorded = self._best[-1]
         measured = filter(None, (each.seen.interface_bps for each in self.before))
@@ -314,11 +314,11 @@ class _Search:
         passes = passes_of_step(recorded.run) or 1
         predicted: dict[str, Fix] = {}
         for fix in sorted(told.fixes, key=lambda fix: fix.step_s):
-            if fix.risk in self._risks and fix.applied and filled(fix.applied, fix):
+            if fix.risk in risks and fix.applied and filled(fix.applied, fix):
                 predicted.setdefault(fix.kind, fix)
         for key, kind in fix_kinds().items():
             for fix in kind.to_try(recorded.run, told.detail, seen, told.predictor):
-                if fix.risk not in self._risks:
+                if fix.risk not in risks:
                     continue
                 name = f"{key}:{fix.setting}" if kind.tries_each else key
                 if name not in predicted or math.isnan(predicted[name].low_s):
@@ -481,6 +481,21 @@ class _Search:
             self._say(of_tuning.LastShowNoGain())
             self._roll_back(self._kept, of_tuning.LastShowNoGain())
 
+    def _riskier(self) -> Applied | None:
+        """Return the best fix that a larger risk allows, if all of its interval is a gain."""
+        if not self._best:  # interrupted before the noise was known
+            return None
+        now_s = self._judged(self._best, self._best).before_s
+        for risk in RISKS[len(self._risks) :]:
+            found = [
+                applied
+                for applied in self._candidates(now_s, [risk])
+                if applied.high_s is not None and applied.high_s < now_s
+            ]
+            if found:
+                return min(found, key=lambda applied: float(applied.predicted_s or 0.0))
+        return None
+
     def end(self) -> Tuning:
         """Write the recipe, and return all that was found."""
         if self._kept:
@@ -514,6 +529,7 @@ class _Search:
             after_interval=last.around(last.after_s),
             is_significant=None if self._last is None else self._last.is_significant,
             trials=tuple(self.trials),
+            riskier=self._riskier(),
             host_work=tuple(work for work in host if work.step_s > _NOTABLE * last.before_s),
             wrote=first.wrote,
             recipe=path,

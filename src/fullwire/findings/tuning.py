@@ -278,6 +278,17 @@ class After(Finding):
     is_exact: bool
 
 
+class RiskierFix(Finding):
+    """A fix that was not tried, because it may change results."""
+
+    template = "With --allow {risk}: {change}, predicted {predicted_s:time}{interval}"
+
+    risk: str
+    change: str
+    predicted_s: float
+    interval: TimeRange | None
+
+
 class LastShowNoise(Finding):
     """The last recordings of both jobs differ by no more than noise."""
 

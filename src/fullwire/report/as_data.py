@@ -272,6 +272,13 @@ def tuning_object(result: Tuning) -> dict[str, Any]:
         del data["outcome"]
         data["interval"] = between(data.pop("low_s"), data.pop("high_s"))
         trials.append(data)
+    riskier = None
+    if (fix := result.riskier) is not None:
+        names = ("fix", "setting", "risk", "predicted_s")
+        riskier = {name: getattr(fix, name) for name in names} | {
+            "words": fix.why,
+            "interval": between(fix.low_s, fix.high_s),
+        }
     return {
         "before_s": result.before_s,
         "before_interval": between(*(result.before_interval or (None, None))),
@@ -279,6 +286,7 @@ def tuning_object(result: Tuning) -> dict[str, Any]:
         "after_interval": between(*(result.after_interval or (None, None))),
         "is_significant": result.is_significant,
         "trials": trials,
+        "riskier": riskier,
         "host_work": [asdict(work) for work in result.host_work],
         "wrote": list(result.wrote),
         "took_s": result.took_s,

@@ -11,6 +11,7 @@ from fullwire.findings.tuning import (
     LastShowNoise,
     LossesOfKept,
     NothingHelped,
+    RiskierFix,
     time_range,
 )
 from fullwire.report.terminal import print_table, say, say_command
@@ -44,6 +45,7 @@ def print_tuning(result: Tuning) -> None:
         say(sentence(HostWorkTakes(call=work.call, step_s=work.step_s, place=work.place)))
     if not result.kept:
         say(f"  after   {sentence(NothingHelped())}")
+        _say_riskier(result)
         return
     tuned = After(
         step_s=result.after_s,
@@ -57,8 +59,20 @@ def print_tuning(result: Tuning) -> None:
     for trial in result.kept:
         if trial.risk != "exact" and trial.loss_difference is not None:
             say(sentence(LossesOfKept(change=trial.words, difference=trial.loss_difference)))
+    _say_riskier(result)
     say("")
     say_command(f"Next: fullwire run --recipe {result.recipe} -- {result.command}")
+
+
+def _say_riskier(result: Tuning) -> None:
+    if (fix := result.riskier) is not None:
+        told = RiskierFix(
+            risk=fix.risk,
+            change=fix.why,
+            predicted_s=float(fix.predicted_s or 0.0),
+            interval=time_range(fix.low_s, fix.high_s),
+        )
+        say(f"  {sentence(told)}")
 
 
 def _between(low_s: float | None, high_s: float | None) -> str:
