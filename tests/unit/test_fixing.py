@@ -50,6 +50,7 @@ from tests.trained_jobs import a_trained_job, a_transport
 
 CAN = {key: kind for key, kind in fix_kinds().items() if kind.example}
 PARTS_S = {"line_rate": 0.07, "latency": 0.0, "transport": 0.01, "unexplained": 0.0}
+PARTS_S["contention"] = 0.0
 NOTHING = [sys.executable, "-c", "raise SystemExit(7)"]
 
 
@@ -320,7 +321,7 @@ def test_another_interface_is_tried_unless_it_is_known_to_be_slower(
     run: Any = SimpleNamespace(
         facts=SimpleNamespace(backend="gloo", hosts=hosts, nccl_network=None)
     )
-    account: Any = SimpleNamespace(step_s=0.1, alone_s=0.02, parts_s=PARTS_S)
+    account: Any = SimpleNamespace(step_s=0.1, alone_s=0.02, parts_s=PARTS_S, crowded_s=0.0)
     seen = Seen(interface="eth0", interfaces=speeds)
     found = list(CAN["environment"].to_try(run, account, seen, None))
     assert [fix.setting for fix in found] == [f"GLOO_SOCKET_IFNAME={name}" for name in tried]
@@ -330,7 +331,7 @@ def test_an_interface_that_was_measured_is_predicted_and_a_slow_one_is_not_tried
     run = fw.read("resnet50@v100")
     facts = dataclasses.replace(run.facts, workers=2, backend="gloo", hosts="a,b")
     run = dataclasses.replace(run, facts=facts)
-    account: Any = SimpleNamespace(step_s=0.9, alone_s=0.02, parts_s=PARTS_S)
+    account: Any = SimpleNamespace(step_s=0.9, alone_s=0.02, parts_s=PARTS_S, crowded_s=0.0)
     speeds = dict.fromkeys(("eth0", "eth1", "eth2"), 10_000.0)
 
     def tried(**rates_bps: float) -> list[Worthwhile]:
@@ -581,8 +582,7 @@ def test_a_measured_interface_tells_the_line_rate_of_a_run_without_one() -> None
 
 
 def test_fsdp_is_tried_with_what_the_job_lacks() -> None:
-    parts_s = {"line_rate": 0.05, "latency": 0.01, "transport": 0.02, "unexplained": 0.0}
-    account: Any = SimpleNamespace(step_s=0.1, alone_s=0.02, parts_s=parts_s)
+    account: Any = SimpleNamespace(step_s=0.1, alone_s=0.02, parts_s=PARTS_S, crowded_s=0.0)
     run: Any = SimpleNamespace(facts=SimpleNamespace(hosts="a,a,b,b"))
     has = {"reshard_after_forward": None, "forward_prefetch": False, "is_whole": True}
     seen = Seen(fsdp=has, local_ranks=2)
@@ -591,6 +591,23 @@ def test_fsdp_is_tried_with_what_the_job_lacks() -> None:
     run.facts.hosts = "a,a"
     has |= {"reshard_after_forward": False, "forward_prefetch": True}
     assert list(CAN["fsdp"].to_try(run, account, seen, None)) == []
+
+
+def test_sums_of_ranks_on_one_host_have_another_transport_to_try() -> None:
+    """Two ranks with FSDP2 on two processors: our transport made 296 ms 210 ms."""
+    parts_s = {"compute": 0.116, "contention": 0.139, "straggler": 0.023, "host": 0.053}
+    parts_s |= dict.fromkeys(("line_rate", "latency", "transport", "unexplained"), 0.0)
+    account: Any = SimpleNamespace(
+        step_s=0.331, alone_s=0.169, parts_s=parts_s, crowded_s=0.0135, is_typical=np.ones(1, bool)
+    )
+    run = a_trained_job(a_transport(), steps=2, facts={"hosts": "a,a"})
+    seen = Seen(local_ranks=2, fsdp={"is_whole": True})
+    first = next(iter(CAN["transport"].to_try(run, account, seen, None)))
+    assert first.low_s < 0.331 * 210 / 296 < first.high_s
+    assert [fix.setting for fix in CAN["fsdp"].to_try(run, account, seen, None)] == [
+        "reshard_after_forward=False",
+        "forward_prefetch",
+    ]
 
 
 def test_an_option_that_a_later_step_may_break_is_not_tried_by_default() -> None:
@@ -667,6 +684,7 @@ def test_no_transport_saves_the_bytes_of_a_known_line() -> None:
         step_s=0.1898,
         alone_s=0.0202,
         parts_s=parts_s,
+        crowded_s=0.0056,
         is_typical=np.ones(1, bool),
         excess_ns=np.zeros((4, 1, 3), np.int64),
     )

@@ -306,11 +306,17 @@ def as_arguments(setting: str) -> str:
 
 
 def sending_s(account: Account) -> float:
-    """Return the time in which a step only communicates, explained or not."""
+    """Return the time in which a step only communicates, explained or not.
+
+    Processors carry out the sums of ranks on one host. So this time is contention there, beside
+    that by which computing takes longer.
+    """
     from fullwire.timeline.account import Part
 
+    parts_s = account.parts_s
     parts = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
-    return sum(account.parts_s[part.key] for part in parts)
+    on_processors_s = max(parts_s[Part.CONTENTION.key] - account.crowded_s, 0.0)
+    return sum(parts_s[part.key] for part in parts) + on_processors_s
 
 
 def waiting_s(account: Account) -> float:

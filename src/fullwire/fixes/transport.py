@@ -127,12 +127,10 @@ class Transport(FixKind):
 
         Where the line rate is known, the bytes take as long on any transport.
         """
-        from fullwire.timeline.account import Part
-
         sent_s, line_s = sending_s(account), shared_line_s(run, account)
         most_s = sent_s
         if line_s:
-            most_s += account.parts_s[Part.CONTENTION.key] - line_s
+            most_s += account.crowded_s - line_s
             most_s += waiting_s(account) if seen.local_ranks > 1 else 0.0
         backends = (run.facts.backend, seen.backend)
         if "gloo" in backends:
