@@ -366,6 +366,7 @@ class Job:
             joining = Joining(epoch, membership.base_step, sources, tuple(joiners))
             if mesh.rank in sources and state is not None:
                 send(mesh, joining, state, self._room)
+                self._room = None  # used; another new rank waits for another one
             elif mesh.rank in joiners:
                 self._follower = Follower(mesh, joining, self._sums.forms, self._enter)
                 self._follower.start(self._group, place)
