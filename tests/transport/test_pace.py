@@ -43,11 +43,8 @@ def test_weights_follow_speed_and_leave_each_rank_a_sample(
 
 
 def test_shares_stay_where_a_change_would_gain_little() -> None:
-    paces = {0: Paced(10, 16, 1_000), 1: Paced(10, 16, 1_015), 2: Paced(10, 16, 1_000)}
+    paces = {0: Paced(10, 16, 1_000), 1: Paced(10, 16, 1_040), 2: Paced(10, 16, 980)}
     assert better_weights(paces, 48) is None
-    paces[1] = Paced(10, 16, 1_200, error_ns=80)  # the gain, 135, may be chance
-    assert better_weights(paces, 48) is None
-    assert better_weights(paces | {1: Paced(10, 16, 1_200, error_ns=50)}, 48) is not None
     paces[1] = Paced(10, 16, 3_000)
     weights = better_weights(paces, 48)
     assert weights is not None

@@ -26,20 +26,17 @@ from fullwire.resilience.place import tell
 SLOW_STATUS = 5  # of a worker that leaves because it is slow
 LOOKS_STEPS = 10  # a rank tells its pace that often
 CHANGES_STEPS = 20  # shares hold at least so long
-# Of the median of so many times, for each unit between their quartiles, if they are normal.
-_ERROR_OF_MEDIAN = 1.2533 / 1.349 / LOOKS_STEPS**0.5
-_GAINS = 0.02  # of the longest time; and more than the doubt of the times
+_GAINS = 0.05  # of the longest time: a smaller gain may be chance
 SLOW = 1.5  # times the usual time for a sample
 _SLOW_LOOKS = 3  # in a row
 
 
 class Paced(NamedTuple):
-    """The usual time of a rank's last steps, its standard error, and the samples of each step."""
+    """The usual time of a rank's last steps, and the samples of each."""
 
     step: int
     samples: int
     busy_ns: int
-    error_ns: int = 0
 
     @property
     def speed(self) -> float:
@@ -63,10 +60,8 @@ def better_weights(paces: Mapping[int, Paced], batch_size: int) -> dict[int, int
     """
     speeds = {rank: paced.speed for rank, paced in paces.items()}
     samples = sum(paced.samples for paced in paces.values())
-    longest_ns = max(paced.busy_ns for paced in paces.values())
-    gain_ns = longest_ns - samples / sum(speeds.values()) * 1e9
-    doubt_ns = 2 * max(paced.error_ns for paced in paces.values())
-    if gain_ns < max(_GAINS * longest_ns, doubt_ns) or batch_size < len(paces):
+    longest_s = max(paced.busy_ns for paced in paces.values()) * 1e-9
+    if samples / sum(speeds.values()) > (1 - _GAINS) * longest_s or batch_size < len(paces):
         return None
     total = sum(speeds.values())
     sizes = {rank: max(int(batch_size * speed / total), 1) for rank, speed in speeds.items()}
@@ -149,10 +144,7 @@ class Pace:
         if len(self._busy_ns) == LOOKS_STEPS and step - self._looked_step >= LOOKS_STEPS:
             self._looked_step = step
             busy_ns = round(statistics.median(self._busy_ns))
-            low_ns, _, high_ns = statistics.quantiles(self._busy_ns)
-            error_ns = round(_ERROR_OF_MEDIAN * (high_ns - low_ns))
-            said_ns = f"{busy_ns} {error_ns}"
-            mesh.post(epoch, f"pace {rank}", f"{step} {self._samples} {said_ns}", ranks[:1])
+            mesh.post(epoch, f"pace {rank}", f"{step} {self._samples} {busy_ns}", ranks[:1])
         if rank == ranks[0] and len(ranks) > 1:
             self._decide(epoch, step, ranks, batch_size)
 
