@@ -78,7 +78,7 @@ class Job:
         self._changes = Changes()
         self._told: tuple[int, int] | None = None  # the last rank and size that callbacks heard
         self._follower: Follower | None = None  # while this rank applies steps of others
-        self._room: Room | None = None  # for a copy of the state, while a new rank is on its way
+        self._room: Room | None = None  # for a copy of the state
         self._group: Any = None
         self._committed = 0  # rounds; a step is one, unless there are local steps
         self._loop = Loop(steps_of_a_round=1 if outer is None else outer.steps)
@@ -268,11 +268,16 @@ class Job:
         assert self._mesh is not None
         sources = self._sources_among(self._active)
         size_bytes = State(self._parts()).size_bytes
-        is_copied = size_bytes > AT_ONCE_BYTES and self._mesh.rank in sources
-        return -(-size_bytes // len(sources)) if is_copied else 0
+        is_source = self._mesh.rank in sources
+        return -(-size_bytes // len(sources)) if is_source and self._is_copied(size_bytes) else 0
+
+    def _is_copied(self, size_bytes: int) -> bool:
+        """Say whether a state is sent as a copy, while the others train."""
+        is_streamed = self._outer is not None and self._outer.fragments > 1
+        return size_bytes > AT_ONCE_BYTES and not is_streamed
 
     def _sources_among(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Return which of these ranks, whose states are alike in form, hand out a part each."""
+        """Return the ranks that send a part of the state each. All given ones have it alike."""
         # After local steps, the optimizers of two ranks are not alike.
         return ranks[: MOST_SOURCES if self._outer is None else 1]
 
@@ -359,8 +364,7 @@ class Job:
         if posts is None:
             raise TransportError(f"epoch {epoch} ended at its start")
         size_bytes, description_bytes, _ = posts[0].split()
-        is_streamed = self._outer is not None and self._outer.fragments > 1
-        if int(size_bytes) > AT_ONCE_BYTES and full and not is_streamed:
+        if full and self._is_copied(int(size_bytes)):
             alike = [rank for rank, form in zip(full, posts, strict=True) if form == posts[0]]
             sources = tuple(self._sources_among(alike))
             joining = Joining(epoch, membership.base_step, sources, tuple(joiners))
