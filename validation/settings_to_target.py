@@ -10,7 +10,8 @@ prediction. The last question is the user's: which setting is there first?
 
 The models are those of `validation.time_to_target`, made wide enough for the links to matter.
 Finished trainings stay in DIRECTORY, and the script goes on where it was. It runs in a lab, so all
-workers share the processors of one machine. Local steps are not among the settings: see `rounds`.
+workers share the processors of one machine, and the predictions are told so. They take the costs of
+codecs that `fullwire codecs` measures here. Local steps are not among the settings: see `rounds`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ CODECS = ("none", "bf16", "powersgd:rank=2")
 BATCHES = (128, 512, 1024)
 OF_FOUR = (256, 1024)  # batches of four workers, without a codec
 LONGEST_S = 900.0
+COSTS = "codecs.json"
 COLUMNS = ["model", "workers", "batch", "rate", "codec", "steps", "s", "predicted", "90 %", "error"]
 
 
@@ -115,6 +117,7 @@ def main() -> None:
     asked.directory.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + 60 * asked.minutes
     models = {training.name: training for training in wide()}
+    measure_codecs(asked.directory)
     for model in models:
         for batch in RECORDED:
             record(asked.directory, model, batch)
@@ -159,6 +162,15 @@ def main() -> None:
             choices.append([training.name, len(measured), *names, f"{slower:.1%}"])
             print("chosen", *choices[-1])
     write(rows, errors, holds, choices)
+
+
+def measure_codecs(place: Path) -> None:
+    """Measure what codecs cost on this machine."""
+    names = [codec for codec in CODECS if codec != "none"]
+    command = [sys.executable, "-m", "fullwire", "codecs", *names, "--json"]
+    if not (place / COSTS).exists():
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=LONGEST_S)
+        (place / COSTS).write_bytes(done.stdout)
 
 
 def record(place: Path, model: str, batch: int) -> None:
@@ -228,9 +240,11 @@ def predict(place: Path, training: Training, setting: Setting) -> dict[str, Any]
         target=f"loss<={training.target}",
         transport="measured",
         workers=setting.workers,
+        ranks_per_host=setting.workers,
         bandwidth=setting.rate,
         global_batch=setting.batch,
         compression="1" if setting.codec == "none" else setting.codec,
+        codec_costs=str(place / COSTS),
     )
     row: dict[str, Any] = whatif_object(table)["rows"][0]
     return row

@@ -41,6 +41,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
     BeyondTheCurve,
     Cheapest,
+    CodecIsLate,
     CodecStepsMeasured,
     CodecStepsUnknown,
     CriticalAsGiven,
@@ -484,9 +485,12 @@ def _needed(
         if codec.steps is None or codec.steps == _AS_MANY:
             continue
         rows = place_of_codec == place
-        samples[rows] *= codec.steps.times
-        more[rows] = np.hypot(more[rows], math.log(codec.steps.high / codec.steps.times))
-        less[rows] = np.hypot(less[rows], math.log(codec.steps.times / codec.steps.low))
+        plain = samples[rows] / batch[rows]
+        steps, fewest, most = codec.steps.of(plain, codec.ratio)
+        samples[rows] = steps * batch[rows]
+        more[rows] = np.hypot(more[rows], np.log(most / steps))
+        less[rows] = np.hypot(less[rows], np.log(steps / fewest))
+        late, least_late, most_late = (codec.ratio * each for each in codec.steps.late)
         notes.append(
             CodecStepsMeasured(
                 codec=codec.label,
@@ -494,6 +498,8 @@ def _needed(
                 low=codec.steps.low,
                 high=codec.steps.high,
             )
+            if not late
+            else CodecIsLate(codec=codec.label, steps=late, low=least_late, high=most_late)
         )
     unknown = {
         codec.label

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from fullwire.errors import UsageError
 from fullwire.units import bits_per_second, ratio, seconds
+
+if TYPE_CHECKING:  # Jobs read compressors too, and compute no steps.
+    from fullwire.collectives.cost import Floats
 
 Combining: TypeAlias = Literal["sum", "exchange", "gather"]
 _EXPECTED = (
@@ -29,11 +32,21 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True)
 class MoreSteps:
-    """How many times the steps of float32 gradients a training needs to reach the same loss."""
+    """The steps to the loss of float32 gradients: so many times as many, and then some more.
 
-    times: float
-    low: float
-    high: float
+    A codec that sends a part of each gradient, and the rest later, makes a training late. It is
+    late by a number of steps that grows with the codec's ratio, and not with the training.
+    """
+
+    times: float = 1
+    low: float = 1
+    high: float = 1
+    late: tuple[float, float, float] = (0, 0, 0)  # usual, low and high: steps over the ratio
+
+    def of(self, steps: Floats, ratio: float) -> tuple[Floats, Floats, Floats]:
+        """Return the usual, fewest and most steps for so many steps of float32 gradients."""
+        usual, low, high = (each * ratio for each in self.late)
+        return steps * self.times + usual, steps * self.low + low, steps * self.high + high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,6 +144,21 @@ class CodecStepsUnknown(Finding):
     codecs: tuple[str, ...]
 
 
+class CodecIsLate(Finding):
+    """A compressor sends a part of each gradient, and trainings are late by some steps."""
+
+    template = (
+        "{codec} is taken to need {steps:.0f} steps more ({low:.0f} to {high:.0f}), as in small "
+        "trainings: it sends a part of each gradient, and the rest in later steps. Your model may "
+        "differ."
+    )
+
+    codec: str
+    steps: float
+    low: float
+    high: float
+
+
 class CodecStepsMeasured(Finding):
     """A compressor needs more steps, as trainings of other models showed."""
 
