@@ -646,6 +646,17 @@ def test_threads_beyond_the_processors_lose_what_they_wait() -> None:
     assert found.low_s < 0.0405 < found.high_s
 
 
+def test_threads_that_wait_busily_lose_more_than_they_wait() -> None:
+    """Two threads a rank on two processors: a step of 98.2 ms became one of 37.1 ms."""
+    parts_s = {"compute": 0.0293, "contention": 0.0324, "straggler": 0.0203}
+    account: Any = SimpleNamespace(step_s=0.0982, alone_s=0.0312, parts_s=parts_s)
+    seen, run = Seen(threads=2, processors=2, local_ranks=2), a_trained_job(a_transport(), steps=2)
+    [found] = CAN["threads"].to_try(run, account, seen, None)
+    assert found.setting == "1"
+    assert found.step_s == pytest.approx(0.0371, rel=0.1)
+    assert found.low_s < 0.0371 < found.high_s
+
+
 def test_on_a_faster_interface_only_the_time_of_bytes_and_of_neighbours_becomes_shorter() -> None:
     """Two hosts of two ranks that a slow interface held: 844 ms a step, and 120 ms on a faster."""
     run = a_trained_job(

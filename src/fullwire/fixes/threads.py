@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from fullwire.timeline.account import Account
 
 _MOST = 1024
+# OpenMP's threads wait busily while each could have a processor. So they take it from other ranks'
+# threads that work. Six jobs had two threads a rank on two processors. With one, their steps took
+# 0.38 to 0.45 of the time: it saved 0.89 to 1.30 of the times of contention and late ranks.
+# Threads beyond the processors sleep. Fewer of them saved 0.06 to 0.78 of these times.
+_SAVED_IF_BUSY, _MOST_IF_BUSY, _OF_STEP_IF_BUSY = 1.25, 1.4, 0.61
 
 
 @register
@@ -41,12 +46,15 @@ class Threads(FixKind):
             return
         parts_s = account.parts_s
         if seen.threads > fair:
-            # Threads beyond the processors wait for a processor. Their work stays the same.
             most_s = parts_s[Part.CONTENTION.key] + parts_s[Part.STRAGGLER.key]
         else:
             most_s = parts_s[Part.COMPUTE.key] * (1 - seen.threads / fair)
+        usual_s = most_s / 2
+        if fair < seen.threads <= seen.processors:
+            usual_s = min(_SAVED_IF_BUSY * most_s, _OF_STEP_IF_BUSY * account.step_s)
+            most_s = max(_MOST_IF_BUSY * most_s, usual_s)
         words = f"{fair} in place of {seen.threads} computing threads a rank"
-        yield from worthwhile(self, str(fair), words, account, 0.0, most_s)
+        yield from worthwhile(self, str(fair), words, account, 0.0, most_s, usual_s)
 
     def by_hand(self, setting: str) -> str:
         """Return the call."""
