@@ -21,7 +21,8 @@ from fullwire.errors import UsageError
 from fullwire.units import bits_per_second, ratio, seconds
 
 if TYPE_CHECKING:  # Jobs read compressors too, and compute no steps.
-    from fullwire.collectives.cost import Floats
+    import numpy as np
+    from numpy.typing import NDArray
 
 Combining: TypeAlias = Literal["sum", "exchange", "gather"]
 _EXPECTED = (
@@ -43,7 +44,7 @@ class MoreSteps:
     high: float = 1
     late: tuple[float, float, float] = (0, 0, 0)  # usual, low and high: steps over the ratio
 
-    def of(self, steps: Floats, ratio: float) -> tuple[Floats, Floats, Floats]:
+    def of(self, steps: NDArray[np.float64], ratio: float) -> tuple[NDArray[np.float64], ...]:
         """Return the usual, fewest and most steps for so many steps of float32 gradients."""
         usual, low, high = (each * ratio for each in self.late)
         return steps * self.times + usual, steps * self.low + low, steps * self.high + high
