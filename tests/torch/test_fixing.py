@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from fullwire.answers.trials import TrialJob
 from fullwire.fixes._recipe import Recipe, as_toml, parse_fix, read_recipe
+from fullwire.run.store import read_run
 from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch, together
 
 pytestmark = needs_torch
@@ -305,3 +307,5 @@ def test_a_job_that_waits_for_its_data_is_cured_and_nobody_edits_it(tmp_path: Pa
     assert trial["loss_difference"] == 0.0
     assert trial["interval"]["low_s"] < trial["predicted_s"] < trial["interval"]["high_s"]
     assert trial["words"] in (folder / "report.html").read_text()
+    # A trial's run names the user's command, and not the one that applied the fixes.
+    assert read_run(folder / "trial-01.run").provenance.source == shlex.join(job)

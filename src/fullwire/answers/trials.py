@@ -32,6 +32,8 @@ from fullwire.fixes._recipe import Applied
 from fullwire.fixes._shared import LIMIT_VARIABLE, NOTES_VARIABLE, OVER
 from fullwire.fixes.fix import HostWork
 from fullwire.lab.description import LabDescription
+from fullwire.recorder.assemble import Known
+from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import TRIAL_VARIABLE
 from fullwire.recorder.launch import TOO_LONG, run_to_its_end
 from fullwire.recorder.record import record
@@ -194,9 +196,10 @@ class TrialJob:
         os.environ |= of_trial
         try:
             if self.lab is None:
-                done = record(whole, path)
+                done = record(whole, path, source=self.command)
             else:
-                done = record_in_lab(self.lab, whole, path, probe=False)
+                known = Known(source=without_secrets(self.command))
+                done = record_in_lab(self.lab, whole, path, probe=False, known=known)
         finally:
             for variable in of_trial:
                 del os.environ[variable]

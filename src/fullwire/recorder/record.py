@@ -112,6 +112,7 @@ def record(
     replace: bool = False,
     private: bool = False,
     live: Callable[[Path], contextlib.AbstractContextManager[None]] | None = None,
+    source: Sequence[str] = (),
 ) -> Recording:
     """Run a command, record its processes, and write the run.
 
@@ -126,6 +127,7 @@ def record(
     - `replace`: replace a run that exists.
     - `private`: only this user may read the run and its recording, under any umask.
     - `live`: is given the recording's directory, and entered while the job runs, to show it.
+    - `source`: the words of the command that the run names, if another program starts it.
 
         done = fw.record(["torchrun", "--nproc-per-node=2", "train.py"], "job.run")
         done.exit_status
@@ -135,7 +137,6 @@ def record(
     refuse_one_of_many(Path(output), os.environ)
     if packets:
         check_capturing()
-
     patterns = [Pattern(text) for text in ([metric] if isinstance(metric, str) else metric)]
 
     def play(directory: Path) -> int:
@@ -149,7 +150,7 @@ def record(
         return run_to_its_end(sampled, environment, printed.began)
 
     passed_on = contextlib.ExitStack()
-    known = Known(source=without_secrets(command))
+    known = Known(source=without_secrets(source or command))
     return keep(play, output, known, replace=replace, private=private, beside=passed_on, live=live)
 
 
