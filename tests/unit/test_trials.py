@@ -318,7 +318,7 @@ def test_a_trial_that_ends_early_and_lacks_its_fix_says_both(
     ):
         run = SimpleNamespace(paces=np.ones(2))
         done = SimpleNamespace(exit_status=status, run=run)
-        monkeypatch.setattr(trials, "record", lambda whole, path, done=done: done)
+        monkeypatch.setattr(trials, "record", lambda whole, path, source, done=done: done)
         monkeypatch.setattr(trials, "paces_s", lambda run: run.paces)
         monkeypatch.setattr(trials, "problem_of", lambda fix, ranks, told: NobodyCalled())
         with pytest.raises(UsageError) as error:
