@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +106,15 @@ class Step(NamedTuple):
     is_alone: bool  # Little other work ran on the machine.
 
 
+def costs_here(directory: Path, codecs: Iterable[str]) -> Path:
+    """Return a file with the costs of codecs on this machine, measured where it is missing."""
+    costs = directory / "costs.json"
+    if not costs.exists():
+        asked = [sys.executable, "-m", "fullwire", "codecs", *sorted(codecs), "--json"]
+        costs.write_bytes(subprocess.run(asked, capture_output=True, check=True).stdout)
+    return costs
+
+
 def main() -> None:
     """Record the missing runs, and print the tables."""
     taken = arguments.parser(__doc__)
@@ -116,11 +125,8 @@ def main() -> None:
     given = taken.parse_args()
     given.directory.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + given.longest_s
-    costs = given.directory / "costs.json"
-    if not costs.exists():
-        hooks = {codec for job in (*CHOSEN_BY, *FRESH) for codec in (*HOOKS, *job.codecs)}
-        asked = [sys.executable, "-m", "fullwire", "codecs", *sorted(hooks), "--json"]
-        costs.write_bytes(subprocess.run(asked, capture_output=True, check=True).stdout)
+    hooks = {codec for job in (*CHOSEN_BY, *FRESH) for codec in (*HOOKS, *job.codecs)}
+    costs_here(given.directory, hooks)
     tables, judged = [], {}
     for title, jobs in (("Fresh cells", FRESH), ("Cells that chose the model", CHOSEN_BY)):
         print(f"\n{title}\n\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)

@@ -35,6 +35,7 @@ from fullwire.report.as_data import whatif_object
 from fullwire.run.processors import share_of_others
 from validation import arguments, results
 from validation.cells import MUCH, TRIES
+from validation.codec_steps import costs_here
 from validation.time_to_target import CONTEXT, LETTERS, Training, trainings
 
 RECORDED_RATE, RECORDED = "1Gbps", (64, 256)
@@ -44,7 +45,6 @@ CODECS = ("none", "bf16", "powersgd:rank=2")
 BATCHES = (128, 512, 1024)
 OF_FOUR = (256, 1024)  # batches of four workers, without a codec
 LONGEST_S = 900.0
-COSTS = "codecs.json"
 COLUMNS = ["model", "workers", "batch", "rate", "codec", "steps", "s", "predicted", "90 %", "error"]
 
 
@@ -117,7 +117,6 @@ def main() -> None:
     asked.directory.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + 60 * asked.minutes
     models = {training.name: training for training in wide()}
-    measure_codecs(asked.directory)
     for model in models:
         for batch in RECORDED:
             record(asked.directory, model, batch)
@@ -162,15 +161,6 @@ def main() -> None:
             choices.append([training.name, len(measured), *names, f"{slower:.1%}"])
             print("chosen", *choices[-1])
     write(rows, errors, holds, choices)
-
-
-def measure_codecs(place: Path) -> None:
-    """Measure what codecs cost on this machine."""
-    names = [codec for codec in CODECS if codec != "none"]
-    command = [sys.executable, "-m", "fullwire", "codecs", *names, "--json"]
-    if not (place / COSTS).exists():
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=LONGEST_S)
-        (place / COSTS).write_bytes(done.stdout)
 
 
 def record(place: Path, model: str, batch: int) -> None:
@@ -244,7 +234,7 @@ def predict(place: Path, training: Training, setting: Setting) -> dict[str, Any]
         bandwidth=setting.rate,
         global_batch=setting.batch,
         compression="1" if setting.codec == "none" else setting.codec,
-        codec_costs=str(place / COSTS),
+        codec_costs=costs_here(place, CODECS[1:]),
     )
     row: dict[str, Any] = whatif_object(table)["rows"][0]
     return row

@@ -635,26 +635,24 @@ def test_loading_ahead_is_predicted_by_what_its_processes_load() -> None:
     assert found.low_s < 0.0182 < found.high_s
 
 
-def test_threads_beyond_the_processors_lose_what_they_wait() -> None:
-    """Eight threads a rank on two processors: a step of 54.2 ms became one of 40.5 ms."""
-    parts_s = {"compute": 0.0118, "contention": 0.0191, "straggler": 0.0151}
-    account: Any = SimpleNamespace(step_s=0.0542, alone_s=0.0202, parts_s=parts_s)
-    seen, run = Seen(threads=8, processors=2, local_ranks=2), a_trained_job(a_transport(), steps=2)
-    [found] = CAN["threads"].to_try(run, account, seen, None)
+@pytest.mark.parametrize(
+    ("threads", "step_s", "parts_s", "became_s"),
+    [
+        (8, 0.0542, {"compute": 0.0118, "contention": 0.0191, "straggler": 0.0151}, 0.0405),
+        # They wait busily, for each could have a processor.
+        (2, 0.0982, {"compute": 0.0293, "contention": 0.0324, "straggler": 0.0203}, 0.0371),
+    ],
+)
+def test_threads_beyond_the_processors_lose_what_they_wait(
+    threads: int, step_s: float, parts_s: dict[str, float], became_s: float
+) -> None:
+    """Two ranks on two processors computed with so many threads each, and then with one."""
+    account: Any = SimpleNamespace(step_s=step_s, alone_s=0.0202, parts_s=parts_s)
+    seen = Seen(threads=threads, processors=2, local_ranks=2)
+    [found] = CAN["threads"].to_try(a_trained_job(a_transport(), steps=2), account, seen, None)
     assert found.setting == "1"
-    assert found.step_s == pytest.approx(0.0405, rel=0.1)
-    assert found.low_s < 0.0405 < found.high_s
-
-
-def test_threads_that_wait_busily_lose_more_than_they_wait() -> None:
-    """Two threads a rank on two processors: a step of 98.2 ms became one of 37.1 ms."""
-    parts_s = {"compute": 0.0293, "contention": 0.0324, "straggler": 0.0203}
-    account: Any = SimpleNamespace(step_s=0.0982, alone_s=0.0312, parts_s=parts_s)
-    seen, run = Seen(threads=2, processors=2, local_ranks=2), a_trained_job(a_transport(), steps=2)
-    [found] = CAN["threads"].to_try(run, account, seen, None)
-    assert found.setting == "1"
-    assert found.step_s == pytest.approx(0.0371, rel=0.1)
-    assert found.low_s < 0.0371 < found.high_s
+    assert found.step_s == pytest.approx(became_s, rel=0.1)
+    assert found.low_s < became_s < found.high_s
 
 
 def test_on_a_faster_interface_only_the_time_of_bytes_and_of_neighbours_becomes_shorter() -> None:

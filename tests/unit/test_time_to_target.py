@@ -13,6 +13,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.time_to_target import read_price
 from fullwire.answers.until import until
+from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import computing, excess, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
@@ -469,16 +470,13 @@ def test_a_goal_that_is_no_loss_has_no_local_steps(jobs: tuple[Run, Run]) -> Non
         fw.whatif(job, target="accuracy>=0.95", local_steps=30, **asked)
 
 
+def with_codecs(jobs: tuple[Run, Run], codecs: str, **more: Any) -> WhatIf:
+    asked: dict[str, Any] = {"target": GOAL, "workers": 4, "bandwidth": "1Gbps", **more}
+    return fw.whatif(jobs[0], curve=jobs[1], compression=codecs, **asked)
+
+
 def test_codecs_need_the_steps_that_were_measured(jobs: tuple[Run, Run]) -> None:
-    small, large = jobs
-    table = fw.whatif(
-        small,
-        target=GOAL,
-        curve=large,
-        workers=4,
-        bandwidth="1Gbps",
-        compression="1,bf16,onebit,powersgd:rank=8",
-    )
+    table = with_codecs(jobs, "1,bf16,onebit,powersgd:rank=8")
     steps = table.columns()["steps"]
     assert (steps / steps[0]).tolist() == pytest.approx([1, 1, 1.19, 1])
     assert table.to_target is not None
@@ -490,16 +488,7 @@ def test_codecs_need_the_steps_that_were_measured(jobs: tuple[Run, Run]) -> None
 def test_a_codec_that_sends_a_part_makes_long_and_short_trainings_as_late(
     jobs: tuple[Run, Run],
 ) -> None:
-    small, large = jobs
-    table = fw.whatif(
-        small,
-        target=GOAL,
-        curve=large,
-        workers=4,
-        bandwidth="1Gbps",
-        global_batch="32,128",
-        compression="1,powersgd:rank=2",
-    )
+    table = with_codecs(jobs, "1,powersgd:rank=2", global_batch="32,128")
     columns = table.columns()
     is_packed = columns["codec"] == "powersgd:rank=2"
     late = {

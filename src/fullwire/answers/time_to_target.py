@@ -490,16 +490,18 @@ def _needed(
         samples[rows] = steps * batch[rows]
         more[rows] = np.hypot(more[rows], np.log(most / steps))
         less[rows] = np.hypot(less[rows], np.log(steps / fewest))
-        late, least_late, most_late = (codec.ratio * each for each in codec.steps.late)
+        late, least_late, most_late = (
+            float(end) for end in codec.steps.of(np.zeros(()), codec.ratio)
+        )
         notes.append(
-            CodecStepsMeasured(
+            CodecIsLate(codec=codec.label, steps=late, low=least_late, high=most_late)
+            if late
+            else CodecStepsMeasured(
                 codec=codec.label,
                 times=codec.steps.times,
                 low=codec.steps.low,
                 high=codec.steps.high,
             )
-            if not late
-            else CodecIsLate(codec=codec.label, steps=late, low=least_late, high=most_late)
         )
     unknown = {
         codec.label

@@ -46,14 +46,14 @@ class Threads(FixKind):
         if not seen.threads or seen.threads == fair:
             return
         parts_s = account.parts_s
+        usual_s = None
         if seen.threads > fair:
             most_s = parts_s[Part.CONTENTION.key] + parts_s[Part.STRAGGLER.key]
         else:
             most_s = parts_s[Part.COMPUTE.key] * (1 - seen.threads / fair)
-        usual_s = most_s / 2
         if fair < seen.threads <= seen.processors:
             usual_s = min(_SAVED_IF_BUSY * most_s, _OF_STEP_IF_BUSY * account.step_s)
-            most_s = max(_MOST_IF_BUSY * most_s, usual_s)
+            most_s *= _MOST_IF_BUSY
         words = f"{fair} in place of {seen.threads} computing threads a rank"
         yield from worthwhile(self, str(fair), words, account, 0.0, most_s, usual_s)
 
