@@ -89,13 +89,24 @@ def _ns(times_ms: Sequence[float]) -> np.ndarray:
     return np.array([round(each * MS) for each in times_ms], np.int64)
 
 
-def a_trained_job(*, ranks: int = 3, steps: int = 6, buckets: int = 4, late_ms: float = 0.0) -> Run:
-    """Make a run of DDP on 1 Gbps whose last rank is late: 100 ms of work, and buckets of 1 MB."""
+def a_trained_job(
+    *,
+    ranks: int = 3,
+    steps: int = 6,
+    buckets: int = 4,
+    late_ms: float = 0.0,
+    by_turns: bool = False,
+) -> Run:
+    """Make a run of DDP on 1 Gbps: 100 ms of work, and buckets of 1 MB.
+
+    The last rank is late in each step; or each rank is, by turns.
+    """
     spans, collectives, gradients = [], [], []
     length = 110.0 + late_ms + 9 * buckets
     for rank in range(ranks):
-        late = late_ms if rank == ranks - 1 else 0.0
         for step in range(steps):
+            is_late = rank == (step % ranks if by_turns else ranks - 1)
+            late = late_ms if is_late else 0.0
             begin = step * length
             spans += [
                 (rank, step, lane, name, begin + a, begin + b)

@@ -48,8 +48,12 @@ class Ddp(FixKind):
 
         options, parts_s = seen.ddp or {}, account.parts_s
         if options.get("find_unused_parameters") and not options.get("static_graph"):
-            # The search walks the graph, and sums one bitmap after the last bucket.
+            # The search walks the graph, and sums one bitmap after the last bucket. Where ranks
+            # share processors, one sum of several takes its share of their contention.
             own_s = parts_s[Part.LATENCY.key] + parts_s[Part.TRANSPORT.key]
+            sums = len(run.collectives) / max(len(account.steps) * len(account.ranks), 1)
+            shared_s = max(parts_s[Part.CONTENTION.key] - account.crowded_s, 0.0)
+            own_s += shared_s / max(sums, 1.0)
             most_s = own_s + 0.15 * parts_s[Part.COMPUTE.key]
             words = "no search for unused parameters"
             yield from worthwhile(self, _ALL_USED, words, account, 0.0, most_s)

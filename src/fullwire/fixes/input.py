@@ -43,6 +43,7 @@ _LOADER = {
 _MOST_LOADERS = 256
 _FEW_LOADERS = 2
 _MOST_USED = 0.6  # of the processors: beyond it, loading processes delay others
+_TAKEN = 0.8  # of them: trials in vain were in jobs that used 0.82 to 0.89
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,9 @@ class Input(FixKind):
         from fullwire.run.processors import used_share
         from fullwire.timeline.account import Part
 
+        used = used_share(run)
+        if used is not None and used >= _TAKEN:
+            return
         if seen.loading_processes is not None and seen.loading_processes < _FEW_LOADERS:
             parts_s = account.parts_s
             waiting_s = parts_s[Part.INPUT.key] + parts_s[Part.STRAGGLER.key] / 2
@@ -138,7 +142,7 @@ class Input(FixKind):
             saved = 0.65  # of the wait, as a rule; loading may only move to processors in use
             if seen.loading_processes == 0:  # what a step waits is what one process loads
                 waiting_s = min(waiting_s, account.step_s - waiting_s / _FEW_LOADERS)
-                saved = 0.95 if (used_share(run) or 1.0) < _MOST_USED else saved
+                saved = 0.95 if (used or 1.0) < _MOST_USED else saved
             yield from worthwhile(self, count, words, account, 0.0, waiting_s, saved * waiting_s)
 
     def by_hand(self, setting: str) -> str:

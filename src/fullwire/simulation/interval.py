@@ -7,8 +7,10 @@ speed of packing gradients is known from elsewhere. These deviations are indepen
 so their squares add up, and the interval is two standard deviations wide on each side.
 
 Then the uncertainty of the recorded steps' median is added: steps of two kinds may have it at
-either. A step is never shorter than a worker's own. An interval needs repeated steps or a measured
-transport. A number from one unrepeated profile, on any other transport, has none.
+either. A step is never shorter than a worker's own. After each wait a processor computes slowly at
+first, and a recording of steps that all synchronise cannot tell by how much. So steps in a row that
+do not may be shorter. An interval needs repeated steps or a measured transport. A number from one
+unrepeated profile, on any other transport, has none.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ _FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
 _ENOUGH_STEPS = 3
 _EXCHANGE_LONGER = 1.08  # times: a standard deviation of the cases behind an exchange's factor
 _T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
+_COLD_S, _COLD_SHARE = 2e-3, 0.5  # of a step alone; 1.4 to 2.4 ms in small jobs of one machine
 _CODEC_SLOWER = 1.5  # times: a standard deviation of speeds that were not measured in this job
 
 
@@ -97,9 +100,10 @@ def interval_s(
         variance = variance + of_transport + of_run
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     by_run = shaped(run=len(subjects))
-    alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
+    warm_s = _by_warm_processors(subjects, grid)
+    alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * _FROM_RUN_TO_RUN) - warm_s
     # An interval of a step that scatters a lot may be wider than the step. Times end at 0.
-    low_s = np.maximum(np.maximum(step_s - half_s - sooner_s, alone_s), 0.0)
+    low_s = np.maximum(np.maximum(step_s - half_s - sooner_s - warm_s, alone_s), 0.0)
     return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
 
 
@@ -207,6 +211,20 @@ def _with_residues(subject: Subject, calibration: Calibration) -> Subject:
         measured_ns[-2:] = step.measured_between_ns
     fitted = residues(subject, transports, measured_ns)
     return replace(subject, residues=fitted + subject.residues)
+
+
+def _by_warm_processors(subjects: Sequence[Subject], grid: Grid) -> Floats:
+    """Return by how much shorter steps are, at the most, that follow each other without a wait."""
+    cold_s = [
+        min(_COLD_S, _COLD_SHARE * step.alone_ns * 1e-9)
+        if step.is_estimated and step.processor_ns  # the ranks compute on processors
+        else 0.0
+        for step in (subject.step for subject in subjects)
+    ]
+    passes = np.array(grid.accumulate).reshape(shaped(accumulate=len(grid.accumulate)))
+    steps = np.array(grid.local_steps).reshape(shaped(local_steps=len(grid.local_steps)))
+    in_a_row: Floats = 1 - 1 / (passes * steps)
+    return np.array(cold_s).reshape(shaped(run=len(subjects))) * in_a_row
 
 
 def _of_contention(

@@ -97,6 +97,7 @@ class Step:
     bytes: Whole
     is_estimated: bool  # taken from a run of several workers: its own waiting is left out
     waiting_ns: int = 0  # for the slowest rank, in a step of several workers
+    lasting_share: float = 1.0  # of it: waiting for one rank that is late in all steps
     others: Others = Others()
     packing_ns: int = 0  # of a hook, in a step of several workers
     shards: int = 1  # of the model; one in so many workers sum the same gradients
@@ -146,7 +147,8 @@ def typical_step(run: Run) -> Step:
     tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
-    usual_ns = float(measured_ns[usual_steps(measured_ns)].mean())
+    usual = usual_steps(measured_ns)
+    usual_ns = float(measured_ns[usual].mean())
     around_ns = median_of(measured_ns.tolist())
     off_ns = median_of(np.abs(measured_ns - around_ns.value).tolist()).value
     deviation = 1.4826 * off_ns / max(around_ns.value, 1.0)
@@ -158,6 +160,7 @@ def typical_step(run: Run) -> Step:
         bytes=table.bytes,
         is_estimated=own_workers > 1,
         waiting_ns=max(0, together_ns - step_ns) if len(table.ranks) > 1 else 0,
+        lasting_share=_lasting_share(alone_ns[:, usual]),
         others=others,
         packing_ns=sent.amidst_ns + sent.packed_late_ns,
         shards=sent.shards,
@@ -173,6 +176,13 @@ def typical_step(run: Run) -> Step:
         spread=alone_ns.reshape(-1).astype(np.float64),
     )
     return _on_processors_of_its_own(step, ranks_per_processor(run))
+
+
+def _lasting_share(alone_ns: Whole) -> float:
+    """Return how late the latest rank is over all steps, as a share of the latest in each step."""
+    late_ns = alone_ns - np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
+    of_each_ns, of_all_ns = late_ns.max(axis=0).mean(), late_ns.mean(axis=1).max()
+    return float(max(of_all_ns, 0) / of_each_ns) if of_each_ns else 1.0
 
 
 def _on_processors_of_its_own(step: Step, crowd: float) -> Step:
