@@ -18,10 +18,13 @@ from fullwire.fixes import fix_kinds
 from fullwire.fixes._in_job import Applying
 
 SENT: list[int] = []
+AGREED: list[int] = []
 
 
 def doubled(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> None:
-    if op != dist.ReduceOp.MIN:
+    if op == dist.ReduceOp.MIN:
+        AGREED.append(int(tensor))
+    else:
         SENT.append(tensor.numel())
         tensor.mul_(2)
 
@@ -84,6 +87,16 @@ def main() -> None:
     for each in several:
         dist.all_reduce(each)
     told["others wait"] = SENT == [] and several[0].sum().item() == 6 and SENT == [12]
+
+    AGREED.clear()
+    for _ in range(4):  # the same sums as those before: after the first, ranks expect them
+        several = [torch.ones(3) for _ in range(4)]
+        SENT.clear()
+        for each in several:
+            dist.all_reduce(each)
+            each /= 2
+        told["sums that were expected"] = several[3].tolist() == [1, 1, 1] and SENT == [13]
+    told["one agreement for sums that were expected"] = AGREED == [4]
 
     dist.destroy_process_group()
     sys.stdout.write(json.dumps({name: bool(value) for name, value in told.items()}))

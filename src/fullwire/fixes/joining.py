@@ -7,9 +7,9 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
@@ -49,6 +49,7 @@ _JOINED = {
 
 _MOST_BYTES = 2**30
 _AT_ONCE_BYTES = 2**24  # waiting: more are sent
+_MOST_FOLLOWERS = 64  # sums that are expected after another one: more tell no order
 _FEW_SHARED = 64  # weak references to shared memory: more are looked through
 _WAITING_S = 3e-5  # of a processor, for each all-reduce that waits: measured, without other work
 # Calls of torch.distributed before which everything that waits is sent.
@@ -63,6 +64,8 @@ _VIEWS = ("detach", "view", "alias", "_reshape_alias", "t", "transpose", "unsque
 _READS = ("tolist",)  # beside operations
 _SHARES = ("data_ptr", "numpy", "untyped_storage", "__dlpack__")  # the memory is read later, unseen
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor", "symm_mem")  # namespaces of operations
+_Use = Literal["collective", "scaling", "view", "other"]
+_Sum: TypeAlias = tuple[int, int, Any, Any]  # tensors, elements of all, their type and device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +165,9 @@ class _Joining:
     later; any other operation on the memory of a waiting tensor sends all that wait. So do a
     backward pass and each other collective. Ranks may read at different places, as where rank 0
     alone prints. So before each sending, ranks agree on the least number that waits on any of them.
-    The order of the sums is the script's on each rank.
+    The order of the sums is the script's on each rank. Where the same sum followed another one
+    before, ranks expect it again: each adds a number that says whether it has that sum, and they
+    agree as usual only if one has not.
 
     A sum whose readers no mode sees does not wait: memory that numpy or another process has too,
     threads beside the first, compiled code, and all-reduces within another mode.
@@ -181,6 +186,10 @@ class _Joining:
         # memory is known by that number.
         self._shared: dict[int, Any] = {}
         self._weak_reference, self._most_shared = StorageWeakRef, _FEW_SHARED
+        self._group: Any = None  # whose ranks sent what follows
+        self._last: _Sum | None = None
+        self._followers: dict[_Sum, _Sum | None] = {}  # None: now this sum, now another
+        self._uses: dict[Any, _Use] = {}  # by operation
         self._is_over = self._is_hooked = False
         self._of_modules: Any = None  # the hook, while our mode sees operations
         self._thread = threading.get_ident()
@@ -196,11 +205,8 @@ class _Joining:
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                if joining._waiting:
-                    if func.namespace in _COLLECTIVES:
-                        joining._send()
-                    elif joining._is_put_off(func, args, kwargs or {}):
-                        return args[0]
+                if joining._waiting and joining._is_put_off(func, args, kwargs or {}):
+                    return args[0]
                 return func(*args, **(kwargs or {}))
 
         self._mode: Any = Watching()
@@ -230,31 +236,34 @@ class _Joining:
         import torch
         import torch.distributed as dist
 
-        op = dist.ReduceOp.SUM if op is None else op
+        is_sum = op is None or op == dist.ReduceOp.SUM
         size_bytes = tensor.numel() * tensor.element_size()
         is_usual = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         is_plain = is_usual and tensor.layout == torch.strided and not tensor.requires_grad
-        is_of_all = op == dist.ReduceOp.SUM and (group is None or group is dist.group.WORLD)
+        is_of_all = is_sum and (group is None or group is dist.group.WORLD)
         if async_op or not (is_plain and is_of_all and 0 < size_bytes <= self._most_bytes):
             self._settle()
+            op = dist.ReduceOp.SUM if op is None else op
             return self._all_reduce(tensor, op, group, async_op)
         self._process.did("applied: all-reduces wait for their neighbours")
         if not self._is_hooked:
             self._hook()
         with torch._C._DisableTorchDispatch():
             tensor = tensor.detach()  # the script may give its own one other memory
-        storage = self._storage(tensor)._cdata
+        storage = self._storage(tensor)
+        address = storage._cdata
         if self._waiting:
             first = next(iter(self._waiting.values())).tensor
             is_alike = (first.dtype, first.device) == (tensor.dtype, tensor.device)
             is_much = self._waiting_bytes > _AT_ONCE_BYTES
-            if not is_alike or is_much or storage in self._waiting:
+            if not is_alike or is_much or address in self._waiting:
                 self._send()
-        self._waiting[storage] = _Waiting(tensor)
+        self._waiting[address] = _Waiting(tensor)
         self._waiting_bytes += size_bytes
-        if not self._sees_all_of(tensor):
+        modes = self._modes()
+        if not self._sees_all_of(tensor, storage, modes):
             self._send()  # here alone: on another rank it may wait
-        elif not self._modes():
+        elif not modes:
             self._mode.__enter__()
             module = torch.nn.modules.module
             self._of_modules = module.register_module_forward_pre_hook(self._settle)
@@ -267,13 +276,12 @@ class _Joining:
         optimizers.register_optimizer_step_pre_hook(self._settle)
         self._is_hooked = True
 
-    def _sees_all_of(self, tensor: Any) -> bool:
+    def _sees_all_of(self, tensor: Any, storage: Any, modes: Sequence[Any]) -> bool:
         """Say whether each reader of this memory goes through our mode."""
-        storage = self._storage(tensor)
         return (
             not self._is_over
             and threading.get_ident() == self._thread
-            and all(mode is self._mode for mode in self._modes())
+            and all(mode is self._mode for mode in modes)
             and storage._cdata not in self._shared
             # Memory of numpy, of a file or of another library does not grow.
             and (tensor.device.type != "cpu" or (storage.resizable() and not storage.is_shared()))
@@ -288,53 +296,100 @@ class _Joining:
         """Say whether an operation scales a waiting sum; send the sums that another one uses."""
         import torch
 
+        use = self._uses.get(func) or self._use_of(func)
+        if use == "collective":
+            self._send()
+            return False
+        is_plain = use == "scaling" and not kwargs and args[0].layout == torch.strided
+        if is_plain and isinstance(args[1], int | float):
+            scaled = self._waiting.get(self._storage(args[0])._cdata)
+            if scaled is None:
+                return False
+            tensor = scaled.tensor
+            is_whole = (args[0].shape, args[0].stride()) == (tensor.shape, tensor.stride())
+            if is_whole and tensor.is_floating_point():
+                scaled.scalings.append((func, args[1]))
+                return True
+            self._send()
+            return False
         groups = (
             given if isinstance(given, list) else [given] for given in (*args, *kwargs.values())
         )
-        touched = [
-            self._waiting[storage]
+        is_touched = any(
+            isinstance(value, torch.Tensor)
+            and value.layout == torch.strided
+            and self._storage(value)._cdata in self._waiting
             for group in groups
             for value in group
-            if isinstance(value, torch.Tensor) and value.layout == torch.strided
-            if (storage := self._storage(value)._cdata) in self._waiting
-        ]
-        name = func.overloadpacket.__name__
-        is_scaling = name in _SCALINGS and not kwargs and isinstance(args[1], int | float)
-        if len(touched) == 1 and is_scaling and touched[0].tensor.is_floating_point():
-            tensor = touched[0].tensor
-            if (args[0].shape, args[0].stride()) == (tensor.shape, tensor.stride()):
-                touched[0].scalings.append((func, args[1]))
-                return True
-        if touched and name not in _VIEWS:
+        )
+        if is_touched and use != "view":
             self._send()
         return False
 
+    def _use_of(self, func: Any) -> _Use:
+        name = func.overloadpacket.__name__
+        use: _Use = "scaling" if name in _SCALINGS else "view" if name in _VIEWS else "other"
+        self._uses[func] = "collective" if func.namespace in _COLLECTIVES else use
+        return self._uses[func]
+
     def _send(self) -> None:
         import torch
-        import torch.distributed as dist
 
         with torch.no_grad():
             while self._waiting:
                 sent, self._waiting = list(self._waiting.items()), {}
                 self._waiting_bytes = 0
-                agreed = torch.tensor([len(sent)], device=sent[0][1].tensor.device)
-                self._all_reduce(agreed, dist.ReduceOp.MIN)
-                count = int(agreed)
-                together, later = [tensor for _, tensor in sent[:count]], dict(sent[count:])
-                tensors = [sent_sum.tensor for sent_sum in together]
-                flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-                self._all_reduce(flat)
-                first = together[0].scalings
-                are_alike = all(sent_sum.scalings == first for sent_sum in together)
-                for scale, number in first if are_alike else ():
-                    scale(flat, number)
-                parts = flat.split([tensor.numel() for tensor in tensors])
-                views = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-                torch._foreach_copy_(tensors, views)
-                for one in () if are_alike else together:
-                    for scale, number in one.scalings:
-                        scale(one.tensor, number)
-                self._waiting = later
+                count = self._as_expected(sent) or self._as_agreed(sent)
+                self._waiting = dict(sent[count:])
+
+    def _as_expected(self, sent: Sequence[tuple[int, _Waiting]]) -> int:
+        """Send the sum that followed the last one before; return 0 where a rank has another."""
+        import torch
+        import torch.distributed as dist
+
+        if self._group is not dist.group.WORLD:  # its ranks may be new, and expect nothing
+            self._group, self._last, self._followers = dist.group.WORLD, None, {}
+        expected = None if self._last is None else self._followers.get(self._last)
+        if expected is None:
+            return 0
+        count, size, dtype, device = expected
+        together = [waiting for _, waiting in sent]
+        has_another = torch.zeros(1, dtype=dtype, device=device)
+        if _sum_of(together) == expected:
+            parts = [waiting.tensor.reshape(-1) for waiting in together]
+            flat = torch.cat([*parts, has_another])
+        else:
+            flat = torch.cat([has_another.expand(size), has_another + 1])
+        self._all_reduce(flat)
+        if flat[-1] != 0:
+            assert self._last is not None  # it told what to expect
+            self._followers[self._last] = None
+            return 0
+        self._last = expected
+        _share_out(flat[:-1], together)
+        return count
+
+    def _as_agreed(self, sent: Sequence[tuple[int, _Waiting]]) -> int:
+        """Send as many sums as wait on each rank, and return their number."""
+        import torch
+        import torch.distributed as dist
+
+        agreed = torch.tensor([len(sent)], device=sent[0][1].tensor.device)
+        self._all_reduce(agreed, dist.ReduceOp.MIN)
+        count = int(agreed)
+        together = [waiting for _, waiting in sent[:count]]
+        flat = torch.cat([waiting.tensor.reshape(-1) for waiting in together])
+        self._all_reduce(flat)
+        _share_out(flat, together)
+        now = _sum_of(together)
+        # Our backend may send fewer bits, which could lose the number that a rank adds.
+        if flat.is_floating_point() and "fullwire" not in dist.get_backend():
+            if self._last is not None and len(self._followers) < _MOST_FOLLOWERS:
+                self._followers.setdefault(self._last, now)
+            self._last = now
+        else:
+            self._last = None
+        return count
 
     def _settle(self, *of_a_hook: Any) -> None:
         # First, for our own operations need no watching.
@@ -381,3 +436,26 @@ class _Joining:
             return sent(tensor, *args, **kwargs)
 
         return called
+
+
+def _sum_of(together: Sequence[_Waiting]) -> _Sum:
+    tensors = [waiting.tensor for waiting in together]
+    elements = sum(tensor.numel() for tensor in tensors)
+    return len(tensors), elements, tensors[0].dtype, tensors[0].device
+
+
+def _share_out(flat: Any, together: Sequence[_Waiting]) -> None:
+    """Give each tensor its part of the sum, scaled as the script asked."""
+    import torch
+
+    tensors = [waiting.tensor for waiting in together]
+    first = together[0].scalings
+    are_alike = all(waiting.scalings == first for waiting in together)
+    for scale, number in first if are_alike else ():
+        scale(flat, number)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    views = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_(tensors, views)
+    for waiting in () if are_alike else together:
+        for scale, number in waiting.scalings:
+            scale(waiting.tensor, number)
