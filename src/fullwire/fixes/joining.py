@@ -104,9 +104,10 @@ class Joining(FixKind):
                 # Predict without the residue, because the many small collectives are its cause.
                 forecast = job.as_modelled().ask(step=step.with_joined(places))
                 if op == "allreduce":
-                    # What waits costs the host a little, each. Before all are sent, ranks agree on
-                    # their number, in one small sum more.
-                    agreeing_s = account.parts_s[Part.LATENCY.key] / len(places)
+                    # What waits costs the host a little, each. On our backend ranks agree on their
+                    # number in each step, in one small sum more.
+                    is_ours = run.facts.backend == "fullwire"
+                    agreeing_s = is_ours * account.parts_s[Part.LATENCY.key] / len(places)
                     waiting_s = len(places) * _WAITING_S + agreeing_s
                     step_s = forecast.step_s + waiting_s
                     forecast = replace(
