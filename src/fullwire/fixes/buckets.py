@@ -95,11 +95,16 @@ class Buckets(FixKind):
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
-        """Yield PyTorch's usual size, where the script chose smaller buckets."""
+        """Yield PyTorch's usual size, where the script chose smaller buckets.
+
+        The bytes take as long in any buckets.
+        """
+        from fullwire.timeline.account import Part
+
         cap_mib = (seen.ddp or {}).get("bucket_cap_mb")
         if cap_mib is not None and 0 < cap_mib < _USUAL_MIB:
             words = f"buckets of {_USUAL_MIB} MiB in place of {cap_mib:g} MiB"
-            most_s = sending_s(account)
+            most_s = sending_s(account) - account.parts_s[Part.LINE_RATE.key]
             yield from worthwhile(self, str(_USUAL_MIB), words, account, 0.0, most_s)
 
     def by_hand(self, setting: str) -> str:
