@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,29 @@ def test_a_steady_job_of_long_steps_is_recorded_for_ten_steps_and_a_scattered_on
         counts.append(world.recorded[-1][1])
     assert counts[0] in (12, 13)  # six seconds of them
     assert 20 < counts[1] < 45
+
+
+def test_an_interval_is_as_wide_as_recordings_of_the_job_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording of 50 ms and one of 43 ms were of the same job. Its fix came out below 44 ms."""
+    lows_s = []
+    for differ in (1.0, 1.2):
+        plays = itertools.cycle((1.0, differ))
+        world = World(
+            tmp_path,
+            monkeypatch,
+            {"ddp": (0.9, 0.95)},
+            lambda fixes, plays=plays: 0.05 * next(plays) * 0.95 ** len(fixes),  # type: ignore[misc]
+            600.0,
+        )
+        world.search.try_next(None)
+        [trial] = world.search.trials[:1]
+        assert trial.low_s is not None
+        lows_s.append(trial.low_s / trial.from_s)
+    steady, differing = lows_s
+    assert 0.88 < steady < 0.9
+    assert differing < 0.85
 
 
 def test_a_transport_behind_a_slow_interface_is_tried_again_on_the_fast_one(

@@ -247,13 +247,14 @@ class _Search:
     def _looked_at(self, applied: Applied, now_s: float) -> Iterator[_Look]:
         """Record the job with one fix more; yield the look if it is faster, or end the trial."""
         number = len(self.trials)
+        low_s, high_s = self._as_recordings_differ(applied)
         self._say(
             of_tuning.TrialBegins(
                 number=number + 1,
                 change=applied.why,
                 fix=str(applied),
                 predicted_s=float(applied.predicted_s or 0.0),
-                interval=of_tuning.time_range(applied.low_s, applied.high_s),
+                interval=of_tuning.time_range(low_s, high_s),
                 left_s=max(self._job.left_s, 0.0),
             )
         )
@@ -265,8 +266,8 @@ class _Search:
                 words=applied.why,
                 from_s=now_s,
                 predicted_s=float(applied.predicted_s or 0.0),
-                low_s=applied.low_s,
-                high_s=applied.high_s,
+                low_s=low_s,
+                high_s=high_s,
                 measured_s=None,
                 kept=False,
                 outcome=of_tuning.NotDecided(),  # until it ends
@@ -290,6 +291,17 @@ class _Search:
             self._end_trial(number, problem, kept=False)
             return
         yield _Look(trial=number, applied=applied, recorded=recorded, found=found)
+
+    def _as_recordings_differ(self, applied: Applied) -> tuple[float | None, float | None]:
+        """Return a prediction's interval, wider by how much recordings of one job differ here."""
+        lengths_s = [paces_s(recording.run) for recording in self._best]
+        noise = noise_of([lengths_s], self._length_of)
+        step_s, low_s, high_s = applied.predicted_s, applied.low_s, applied.high_s
+        if noise is None or step_s is None or low_s is None or high_s is None:
+            return low_s, high_s
+        away_s = step_s * math.expm1(noise.off([1 / len(lengths_s), 1]))
+        least_s = step_s - math.hypot(step_s - low_s, away_s)
+        return max(least_s, 0.0), step_s + math.hypot(high_s - step_s, away_s)
 
     def _end_trial(self, number: int, outcome: Finding, *, kept: bool) -> None:
         """Note how a trial ended, and say so."""

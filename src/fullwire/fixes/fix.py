@@ -331,12 +331,14 @@ def waiting_s(account: Account) -> float:
     return max(account.parts_s[Part.STRAGGLER.key] - float(slow_ns) * 1e-9, 0.0)
 
 
-def who_takes_processors(run: Run) -> Literal["job", "others"] | None:
-    """Return who takes all processors: the job or others. None if some are free or unsampled."""
+def who_takes_processors(
+    run: Run, least_used: float = _ALL_TAKEN
+) -> Literal["job", "others"] | None:
+    """Return who takes the processors: the job or others. None if some are free or unsampled."""
     from fullwire.run.processors import share_of_others, used_share
     from fullwire.simulation.calibrate import MUCH_BESIDE
 
     used = used_share(run)
-    if used is None or used < _ALL_TAKEN:
+    if used is None or used < least_used:
         return None
     return "others" if share_of_others(run) >= MUCH_BESIDE else "job"

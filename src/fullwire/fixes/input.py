@@ -117,13 +117,13 @@ class Input(FixKind):
             yield self._of(run, found)
 
     def _of(self, run: Run, found: Forecast) -> Fix:
-        taken_by = who_takes_processors(run)
+        taken_by = who_takes_processors(run, _TAKEN)
         kind = DataIsThere if taken_by else DataIsLoadedAhead
         return kind(how=_LOADER[taken_by], forecast=found)
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return the setting that loads more data ahead."""
-        return _LOADER[who_takes_processors(run)]
+        return _LOADER[who_takes_processors(run, _TAKEN)]
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
@@ -132,8 +132,7 @@ class Input(FixKind):
         from fullwire.run.processors import used_share
         from fullwire.timeline.account import Part
 
-        used = used_share(run)
-        if used is not None and used >= _TAKEN:
+        if who_takes_processors(run, _TAKEN):
             return
         if seen.loading_processes is not None and seen.loading_processes < _FEW_LOADERS:
             parts_s = account.parts_s
@@ -142,7 +141,7 @@ class Input(FixKind):
             saved = 0.65  # of the wait, as a rule; loading may only move to processors in use
             if seen.loading_processes == 0:  # what a step waits is what one process loads
                 waiting_s = min(waiting_s, account.step_s - waiting_s / _FEW_LOADERS)
-                saved = 0.95 if (used or 1.0) < _MOST_USED else saved
+                saved = 0.95 if (used_share(run) or 1.0) < _MOST_USED else saved
             yield from worthwhile(self, count, words, account, 0.0, waiting_s, saved * waiting_s)
 
     def by_hand(self, setting: str) -> str:
