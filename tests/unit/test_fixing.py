@@ -647,6 +647,8 @@ def test_loading_ahead_is_predicted_by_what_its_processes_load() -> None:
     taken = dataclasses.replace(free, utilization=np.array([0.82]))
     of_busy_host = dataclasses.replace(run, hosts=taken)
     assert not [*CAN["input"].to_try(of_busy_host, account, seen, None)]  # none can load
+    assert "num_workers" not in CAN["input"].in_few_steps(of_busy_host, account)
+    assert "num_workers=8" in CAN["input"].in_few_steps(of_idle_host, account)
 
 
 def test_the_search_for_unused_parameters_has_its_share_of_contention_on_one_host() -> None:

@@ -15,6 +15,7 @@ from fullwire.fixes.fix import (
     as_arguments,
     options_among,
     register,
+    sums_on_processors_s,
     worthwhile,
 )
 
@@ -52,8 +53,7 @@ class Ddp(FixKind):
             # share processors, one sum of several takes its share of their contention.
             own_s = parts_s[Part.LATENCY.key] + parts_s[Part.TRANSPORT.key]
             sums = len(run.collectives) / max(len(account.steps) * len(account.ranks), 1)
-            shared_s = max(parts_s[Part.CONTENTION.key] - account.crowded_s, 0.0)
-            own_s += shared_s / max(sums, 1.0)
+            own_s += sums_on_processors_s(account) / max(sums, 1.0)
             most_s = own_s + 0.15 * parts_s[Part.COMPUTE.key]
             words = "no search for unused parameters"
             yield from worthwhile(self, _ALL_USED, words, account, 0.0, most_s)

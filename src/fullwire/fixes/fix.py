@@ -308,15 +308,19 @@ def as_arguments(setting: str) -> str:
 def sending_s(account: Account) -> float:
     """Return the time in which a step only communicates, explained or not.
 
-    Processors carry out the sums of ranks on one host. So this time is contention there, beside
-    that by which computing takes longer.
+    Processors carry out the sums of ranks on one host, so this time is contention there.
     """
     from fullwire.timeline.account import Part
 
-    parts_s = account.parts_s
     parts = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
-    on_processors_s = max(parts_s[Part.CONTENTION.key] - account.crowded_s, 0.0)
-    return sum(parts_s[part.key] for part in parts) + on_processors_s
+    return sum(account.parts_s[part.key] for part in parts) + sums_on_processors_s(account)
+
+
+def sums_on_processors_s(account: Account) -> float:
+    """Return the contention of sums, without that by which computing takes longer."""
+    from fullwire.timeline.account import Part
+
+    return max(account.parts_s[Part.CONTENTION.key] - account.crowded_s, 0.0)
 
 
 def waiting_s(account: Account) -> float:

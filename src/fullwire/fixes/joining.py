@@ -49,7 +49,7 @@ _JOINED = {
 
 _MOST_BYTES = 2**30
 _AT_ONCE_BYTES = 2**24  # waiting: more are sent
-_MOST_FOLLOWERS = 64  # sums that are expected after another one: more tell no order
+_MOST_FOLLOWERS = 64  # expected sums
 _FEW_SHARED = 64  # weak references to shared memory: more are looked through
 _WAITING_S = 3e-5  # of a processor, for each all-reduce that waits: measured, without other work
 # Calls of torch.distributed before which everything that waits is sent.
@@ -104,8 +104,8 @@ class Joining(FixKind):
                 # Predict without the residue, because the many small collectives are its cause.
                 forecast = job.as_modelled().ask(step=step.with_joined(places))
                 if op == "allreduce":
-                    # What waits costs the host a little, each. On our backend ranks agree on their
-                    # number in each step, in one small sum more.
+                    # Each sum that waits costs the host a little. On our backend, ranks agree on
+                    # the number of sums in each step: one small sum more.
                     is_ours = run.facts.backend == "fullwire"
                     agreeing_s = is_ours * account.parts_s[Part.LATENCY.key] / len(places)
                     waiting_s = len(places) * _WAITING_S + agreeing_s
@@ -166,9 +166,11 @@ class _Joining:
     later; any other operation on the memory of a waiting tensor sends all that wait. So do a
     backward pass and each other collective. Ranks may read at different places, as where rank 0
     alone prints. So before each sending, ranks agree on the least number that waits on any of them.
-    The order of the sums is the script's on each rank. Where the same sum followed another one
-    before, ranks expect it again: each adds a number that says whether it has that sum, and they
-    agree as usual only if one has not.
+    The order of the sums is the script's on each rank.
+
+    Most jobs send the same sums in each step. A sum that followed another one before is expected
+    after it. Then ranks do not agree first: each adds a number to the sum, which is 0 if it has the
+    expected one. If a rank has another, all drop the result and agree after all.
 
     A sum whose readers no mode sees does not wait: memory that numpy or another process has too,
     threads beside the first, compiled code, and all-reduces within another mode.
@@ -187,9 +189,9 @@ class _Joining:
         # memory is known by that number.
         self._shared: dict[int, Any] = {}
         self._weak_reference, self._most_shared = StorageWeakRef, _FEW_SHARED
-        self._group: Any = None  # whose ranks sent what follows
+        self._group: Any = None  # its ranks sent these sums
         self._last: _Sum | None = None
-        self._followers: dict[_Sum, _Sum | None] = {}  # None: now this sum, now another
+        self._followers: dict[_Sum, _Sum | None] = {}  # by the sum before; None: they vary
         self._uses: dict[Any, _Use] = {}  # by operation
         self._is_over = self._is_hooked = False
         self._of_modules: Any = None  # the hook, while our mode sees operations
@@ -350,8 +352,9 @@ class _Joining:
 
         if self._group is not dist.group.WORLD:  # its ranks may be new, and expect nothing
             self._group, self._last, self._followers = dist.group.WORLD, None, {}
-        expected = None if self._last is None else self._followers.get(self._last)
-        if expected is None:
+        before = self._last
+        expected = None if before is None else self._followers.get(before)
+        if before is None or expected is None:
             return 0
         count, size, dtype, device = expected
         together = [waiting for _, waiting in sent]
@@ -363,8 +366,7 @@ class _Joining:
             flat = torch.cat([has_another.expand(size), has_another + 1])
         self._all_reduce(flat)
         if flat[-1] != 0:
-            assert self._last is not None  # it told what to expect
-            self._followers[self._last] = None
+            self._followers[before] = None
             return 0
         self._last = expected
         _share_out(flat[:-1], together)

@@ -143,7 +143,8 @@ def typical_step(run: Run) -> Step:
     backward_ns = _median(table.computed_ns.max(axis=0) - begin_ns)
     alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns - sent.amidst_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
-    step_ns = _median(np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2])
+    usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
+    step_ns = _median(usual_rank_ns)
     tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
@@ -160,7 +161,7 @@ def typical_step(run: Run) -> Step:
         bytes=table.bytes,
         is_estimated=own_workers > 1,
         waiting_ns=max(0, together_ns - step_ns) if len(table.ranks) > 1 else 0,
-        lasting_share=_lasting_share(alone_ns[:, usual]),
+        lasting_share=_lasting_share((alone_ns - usual_rank_ns)[:, usual]),
         others=others,
         packing_ns=sent.amidst_ns + sent.packed_late_ns,
         shards=sent.shards,
@@ -178,9 +179,8 @@ def typical_step(run: Run) -> Step:
     return _on_processors_of_its_own(step, ranks_per_processor(run))
 
 
-def _lasting_share(alone_ns: Whole) -> float:
+def _lasting_share(late_ns: Whole) -> float:
     """Return how late the latest rank is over all steps, as a share of the latest in each step."""
-    late_ns = alone_ns - np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
     of_each_ns, of_all_ns = late_ns.max(axis=0).mean(), late_ns.mean(axis=1).max()
     return float(max(of_all_ns, 0) / of_each_ns) if of_each_ns else 1.0
 
