@@ -57,7 +57,7 @@ def test_a_slow_worker_gets_fewer_samples_and_the_sums_are_those_of_equal_shares
     tmp_path: Path,
 ) -> None:
     job = played(
-        tmp_path, "none", "--balance", epochs=7, SLOW="1", SAMPLE_S="0.001", DROPPED="0", KEEPS="1",
+        tmp_path, "none", "--balance", epochs=7, SLOW="1", SAMPLE_S="0.002", DROPPED="0", KEEPS="1",
     )  # fmt: skip
     assert job.returncode == 0, job.stderr
     assert "worker 1 is slow" in job.stderr
@@ -71,7 +71,8 @@ def test_a_slow_worker_gets_fewer_samples_and_the_sums_are_those_of_equal_shares
         for worker in range(3)
     }
     assert counts[1][0] == BATCH // 3
-    assert counts[1][-1] < 10 < 18 < counts[0][-1]
+    assert counts[1][-1] < 10  # how the other two share the rest, the machine's other work decides
+    assert min(counts[0][-1], counts[2][-1]) > BATCH // 3
     changes = [step for step in range(1, 70) if counts[0][step] != counts[0][step - 1]]
     assert all(later - sooner >= 20 for sooner, later in pairwise(changes))
     assert changes[0] >= 20
