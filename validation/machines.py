@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fullwire.answers.cluster_fit import fit_cluster, tables_in
+from fullwire.answers.cluster_fit import fit_cluster, made_of, tables_in
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import Cluster, Inside
+from fullwire.clusters.cluster import Cluster, Inside, with_nodes
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import FITTED_OPS, library_time
 from fullwire.errors import DamagedInput, UsageError
@@ -30,7 +30,8 @@ from validation import arguments, results
 
 KIB, MIB = 2**10, 2**20
 DESCRIBED_FROM, FITTED_FROM = 16 * MIB, 64 * KIB
-MULTI_NODE, IN_NODE = "nccl_multi_node_a100.csv", "nccl_in_node.csv"
+MULTI_NODE = {"system", "gpus", "collective", "size", "oop_time_us"}  # columns
+IN_NODE = {"gpu", "op", "dtype", "num_gpus", "message_size", "latency_ms"}
 # Of data sheets: the rate at which a device sends over the links of its node, each way.
 INSIDE_GB_S = {"a100": 300, "h100": 450, "h200": 450, "b200": 900, "b300": 900, "gb200": 900}
 INSIDE_GB_S["gb300"] = 900
@@ -45,6 +46,7 @@ class Machine:
     name: str
     described: Cluster | None
     tables: tuple[Table, ...]
+    devices_per_node: int | None = None  # where it is not described
 
 
 @dataclass(slots=True)
@@ -77,17 +79,21 @@ def machines(places: Sequence[Path]) -> Iterator[Machine]:
     for place in places:
         files = sorted(place.iterdir()) if place.is_dir() else [place]
         for path in files:
-            if path.name == MULTI_NODE:
-                yield multi_node_a100(path)
-            elif path.name == IN_NODE:
+            columns = columns_of(path) if path.suffix == ".csv" else set()
+            if columns >= MULTI_NODE:
+                yield from multi_node(path)
+            elif columns >= IN_NODE:
                 yield from in_node(path)
-            elif path.suffix not in (".csv", ".xz", ".md", ".toml") and path.is_file():
+            elif place.is_dir() and path.suffix in (".csv", ".xz"):
+                print(f"left out: {path} has other columns than these tables have")
+            elif path.suffix not in (".md", ".toml") and path.is_file():
                 folders[path.parent].append(path)
     for folder, files in folders.items():
-        tables = []
+        tables, readable = [], []
         for path in files:
             try:
                 tables += tables_in(path)
+                readable.append(path)
             except (DamagedInput, UsageError) as error:
                 print(f"left out: {error}")
         tables = [each for each in tables if each.op in FITTED_OPS and each.workers > 1]
@@ -96,7 +102,18 @@ def machines(places: Sequence[Path]) -> Iterator[Machine]:
             where = cluster(described) if described.exists() else None
             if folder.name == "nccl" and where is None:
                 where = stated("dgx-a100", 1)
-            yield Machine(folder.name, where, tuple(tables))
+            yield Machine(folder.name, where, tuple(tables), devices_of(folder, where, readable))
+
+
+def devices_of(folder: Path, where: Cluster | None, files: Sequence[Path]) -> int | None:
+    """Return the devices of a node of an undescribed machine, as its tables list their hosts."""
+    if where is not None:
+        return where.devices_per_node
+    try:
+        return fit_cluster(files).cluster.devices_per_node
+    except (DamagedInput, UsageError) as error:
+        print(f"not fitted: {folder}: {error}")
+        return None
 
 
 def stated(name: str, nodes: int) -> Cluster:
@@ -106,15 +123,33 @@ def stated(name: str, nodes: int) -> Cluster:
     return replace(known, inside=replace(known.inside, payload_share=1.0))
 
 
-def multi_node_a100(path: Path) -> Machine:
-    """Read the tables of NetX-lab/Echo: 8 A100 and 8 NICs of 200 Gbps a node."""
-    points: dict[int, dict[int, float]] = defaultdict(dict)
+def columns_of(path: Path) -> set[str]:
+    """Return the names of a CSV file's columns."""
+    with path.open(newline="", errors="replace") as file:
+        return set(next(csv.reader(file), []))
+
+
+def multi_node(path: Path) -> Iterator[Machine]:
+    """Read tables of nccl-tests in one CSV file; those of A100-SXM4 are of DGX A100.
+
+    A file `cluster.toml` beside it describes other machines.
+    """
+    points: dict[str, dict[tuple[str, int], dict[int, float]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     with path.open() as file:
         for row in csv.DictReader(file):
-            points[int(row["gpus"])][int(row["size"])] = float(row["oop_time_us"]) * 1e-6
-    tables = [a_table("allreduce", workers, rows) for workers, rows in points.items()]
-    many = tuple(each for each in tables if each.workers > 1)
-    return Machine("Echo, A100 on 16 nodes", stated("dgx-a100", 16), many)
+            op = OPS.get(row["collective"].replace("-", "_"), "allreduce")
+            of_size = points[row["system"]][op, int(row["gpus"])]
+            of_size[int(row["size"])] = float(row["oop_time_us"]) * 1e-6
+    beside = path.with_name("cluster.toml")
+    for system, of_tables in points.items():
+        tables = [a_table(op, workers, rows) for (op, workers), rows in of_tables.items()]
+        many = tuple(each for each in tables if each.workers > 1)
+        where = cluster(beside) if beside.exists() else None
+        if where is None and many and "A100-SXM4" in system:
+            where = stated("dgx-a100", -(-max(each.workers for each in many) // 8))
+        yield Machine(system, where, many)
 
 
 def in_node(path: Path) -> Iterator[Machine]:
@@ -127,12 +162,10 @@ def in_node(path: Path) -> Iterator[Machine]:
                 of_size = points[row["gpu"]].setdefault(key, {})
                 of_size[2 * int(row["message_size"])] = float(row["latency_ms"]) * 1e-3
     for gpu, of_tables in points.items():
-        rate_bps = 8e9 * INSIDE_GB_S[gpu.removesuffix("_sxm")]
-        where = replace(
-            stated("dgx-h100", 1),
-            name=gpu,
-            inside=Inside(kind="switch", rate_bps=rate_bps, latency_s=1e-6),
-        )
+        where, gb_s = None, INSIDE_GB_S.get(gpu.removesuffix("_sxm"))
+        if gb_s is not None:
+            inside = Inside(kind="switch", rate_bps=8e9 * gb_s, latency_s=1e-6)
+            where = replace(stated("dgx-h100", 1), name=gpu, inside=inside)
         tables = [a_table(op, workers, rows) for (op, workers), rows in of_tables.items()]
         yield Machine(f"aiconfigurator, {gpu}", where, tuple(tables))
 
@@ -149,22 +182,23 @@ def judged(machine: Machine) -> tuple[Judged, Judged]:
         for table in machine.tables:
             described.add(machine.described, table, DESCRIBED_FROM)
     for op in dict.fromkeys(table.op for table in machine.tables):
-        tables = {table.workers: table for table in machine.tables if table.op == op}
-        for pair in itertools.combinations(tables, 2):
-            shown = [tables[workers] for workers in pair]
-            others = [tables[workers] for workers in tables if workers not in pair]
+        tables = [table for table in machine.tables if table.op == op]
+        most = max(table.workers for table in tables)
+        for pair in itertools.combinations(dict.fromkeys(table.workers for table in tables), 2):
+            shown = [table for table in tables if table.workers in pair]
+            others = [table for table in tables if table.workers not in pair]
             if not others:
                 continue
-            where = machine.described or made(shown)
+            where = machine.described
+            if where is None and machine.devices_per_node is not None:
+                where = made_of(shown, machine.devices_per_node, machine.name)
+                where = with_nodes(where, -(-most // machine.devices_per_node))
+            if where is None:
+                continue
             found = fitted(where, shown)
             for table in others:
                 of_fits.add(found, table, FITTED_FROM)
     return described, of_fits
-
-
-def made(tables: Sequence[Table]) -> Cluster:
-    """Make a cluster of tables without a description; the files give the devices of a node."""
-    return fit_cluster(list(dict.fromkeys(table.source for table in tables))).cluster
 
 
 def main() -> None:

@@ -136,6 +136,8 @@ MEANINGS: Mapping[str, str] = {
     "is_significant": "Whether the difference is more than noise.",
     "differing_facts": "Facts in which the runs differ.",
     "passes": "Passes of a step before and after, if they differ. Times are then of one pass.",
+    "samples": "Samples of a worker in a pass before and after, if they differ. Times are then "
+    "those of the first number.",
     "edge_bytes": "Bytes of an iteration on a usual edge, before and after, if packets tell.",
     "recordings_for_small": "Recordings of each side that would tell a 5 % change from noise.",
     "prediction": "The prediction that was held against the second run; null without one.",

@@ -3,8 +3,9 @@
 The job computes each rank's own gradient again, without DDP, and logs the two squared norms that
 the recorder should find: `own`, the mean of the ranks' ones, and `mean`, that of their mean.
 
-- python noisy.py [none|summing|fsdp]: without a hook, or with one that sums and does not divide and
-  with gradients that are views of DDP's buckets, or under FSDP2.
+- python noisy.py [none|summing|averaging|fsdp]: without a hook, or with one that sums and does not
+  divide and with gradients that are views of DDP's buckets, or with an average in each pass, or
+  under FSDP2.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ def main() -> None:
     for batch in loader:
         held.append(batch)
         is_last = len(held) == PASSES
-        with contextlib.nullcontext() if is_last else data.no_sync():
+        with contextlib.nullcontext() if is_last or way == "averaging" else data.no_sync():
             scaler.scale(loss_of(data, batch) / PASSES).backward()
         if not is_last:
             continue
@@ -72,7 +73,7 @@ def main() -> None:
         optimizer.zero_grad()
         held.clear()
         if dist.get_rank() == 0:
-            print(f"step {step} loss: {1 / step:.6f}", flush=True)
+            print(f"step {step} loss: {1 / step:.6f}")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -809,3 +809,31 @@ def test_a_run_without_a_name_of_its_own_is_refused(cli: Cli, tmp_path: Path) ->
     done = cli("record", "-o", ".", "--force", "--", "true", cwd=run)
     assert done.returncode == 2
     assert done.stderr == "fullwire: write: expected the name of a new run, got '.'\n"
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_processes_that_load_data_are_the_jobs_own(tmp_path: Path) -> None:
+    """Their processor time is told apart, so that `explain` blames no other program."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import time, torch\n"
+        "from torch.utils.data import DataLoader, Dataset\n"
+        "class Slow(Dataset):\n"
+        "    def __len__(self): return 150\n"
+        "    def __getitem__(self, at):\n"
+        "        began_s = time.process_time()\n"
+        "        while time.process_time() - began_s < 0.01: pass\n"
+        "        return torch.ones(3)\n"
+        "weight = torch.nn.Parameter(torch.ones(3))\n"
+        "optimizer = torch.optim.SGD([weight], 0.001)\n"
+        "for batch in DataLoader(Slow(), num_workers=1):\n"
+        "    (weight * batch).square().sum().backward(); optimizer.step()\n"
+    )
+    command = [sys.executable, "-m", "fullwire", "record", "-o", str(tmp_path / "job.run"), "--"]
+    subprocess.run([*command, sys.executable, str(script)], timeout=120, check=True)
+    facts = read_run(tmp_path / "job.run").facts
+    [(rank, loading_s)] = facts.children_processor_s or ()
+    assert rank == 0
+    assert 0.008 < loading_s < 0.03
+    [(_, own_s)] = facts.processor_s or ()
+    assert own_s < loading_s

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fullwire.convergence.curves import curve_of
 from fullwire.recorder.inside.journal import ENDED, Note
 from fullwire.recorder.journals import read_journals
 from fullwire.recorder.printed import TOLD_BY
@@ -45,7 +46,7 @@ def test_noise_is_that_of_the_ranks_own_gradients(tmp_path: Path, way: str) -> N
     if way == "none":
         options += ["--metric", PATTERN]
     elif way == "summing":
-        options += ["--metric", "accuracy: ([0-9.]+)"]
+        options += ["--metric", "accuracy: ([0-9.]+)", "--metric", "loss: ([0-9.]+)"]
     run, said = recorded(tmp_path, way, *options)
     noise = run.noise
     assert noise.step.tolist() == [10, 20]
@@ -62,8 +63,18 @@ def test_noise_is_that_of_the_ranks_own_gradients(tmp_path: Path, way: str) -> N
         assert "matched none" not in said
     if way == "summing":
         assert "--metric 'accuracy: ([0-9.]+)' has matched none" in said
+        assert "none of 0 lines" not in said
+        # The job flushes nothing, and yet its lines come while its steps run.
+        assert len(set(logged(run, "loss"))) > 6
     assert np.isfinite(run.metrics.value).all()
     assert TOLD_BY < 20
+
+
+def test_noise_is_not_told_where_each_pass_of_a_step_is_averaged(tmp_path: Path) -> None:
+    """The second pass adds its gradients to a mean, so a rank's own sum is nowhere."""
+    run, _ = recorded(tmp_path, "averaging", "--noise")
+    assert not len(run.noise)
+    assert any("`no_sync` in all passes but the last keeps it" in each for each in run.missing)
 
 
 def test_noise_under_fsdp_is_put_together_from_shards(tmp_path: Path) -> None:
@@ -140,3 +151,31 @@ def test_gradients_in_double_precision_have_noise(tmp_path: Path) -> None:
     [journal], _ = read_journals([tmp_path])
     assert not [*journal.defined("missing")]
     assert journal.counts[Note.OWN_NOISE] == journal.counts[Note.MEAN_NOISE] == 1
+
+
+def test_metrics_of_a_job_that_was_started_again_go_on_from_those_before(tmp_path: Path) -> None:
+    """Steps 6 and 7 were lost with the first attempt, and trained once more."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, torch, fullwire\n"
+        "is_first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "weight = torch.nn.Parameter(torch.ones(3))\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "for step in range(1, 8) if is_first else range(6, 12):\n"
+        "    weight.square().sum().backward(); optimizer.step()\n"
+        "    fullwire.log(loss=step + 0.5 * is_first, step=step)\n"
+        "    fullwire.log(stepless=1.0)\n"
+        "assert not is_first\n"
+    )
+    launched = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=1", "--standalone"]
+    command = [sys.executable, "-m", "fullwire", "record", "-o", str(tmp_path / "job.run"), "--"]
+    whole = [*command, *launched, str(script)]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "job.run")
+    curve = curve_of(run.metrics, "loss", "job")
+    assert curve.steps.tolist() == [*range(1, 12)]
+    assert curve.values.tolist() == [1.5, 2.5, 3.5, 4.5, 5.5, *range(6, 12)]
+    assert curve.repeated == 2
+    assert (np.diff(curve.times_ns) > 0).all()
+    assert len(logged(run, "stepless")) == 6  # where the second attempt went on, nobody tells

@@ -125,6 +125,20 @@ def test_steps_of_other_work_are_compared_by_the_pass() -> None:
     assert sum(parts.after.values()) == pytest.approx(0.137)
 
 
+def test_other_samples_in_a_pass_are_compared_by_the_sample() -> None:
+    small, large = (
+        steps_run(noisy(length, 8), facts={"workers": 2, "pass_samples": samples})
+        for length, samples in ((100, 32), (190, 64))
+    )
+    found = fw.compare(small, large)
+    assert found.samples == (32, 64)
+    assert found.ratio == pytest.approx(0.95, rel=0.02)
+    told = " ".join(sentences(found.findings))
+    assert "A worker takes 64 samples in a pass in place of 32: all times are those of 32." in told
+    assert fw.compare(small, small).samples is None
+    assert verify(small, large) is None
+
+
 def test_the_advice_to_accumulate_is_held_against_what_it_did() -> None:
     found = verify(accumulated(1), accumulated(4))
     assert found is not None

@@ -267,6 +267,9 @@ def test_other_programs_share_the_wait_of_probe_steps_and_make_the_interval_long
     beside = dataclasses.replace(run, hosts=hosts)
     share = share_of_others(beside)
     assert 0.3 < share < 0.8
+    loading = Facts(children_processor_s=by_rank(0.01))  # its loaders are no others
+    of_loaders = share_of_others(dataclasses.replace(beside, facts=beside.facts | loading))
+    assert share / 5 < of_loaders < share - 0.02
     quiet, busy = fw.explain(run), fw.explain(beside)
     of_others_s = delay_s * share / 0.9
     assert busy.baseline_step_s == pytest.approx(quiet.baseline_step_s + of_others_s)
@@ -406,6 +409,7 @@ def test_what_runs_and_waits_in_the_sums_of_a_probe_step_is_not_computing() -> N
     rank = _Rank(
         journal=cast(Journal, None),
         processors=delays[:0],
+        children=delays[:0],
         before_forward=delays[:0],
         delays=delays,
         noise=(),

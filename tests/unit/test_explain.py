@@ -17,7 +17,7 @@ import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.findings.evidence.samples import carried_evidence
 from fullwire.report.explanation import print_explanation
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
 from fullwire.timeline.summary import summarised
@@ -282,6 +282,12 @@ def test_a_baseline_gives_t1_and_tells_inflated_computation() -> None:
     unmarked = dataclasses.replace(alone, spans=alone.spans.rows(alone.spans.name != "step"))
     with pytest.raises(UsageError, match="baseline: expected marked steps"):
         fw.explain(a_job(slower, slower), baseline=unmarked)
+    many, few = (
+        dataclasses.replace(run, facts=run.facts | Facts(pass_samples=samples))
+        for run, samples in ((a_job(slower, slower), 32), (alone, 64))
+    )
+    with pytest.raises(UsageError, match="32 samples a pass, got 64 samples a pass"):
+        fw.explain(many, baseline=few)
     longer = fw.explain(a_job(slower, slower), baseline=a_job(Rank(90, [computing(90)])))
     assert any("can hardly be the same work" in each for each in longer.warnings)
     assert longer.compute_inflation_s == 0  # no rank computes longer than the one worker

@@ -436,7 +436,7 @@ def test_settings_beyond_the_curve_have_no_time(jobs: tuple[Run, Run], tmp_path:
         small,
         target=GOAL,
         curve=large,
-        workers=[4, 1024],
+        workers=[4, 64],
         global_batch=[64],
         bandwidth="100Mbps",
         local_steps=[1, 30, 10_000],
@@ -459,6 +459,42 @@ def test_settings_beyond_the_curve_have_no_time(jobs: tuple[Run, Run], tmp_path:
     ), told
     print_whatif(table, best=None)
     plot_whatif(table, tmp_path / "front.png")
+
+
+def test_a_batch_without_a_sample_for_each_worker_has_no_time(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs
+    asked: dict[str, Any] = {"target": GOAL, "curve": large, "bandwidth": "1Gbps"}
+    table = fw.whatif(small, workers=[4, 64], global_batch=[16, 1024], **asked)
+    rows = whatif_object(table, best=None)["rows"]
+    timeless = [row for row in rows if row["time_to_target_s"] is None]
+    assert [(row["workers"], row["batch"]) for row in timeless] == [(64, 16)]
+    assert table.to_target is not None
+    told = " ".join(map(sentence, table.to_target.notes))
+    assert "1 setting has no time to the target: the batch has not one sample for each" in told
+    with pytest.raises(UsageError, match="expected 64 samples or more, one of each worker"):
+        fw.whatif(small, workers=64, global_batch=16, **asked)
+
+
+def test_noise_that_tells_nothing_leaves_the_recorded_batch_its_answer() -> None:
+    short = a_job(32, noise=some_noise(CRITICAL, steps=3))
+    table = fw.whatif(short, target=GOAL, workers=2, bandwidth="1Gbps")
+    assert table.to_target is not None
+    assert "gradient noise of 3 steps" in " ".join(map(sentence, table.to_target.notes))
+    with pytest.raises(UsageError, match="gradient noise of 3 steps"):
+        fw.whatif(short, target=GOAL, global_batch=256, bandwidth="1Gbps")
+
+
+def test_noise_of_a_job_without_a_known_batch_takes_the_one_that_the_user_gives() -> None:
+    noise = some_noise(CRITICAL)
+    unknown = dataclasses.replace(noise, samples=np.zeros(len(noise), np.int64))
+    job = a_job(32, noise=unknown)
+    job = dataclasses.replace(job, facts=dataclasses.replace(job.facts, pass_samples=None))
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 256, "bandwidth": "1Gbps"}
+    with pytest.raises(UsageError, match="with --recorded-batch"):
+        fw.whatif(job, **asked)
+    found = fw.whatif(job, recorded_batch=16, **asked).to_target
+    assert found is not None
+    assert "by gradient noise" in " ".join(map(sentence, found.notes))
 
 
 def test_a_goal_that_is_no_loss_has_no_local_steps(jobs: tuple[Run, Run]) -> None:

@@ -16,12 +16,12 @@ from fullwire.errors import FullwireError
 from fullwire.findings.case import RESTS_ON
 from fullwire.run.gaps import reasons
 from fullwire.timeline.account import account
-from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.passes import equal_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """The parts of the usual step before and after, in seconds; of one pass, if passes differ."""
+    """The parts of the usual step before and after, in seconds, and of equal work."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -35,26 +35,22 @@ def changed(before: Sequence[Opened], after: Sequence[Opened]) -> Changed | None
     if any(reasons(recording.run.gaps, RESTS_ON) for recording in (*before, *after)):
         return None
     try:
-        is_of_pass = (
-            len({passes_of_step(recording.run) for recording in (*before, *after)} - {None}) > 1
-        )
+        of_before, of_after = equal_work(
+            [recording.run for recording in before], [recording.run for recording in after]
+        ).scales
         return Changed(
-            before=_mean_account(before, of_pass=is_of_pass),
-            after=_mean_account(after, of_pass=is_of_pass),
+            before=_mean_account(before, of_before), after=_mean_account(after, of_after)
         )
     except FullwireError:  # steps alone can be compared, but have no account
         return None
 
 
-def _mean_account(side: Sequence[Opened], *, of_pass: bool) -> dict[str, float]:
+def _mean_account(side: Sequence[Opened], scales: Sequence[float]) -> dict[str, float]:
     accounts = [
         account(recording.run, line_rates(recording.run), recording.parts()).parts_s
         for recording in side
     ]
-    passes = [(passes_of_step(recording.run) or 1) if of_pass else 1 for recording in side]
     return {
-        part: float(
-            np.mean([each[part] / count for each, count in zip(accounts, passes, strict=True)])
-        )
+        part: float(np.mean([each[part] * by for each, by in zip(accounts, scales, strict=True)]))
         for part in accounts[0]
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -106,9 +107,16 @@ def fit_cluster(
     curves = [curve for path in tables for curve in _shown(path_of(path, "cluster fit"))]
     kept = [curve for curve in curves if curve.op in FITTED_OPS and curve.workers > 1]
     if not kept:
+        without = sorted({name_of(curve.path) for curve in curves if curve.lacks_ranks})
         raise UsageError(
             f"cluster fit: expected a table of {', '.join(FITTED_OPS)} among several ranks, and "
             f"there is none in {', '.join(name_of(path) for path in tables)}"
+            + (
+                f". {', '.join(without)} does not say its number of ranks: expected the command "
+                "above the table, such as `# mpirun -np 16 osu_allreduce`"
+                if without
+                else ""
+            )
         )
     if cluster is None:
         where = _made(kept, devices_per_node, name)
@@ -151,6 +159,7 @@ class _Shown:
     points: tuple[tuple[int, float], ...]
     path: Path
     source: str
+    lacks_ranks: bool = False  # the OSU benchmarks do not print them
 
     def table(self) -> Table:
         """Return the table in the form that a fit needs."""
@@ -166,29 +175,41 @@ def _shown(path: Path) -> Iterator[_Shown]:
     """Read a file of tables from any of the programs."""
     if not path.is_file():
         raise UsageError(f"cluster fit: expected a file, and {path} is none")
-    beginning = beginning_of(path)
-    if beginning.lstrip().startswith(b"{"):
-        try:
-            with opened_plain(path) as file:
-                bench = msgspec.json.decode(file.read(), type=_Bench)
-        except msgspec.MsgspecError as error:
-            raise DamagedInput(
-                path, f"expected JSON of fullwire bench transport: {error}"
-            ) from None
-        of_bench = tuple(
-            sorted({row.bytes: row.ours_s for row in bench.rows if row.wire == "float32"}.items())
-        )
-        printed = [("allreduce", bench.workers, bench.workers, of_bench)]
-    else:
-        printed = [
-            (table.op, table.workers, table.nodes, _points(path, table))
+    found = _of_bench(path) if beginning_of(path).lstrip().startswith(b"{") else None
+    if found is None:
+        found = [
+            _Shown(
+                table.op,
+                table.workers,
+                table.nodes,
+                _points(path, table),
+                path,
+                name_of(path),
+                table.tool == "osu" and table.workers == 1,
+            )
             for table in printed_tables(path)[:_MOST_TABLES]
         ]
-    for op, workers, nodes, points in printed:
-        if not all(size > 0 and time_s > 0 for size, time_s in points):
+    for shown in found:
+        if not all(size > 0 and time_s > 0 for size, time_s in shown.points):
             raise DamagedInput(path, "expected sizes and times above 0")
-        if any(size >= LEAST_BYTES for size, _ in points):
-            yield _Shown(op, workers, nodes, points, path, name_of(path))
+        if any(size >= LEAST_BYTES for size, _ in shown.points):
+            yield shown
+
+
+def _of_bench(path: Path) -> list[_Shown] | None:
+    """Read the output of our own bench; None if it is other JSON, such as that of nccl-tests."""
+    try:
+        with opened_plain(path) as file:
+            bench = msgspec.json.decode(file.read(), type=_Bench)
+    except msgspec.MsgspecError as error:
+        with suppress(UsageError):  # it is of neither
+            printed_tables(path)
+            return None
+        raise DamagedInput(path, f"expected JSON of fullwire bench transport: {error}") from None
+    points = {row.bytes: row.ours_s for row in bench.rows if row.wire == "float32"}
+    workers = bench.workers
+    curve = tuple(sorted(points.items()))
+    return [_Shown("allreduce", workers, workers, curve, path, name_of(path))]
 
 
 def _points(path: Path, table: Printed) -> tuple[tuple[int, float], ...]:
@@ -203,7 +224,7 @@ def _points(path: Path, table: Printed) -> tuple[tuple[int, float], ...]:
 
 
 def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> Cluster:
-    """Return a cluster that is made from the tables alone."""
+    """Return a cluster that is made from the tables alone, with the devices that they tell of."""
     if devices_per_node is None:
         told = {-(-table.workers // table.nodes) for table in tables if table.nodes}
         if not told:
@@ -214,6 +235,11 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
         devices_per_node = max(told)
     if devices_per_node < 1:
         raise UsageError(f"--devices-per-node: expected at least 1, got {devices_per_node}")
+    return made_of([curve.table() for curve in tables], devices_per_node, name)
+
+
+def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluster:
+    """Return a cluster whose line rates are the best ones that the tables show."""
     large = USUAL_PROTOCOLS[-1]
 
     def best_bps(inside: bool) -> float:

@@ -8,8 +8,9 @@ of steps makes the fifths differ less when there are more steps. Lasting changes
 Several recordings of a side show the noise directly. Both estimates are of one variance, and the
 interval of the ratio is Student's.
 
-A step that adds up the gradients of more passes is more work. If the runs differ in that, all times
-are those of one pass.
+A step that adds up the gradients of more passes is more work, and so is a pass of more samples. If
+the runs differ in passes, all times are those of one pass. If they differ in samples, the second
+side's times are those of as many samples as the first had.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from fullwire.findings.comparisons import (
     NoneDecide,
     NotSlowerThanAllowed,
     OtherPasses,
+    OtherSamples,
     SlowdownMayHide,
     SlowerThanAllowed,
     SoManyDecide,
@@ -55,7 +57,7 @@ from fullwire.run.usual import (
     middle_half,
     step_lengths_ns,
 )
-from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.passes import equal_work, passes_of_step
 from fullwire.timeline.timeline import check_collectives, check_times, steps_of
 from fullwire.timeline.transfers import world
 from fullwire.units import share, show_bytes
@@ -130,7 +132,8 @@ class Gate:
 class Comparison(Result):
     """Usual steps, their ratio after/before, and whether the difference is more than noise.
 
-    If steps of the runs have different numbers of passes, all times are those of one pass. With
+    If steps of the runs have different numbers of passes, all times are those of one pass. If
+    passes have different numbers of samples, all times are those of the first side's number. With
     several recordings of a side, times are the geometric mean of their usual steps.
     """
 
@@ -147,6 +150,7 @@ class Comparison(Result):
     differing_facts: tuple[tuple[str, str, str], ...]
     workers: tuple[int, int]
     passes: tuple[int, int] | None  # Of a step, if they differ: then times are of one pass.
+    samples: tuple[int, int] | None  # Of a worker in a pass, if they differ: then times are scaled.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
     recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
     noise: Noise | None  # Of a recording's usual step; None with too few steps.
@@ -166,6 +170,8 @@ class Comparison(Result):
         ]
         if self.passes is not None:
             findings.append(OtherPasses(before=self.passes[0], after=self.passes[1]))
+        if self.samples is not None:
+            findings.append(OtherSamples(before=self.samples[0], after=self.samples[1]))
         before, after = self.workers
         if before != after:
             findings.append(
@@ -259,15 +265,11 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
     _refuse_copies(sides)
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
-    known = [[passes_of_step(run) or 0 for run in side] for side in sides]
-    has_other_passes = 0 not in known[0] + known[1] and len({*known[0], *known[1]}) > 1
-    passes = (known[0][0], known[1][0]) if has_other_passes else None
-    lengths_s = [[step_lengths_s(run) for run in side] for side in sides]
-    if passes is not None:
-        lengths_s = [
-            [lengths / count for lengths, count in zip(each, counts, strict=True)]
-            for each, counts in zip(lengths_s, known, strict=True)
-        ]
+    work = equal_work(*sides)
+    lengths_s = [
+        [step_lengths_s(run) * scale for run, scale in zip(side, scales, strict=True)]
+        for side, scales in zip(sides, work.scales, strict=True)
+    ]
     found = [
         tuple(Recording(steps=len(lengths), step_s=usual_length_s(lengths)) for lengths in side)
         for side in lengths_s
@@ -301,7 +303,8 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         is_significant=None if low is None or high is None else not low <= 1 <= high,
         differing_facts=_differing_facts(first, second),
         workers=(world(first), world(second)),
-        passes=passes,
+        passes=work.passes,
+        samples=work.samples,
         edge_bytes=edge_bytes,
         recordings_for_small=None if noise is None else noise.recordings_for(SMALL),
         noise=noise,

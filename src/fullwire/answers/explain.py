@@ -14,8 +14,8 @@ from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, many, opened, with_line_rate
+from fullwire.answers.samples_to_goal import about_batch
 from fullwire.answers.subjects import check_calibrating
-from fullwire.answers.time_to_target import about_batch
 from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import with_formula
@@ -63,6 +63,7 @@ from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.breakdown import RankBreakdown
 from fullwire.timeline.contention import CrowdingSource
+from fullwire.timeline.passes import equal_work
 from fullwire.timeline.steadiness import judged_account
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
 from fullwire.units import show_rate, show_time
@@ -487,6 +488,11 @@ def _baseline(
     refuse_other_work(alone.run, run)
     if world(alone.run) != 1:
         raise UsageError(f"baseline: expected a run of one worker, got one of {world(alone.run)}")
+    work = equal_work([run], [alone.run])
+    for told, pair in (("a step of {} passes", work.passes), ("{} samples a pass", work.samples)):
+        if pair is not None:
+            job, one = map(told.format, pair)
+            raise UsageError(f"baseline: expected the same work as in the job, {job}, got {one}")
     by_one = account(alone.run, {}, alone.parts())
     if by_one.is_whole_trace or not by_one.step_s:
         raise UsageError("baseline: expected marked steps, got a run without any")

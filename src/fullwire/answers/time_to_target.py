@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -21,51 +20,38 @@ from numpy.typing import NDArray
 
 from fullwire.answers.conditions import Asked, OneOrMany, count, several, worker_count
 from fullwire.answers.opening import RunLike
+from fullwire.answers.samples_to_goal import Evidence, evidence, own_work
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
 from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.convergence.batches import (
-    BatchLaw,
-    Critical,
     Excess,
-    Point,
     computing,
     excess,
-    fit_batches,
-    noise_scale,
 )
-from fullwire.convergence.curves import Goal, curve_of, reach, read_goal
-from fullwire.errors import FullwireError, UsageError
+from fullwire.convergence.curves import Goal, read_goal
+from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
+    BatchBelowWorkers,
     BeyondTheCurve,
     Cheapest,
     CodecIsLate,
     CodecStepsMeasured,
     CodecStepsUnknown,
-    CriticalAsGiven,
-    CriticalFromNoise,
-    CriticalFromRuns,
-    CurveWasCleaned,
     FarBatches,
     FewerStepsThanLocal,
-    GoalIsForecast,
     LocalStepsBeyondTheCurve,
     LocalStepsCost,
-    NoiseTellsNothing,
     SamplesCostAlike,
     SamplesCostApart,
-    SamplesLostToTheBatch,
     Setting,
     Soonest,
     StepsOnly,
 )
-from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions
-from fullwire.simulation.subject import plain_subject
-from fullwire.timeline.passes import passes_of_step
 from fullwire.units import NUMBER, ratio, shown
 from fullwire.words import sentence
 
@@ -73,7 +59,6 @@ _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
 )
 _AS_MANY = MoreSteps(1, 1, 1)
-_ANY = 12.0  # the factor within which a critical batch lies near any recorded one
 
 
 class Predicted(Protocol):
@@ -106,15 +91,6 @@ class Price:
         """Return the cost of some device-hours in words."""
         cost = self.amount * device_hours
         return f"{cost:{',.2f' if cost >= 1 else '.3g'}} {self.currency}".strip()
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Evidence:
-    """The steps to a goal, as recorded runs show them."""
-
-    goal: Goal
-    law: BatchLaw
-    notes: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -171,149 +147,6 @@ def read_price(text: str | None) -> Price | None:
     return Price(float(match[2]), match[1] or match[3] or "")
 
 
-def evidence(
-    many: Sequence[tuple[str, Run]],
-    goal: Goal,
-    *,
-    recorded_batch: Sequence[int] = (),
-    critical_batch: float | None = None,
-    is_same_batch: bool = False,
-) -> Evidence:
-    """Read the goal's curve in each run that has it, and fit the samples by batch.
-
-    The first run is the predicted one; each has its name.
-    `recorded_batch` is the batch of the whole job for each run, where a run does not know its own.
-    With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown.
-    """
-    if recorded_batch and len(recorded_batch) != len(many):
-        raise UsageError(
-            f"recorded batch: expected one for each of {len(many)} runs, got {len(recorded_batch)}"
-        )
-    points: list[Point] = []
-    notes: list[Finding] = []
-    for number, (name, run) in enumerate(many):
-        if number == 0 and many[1:] and goal.metric not in set(run.metrics.name.tolist()):
-            continue  # the predicted run may be a workload, and the curves others' runs
-        whole = recorded_batch[number] if recorded_batch else global_batch(name, run)
-        curve = curve_of(run.metrics, goal.metric, name)
-        if curve.repeated or curve.not_numbers:
-            cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
-            notes.append(CurveWasCleaned(run=name, metric=goal.metric, **cleaned))
-        reached = reach(curve, goal, name)
-        if reached.is_forecast:
-            notes.append(
-                GoalIsForecast(
-                    run=name,
-                    goal=str(goal),
-                    steps=reached.steps,
-                    low=reached.low,
-                    high=reached.high,
-                    is_far=reached.is_far,
-                )
-            )
-        own = Point(batch=whole, samples=reached.steps * whole)
-        points.append(replace(own, spread=math.hypot(own.spread, reached.spread)))
-    known, basis = _critical(many, points, critical_batch, is_same_batch)
-    law = fit_batches(points, known)
-    if known is None:
-        middle, low, high = law.critical_between()
-        batches = tuple(f"{batch:g}" for batch in sorted({point.batch for point in points}))
-        basis = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
-    notes = [*([] if basis is None else [basis]), *notes]
-    return Evidence(goal=goal, law=law, notes=tuple(notes))
-
-
-def _own_work(
-    many: Sequence[tuple[str, Run]], recorded_batch: Sequence[int]
-) -> list[tuple[str, int, float]]:
-    """Return the work of a worker's pass in the first run, and in others of the same model."""
-    own, *others = (
-        (name, run, recorded_batch[number] if recorded_batch else None)
-        for number, (name, run) in enumerate(many)
-    )
-    shown_s = [_computed(*own)]
-    for name, run, whole in others:
-        if gradient_bytes(run) == gradient_bytes(own[1]):
-            with suppress(FullwireError):  # a run without a usual step still has its metric
-                shown_s.append(_computed(name, run, whole))
-    return shown_s
-
-
-def _computed(name: str, run: Run, whole: int | None) -> tuple[str, int, float]:
-    """Return a run's name, the samples of a worker's pass, and the seconds of its own work."""
-    samples = _pass_samples(name, run) if whole is None else max(1, round(whole / _passes(run)))
-    return name, samples, plain_subject(name, run).step.alone_ns * 1e-9
-
-
-def _critical(
-    many: Sequence[tuple[str, Run]],
-    points: Sequence[Point],
-    given: float | None,
-    is_same_batch: bool,
-) -> tuple[Critical | None, Finding | None]:
-    """Return the critical batch if it comes from elsewhere than runs at several batches."""
-    if given is not None:
-        return Critical(batch=given, factor=1), CriticalAsGiven(batch=given)
-    if len({point.batch for point in points}) > 1:
-        return None, None
-    for name, run in many:
-        if len(run.noise):
-            scale = noise_scale(run.noise, run.facts.workers, name)
-            prior = scale.critical
-            basis = CriticalFromNoise(
-                batch=scale.batch,
-                low=scale.batch / prior.factor,
-                high=scale.batch * prior.factor,
-                steps=scale.steps,
-            )
-            return prior, basis
-    if is_same_batch and points:
-        return Critical(batch=2 * points[0].batch, factor=_ANY), None
-    return None, None
-
-
-def global_batch(name: str, run: Run) -> int:
-    """Return the samples of one step of a recorded job."""
-    return _pass_samples(name, run) * _passes(run)
-
-
-def _passes(run: Run) -> int:
-    """Return the passes of a step, of all workers together."""
-    return (run.facts.workers or 1) * (passes_of_step(run) or 1)
-
-
-def about_batch(run: Run) -> tuple[Finding, ...]:
-    """Say how many samples the size of the batch costs, if the run has its gradient noise."""
-    if not len(run.noise) or run.facts.pass_samples is None:
-        return ()
-    name = run.provenance.source
-    try:
-        scale = noise_scale(run.noise, run.facts.workers, name)
-    except UsageError as error:
-        return (NoiseTellsNothing(why=str(error)),)
-    batch, factor = global_batch(name, run), scale.critical.factor
-    return (
-        SamplesLostToTheBatch(
-            share=batch / (batch + scale.batch),
-            batch=batch,
-            critical=scale.batch,
-            low=scale.batch / factor,
-            high=scale.batch * factor,
-        ),
-    )
-
-
-def _pass_samples(name: str, run: Run) -> int:
-    if run.facts.pass_samples is not None:
-        return run.facts.pass_samples
-    told = re.match(r"\d+", run.facts.batch or "")
-    if told is None:
-        raise UsageError(
-            f"{name} does not know its batch: expected that of the whole job with --recorded-batch"
-        )
-    return int(told[0])
-
-
 def to_goal(
     predict: Callable[..., AnyPredicted],
     runs: RunLike | Sequence[RunLike],
@@ -357,7 +190,7 @@ def to_goal(
         critical_batch=asked.critical_batch,
         is_same_batch=not batches and sizes == (run.facts.workers,),
     )
-    known, shown_s = known_at(goal), _own_work(many, recorded_batch)
+    known, shown_s = known_at(goal), own_work(many, recorded_batch)
     law, own_samples = computing(shown_s), shown_s[0][1]
     predictions, between_s = first.predictions, first.interval_s
     speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
@@ -390,6 +223,15 @@ def to_goal(
     samples = batch / predictions["workers"] / together[0]
     share = np.minimum(law.time_s(samples) / speed[0] / predictions["step_s"], 1.0)
     doubt = law.doubt(samples) * share
+    fewest = predictions["workers"] * together[0]  # a sample of each worker in each pass
+    if (batch < fewest).all():
+        raise UsageError(
+            f"global batch: expected {fewest.min():,.0f} samples or more, one of each worker in "
+            f"each pass, got {batch.max():,.0f}"
+        )
+    if (batch < fewest).any():
+        needed = replace(needed, samples=np.where(batch < fewest, np.nan, needed.samples))
+        notes.append(BatchBelowWorkers(count=int((batch < fewest).sum())))
     needed = replace(needed, notes=tuple(notes))
     times = _times(needed, predictions, between_s, doubt, together[0], price)
     return first, predictions, between_s, times

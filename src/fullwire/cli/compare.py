@@ -89,7 +89,11 @@ def compare(
         until_object,
         verification_object,
     )
-    from fullwire.report.explanation import comparison_markdown, print_comparison
+    from fullwire.report.explanation import (
+        comparison_markdown,
+        print_comparison,
+        print_target_alone,
+    )
     from fullwire.units import share
 
     if markdown and json:
@@ -98,11 +102,22 @@ def compare(
         share(fail_if_slower, "--fail-if-slower")  # refused before runs are read
     before, after = two_sides(context, runs)
     sides = [[completed(run, line_rate) for run in side] for side in (before, after)]
-    for name, each in zip(runs, itertools.chain(*sides), strict=True):
-        refuse_without_steps(each.run, name)
     first, second = ([recording.run for recording in side] for side in sides)
     goal = None if until is None else reached(first, second, until)
-    result, parts = answer(first, second), changed(*sides)
+    try:
+        for name, each in zip(runs, itertools.chain(*sides), strict=True):
+            refuse_without_steps(each.run, name)
+        result, parts = answer(first, second), changed(*sides)
+    except UsageError as error:
+        if goal is None or fail_if_slower is not None:
+            raise
+        # Imported curves have no steps, and two devices are no comparison: the target still is one.
+        why = f"steps are not compared: {error}"
+        if json:
+            print_json({"until": until_object(goal), "warnings": [why]})
+        else:
+            print_target_alone(goal, why)
+        return
     verification = verify(first[0], second[0], before_again=first[1:], after_again=second[1:])
     gate = None if fail_if_slower is None else result.gate(fail_if_slower)
     if json:

@@ -225,6 +225,11 @@ def noise_scale(noise: Noise, workers: int | None, run: str) -> NoiseScale:
     usable &= np.isfinite(noise.ranks_squared_norm) & np.isfinite(noise.mean_squared_norm)
     rows = noise.rows(usable)
     rows, ranks = rows.rows(np.argsort(rows.step, kind="stable")), ranks[usable]
+    if len(noise) and not noise.samples.any():
+        raise UsageError(
+            f"{run}: gradient noise of batches of unknown size: expected the batch of the whole "
+            "job with --recorded-batch"
+        )
     first = round(WARM_UP * len(rows))
     rows, ranks = rows.rows(np.arange(first, len(rows))), ranks[first:]
     if len(rows) < FEWEST_STEPS:

@@ -251,6 +251,18 @@ class OtherPasses(Finding):
     after: int
 
 
+class OtherSamples(Finding):
+    """The passes of the runs have different numbers of samples, so times are scaled."""
+
+    template = (
+        "A worker takes {after:,} {after:sample|samples} in a pass in place of {before:,}: all "
+        "times are those of {before:,}."
+    )
+
+    before: int
+    after: int
+
+
 class WorkInTheSameTime(Finding):
     """The gain from another number of workers, each of which does the same work in a step."""
 

@@ -195,6 +195,17 @@ class BeyondTheCurve(Finding):
     why: Finding
 
 
+class BatchBelowWorkers(Finding):
+    """Some settings have fewer samples in a batch than workers to take them."""
+
+    template = (
+        "{count:,} {count:setting has|settings have} no time to the target: the batch has not one "
+        "sample for each worker."
+    )
+
+    count: int
+
+
 class LocalStepsBeyondTheCurve(Finding):
     """Workers that average seldom need a loss that the curve does not show."""
 

@@ -40,6 +40,8 @@ _TITLE = re.compile(
 _BEGINS = re.compile(rb"# (?:OSU|OMB Python) (?:MPI|NCCL|RCCL|XCCL)[-_ ]")
 _NO_TITLE = re.compile(rb"# Size {2,20}(?:Avg )?(?:Latency|Bandwidth) ?\(")
 _RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})\s")
+_NODES = re.compile(r"\s-(?:N|-nodes)[ =]?(\d{1,6})\s")  # of srun, with the ranks of each
+_OF_A_NODE = re.compile(r"\s--(?:ntasks-per-node|npernode)[ =]?(\d{1,6})\s")
 _ROW = re.compile(r"\s*(\d{1,16})\s+(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,8}\s*$", re.ASCII)
 _ALONE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,3}\s*$", re.ASCII)
 _DATATYPE = re.compile(r"# Datatype: (MPI_\w{1,20})")
@@ -126,6 +128,14 @@ class _Reading:
         )
 
 
+def _ranks_in(command: str) -> int:
+    """Return the number of ranks that a launcher's command names; 0 if it names none."""
+    if (told := _RANKS.search(command)) is not None:
+        return int(told[1])
+    nodes, of_each = _NODES.search(command), _OF_A_NODE.search(command)
+    return int(nodes[1]) * int(of_each[1]) if nodes and of_each else 0
+
+
 def read_tables(path: Path) -> list[Table]:
     """Read the tables that one or more of the benchmarks printed into a file."""
     readings: list[_Reading] = []
@@ -133,8 +143,8 @@ def read_tables(path: Path) -> list[Table]:
     ranks, is_inside, prefixes = 0, False, Prefixes()
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
         text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
-        if "osu_" in text and (told := _RANKS.search(f"{text} ")):
-            ranks = int(told[1]) if 0 < int(told[1]) <= _MOST_RANKS else 0
+        if "osu_" in text and (told_ranks := _ranks_in(f"{text} ")):
+            ranks = told_ranks if told_ranks <= _MOST_RANKS else 0
         if (title := _TITLE.match(text)) is not None:
             what = title[2].lower().removesuffix(" latency")
             op = "sendrecv" if what in ("latency", "bandwidth") else _OPS.get(what, "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from fullwire.recorder.hosts import (
 )
 from fullwire.recorder.inside import ENTERED
 from fullwire.recorder.inside.journal import ENDED, FAILED, Note
-from fullwire.recorder.journals import Journal, Notes, read_journals
+from fullwire.recorder.journals import Journal, Notes, last_attempts, read_journals
 from fullwire.recorder.launch import ELSEWHERE
 from fullwire.recorder.reported import Reported
 from fullwire.recorder.samples import read_samples, tables_of
@@ -71,6 +71,7 @@ SPARSE = (  # few in a step
     Note.EVALUATION,
     Note.INFERENCE,
     Note.PROCESSOR,
+    Note.CHILDREN,
     Note.BEFORE_FORWARD,
     Note.PROBE,
     Note.DELAY,
@@ -90,6 +91,7 @@ class _Rank:
 
     journal: Journal
     processors: Whole  # Notes of processor time.
+    children: Whole  # Notes of its child processes' processor time.
     before_forward: Whole  # Notes of the program's thread before forward passes.
     delays: Whole  # Notes of computing threads that waited for a processor.
     noise: tuple[Whole, ...]  # Notes of squared gradients: its own, the mean's, its shard's.
@@ -112,6 +114,18 @@ class _Rank:
     def in_job(self, steps: Whole) -> Whole:
         """Return the numbers that the job gives to steps of this rank."""
         return np.where(steps == OUTSIDE, OUTSIDE, steps + self.first_step)
+
+    def used_s(self, notes: Whole) -> tuple[float, float] | None:
+        """Return the processor time of a step by these notes, in total and in communication.
+
+        They count from the first reading after the first step, because the first step is unusual.
+        """
+        notes = notes[notes[:, 1] >= self.steps.end_ns[0]] if len(self.steps) else notes[:0]
+        steps = np.searchsorted(self.steps.end_ns, notes[:, 1], side="right")
+        if len(notes) < 2 or not (passed := int(steps[-1] - steps[0])):
+            return None
+        whole_s, part_s = (notes[1:, [0, 2]].sum(axis=0) * 1e-9 / passed).tolist()
+        return whole_s, part_s
 
     def delays_s(self, of_probes: bool) -> tuple[float, float] | None:
         """Return how long a computing thread waited for a processor in a step, and how long it ran.
@@ -167,7 +181,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
             raise DamagedInput(directory, "expected a directory with recordings, there is none")
     journals, missing = read_journals(directories)
     samples, unreadable = read_samples(directories)
-    chosen, sentences = _last_attempts(journals)
+    chosen, earlier, sentences = last_attempts(journals)
     announced = [int(identity["workers"]) for j in chosen for identity in j.defined("identity")]
     is_joined = "join" in Reported().events(directories).kind
     # The recording of a lost worker is there beside that of its successor.
@@ -188,7 +202,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     late = sum(journal.late_ends for journal in chosen)
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)
-    costs, of_ranks = _write_ranks(chosen, clocks, known, writer, directories, is_joined)
+    costs, of_ranks = _write_ranks(chosen, earlier, clocks, known, writer, directories, is_joined)
     told_facts |= costs
     # The samples, host by host.
     names = {kind: name for name, kind in TABLES.items()}
@@ -244,6 +258,7 @@ def _by_rank(known: Facts, hosts: str) -> Facts:
 
 def _write_ranks(
     journals: Sequence[Journal],
+    earlier: Mapping[int, Sequence[Journal]],
     clocks: Clocks,
     known: Known,
     writer: RunWriter,
@@ -254,6 +269,7 @@ def _write_ranks(
     gaps: list[Gap] = []
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
+    children_s: list[tuple[float, float]] = []
     before_forward: list[tuple[float, float, float]] = []
     delays_s: list[tuple[float, float]] = []
     runs_s: list[tuple[float, float]] = []
@@ -263,20 +279,19 @@ def _write_ranks(
     ranks = [(journal, clocks[machine_of(journal)].shift_ns) for journal in journals]
     first_steps = _first_steps(ranks) if is_joined else {}
     for rank in (_rank(*each, first_steps.get(each[0].rank, 0)) for each in ranks):
+        for journal in earlier.get(rank.number, ()):
+            if (machine := machine_of(journal)) in clocks:
+                reported.add_earlier(journal, clocks[machine].shift_ns)
         reported.add(rank.journal, rank.steps, rank.noise, rank.shift_ns)
         gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
         for cost in rank.journal.defined("cost") if len(rank.steps) else ():
             spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # older journals: write_ns
             cost_ns = cost["notes"] * cost["note_ns"] + spent_ns
             costs_s.append(float(cost_ns) * 1e-9 / len(rank.steps))
-        # Processor seconds of a step, in total and in communication. They count from the first
-        # reading after the first step, because the first step is unusual.
-        notes = rank.processors
-        notes = notes[notes[:, 1] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
-        steps = np.searchsorted(rank.steps.end_ns, notes[:, 1], side="right")
-        if len(notes) > 1 and (passed := int(steps[-1] - steps[0])):
-            whole_s, part_s = (notes[1:, [0, 2]].sum(axis=0) * 1e-9 / passed).tolist()
-            used_s.append((float(rank.number), whole_s, part_s))
+        if (of_process := rank.used_s(rank.processors)) is not None:
+            used_s.append((float(rank.number), *of_process))
+        if (of_children := rank.used_s(rank.children)) is not None:
+            children_s.append((float(rank.number), of_children[0]))
         if (usual := rank.delays_s(of_probes=False)) is not None:
             delays_s.append((float(rank.number), usual[0]))
             runs_s.append((float(rank.number), usual[1]))
@@ -298,6 +313,7 @@ def _write_ranks(
         recorder_s=max(costs_s, default=None),
         processor_s=tuple((rank, whole_s) for rank, whole_s, _ in used_s) or None,
         communication_processor_s=tuple((rank, part_s) for rank, _, part_s in used_s) or None,
+        children_processor_s=tuple(children_s) or None,
         run_delay_s=tuple(delays_s) or None,
         run_s=tuple(runs_s) or None,
         probe_run_delay_s=tuple(probe_delays_s) or None,
@@ -344,24 +360,6 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
     return collectives.missing()
 
 
-def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str]]:
-    """Keep one journal per rank: the fullest one of the job's last attempt."""
-    latest: dict[int, Journal] = {}
-    left_out: dict[int, int] = defaultdict(int)
-    for journal in sorted(
-        journals, key=lambda attempt: (attempt.attempt, sum(attempt.counts.values()))
-    ):
-        if journal.rank in latest:
-            left_out[journal.rank] += 1
-        latest[journal.rank] = journal
-    sentences = [
-        f"rank {rank}: {count} earlier or smaller recording{'s' if count > 1 else ''} of the same "
-        "rank left out, as after a restart"
-        for rank, count in sorted(left_out.items())
-    ]
-    return [latest[rank] for rank in sorted(latest)], sentences
-
-
 def _first_steps(ranks: Sequence[tuple[Journal, int]]) -> dict[int, int]:
     """Number the first step of ranks that joined later as the ranks beside them number theirs."""
     known: list[_Rank] = []
@@ -388,6 +386,7 @@ def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
     return _Rank(  # all other notes, which may be of hours of steps, are let go
         journal=journal,
         processors=sparse[Note.PROCESSOR],
+        children=sparse[Note.CHILDREN],
         before_forward=sparse[Note.BEFORE_FORWARD],
         delays=sparse[Note.DELAY],
         noise=tuple(sparse[kind] for kind in (Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE)),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,3 +265,30 @@ def _loose(content: bytes) -> bytes:
 
 
 _NOTES_OF = {NOTES: unpacked, PASSES: _unpacked_passes}
+
+
+def last_attempts(
+    journals: Sequence[Journal],
+) -> tuple[list[Journal], dict[int, list[Journal]], list[str]]:
+    """Keep one journal per rank: the fullest one of the job's last attempt.
+
+    Return these, each rank's journals of earlier attempts, and what was left out in words.
+    """
+    latest: dict[int, Journal] = {}
+    left_out: dict[int, list[Journal]] = defaultdict(list)
+    for journal in sorted(
+        journals, key=lambda attempt: (attempt.attempt, sum(attempt.counts.values()))
+    ):
+        if journal.rank in latest:
+            left_out[journal.rank].append(latest[journal.rank])
+        latest[journal.rank] = journal
+    sentences = [
+        f"rank {rank}: {len(others)} earlier or smaller recording{'s' * (len(others) > 1)} of the "
+        "same rank left out, as after a restart"
+        for rank, others in sorted(left_out.items())
+    ]
+    earlier = {
+        rank: [other for other in others if other.attempt < latest[rank].attempt]
+        for rank, others in left_out.items()
+    }
+    return [latest[rank] for rank in sorted(latest)], earlier, sentences

@@ -231,7 +231,7 @@ def match(path: str, texts: Sequence[str], lines: Iterable[bytes]) -> None:
             if line == _TELL:
                 if not has_told:
                     _tell_unmatched(matched, count)
-                has_told = True
+                has_told = count > 0  # a job that has printed nothing yet is told of again
                 continue
             time_ns, _, rest = line.partition(b" ")
             text = rest[:-1].decode(errors="replace")
@@ -271,8 +271,12 @@ def match(path: str, texts: Sequence[str], lines: Iterable[bytes]) -> None:
 
 def _tell_unmatched(matched: Mapping[str, int], lines: int) -> None:
     for text, count in matched.items():
-        if not count:
+        if not lines:
             sys.stderr.write(
-                f"fullwire: --metric {text!r} has matched none of {lines} lines in the first "
-                "steps: expected a pattern for a line that the job prints\n"
+                f"fullwire: --metric {text!r} has matched nothing: the job has printed no line\n"
+            )
+        elif not count:
+            sys.stderr.write(
+                f"fullwire: --metric {text!r} has matched none of {lines} lines so far: "
+                "expected a pattern for a line that the job prints\n"
             )

@@ -38,7 +38,7 @@ from fullwire.files import planted
 from fullwire.recorder.assemble import Known, assemble
 from fullwire.recorder.captured import put_captures
 from fullwire.recorder.command_line import without_secrets
-from fullwire.recorder.inside import DIRECTORY_VARIABLE, TRIAL_VARIABLE
+from fullwire.recorder.inside import DIRECTORY_VARIABLE, LINES_VARIABLE, TRIAL_VARIABLE
 from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, NOTES, RUNNING, Note
 from fullwire.recorder.inside.journal import SUFFIX as JOURNALS
 from fullwire.recorder.journals import (
@@ -144,10 +144,9 @@ def record(
         sampled = sampled_command(directory, command, packets=packets)
         if not patterns:
             return run_to_its_end(sampled, environment)
-        printed = passed_on.enter_context(
-            contextlib.closing(Output(patterns, directory, Progress(directory).steps))
-        )
-        return run_to_its_end(sampled, environment, printed.began)
+        printed = Output(patterns, directory, Progress(directory).steps)
+        passed_on.enter_context(contextlib.closing(printed))
+        return run_to_its_end(sampled, environment | {LINES_VARIABLE: "1"}, printed.began)
 
     passed_on = contextlib.ExitStack()
     known = Known(source=without_secrets(source or command))

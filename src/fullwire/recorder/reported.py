@@ -2,7 +2,8 @@
 
 Ranks mostly report the same metrics, so each name comes from the lowest rank that reports it. Its
 times are on the run's clock. A metric without a step of its own has the number of steps that had
-ended.
+ended. Of a job that was started again, earlier attempts give the metrics with a step of their own:
+where the last attempt went on, the number of its steps does not tell.
 
 The squared gradients of ranks are averaged; the mean's is that of the lowest rank. No mean is
 longer than its parts, so a communication hook that sums and does not divide shows itself: its
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ class Reported:
         self._first: tuple[Steps, int] | None = None
         self._ranks = 0
 
+    def add_earlier(self, journal: Journal, shift_ns: int) -> None:
+        """Take the metrics with a step that the next rank had reported in an earlier attempt."""
+        names = {number: name for number, name in _named(journal) if name not in self._names}
+        if names:
+            self._metrics.append(_metrics(journal, names, None, shift_ns))
+
     def add(self, journal: Journal, steps: Steps, noise: tuple[Whole, ...], shift_ns: int) -> None:
         """Take what one rank reported."""
         self._ranks += 1
@@ -47,11 +54,7 @@ class Reported:
         if self.pass_samples is None:
             told = next(journal.defined("samples"), None)
             self.pass_samples = None if told is None else int(told["samples"])
-        names = {
-            definition["number"]: str(definition["name"])
-            for definition in journal.defined("metric")
-        }
-        fresh = {number: name for number, name in names.items() if name not in self._names}
+        fresh = {number: name for number, name in _named(journal) if name not in self._names}
         if fresh:
             self._names |= set(fresh.values())
             self._metrics.append(_metrics(journal, fresh, steps, shift_ns))
@@ -120,7 +123,16 @@ def _ended(steps: Steps, notes: Whole) -> list[int]:
     return [*map(int, np.searchsorted(steps.end_ns, notes[:, 1]))]
 
 
-def _metrics(journal: Journal, names: dict[int, str], steps: Steps, shift_ns: int) -> Metrics:
+def _named(journal: Journal) -> Iterator[tuple[int, str]]:
+    """Yield the number and the name of each metric."""
+    for definition in journal.defined("metric"):
+        yield definition["number"], str(definition["name"])
+
+
+def _metrics(
+    journal: Journal, names: dict[int, str], steps: Steps | None, shift_ns: int
+) -> Metrics:
+    """Return the metrics of these names; without steps, only those with a step of their own."""
     blocks = (block.rows for block in journal.blocks())
     rows = np.concatenate(
         [
@@ -130,9 +142,9 @@ def _metrics(journal: Journal, names: dict[int, str], steps: Steps, shift_ns: in
     )
     is_metric = rows[:, 0] == Note.METRIC
     has_step = is_metric & ~np.concatenate([[True], is_metric])[:-1]  # its step stands before it
-    step = np.searchsorted(steps.end_ns, rows[:, 2], side="right")
+    step = np.searchsorted([] if steps is None else steps.end_ns, rows[:, 2], side="right")
     step[has_step] = rows[np.flatnonzero(has_step) - 1, 1]
-    chosen = is_metric & np.isin(rows[:, 1], list(names))
+    chosen = (is_metric if steps is not None else has_step) & np.isin(rows[:, 1], list(names))
     return Metrics(
         step=step[chosen],
         name=np.array([names[number] for number in rows[chosen, 1].tolist()], object),

@@ -368,6 +368,13 @@ def print_comparison(
     print_notes((*result.warnings, *sentences(result.advice)))
 
 
+def print_target_alone(goal: Until, why: str) -> None:
+    """Print which run reached the target first, and why their steps are not compared."""
+    say_flush(sentence(goal.finding))
+    say("")
+    print_notes([why])
+
+
 def _print_changes(result: Comparison, parts: Changed | None) -> None:
     """Print what differs in a sentence each, missing data, and what would tell more."""
     labels = part_labels()

@@ -117,6 +117,9 @@ class Facts:
     processors: int | None = fact("processors that each rank was allowed to use", _AT_LEAST_ONE)
     processor_s: Pairs | None = fact("processor time of each rank in a step", _TIME)
     communication_processor_s: Pairs | None = fact("of it in the threads that communicate", _TIME)
+    children_processor_s: Pairs | None = fact(
+        "processor time of each rank's child processes in a step, such as loaders of data", _TIME
+    )
     run_delay_s: Pairs | None = fact(
         "how long a computing thread of each rank was ready in a step and had no processor", _TIME
     )

@@ -29,7 +29,10 @@ def own_work_s(run: Run) -> float:
 
 
 def share_of_others(run: Run) -> float:
-    """Return the share of the processors that other work took in the steps of a run."""
+    """Return the share of the processors that other work took in the steps of a run.
+
+    The ranks' child processes, such as loaders of data, are the job's own.
+    """
     if run.facts.processor_s is None:
         return 0.0
     steps = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
@@ -37,7 +40,8 @@ def share_of_others(run: Run) -> float:
     if used is None:
         return 0.0
     communicating_s = _usual_s(run.facts.communication_processor_s)
-    work_s = _usual_s(run.facts.processor_s) + (KERNEL_FACTOR - 1) * communicating_s
+    own_s = _usual_s(run.facts.processor_s) + _usual_s(run.facts.children_processor_s)
+    work_s = own_s + (KERNEL_FACTOR - 1) * communicating_s
     step_s = float((steps.end_ns - steps.start_ns).mean()) * 1e-9
     own_share = work_s * ranks_per_processor(run) / max(step_s, 1e-9)
     return min(max(used - own_share, 0.0), _MOST_OF_OTHERS)

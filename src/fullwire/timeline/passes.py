@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from fullwire.run.run import Run
@@ -25,3 +28,34 @@ def passes_of_step(run: Run) -> int | None:
     )
     counts = counts[lasts == 1]  # other steps do more than accumulate
     return round(float(np.median(counts))) if len(counts) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualWork:
+    """How the work of a step differs between two sides, and what makes their times comparable."""
+
+    passes: tuple[int, int] | None  # of a step, if they differ
+    samples: tuple[int, int] | None  # of a worker in a pass, if they differ
+    scales: tuple[tuple[float, ...], tuple[float, ...]]  # of each recording's step
+
+
+def equal_work(before: Sequence[Run], after: Sequence[Run]) -> EqualWork:
+    """Return what scales the steps of two sides to one pass of as many samples as the first had."""
+    sides = before, after
+    known = [[passes_of_step(run) or 0 for run in side] for side in sides]
+    has_other_passes = 0 not in known[0] + known[1] and len({*known[0], *known[1]}) > 1
+    samples = [[run.facts.pass_samples or 0 for run in side] for side in sides]
+    has_other_samples = 0 not in samples[0] + samples[1] and len({*samples[0], *samples[1]}) > 1
+    scales = [
+        tuple(
+            (samples[0][0] / taken if has_other_samples else 1.0)
+            / (passes if has_other_passes else 1)
+            for passes, taken in zip(*each, strict=True)
+        )
+        for each in zip(known, samples, strict=True)
+    ]
+    return EqualWork(
+        passes=(known[0][0], known[1][0]) if has_other_passes else None,
+        samples=(samples[0][0], samples[1][0]) if has_other_samples else None,
+        scales=(scales[0], scales[1]),
+    )

@@ -16,6 +16,7 @@ from typing import Any
 DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
 THEN_VARIABLE = "FULLWIRE_AFTER_TORCH"  # modules to import once torch is loaded, with commas
 TRIAL_VARIABLE = "FULLWIRE_TRIAL"  # the number of a trial of `tune`
+LINES_VARIABLE = "FULLWIRE_LINES"  # set if the job's output is read line by line
 ENTERED = "entered"  # this file exists once a Python of the job has started
 
 
@@ -75,6 +76,10 @@ def arm() -> None:
     if directory:
         with contextlib.suppress(OSError):  # a full disk must not end the job
             os.close(os.open(os.path.join(directory, ENTERED), os.O_WRONLY | os.O_CREAT, 0o644))
+    if os.environ.get(LINES_VARIABLE):
+        # Python keeps 8 KiB of output back from a pipe. Their lines would get the time of the last.
+        with contextlib.suppress(AttributeError):  # another object, or none, may be in its place
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def begin() -> None:
         if modules:

@@ -97,6 +97,7 @@ class Note:
     MEAN_NOISE = 24  # Passes of the step, time, the bits of the mean's squared gradient.
     SHARD_NOISE = 25  # The same of the rank's shard of the mean: the ranks' sum is the mean's.
     CHECKPOINT = 26  # 0, start, length of the program's writing of a checkpoint.
+    CHILDREN = 27  # Processor time of the process's children since the last, time, 0.
 
 
 class Journal:

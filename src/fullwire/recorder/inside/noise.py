@@ -4,6 +4,8 @@ A rank's own gradients are read by hooks of their parameters, which run before D
 accumulation they then hold the sum of all passes. The mean is read when the backward pass has
 returned, before anything clips it. Nothing is sent: each rank notes its own, and the ranks are
 joined later. So all ranks take the same steps, one in `EVERY`. Hooks are there in these steps only.
+A script may accumulate without `no_sync`. Then each pass adds its own gradients to the mean of the
+passes before, and no rank has its own sum: such a step is left out.
 
 FSDP2 hands the gradients of a group of parameters to one function, which reduces and scatters them.
 A rank's own gradients are read there. Afterwards each rank has a shard of the mean, and the squared
@@ -45,6 +47,10 @@ class GradientNoise:
         self._shards: list[tuple[Any, float]] = []  # of FSDP2: parameters, and their copies' share
         self._mean: Any = None
         self._passes = 0
+        self._reducing: set[int] = set()  # reducers that average this pass
+        self._has_reduced: set[int] = set()  # reducers that averaged an earlier pass of the step
+        self._is_own_lost = False  # in this step
+        self._loses_own = False  # in some step
         self._steps = 0
         self._leading: int | None = None  # the optimizer whose steps are counted
         self._scale: Any = None
@@ -66,6 +72,10 @@ class GradientNoise:
     def watch(self, parameters: Iterable[Any]) -> None:
         """Take the parameters whose gradients are averaged over ranks."""
         self._models.append([weakref.ref(parameter) for parameter in parameters])
+
+    def reduces(self, reducer: Any) -> None:
+        """Take a reducer that averages the gradients of the pass which begins."""
+        self._reducing.add(id(reducer))
 
     def watch_shards(self) -> None:
         """Read the gradients that FSDP2 reduces and scatters."""
@@ -140,9 +150,12 @@ class GradientNoise:
 
     def pass_ended(self) -> None:
         """Read the mean, if this is a step of those that are read."""
+        reducing, self._reducing = self._reducing, set()
         if not self._is_reading:
             return
         self._passes += 1
+        self._is_own_lost |= bool(reducing & self._has_reduced)
+        self._has_reduced |= reducing
         grads = [
             parameter.grad.detach()
             for parameter in self._parameters()
@@ -178,7 +191,8 @@ class GradientNoise:
 
     def _end(self) -> None:
         self._remove_hooks()
-        if self._own and self._mean is not None:
+        self._loses_own |= self._is_own_lost
+        if self._own and self._mean is not None and not self._is_own_lost:
             own = torch.stack(list(self._own.values()))
             scale = None if self._scale is None else self._scale.detach().clone()
             kind = Note.SHARD_NOISE if self._shards else Note.MEAN_NOISE
@@ -187,6 +201,7 @@ class GradientNoise:
             if not own.is_cuda:
                 self.flush()
         self._own, self._shards, self._mean, self._passes = {}, [], None, 0
+        self._has_reduced, self._is_own_lost = set(), False
 
     def close(self) -> None:
         """Note the last norms, or say that there were none."""
@@ -195,11 +210,13 @@ class GradientNoise:
         except Exception as error:  # the job goes on
             self._give_up(error)
         if self._steps >= EVERY and not self._has_told:
-            self._journal.define(
-                kind="missing",
-                sentence="its gradient noise was not seen: only DistributedDataParallel and FSDP2 "
-                "show a rank's own gradients",
+            why = (
+                "each pass of a step is averaged, and a rank's own sum is nowhere. "
+                "`no_sync` in all passes but the last keeps it"
+                if self._loses_own
+                else "only DistributedDataParallel and FSDP2 show a rank's own gradients"
             )
+            self._journal.define(kind="missing", sentence=f"its gradient noise was not seen: {why}")
 
     def flush(self) -> None:
         """Note the norms that were read before."""

@@ -4,6 +4,9 @@ Transports that run on processors reach their limit there, before the line's. Th
 names, and the kernel keeps a clock for every thread. Listing threads costs most, some 100 us with
 cold caches, and is done rarely. That is enough: a new thread's clock counts since its beginning.
 
+Data loaders work in processes of their own, which are the job's too: the kernel also keeps a clock
+for each child.
+
 A computing thread may be ready to run but wait for a processor. The kernel counts this time too. It
 is read at the end of each step, for the thread that steps and for others that compute as much.
 
@@ -33,7 +36,8 @@ _LIST_EVERY_NS = 2_000_000_000
 _WORTH_A_NOTE_NS = 1_000_000
 _MOST_COMPUTING = 4  # Threads whose run delay is read: each takes some 10 us of a step.
 _AS_MUCH = 0.5  # Share of the stepping thread's processor time: a thread with more computes too.
-_OF_A_THREAD = 6  # With the thread's number before it: a thread's processor clock (posix-timers).
+# With the number of a thread or a process before it: its processor clock (posix-timers).
+_OF_A_THREAD, _OF_A_PROCESS = 6, 2
 
 
 def ran_and_waited_ns(thread: int) -> tuple[int, int]:
@@ -85,6 +89,8 @@ class Processors:
         self._is_communicating: dict[int, bool] = {}
         self._used_ns: dict[int, int] = {}
         self._told_ns = 0, 0  # Notes hold differences, which are small numbers.
+        self._children_ns: dict[int, int] = {}  # By process; one that ended keeps its last time.
+        self._children_told_ns = 0
         self._computing: list[int] = []  # Threads beside the one that steps.
         self._delays_ns: dict[int, tuple[int, int]] = {}  # By thread: time running, time waiting.
         self._delay_noted_ns = 0
@@ -107,6 +113,7 @@ class Processors:
                             if self._is_communicating[thread]:
                                 self._used_ns.setdefault(thread, 0)
                     self._find_computing()
+                    self._find_children()
                 for thread in self._used_ns:
                     # If the thread has ended, its time up to then stays counted.
                     with contextlib.suppress(OSError):
@@ -122,6 +129,26 @@ class Processors:
                 self._journal.note(
                     Note.PROCESSOR, whole_ns - before_whole_ns, now_ns, used_ns - before_part_ns
                 )
+                if self._children_ns:
+                    self._note_children(now_ns)
+
+    def _find_children(self) -> None:
+        """Find processes that this thread or the first one has started."""
+        for thread in {os.getpid(), threading.get_native_id()}:
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as found:
+                for child in map(int, found.read().split()):
+                    self._children_ns.setdefault(child, 0)
+
+    def _note_children(self, now_ns: int) -> None:
+        for child, before_ns in self._children_ns.items():
+            with contextlib.suppress(OSError):  # it has ended
+                clock_ns = time.clock_gettime_ns((~child << 3) | _OF_A_PROCESS)
+                self._children_ns[child] = max(clock_ns, before_ns)
+        before_ns, self._children_told_ns = (
+            self._children_told_ns,
+            sum(self._children_ns.values()),
+        )
+        self._journal.note(Note.CHILDREN, self._children_told_ns - before_ns, now_ns, 0)
 
     def _find_computing(self) -> None:
         here = threading.get_native_id()

@@ -453,6 +453,8 @@ def watch_gradients(
     @functools.wraps(prepare)
     def prepare_for_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         gradients.begin(self)
+        if noise is not None:
+            noise.reduces(self)
         return prepare(self, *args, **kwargs)
 
     @functools.wraps(build_model)

@@ -1,0 +1,201 @@
+"""What recorded runs show of a training: the samples to a goal, by batch, and the critical batch.
+
+The samples come from the metric's curve in each run. The critical batch comes from runs at several
+batches, from gradient noise, or from the user.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fullwire.answers.subjects import gradient_bytes
+from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches, noise_scale
+from fullwire.convergence.curves import Goal, curve_of, reach
+from fullwire.errors import FullwireError, UsageError
+from fullwire.findings.finding import Finding
+from fullwire.findings.targets import (
+    CriticalAsGiven,
+    CriticalFromNoise,
+    CriticalFromRuns,
+    CurveWasCleaned,
+    GoalIsForecast,
+    NoiseTellsNothing,
+    SamplesLostToTheBatch,
+)
+from fullwire.run.run import Run
+from fullwire.simulation.subject import plain_subject
+from fullwire.timeline.passes import passes_of_step
+
+_ANY = 12.0  # the factor within which a critical batch lies near any recorded one
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Evidence:
+    """The steps to a goal, as recorded runs show them."""
+
+    goal: Goal
+    law: BatchLaw
+    notes: tuple[Finding, ...]
+
+
+def evidence(
+    many: Sequence[tuple[str, Run]],
+    goal: Goal,
+    *,
+    recorded_batch: Sequence[int] = (),
+    critical_batch: float | None = None,
+    is_same_batch: bool = False,
+) -> Evidence:
+    """Read the goal's curve in each run that has it, and fit the samples by batch.
+
+    The first run is the predicted one; each has its name.
+    `recorded_batch` is the batch of the whole job for each run, where a run does not know its own.
+    With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown.
+    """
+    if recorded_batch and len(recorded_batch) != len(many):
+        raise UsageError(
+            f"recorded batch: expected one for each of {len(many)} runs, got {len(recorded_batch)}"
+        )
+    points: list[Point] = []
+    notes: list[Finding] = []
+    for number, (name, run) in enumerate(many):
+        if number == 0 and many[1:] and goal.metric not in set(run.metrics.name.tolist()):
+            continue  # the predicted run may be a workload, and the curves others' runs
+        whole = recorded_batch[number] if recorded_batch else global_batch(name, run)
+        curve = curve_of(run.metrics, goal.metric, name)
+        if curve.repeated or curve.not_numbers:
+            cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
+            notes.append(CurveWasCleaned(run=name, metric=goal.metric, **cleaned))
+        reached = reach(curve, goal, name)
+        if reached.is_forecast:
+            notes.append(
+                GoalIsForecast(
+                    run=name,
+                    goal=str(goal),
+                    steps=reached.steps,
+                    low=reached.low,
+                    high=reached.high,
+                    is_far=reached.is_far,
+                )
+            )
+        own = Point(batch=whole, samples=reached.steps * whole)
+        points.append(replace(own, spread=math.hypot(own.spread, reached.spread)))
+    known, basis = _critical(many, points, recorded_batch, critical_batch, is_same_batch)
+    law = fit_batches(points, known)
+    if known is None:
+        middle, low, high = law.critical_between()
+        batches = tuple(f"{batch:g}" for batch in sorted({point.batch for point in points}))
+        basis = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
+    notes = [*([] if basis is None else [basis]), *notes]
+    return Evidence(goal=goal, law=law, notes=tuple(notes))
+
+
+def own_work(
+    many: Sequence[tuple[str, Run]], recorded_batch: Sequence[int]
+) -> list[tuple[str, int, float]]:
+    """Return the work of a worker's pass in the first run, and in others of the same model."""
+    own, *others = (
+        (name, run, recorded_batch[number] if recorded_batch else None)
+        for number, (name, run) in enumerate(many)
+    )
+    shown_s = [_computed(*own)]
+    for name, run, whole in others:
+        if gradient_bytes(run) == gradient_bytes(own[1]):
+            with suppress(FullwireError):  # a run without a usual step still has its metric
+                shown_s.append(_computed(name, run, whole))
+    return shown_s
+
+
+def _computed(name: str, run: Run, whole: int | None) -> tuple[str, int, float]:
+    """Return a run's name, the samples of a worker's pass, and the seconds of its own work."""
+    samples = _pass_samples(name, run) if whole is None else max(1, round(whole / _passes(run)))
+    return name, samples, plain_subject(name, run).step.alone_ns * 1e-9
+
+
+def _critical(
+    many: Sequence[tuple[str, Run]],
+    points: Sequence[Point],
+    recorded_batch: Sequence[int],
+    given: float | None,
+    is_same_batch: bool,
+) -> tuple[Critical | None, Finding | None]:
+    """Return the critical batch if it comes from elsewhere than runs at several batches."""
+    if given is not None:
+        return Critical(batch=given, factor=1), CriticalAsGiven(batch=given)
+    if len({point.batch for point in points}) > 1:
+        return None, None
+    tells_nothing: UsageError | None = None
+    for number, (name, run) in enumerate(many):
+        if not len(run.noise):
+            continue
+        noise = run.noise
+        if recorded_batch and run.facts.pass_samples is None:  # and so its noise has none either
+            own = round(recorded_batch[number] / (run.facts.workers or 1))
+            noise = replace(noise, samples=np.full(len(noise), own))
+        try:
+            scale = noise_scale(noise, run.facts.workers, name)
+        except UsageError as error:
+            tells_nothing = tells_nothing or error
+            continue
+        prior = scale.critical
+        basis = CriticalFromNoise(
+            batch=scale.batch,
+            low=scale.batch / prior.factor,
+            high=scale.batch * prior.factor,
+            steps=scale.steps,
+        )
+        return prior, basis
+    if is_same_batch and points:
+        why = None if tells_nothing is None else NoiseTellsNothing(why=str(tells_nothing))
+        return Critical(batch=2 * points[0].batch, factor=_ANY), why
+    if tells_nothing is not None:
+        raise tells_nothing
+    return None, None
+
+
+def global_batch(name: str, run: Run) -> int:
+    """Return the samples of one step of a recorded job."""
+    return _pass_samples(name, run) * _passes(run)
+
+
+def _passes(run: Run) -> int:
+    """Return the passes of a step, of all workers together."""
+    return (run.facts.workers or 1) * (passes_of_step(run) or 1)
+
+
+def about_batch(run: Run) -> tuple[Finding, ...]:
+    """Say how many samples the size of the batch costs, if the run has its gradient noise."""
+    if not len(run.noise) or run.facts.pass_samples is None:
+        return ()
+    name = run.provenance.source
+    try:
+        scale = noise_scale(run.noise, run.facts.workers, name)
+    except UsageError as error:
+        return (NoiseTellsNothing(why=str(error)),)
+    batch, factor = global_batch(name, run), scale.critical.factor
+    return (
+        SamplesLostToTheBatch(
+            share=batch / (batch + scale.batch),
+            batch=batch,
+            critical=scale.batch,
+            low=scale.batch / factor,
+            high=scale.batch * factor,
+        ),
+    )
+
+
+def _pass_samples(name: str, run: Run) -> int:
+    if run.facts.pass_samples is not None:
+        return run.facts.pass_samples
+    told = re.match(r"\d+", run.facts.batch or "")
+    if told is None:
+        raise UsageError(
+            f"{name} does not know its batch: expected that of the whole job with --recorded-batch"
+        )
+    return int(told[0])
