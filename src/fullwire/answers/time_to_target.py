@@ -223,15 +223,6 @@ def to_goal(
     samples = batch / predictions["workers"] / together[0]
     share = np.minimum(law.time_s(samples) / speed[0] / predictions["step_s"], 1.0)
     doubt = law.doubt(samples) * share
-    fewest = predictions["workers"] * together[0]  # a sample of each worker in each pass
-    if (batch < fewest).all():
-        raise UsageError(
-            f"global batch: expected {fewest.min():,.0f} samples or more, one of each worker in "
-            f"each pass, got {batch.max():,.0f}"
-        )
-    if (batch < fewest).any():
-        needed = replace(needed, samples=np.where(batch < fewest, np.nan, needed.samples))
-        notes.append(BatchBelowWorkers(count=int((batch < fewest).sum())))
     needed = replace(needed, notes=tuple(notes))
     times = _times(needed, predictions, between_s, doubt, together[0], price)
     return first, predictions, between_s, times
@@ -381,6 +372,19 @@ def _times(
     price: Price | None,
 ) -> ToTarget:
     """Multiply the steps of each row by its length; `doubt` is that of its computing."""
+    fewest = predictions["workers"] * accumulate  # a sample of each worker in each pass
+    is_too_small = needed.batch < fewest
+    if is_too_small.all():
+        raise UsageError(
+            f"global batch: expected {fewest.min():,.0f} samples or more, one of each worker in "
+            f"each pass, got {needed.batch.max():,.0f}"
+        )
+    if is_too_small.any():
+        needed = replace(
+            needed,
+            samples=np.where(is_too_small, np.nan, needed.samples),
+            notes=(*needed.notes, BatchBelowWorkers(count=int(is_too_small.sum()))),
+        )
     steps = needed.samples / needed.batch
     time_s = steps * predictions["step_s"] * accumulate
     is_known = ~np.isnan(between_s[0])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from fullwire.cli.options import Json, LineRate, Verbose, print_json
 from fullwire.errors import UsageError
+
+if TYPE_CHECKING:
+    from fullwire.answers.until import Until
 
 _AFTER = "fullwire.compare.after"  # how many runs stand after --
 
@@ -41,6 +43,16 @@ def two_sides(context: typer.Context, runs: list[str]) -> tuple[list[str], list[
     if not 0 < stand_before < len(runs):
         raise UsageError("compare: expected runs on both sides of --")
     return runs[:stand_before], runs[stand_before:]
+
+
+def _tell_target(goal: Until, why: str, json: bool) -> None:
+    from fullwire.report.as_data import until_object
+    from fullwire.report.explanation import print_target_alone
+
+    if json:
+        print_json({"until": until_object(goal), "warnings": [why]})
+    else:
+        print_target_alone(goal, why)
 
 
 def compare(
@@ -83,17 +95,8 @@ def compare(
     from fullwire.answers.opening import completed
     from fullwire.answers.until import until as reached
     from fullwire.answers.verification import verify
-    from fullwire.report.as_data import (
-        comparison_object,
-        gate_object,
-        until_object,
-        verification_object,
-    )
-    from fullwire.report.explanation import (
-        comparison_markdown,
-        print_comparison,
-        print_target_alone,
-    )
+    from fullwire.report.as_data import whole_comparison
+    from fullwire.report.explanation import comparison_markdown, print_comparison
     from fullwire.units import share
 
     if markdown and json:
@@ -112,24 +115,12 @@ def compare(
         if goal is None or fail_if_slower is not None:
             raise
         # Imported curves have no steps, and two devices are no comparison: the target still is one.
-        why = f"steps are not compared: {error}"
-        if json:
-            print_json({"until": until_object(goal), "warnings": [why]})
-        else:
-            print_target_alone(goal, why)
+        _tell_target(goal, f"steps are not compared: {error}", json)
         return
     verification = verify(first[0], second[0], before_again=first[1:], after_again=second[1:])
     gate = None if fail_if_slower is None else result.gate(fail_if_slower)
     if json:
-        print_json(
-            {
-                **comparison_object(result),
-                "account": None if parts is None else asdict(parts),
-                "prediction": verification_object(verification),
-                "gate": gate_object(gate),
-                "until": until_object(goal),
-            }
-        )
+        print_json(whole_comparison(result, parts, verification, gate, goal))
     elif markdown:
         sys.stdout.write(comparison_markdown(result, parts, verification, gate, goal))
     else:

@@ -12,6 +12,7 @@ from fullwire.words import lines_to_paste, sentence, sentences, setting
 
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
+    from fullwire.answers.changed import Changed
     from fullwire.answers.cluster_fit import ClusterFit
     from fullwire.answers.codecs import Codecs
     from fullwire.answers.compare import Comparison, Gate
@@ -258,6 +259,23 @@ def comparison_object(result: Comparison) -> dict[str, Any]:
     for side in ("before_recordings", "after_recordings"):
         data[side] = [asdict(recording) for recording in data[side]]
     return {**data, "warnings": list(result.warnings)}
+
+
+def whole_comparison(
+    result: Comparison,
+    parts: Changed | None,
+    verification: Verification | None,
+    gate: Gate | None,
+    goal: Until | None,
+) -> dict[str, Any]:
+    """Return a comparison, with the accounts, the prediction, the gate and the target."""
+    return {
+        **comparison_object(result),
+        "account": None if parts is None else asdict(parts),
+        "prediction": verification_object(verification),
+        "gate": gate_object(gate),
+        "until": until_object(goal),
+    }
 
 
 def tuning_object(result: Tuning) -> dict[str, Any]:
