@@ -16,6 +16,7 @@ from fullwire.findings.plans import (
     OtherParallelism,
     UsualMlp,
 )
+from fullwire.report.contents import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.described_groups import degrees_of, kind_of_messages, kinds_of
 from fullwire.simulation.recognised_plan import Recognised, recognised
@@ -118,6 +119,9 @@ def test_a_written_run_keeps_what_its_groups_are_for(tmp_path: Path) -> None:
     run = run_of(tmp_path, JOBS["torchtitan, pp, ring of cp"])
     written = fw.read(fw.write(run, tmp_path / "job.run"))
     assert recognised(written).messages == recognised(run).messages
+    shown = {name: text for name, text, _ in fact_rows(run)}
+    # Of pp, dp_shard, dp and cp four groups of two ranks, of dp_shard_cp and dp_cp two of four.
+    assert shown["group_names"] == "20 names"
 
 
 def test_a_name_that_two_ranks_describe_differently_tells_nothing(tmp_path: Path) -> None:
