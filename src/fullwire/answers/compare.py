@@ -77,6 +77,7 @@ _ALWAYS_DIFFER = {
     "capture_clocks",
     "captured_packets",
     "supposed_packets",
+    "group_names",
 }
 FEWEST_STEPS = 5  # Of a recording: with fewer, noise is unknown.
 _MOST_RECORDINGS = 30  # Of each side: nobody makes more.

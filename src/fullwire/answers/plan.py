@@ -45,6 +45,10 @@ from fullwire.findings.plans import (
     EvenExperts,
     NearestFamily,
     NotInRecording,
+    OnlyKernels,
+    OpenRecomputation,
+    OpenVocabulary,
+    OtherParallelism,
     ProcessorsNotTold,
     PublishedFailures,
     UnlikeGroup,
@@ -59,10 +63,12 @@ from fullwire.simulation.recognised_plan import recognised
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.recorded_plan import calibrated as by_recording
 from fullwire.units import bits_per_second, ratio, seconds
+from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
+_KINDS = {"ep": "expert", "sp": "sequence"}  # of parallelism that is not recognised
 _MESSAGES = {  # of each degree
     "tp": "messages of tensor parallelism",
     "pp": "transfers between stages",
@@ -121,7 +127,8 @@ def plan(
         fw.plan("llama3-70b", cluster="dgx-h100", nodes=64, global_batch=512, seq=8192).best
         fw.plan(recorded="traces", to="tp=1,pp=2").best.step_s
     """
-    known = None if recorded is None else _known(recorded, cluster, nodes)
+    model = None if model is None else architecture(model)
+    known = None if recorded is None else _known(recorded, cluster, nodes, model)
     other = fixed_degrees(to)
     if known is not None:
         layout = known.recognised.layout
@@ -234,11 +241,14 @@ def _asked(
 
 
 def _known(
-    recorded: RunLike, cluster: ClusterLike | Sequence[ClusterLike] | None, nodes: str | int | None
+    recorded: RunLike,
+    cluster: ClusterLike | Sequence[ClusterLike] | None,
+    nodes: str | int | None,
+    model: Architecture | None,
 ) -> Recorded:
     """Recognise the plan of a run; a network that it does not tell is the one that is given."""
     run = opened(recorded).run
-    seen = recognised(run)
+    seen = recognised(run, model)
     here = None
     if run.facts.cluster is not None:
         here = described(run.facts.cluster, "the run's cluster")
@@ -276,6 +286,13 @@ def _from_run(known: Recorded) -> FromRun:
         not_recognised.append(UnlikeGroup(ranks=found.unlike_group))
     if found.has_usual_mlp:
         not_recognised.append(UsualMlp())
+    if found.open_vocabulary is not None:
+        not_recognised.append(OpenVocabulary(rows=found.open_vocabulary))
+    for kind, ranks in found.other_groups.items():
+        not_recognised.append(OtherParallelism(kind=_KINDS[kind], ranks=ranks))
+    not_recognised += [OnlyKernels(work=work) for work in found.only_kernels]
+    if "attention" in found.only_kernels:
+        not_recognised.append(OpenRecomputation())
     return FromRun(
         **{name: getattr(layout, name) for name in (*kept, "precision")},
         **{name: getattr(model, name) for name in sizes},

@@ -82,6 +82,39 @@ class UsualMlp(Finding):
     template = "the MLP, which is taken for one of four times the hidden vector"
 
 
+class OtherParallelism(Finding):
+    """A group tells a degree of parallelism that the recognised plan does not hold."""
+
+    template = "{kind} parallelism over {ranks:,} ranks"
+
+    kind: str  # expert, sequence
+    ranks: int
+
+
+class OpenVocabulary(Finding):
+    """With tensor parallelism, a rank may hold all rows of the embedding, or its part of them."""
+
+    template = (
+        "the vocabulary: a rank holds {rows:,} rows of the embedding, which are taken for all"
+    )
+
+    rows: int
+
+
+class OnlyKernels(Finding):
+    """No operation of the trace shows a class of work."""
+
+    template = "operations of {work}: kernels count by their names"
+
+    work: str
+
+
+class OpenRecomputation(Finding):
+    """Only kernels show attention, and they do not tell a pass from its repetition."""
+
+    template = "recomputation, which is taken for none"
+
+
 class BestFits(Finding):
     """The best of the plans that fit."""
 

@@ -83,6 +83,9 @@ def fact_rows(run: Run) -> list[list[str]]:
             if unit.startswith("(rank,") and len(value) <= _RANKS_SAID:
                 show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
                 text = ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in value)
+        elif name == "group_names":  # a large job has thousands
+            names = [part.rpartition(": ")[2].split() for part in str(value).split(", ")]
+            text = f"{sum(map(len, names)):,} names"
         elif name.endswith("_bps") and isinstance(value, float):
             text = show_rate(value)
         elif name.endswith("_s") and isinstance(value, float):

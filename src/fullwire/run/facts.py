@@ -164,6 +164,7 @@ class Facts:
     # The communication library and its settings: measured, reported by NCCL, or emulated.
     backend: str | None = fact("the library that torch.distributed sends with")
     groups: str | None = fact("the job's process groups by description, with their ranks: dp 2")
+    group_names: str | None = fact("names of process groups by description: mesh_tp: 1 2")
     transport_congestion: str | None = fact(
         "congestion control of the connections of Fullwire's transport, and why"
     )

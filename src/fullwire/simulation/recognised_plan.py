@@ -4,6 +4,9 @@ The trace holds matrix products, attention and the embedding. Their sizes give t
 that all products share, heads, layers of a stage, and microbatches. Groups of processes give the
 degrees where the job describes them (`mesh_tp 2`). Heads, embeddings and transfers between stages
 give the others. The answer names the parts that remain open.
+
+Of Transformer Engine's products, and of some fused attention, a trace shows kernels alone. Their
+names tell them, and the user's model gives the sizes that operations would show.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 from fullwire.clusters.cluster import Ints
 from fullwire.errors import UsageError
 from fullwire.run.run import Collectives, Run
+from fullwire.simulation.described_groups import degrees_of, descriptions_of, kind_of_messages
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, Precision
@@ -33,14 +37,11 @@ _PRECISIONS: Mapping[str, Precision] = {
     "c10::bfloat16": "bf16",
     "c10::float8_e4m3fn": "fp8",
 }
-# Words in the descriptions of groups, as DeviceMesh, Megatron, torchtitan and DeepSpeed write them.
-_WORDS = {
-    "tp": r"tp|tensor",
-    "pp": r"pp|pipe(?:line)?",
-    "cp": r"cp|context",
-    "ep": r"ep|expert",
-    "dp": r"dp|data|fsdp|ddp|shard|replicate",
-}
+# Kernels by name, for work that no operation shows.
+_ATTENTION_KERNEL = re.compile(r"fmha|flash|attn|attention|sdpa", re.IGNORECASE)
+_PRODUCT_KERNEL = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|cijk_", re.IGNORECASE)
+_WORK = {"matmul": "matrix products", "attention": "attention"}
+_TRANSFERS = ("send", "recv", "sendrecv")
 _SIZE = re.compile(r"[0-9]{1,18}")
 _SMALL_BYTES = 1024  # sums of a loss or of norms
 
@@ -58,12 +59,18 @@ class Recognised:
     messages: Mapping[str, tuple[tuple[str, float, float], ...]]  # by kind: op, bytes, seconds
     unlike_group: int | None  # the ranks of a data-parallel group that does not fit the degrees
     has_usual_mlp: bool  # no product shows its width: four times the hidden vector is taken
+    other_groups: Mapping[str, int]  # ranks of expert or sequence parallelism: ep, sp
+    open_vocabulary: int | None  # the embedding's rows, if a rank may hold a part of them
+    only_kernels: tuple[str, ...]  # classes of work that no operation shows
     source: str
 
 
-def recognised(run: Run) -> Recognised:
-    """Recognise the model and the plan of a run that was traced with shapes."""
-    return _Recognising(run).answer()
+def recognised(run: Run, model: Architecture | None = None) -> Recognised:
+    """Recognise the model and the plan of a run that was traced with shapes.
+
+    - `model`: gives the sizes that no operation of the trace shows.
+    """
+    return _Recognising(run, model).answer()
 
 
 def _sizes(shapes: str) -> list[list[int]]:
@@ -78,10 +85,15 @@ def _sizes(shapes: str) -> list[list[int]]:
 class _Recognising:
     """The operations of a run by rank; each method recognises one part of the plan."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, model: Architecture | None) -> None:
         self.run = run
+        self.model = model
+        self.told = degrees_of(run.facts.groups or "")
+        self.descriptions = descriptions_of(run.facts.group_names or "")
         self.unlike_group: int | None = None
         self.has_usual_mlp = False
+        self.open_vocabulary: int | None = None
+        self.only_kernels: list[str] = []  # classes of work that kernels show, and no operation
         table = run.operations
         self.steps = sorted({int(step) for step in table.step[table.step >= 0]})
         if not len(table) or not self.steps:
@@ -102,30 +114,37 @@ class _Recognising:
 
     def answer(self) -> Recognised:
         """Recognise one part after the other."""
-        if any("_grouped_mm" in name for rank in self.ranks for name, _ in self.calls[rank]):
+        named = {name for rank in self.ranks for name, _ in self.calls[rank]}
+        if any("_grouped_mm" in name for name in named):
             raise UsageError("from: expected a model of dense layers, got one with experts")
         batch, sequence, local_heads, local_kv, head_dim = self._attention()
         tokens = batch * sequence
-        [vocab, hidden], _ = self._embedding(tokens)
+        [rows, hidden], _ = self._embedding(tokens)
         tp, pp, dp, cp = self._degrees(hidden, local_heads * head_dim)
         micro = self._microbatches()
-        passes = [self._passes(rank, backward=True) / micro for rank in self.ranks]
-        if min(passes) <= 0:
-            raise UsageError("from: expected each rank's backward pass of attention, got none")
-        layers = max(1, round(float(np.mean(passes)) * pp))
-        # Recomputation runs a layer's attention twice for each backward pass of it.
-        again = self._passes(self.ranks[0], backward=False) / (passes[0] * micro)
-        model = Architecture(
-            name=self.run.facts.model or "recorded",
-            layers=layers,
-            hidden=hidden,
-            heads=local_heads * tp,
-            kv_heads=self._kv_heads(tokens, hidden, local_heads, local_kv, head_dim) * tp,
-            head_dim=head_dim,
-            vocab=vocab,
-            sequence=sequence * cp,
-            **self._mlp(tokens, hidden, local_heads * head_dim, vocab, tp),
-        )
+        layers, again = self._layers(pp, micro)
+        if self.model is not None and self.only_kernels:
+            model = self.model
+            if model.moe is not None:
+                raise UsageError("from: expected a model of dense layers, got one with experts")
+            if (model.hidden, model.heads) != (hidden, local_heads * tp):
+                raise UsageError(
+                    f"model: expected the trace's, with {local_heads * tp} heads and a hidden "
+                    f"vector of {hidden}, got {model.name} with {model.heads} and {model.hidden}"
+                )
+        else:
+            vocab = self._vocabulary(rows, tokens, hidden, tp)
+            model = Architecture(
+                name=self.run.facts.model or "recorded",
+                layers=layers,
+                hidden=hidden,
+                heads=local_heads * tp,
+                kv_heads=self._kv_heads(tokens, hidden, local_heads, local_kv, head_dim) * tp,
+                head_dim=head_dim,
+                vocab=vocab,
+                sequence=sequence * cp,
+                **self._mlp(tokens, hidden, local_heads * head_dim, vocab, tp),
+            )
         kinds = self._kinds(tokens, hidden, tp)
         zero = 0
         if dp > 1 and any(op == "reducescatter" for op, *_ in kinds.get("dp", ())):
@@ -159,8 +178,38 @@ class _Recognising:
             messages=kinds,
             unlike_group=self.unlike_group,
             has_usual_mlp=self.has_usual_mlp,
+            other_groups={
+                kind: ranks
+                for kind, ranks in self.told.of.items()
+                if kind in ("ep", "sp") and ranks > 1
+            },
+            open_vocabulary=self.open_vocabulary,
+            only_kernels=tuple(_WORK[work] for work in self.only_kernels),
             source=self.run.provenance.source,
         )
+
+    def _layers(self, pp: int, micro: int) -> tuple[int, float]:
+        """Return the model's layers, and attention's forward passes for each backward pass.
+
+        A layer has four products or more, each forward and twice backward. If the trace has fewer,
+        they are no operations.
+        """
+        if "attention" in self.only_kernels:
+            assert self.model is not None
+            of_stage = self.model.layers / pp
+            layers, again = self.model.layers, 1.0
+        else:
+            passes = [self._passes(rank, backward=True) / micro for rank in self.ranks]
+            if min(passes) <= 0:
+                raise UsageError("from: expected each rank's backward pass of attention, got none")
+            of_stage = float(np.mean(passes))
+            layers = max(1, round(of_stage * pp))
+            # Recomputation runs a layer's attention twice for each backward pass of it.
+            again = self._passes(self.ranks[0], backward=False) / (passes[0] * micro)
+        products = sum(calls for rank in self.ranks for _, calls in self._shapes(rank, *_PRODUCTS))
+        if products < 3 * of_stage * micro * len(self.steps) * len(self.ranks):
+            self.only_kernels.append("matmul")
+        return layers, again
 
     def _shapes(self, rank: int, *names: str) -> Iterator[tuple[list[list[int]], int]]:
         """Yield the sizes of operations with these names, and their calls."""
@@ -186,7 +235,7 @@ class _Recognising:
         return self._plain_attention()
 
     def _plain_attention(self) -> tuple[int, int, int, int, int]:
-        """Return the same of attention by products of its own: scores, then values."""
+        """Return the same of attention by products of its own, or of the model that was given."""
         *batch, tokens = self._embedding(1)[1]
         sequences = math.prod(batch)
         for rank in self.ranks:
@@ -202,10 +251,29 @@ class _Recognising:
                                 count // sequences,
                                 sides[0],
                             )
-        raise UsageError(
-            "from: expected attention, as one operation or as products of scores and values, got "
-            "neither with the sequence's length"
-        )
+        # Only kernels show attention: the user's model gives its sizes.
+        if self.model is None:
+            raise UsageError(
+                "from: expected attention, as one operation or as products of scores and values, "
+                "got neither with the sequence's length: give the model too (llama3-8b, "
+                "config.json), whose sizes the trace does not show"
+            )
+        self.only_kernels.append("attention")
+        tp = self.told.of.get("tp", 1)
+        values = tokens * sequences * self.model.hidden
+        is_open = "tp" not in self.told.of and self.world > 1
+        if is_open and np.isin(self.run.collectives.bytes, [values, 2 * values, 4 * values]).any():
+            raise UsageError(
+                "from: expected a description of the group of tensor parallelism (mesh_tp) where "
+                "no operation shows attention, got none"
+            )
+        if self.model.heads % tp:
+            raise UsageError(
+                f"from: expected a divisor of {self.model.heads} heads as degree of tensor "
+                f"parallelism, got a group of {tp} ranks"
+            )
+        kv_heads = max(1, self.model.kv_heads // tp)
+        return sequences, tokens, self.model.heads // tp, kv_heads, self.model.head_dim
 
     def _embedding(self, tokens: int) -> list[list[int]]:
         """Return the sizes of the embedding and of its input; one of positions has fewer rows."""
@@ -224,21 +292,19 @@ class _Recognising:
 
     def _degrees(self, hidden: int, own_width: int) -> tuple[int, int, int, int]:
         """Return TP, PP, DP and CP: by descriptions of groups, else by shapes and transfers."""
-        told: dict[str, int] = {}
-        for part in (self.run.facts.groups or "").split(", "):
-            name, _, size = part.rpartition(" ")
-            for kind, words in _WORDS.items():
-                is_meant = re.search(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", name.lower())
-                if is_meant and _SIZE.fullmatch(size):
-                    told[kind] = max(told.get(kind, 1), int(size))
-        found = {"cp": told.get("cp", 1)}
-        found["tp"] = told.get("tp", hidden // own_width if hidden % own_width == 0 else 1)
-        sends = np.isin(self.run.collectives.op, ("send", "recv", "sendrecv")).any()
+        told = self.told.of
+        is_shown = "attention" not in self.only_kernels and hidden % own_width == 0
+        by_shape = hidden // own_width if is_shown else 1
+        found = {"cp": told.get("cp", 1), "tp": told.get("tp", by_shape)}
+        table = self.run.collectives
+        senders = set(table.group[np.isin(table.op, _TRANSFERS)].tolist())
+        sends = any(self.described_kind(name) in ("", "pp") for name in senders)
         first = sum(any(self._shapes(rank, "aten::embedding")) for rank in self.ranks)
         holders = max(1, first * self.world // len(self.ranks))
         found["pp"] = told.get("pp", self.world // holders if sends else 1)
-        if "tp" in told and "dp" in told and "pp" not in told and sends:
-            found["pp"] = self.world // (found["tp"] * found["cp"] * told["dp"])
+        ways = self.told.dp_and_cp or told.get("dp", 0) * found["cp"]
+        if "tp" in told and ways and "pp" not in told and sends:
+            found["pp"] = self.world // (found["tp"] * ways)
         together = found["tp"] * found["pp"] * found["cp"]
         if together == 0 or self.world % together:
             raise UsageError(
@@ -246,8 +312,11 @@ class _Recognising:
                 f"{found['pp']}, cp {found['cp']} from groups and shapes"
             )
         dp = self.world // together
-        if told.get("dp", dp) not in (dp, dp * found["cp"]):
+        both = dp * found["cp"]
+        if told.get("dp", dp) not in (dp, both):
             self.unlike_group = told["dp"]
+        elif self.told.dp_and_cp not in (None, both):
+            self.unlike_group = self.told.dp_and_cp
         return found["tp"], found["pp"], dp, found["cp"]
 
     def _microbatches(self) -> int:
@@ -273,13 +342,9 @@ class _Recognising:
         plain = sum(calls for _, calls in self._shapes(rank, *_BATCHED))
         return (fused or plain / 6) / len(self.steps)
 
-    def _others(self, tokens: int, hidden: int) -> Counter[int]:
-        """Count the products of a layer by their side that is neither tokens nor hidden vector.
-
-        Each matrix has three products: forward, and the gradients of its input and its weight.
-        """
+    def _sides(self, rank: int, tokens: int, hidden: int) -> Counter[int]:
+        """Count a rank's products by their side that is neither tokens nor hidden vector."""
         calls_of: Counter[int] = Counter()
-        rank = self.ranks[0]
         for sizes, calls in self._shapes(rank, *_PRODUCTS):
             two = [size for size in sizes if len(size) == 2][-2:]
             if len(two) < 2:
@@ -290,8 +355,36 @@ class _Recognising:
                     sides.remove(known)
             if len(sides) == 1:
                 calls_of[sides[0]] += calls
+        return calls_of
+
+    def _others(self, tokens: int, hidden: int) -> Counter[int]:
+        """Count the products of a layer by their side that is neither tokens nor hidden vector.
+
+        Each matrix has three products: forward, and the gradients of its input and its weight.
+        """
+        rank = self.ranks[0]
         per_layer = 3 * self._passes(rank, backward=True) * len(self.steps)
-        return Counter({side: round(calls / per_layer) for side, calls in calls_of.items()})
+        sides = self._sides(rank, tokens, hidden)
+        return Counter({side: round(calls / per_layer) for side, calls in sides.items()})
+
+    def _vocabulary(self, rows: int, tokens: int, hidden: int, tp: int) -> int:
+        """Return the words of the model; with TP a rank may hold a part of the embedding's rows.
+
+        The loss shows all words, or the head's product shows those of a rank.
+        """
+        losses = [
+            sizes[0][-1]
+            for rank in self.ranks
+            for sizes, _ in self._shapes(rank, "aten::nll_loss_forward")
+        ]
+        heads = {side for rank in self.ranks for side in self._sides(rank, tokens, hidden)}
+        if tp == 1 or rows in losses:
+            return rows
+        if rows * tp in losses or rows in heads:
+            return rows * tp
+        if rows % tp or rows // tp not in heads:
+            self.open_vocabulary = rows
+        return rows
 
     def _kv_heads(self, tokens: int, hidden: int, heads: int, kv_heads: int, width: int) -> int:
         """Return the heads of keys; a job may have repeated them before attention."""
@@ -308,7 +401,7 @@ class _Recognising:
         wide = {
             side: count
             for side, count in sorted(others.items())
-            if count and side not in (own_width, vocab)
+            if count and side not in (own_width, vocab, vocab // tp)
         }
         for side, count in wide.items():
             if count == 1 and wide.get(2 * side) == 1:  # gate and up in one matrix
@@ -336,13 +429,19 @@ class _Recognising:
             kinds[kind].append(message)
         return {kind: tuple(kinds.get(kind, ())) for kind in ("tp", "dp", "pp", "cp")}
 
+    def described_kind(self, group: str) -> str:
+        """Return the parallelism that a group's description names; empty if it is open.
+
+        NCCL's collectives bear the name of their group, which may be a number, with members or
+        ranks behind it: `7`, `7 [0, 1]`, `7 0>1`.
+        """
+        return kind_of_messages(self.descriptions.get(group.partition(" ")[0], group))
+
     def kind_of(self, table: Collectives, row: int, tokens: int, hidden: int, tp: int) -> str:
         """Return the parallelism that a collective serves."""
-        name = str(table.group[row]).lower()
-        for kind in ("tp", "pp", "cp", "dp"):
-            if re.search(rf"(?:^|[^a-z])(?:{_WORDS[kind]})(?:[^a-z]|$)", name):
-                return kind
-        if table.op[row] in ("send", "recv", "sendrecv"):
+        if kind := self.described_kind(str(table.group[row])):
+            return kind
+        if table.op[row] in _TRANSFERS:
             return "pp"
         values = tokens * hidden
         is_activation = any(table.bytes[row] == values * size for size in (1, 2, 4))
@@ -375,6 +474,8 @@ class _Recognising:
                 "waiting": sum(ns for (name, _), ns in spent_ns.items() if "wait_tensor" in name),
                 "optimizer": sum(ns for (name, _), ns in spent_ns.items() if "Optimizer" in name),
             }
+            if self.only_kernels:
+                by |= self._in_kernels(rank)
             spans = self.run.spans
             mine = (spans.rank == rank) & (spans.lane == "compute") & (spans.step >= 0)
             work = _joined(spans.start_ns[mine], spans.end_ns[mine])
@@ -412,7 +513,32 @@ class _Recognising:
             own_s = seconds["matmul"] + seconds["attention"] + seconds["rest"]
             answers.append((own_s, beside_ns / max(sums_ns, 1), seconds))
         _, share, seconds = max(answers, key=lambda answer: answer[0])
+        for name, kernels in (("matmul", "gemm, nvjet"), ("attention", "flash, fmha")):
+            if seconds[name] <= 0:
+                raise UsageError(
+                    f"from: expected the time of the layers' {_WORK[name]}, in operations of "
+                    f"PyTorch or in kernels with their names ({kernels}), got none in "
+                    f"{shown(self.run.provenance.source)}"
+                )
         return share, seconds
+
+    def _in_kernels(self, rank: int) -> dict[str, int]:
+        """Return the time of work that no operation shows, by the names of kernels."""
+        spans, spent_ns = self.run.spans, self.spent_ns[rank]
+        mine = (spans.rank == rank) & (spans.lane == "compute") & (spans.step >= 0)
+        lengths_ns = (spans.end_ns[mine] - spans.start_ns[mine]).tolist()
+        by_name: Counter[str] = Counter()
+        for name, length_ns in zip(spans.name[mine].tolist(), lengths_ns, strict=True):
+            by_name[name] += length_ns
+        # Scores and values are products, too: as operations they count as attention already.
+        batched_ns = sum(ns for (name, _), ns in spent_ns.items() if name in _BATCHED)
+        by = Counter(matmul=-batched_ns)
+        for name, length_ns in by_name.items():
+            if _ATTENTION_KERNEL.search(name):
+                by["attention"] += length_ns
+            elif _PRODUCT_KERNEL.search(name):
+                by["matmul"] += length_ns
+        return {work: max(0, by[work]) for work in self.only_kernels}
 
     def _drained_ns(self, rank: int) -> int:
         """Return how long a rank had nothing to do at the ends of steps: others still had."""

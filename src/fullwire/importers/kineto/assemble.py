@@ -38,6 +38,7 @@ from fullwire.units import show_ranks, show_time, shown
 _MOST_NAMED = 5  # unknown kernels, in a warning
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 _MOST_GROUPS = 64  # descriptions; a job has some kinds of groups, and many of each
+_MOST_GROUP_NAMES = 10_000
 _REPORTED_NS = 100_000  # clocks of hosts usually differ by less, which is not reported
 
 
@@ -208,6 +209,7 @@ class Job:
         all_known = all(hosts) and [rank for rank, _ in ordered] == list(range(len(ordered)))
         scatter_s = tuple((rank, ns * 1e-9) for rank, ns in sorted(clocks.scatter_ns.items()))
         remarks = [*_about_ranks(dict(ordered)), *_about_clocks(dict(ordered), clocks)]
+        groups_told, group_names = _groups(ordered)
         sources = ", ".join(map(name_of, paths[:_MOST_NAMED]))
         return Run(
             provenance=Provenance(
@@ -219,7 +221,8 @@ class Job:
                 # A gradient in these tables is a whole bucket already.
                 buckets="none" if any(outline.has_gradients for _, outline in ordered) else None,
                 backend=_listed(outline.backend for _, outline in ordered),
-                groups=_groups(ordered),
+                groups=groups_told,
+                group_names=group_names,
                 device=_listed(outline.device for _, outline in ordered),
                 hosts=",".join(host.replace(",", ".") for host in hosts) if all_known else None,
                 clock_scatter_s=scatter_s if len(ordered) > 1 else None,
@@ -298,14 +301,26 @@ def read_kineto(
     )
 
 
-def _groups(ranks: Iterable[tuple[int, Outline]]) -> str | None:
-    """Return the groups with the ranks of the largest one of each description."""
+def _groups(ranks: Iterable[tuple[int, Outline]]) -> tuple[str | None, str | None]:
+    """Return the ranks of the largest group of each description, and the names of its groups.
+
+    A name that ranks describe differently is left out.
+    """
     sizes: dict[str, int] = {}
+    told: dict[str, set[str]] = {}
     for _, outline in ranks:
-        for name, size in outline.groups.items():
-            sizes[name] = max(size, sizes.get(name, 0))
+        for description, size in outline.groups.items():
+            sizes[description] = max(size, sizes.get(description, 0))
+        for name, description in outline.group_names.items():
+            told.setdefault(name, set()).add(description)
     named = sorted(sizes.items())[:_MOST_GROUPS]
-    return ", ".join(f"{name.replace(',', ' ')} {size}" for name, size in named) or None
+    groups = ", ".join(f"{name.replace(',', ' ')} {size}" for name, size in named)
+    names: dict[str, list[str]] = {}
+    for name, descriptions in sorted(told.items())[:_MOST_GROUP_NAMES]:
+        if len(descriptions) == 1 and not re.search(r"[\s,:]", name):
+            names.setdefault(re.sub("[,:]", " ", descriptions.pop()), []).append(name)
+    listed = ", ".join(f"{what}: {' '.join(of_it)}" for what, of_it in sorted(names.items()))
+    return groups or None, listed or None
 
 
 def _listed(told: Iterable[str]) -> str | None:

@@ -58,6 +58,7 @@ class Outline:
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
     groups: Mapping[str, int]
+    group_names: Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -155,6 +156,7 @@ def _outline(
         problems=trace.problems,
         remarks=remarks,
         groups=trace.groups,
+        group_names=trace.group_names,
     )
 
 

@@ -46,7 +46,7 @@ _COMMUNICATION = re.compile(
 # Inductor names a kernel after the operators that it fuses, which may include a collective's wait.
 _COMPUTATION_FIRST = re.compile(r"\s*triton_")
 _COMPUTATION = re.compile(
-    r"at::|at_cuda|c10::|cutlass|cublas|cudnn|cusparse|cufft|cub::|thrust|triton|torch|aten|fbgemm"
+    r"at::|at_cuda|c10::|cutlass|cublas|nvjet|cudnn|cusparse|cufft|cub::|thrust|triton|torch|aten|fbgemm"
     r"|gem[mv]|elementwise|vectorized|reduce|softmax|norm|flash|fmha|attention|conv|grad|fprop"
     r"|winograd|cijk_|split_?k|apex|transformer_engine|multi_tensor|embedding|dropout|adam|sgd"
     r"|\bbn_|pool|nch|nhwc|copy|concat|cat|index|gather|scatter|fft|sort|fused|\bck::|miopen|rocblas"

@@ -39,6 +39,7 @@ _PACKED_BYTES = 2**14  # They unpack to some chunks.
 _MOST_VALUE_BYTES = 64 * 2**20  # For one event, or the list of all groups of a large job.
 _MOST_LIST_BYTES = 2**30  # For lists of the profiler before Kineto, which traced some steps.
 MOST_RANKS = 100_000_000
+_UNDESCRIBED = ("", "default_pg", "undefined")  # as torch writes it
 
 
 class _Legacy(msgspec.Struct, gc=False):
@@ -94,6 +95,7 @@ class Trace:
     problems: tuple[str, ...]
     events: int
     groups: Mapping[str, int]  # ranks of the largest group with each description
+    group_names: Mapping[str, str]  # descriptions by the name that collectives bear
     shaped: tuple[Shaped, ...]
 
     @property
@@ -392,6 +394,7 @@ def _trace(
     info: Mapping[str, object] = given if isinstance(given, dict) else {}
     devices = header.get("deviceProperties")
     device = devices[0] if isinstance(devices, list) and devices else {}
+    groups, group_names = _groups(info.get("pg_config"))
     return Trace(
         path=path,
         rank=_whole(info.get("rank"), MOST_RANKS),
@@ -408,23 +411,27 @@ def _trace(
         names=tuple(map(_name, scanner.names())),
         problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
         events=scanner.events,
-        groups=_groups(info.get("pg_config")),
+        groups=groups,
+        group_names=group_names,
         shaped=shaped,
     )
 
 
-def _groups(told: object) -> dict[str, int]:
-    """Return the ranks of the largest group with each description."""
+def _groups(told: object) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the ranks of the largest group with each description, and each name's description."""
     groups: dict[str, int] = {}
+    names: dict[str, str] = {}
     for entry in told if isinstance(told, list) else []:
         if isinstance(entry, dict):
             ranks = entry.get("ranks")
             size = _whole(entry.get("pg_size"), MOST_RANKS) or 0
             size = size or (len(ranks) if isinstance(ranks, list) else 0)
-            name = _text(entry.get("pg_desc")) or _text(entry.get("pg_name"))
-            if name and size:
-                groups[name] = max(size, groups.get(name, 0))
-    return groups
+            name, description = _text(entry.get("pg_name")), _text(entry.get("pg_desc"))
+            if size and (description or name):
+                groups[description or name] = max(size, groups.get(description or name, 0))
+            if name and size != 1 and description not in _UNDESCRIBED:
+                names[name] = description
+    return groups, names
 
 
 def _columns(columns: Mapping[str, NDArray[Any]]) -> Columns:
