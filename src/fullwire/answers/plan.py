@@ -43,6 +43,7 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     EvenExperts,
+    MemoryOfAnother,
     NearestFamily,
     NotInRecording,
     ProcessorsNotTold,
@@ -61,6 +62,7 @@ from fullwire.simulation.recorded_plan import calibrated as by_recording
 from fullwire.units import bits_per_second, ratio, seconds
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE
+from fullwire.workloads.stage_memory import GIB
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
 _MESSAGES = {  # of each degree
@@ -308,8 +310,15 @@ def _clusters(given: ClusterLike | Sequence[ClusterLike] | None) -> list[Cluster
 def _assumptions(
     question: Question, degrees: Mapping[str, int], has_usual_failures: bool
 ) -> Iterator[Finding]:
+    device = question.device
     if question.assumed:
-        yield NearestFamily(device=question.device.title)
+        yield NearestFamily(device=device.title)
+    if device.other_memory_gb is not None:
+        yield MemoryOfAnother(
+            device=device.title,
+            gib=device.memory_bytes / GIB,
+            stated_gb=device.other_memory_gb,
+        )
     if question.cluster.measured is None:
         yield UsualShareOfLinks()
     if question.model.moe is not None:
