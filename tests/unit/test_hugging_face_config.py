@@ -261,6 +261,7 @@ def test_windows_without_one_step_are_refused_by_name(
         (LLAMA | {"mlp_bias": True}, "mlp_bias: expected false without attention_bias"),
         (LLAMA | {"model_type": "gemma3"}, "model_type: expected one of llama, .* got 'gemma3'"),
         (GEMMA2 | {"use_bidirectional_attention": True}, "got use_bidirectional_attention"),
+        (QWEN | {"num_hidden_layers": 10**9, "max_window_layers": 0}, "layers: expected at most"),
     ],
 )
 def test_a_field_that_changes_the_model_is_refused_by_name(

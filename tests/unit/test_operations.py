@@ -38,6 +38,7 @@ H100 = accelerator("h100")
         ("hpg.dgxb200x8.n16", "b200", 180, 1),
         ("1xXE9680Lx8B200-SXM-180GB", "b200", 180, 1),
         ("gb200nvl72", "gb200", 186, 1),
+        ("72 GB200", "gb200", 186, 1),
         ("NVIDIA A100-SXM4-80GB", "a100", 80, 1),
         ("a100pcie40gb", "a100", 40, 0.75),
         ("NVIDIA GH200 480GB", "gh200", 96, 1),  # CUDA's name of the device of 96 GB

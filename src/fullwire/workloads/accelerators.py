@@ -130,7 +130,7 @@ def accelerator_names() -> tuple[str, ...]:
 
 def _recognised(device: Mapping[str, Any], text: str) -> Accelerator:
     made = _made(device)
-    memory = re.search(r"(\d{2,3})\s*gi?b", text.lower())
+    memory = re.search(r"(\d{2,3})\s*gi?b(?!\d)", text.lower())  # "72 GB200" are 72 devices
     power = re.search(r"(\d{3,4})\s*w\b", text.lower())
     rate = made.memory_bytes_per_s
     stated = int(memory[1]) if memory else None

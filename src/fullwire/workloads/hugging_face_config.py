@@ -268,6 +268,7 @@ def _window(config: Fields, family: _Family, kind: str, layers: int) -> tuple[in
         return window, 0
     if kind == "smollm3":
         raise UsageError(f"{config.place}: expected layer_types with use_sliding_window")
+    layers = min(layers, 10_000)  # more are refused later
     if kind == "qwen2_moe":
         has_window = [layer % 2 == 0 and layer < first for layer in range(layers)]
     else:
