@@ -23,20 +23,19 @@ from statistics import median
 from fullwire.errors import UsageError
 from fullwire.workloads.architecture import Architecture, Mla, Moe
 from fullwire.workloads.layout import Layout, Precision, Recompute
+from fullwire.workloads.megatron_arguments import TOKENIZER_VOCABULARIES
 from fullwire.workloads.stage_memory import GIB, stages
 from validation import arguments, results
 
 TOLERANCE = 0.08
 Row = Mapping[str, str]
-# Rows of a vocabulary that a test states by its tokenizer only.
+# Rows of a vocabulary that a test states by its tokenizer only; the files of two kinds are known.
 VOCABULARIES = {
+    **TOKENIZER_VOCABULARIES,
     "GPTSentencePieceTokenizer": 256000,
     "HuggingFaceTokenizer": 129280,
-    "TikTokenizer": 131072,
-    "Llama2Tokenizer": 32000,
-    "BertWordPieceCase": 28996,
 }
-GPT2_VOCABULARY = 50257
+GPT2_VOCABULARY = TOKENIZER_VOCABULARIES["GPT2BPETokenizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

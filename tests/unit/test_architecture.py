@@ -237,7 +237,7 @@ def test_configs_of_experts_are_read(tmp_path: Path) -> None:
     assert architecture(path).parameters == PUBLISHED["qwen3-30b-a3b"]
     oss = {"model_type": "gpt_oss", "attention_bias": True, "experts_per_token": 4, "head_dim": 64,
            "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
-           "layer_types": ["sliding_attention", "full_attention"], "num_attention_heads": 64,
+           "layer_types": ["sliding_attention", "full_attention"] * 12, "num_attention_heads": 64,
            "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
            "num_local_experts": 32, "sliding_window": 128, "swiglu_limit": 7.0,
            "tie_word_embeddings": False, "vocab_size": 201088}  # fmt: skip

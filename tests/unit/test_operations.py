@@ -33,6 +33,39 @@ H100 = accelerator("h100")
         ("TPU v5p", "tpu-v5p", 95, 1),
         ("Gaudi2", "gaudi2", 96, 1),
         ("MI355X", "mi355x", 288, 1),
+        ("8xH100", "h100", 80, 1),
+        ("dgx-h100", "h100", 80, 1),
+        ("hpg.dgxb200x8.n16", "b200", 180, 1),
+        ("1xXE9680Lx8B200-SXM-180GB", "b200", 180, 1),
+        ("gb200nvl72", "gb200", 186, 1),
+        ("72 GB200", "gb200", 186, 1),
+        ("NVIDIA A100-SXM4-80GB", "a100", 80, 1),
+        ("a100pcie40gb", "a100", 40, 0.75),
+        ("NVIDIA GH200 480GB", "gh200", 96, 1),  # CUDA's name of the device of 96 GB
+        ("GH200 120GB", "gh200", 96, 1),
+        ("GH200 144GB HBM3e", "gh200", 144, 1),
+        ("H100 NVL 188GB", "h100", 80, 1),  # of two devices
+        ("A100-20GB", "a100", 20, 1),  # a part of a device
+        ("NVIDIA GeForce RTX 4090", "rtx-4090", 24, 1),
+        ("RTX A6000", "rtx-a6000", 48, 1),
+        ("A6000", "rtx-a6000", 48, 1),
+        ("NVIDIA A40", "a40", 48, 1),
+        ("NVIDIA A10", "a10", 24, 1),
+        ("A10G", "a10g", 24, 1),
+        ("NVIDIA L4", "l4", 24, 1),
+        ("L40S", "l40s", 48, 1),
+        ("Tesla T4", "t4", 16, 1),
+        ("MI250", "mi250", 64, 1),
+        ("AMD Instinct MI250X", "mi250x", 64, 1),
+        ("MI300A", "mi300a", 128, 1),
+        ("MI 300X", "mi300x", 192, 1),
+        ("TPUv4", "tpu-v4", 32, 1),
+        ("v4-128", "tpu-v4", 32, 1),
+        ("v5e-256", "tpu-v5e", 16, 1),
+        ("v5litepod-16", "tpu-v5e", 16, 1),
+        ("TPU v5 lite", "tpu-v5e", 16, 1),
+        ("v5p-128", "tpu-v5p", 95, 1),
+        ("v6e-8", "tpu-v6e", 32, 1),
     ],
 )
 def test_a_device_is_recognised_as_its_source_wrote_it(
@@ -42,6 +75,21 @@ def test_a_device_is_recognised_as_its_source_wrote_it(
     assert device.family == family
     assert device.memory_bytes / 2**30 == pytest.approx(memory_gb, rel=0.01)
     assert device.power_share == pytest.approx(power_share)
+
+
+@pytest.mark.parametrize(
+    "text", ["lab-200g", "alpha-100g", "cloud-100g-tcp", "site-v4-2", "v4", "RTX 6000 Ada", "L40"]
+)
+def test_a_name_that_only_looks_like_a_device_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="device: expected one of"):
+        accelerator(text)
+
+
+def test_memory_that_no_such_device_has_is_told() -> None:
+    assert accelerator("NVIDIA GH200 480GB").other_memory_gb == 480
+    assert accelerator("H100 NVL 188GB").other_memory_gb == 188
+    assert accelerator("GH200 144GB").other_memory_gb is None
+    assert not accelerator("NVIDIA GH200 480GB").is_memory_stated
 
 
 def test_memory_that_is_not_stated_is_marked() -> None:

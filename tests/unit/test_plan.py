@@ -15,7 +15,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.plans import EvenExperts
+from fullwire.findings.plans import EvenExperts, MemoryOfAnother
 from fullwire.report.plans import in_words, plan_data
 from tests.conftest import Cli
 
@@ -146,6 +146,16 @@ def test_racks_use_a_power_of_two_of_their_devices() -> None:
     result = fw.plan("qwen3-30b-a3b", cluster="gb200-nvl72", nodes=1, global_batch=256, seq=4096)
     assert result.best.devices == 64
     assert EvenExperts() in result.assumed
+
+
+def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
+    device = "NVIDIA GH200 480GB"
+    result = fw.plan("llama3-8b", cluster="dgx-h100", nodes=1, global_batch=64, device=device)
+    assert result.device_bytes == pytest.approx(95.3 * 2**30, rel=0.01)
+    notes = [note for note in result.assumed if isinstance(note, MemoryOfAnother)]
+    assert [note.stated_gb for note in notes] == [480]
+    sentences = plan_data(result)["assumed"]
+    assert any("has 95 GiB: the 480 GB in its name are not its own" in one for one in sentences)
 
 
 @pytest.mark.parametrize(

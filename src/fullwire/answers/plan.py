@@ -43,6 +43,7 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     EvenExperts,
+    MemoryOfAnother,
     NearestFamily,
     NotInRecording,
     OnlyKernels,
@@ -66,6 +67,7 @@ from fullwire.units import bits_per_second, ratio, seconds
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE
+from fullwire.workloads.stage_memory import GIB
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
 _KINDS = {"ep": "expert", "sp": "sequence"}  # of parallelism that is not recognised
@@ -325,8 +327,15 @@ def _clusters(given: ClusterLike | Sequence[ClusterLike] | None) -> list[Cluster
 def _assumptions(
     question: Question, degrees: Mapping[str, int], has_usual_failures: bool
 ) -> Iterator[Finding]:
+    device = question.device
     if question.assumed:
-        yield NearestFamily(device=question.device.title)
+        yield NearestFamily(device=device.title)
+    if device.other_memory_gb is not None:
+        yield MemoryOfAnother(
+            device=device.title,
+            gib=device.memory_bytes / GIB,
+            stated_gb=device.other_memory_gb,
+        )
     if question.cluster.measured is None:
         yield UsualShareOfLinks()
     if question.model.moe is not None:

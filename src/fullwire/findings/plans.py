@@ -18,6 +18,17 @@ class NearestFamily(Finding):
     device: str
 
 
+class MemoryOfAnother(Finding):
+    """The name of the device states memory that no such device has."""
+
+    template = "{device} has {gib:.0f} GiB: the {stated_gb} GB in its name are not its own memory"
+    is_assumption = True
+
+    device: str
+    gib: float
+    stated_gb: int
+
+
 class UsualShareOfLinks(Finding):
     """The cluster is described, and nothing was measured on it."""
 

@@ -186,7 +186,8 @@ class Job:
     def moved_s(self, ffn: int) -> Floats:
         """Return the forward time of norms, residuals, rotation, activation and casts."""
         plans, model, rows = self.plans, self.model, self.plans.rank_tokens
-        wide = 10 * self.own_tokens * model.hidden
+        # Each norm reads and writes the hidden vectors; each of two sums reads two and writes one.
+        wide = (2 * model.layer_norms + 6) * self.own_tokens * model.hidden
         inner = (3 if model.is_gated else 2) * rows * ffn / plans.tp
         turned = 1.5 * rows * model.score_dims / plans.tp
         moved = BF16_BYTES * (wide + inner + turned)

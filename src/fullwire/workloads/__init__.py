@@ -282,8 +282,11 @@ def _layers(model: Architecture) -> Iterator[Layer]:
         )
         inside = (Parameter(f"{name}.attention.norms", own),) if own else ()
         yield scores._replace(parameters=inside)
+        if model.layer_norms > 2:
+            yield layer_norm(f"{name}.after_attention_norm", length, width, shifts=has_shifts)
         yield fp32_add(f"{name}.attention_add", length * width)
-        yield layer_norm(f"{name}.mlp_norm", length, width, shifts=has_shifts)
+        if model.layer_norms > 1:  # else attention and MLP share one
+            yield layer_norm(f"{name}.mlp_norm", length, width, shifts=has_shifts)
         matrices = model.dense_matrices if moe is None else model.shared_matrices
         for matrix in matrices:
             yield linear(
@@ -299,6 +302,8 @@ def _layers(model: Architecture) -> Iterator[Layer]:
                 yield one._replace(parameters=(every,))
             values += length * moe.top_k * moe.ffn
         yield (gate if model.is_gated else activation)(f"{name}.activation", values)
+        if model.layer_norms > 2:
+            yield layer_norm(f"{name}.after_mlp_norm", length, width, shifts=has_shifts)
         yield fp32_add(f"{name}.mlp_add", length * width)
     yield layer_norm("norm", length, width, shifts=has_shifts)
     head = linear("head", length, width, model.vocab, bias=False)

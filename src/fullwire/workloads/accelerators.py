@@ -1,8 +1,9 @@
 """Accelerators as large models see them: peaks, memory, and the share that operations reach.
 
 `accelerator("H100-96GB-HBM2e-500W")` recognises a device as people and logs write it: its family,
-its memory, and a power limit below the usual one. `accelerators.toml` holds the figures with their
-sources. A device that nobody measured takes the shares of its nearest family, with a wider spread.
+its memory, and a power limit below the usual one. Memory that no such device has is ignored.
+`accelerators.toml` holds the figures with their sources. A device that nobody measured takes the
+shares of its nearest family, with a wider spread.
 A file that `fullwire bench device` wrote is opened by its path.
 """
 
@@ -66,6 +67,7 @@ class Accelerator:
     family: str
     memory_bytes: int
     is_memory_stated: bool
+    other_memory_gb: int | None = None  # that the name states, and no such device has
     memory_bytes_per_s: float
     processors: int
     power_share: float  # of the usual power; below 1 where a limit is stated
@@ -128,10 +130,16 @@ def accelerator_names() -> tuple[str, ...]:
 
 def _recognised(device: Mapping[str, Any], text: str) -> Accelerator:
     made = _made(device)
-    memory = re.search(r"(\d{2,3})\s*gi?b", text.lower())
+    memory = re.search(r"(\d{2,3})\s*gi?b(?!\d)", text.lower())  # "72 GB200" are 72 devices
     power = re.search(r"(\d{3,4})\s*w\b", text.lower())
     rate = made.memory_bytes_per_s
     stated = int(memory[1]) if memory else None
+    other = None
+    # CUDA names a GH200 after the memory of its processor: "NVIDIA GH200 480GB" has 96 GB of HBM.
+    if stated in device.get("host_memories_gb", ()) or (
+        stated is not None and stated > 1.1 * max(device["memories_gb"])
+    ):
+        other, stated = stated, None
     peaks = made.peaks
     power_w = float(power[1]) if power else float(device["power_w"])
     if made.family == "a100" and stated == 40:
@@ -149,6 +157,7 @@ def _recognised(device: Mapping[str, Any], text: str) -> Accelerator:
         name=text,
         memory_bytes=int((stated or device["memory_gb"]) * _GIB_OF_GB),
         is_memory_stated=stated is not None or len(device["memories_gb"]) == 1,
+        other_memory_gb=other,
         memory_bytes_per_s=rate,
         power_share=min(1.0, power_w / device["power_w"]),
         peaks=peaks,
@@ -195,16 +204,30 @@ def _document() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
+# Before and behind the name of a family. It is a word, so `lab-200g` holds no B200. It may follow a
+# count or a machine (`8xh100`, `dgxb200x8`), and a form may follow it (`a100sxm4`, `gb200nvl72`).
+_BEFORE = r"(?:^|[^a-z0-9]|\d+x|x\d+|dgx|hgx)"
+_BEHIND = r"(?=s?(?:$|[^a-z0-9])|sxm|pcie|nvl|hbm|x\d)"
+
+
 def _family(text: str) -> Mapping[str, Any] | None:
     """Find the family whose name a text holds; of "GB200/B200" the first and longest."""
-    folded = re.sub(r"[^a-z0-9]", "", text.lower())
     best: tuple[int, int, Mapping[str, Any]] | None = None
     for device in _document()["devices"].values():
-        for spelling in (device["name"], *device.get("aliases", ())):
-            wanted = re.sub(r"[^a-z0-9]", "", spelling)
-            place = folded.find(wanted)
-            if place >= 0 and (best is None or (place, -len(wanted)) < best[:2]):
-                best = (place, -len(wanted), device)
+        # A hyphen of the table may be another mark in the text, or none.
+        patterns = [
+            f"{_BEFORE}({re.escape(spelling)}){_BEHIND}".replace(r"\-", "[^a-z0-9]?")
+            for spelling in (device["name"], *device.get("aliases", ()))
+        ]
+        if "slices" in device:  # `v4-128` is a slice of TPUs, `site-v4-128` is not
+            patterns.append(rf"^({device['slices']})-\d+$")
+        for pattern in patterns:
+            found = re.search(pattern, text.lower())
+            if found is None:
+                continue
+            place, length = found.start(1), len(found[1])
+            if best is None or (place, -length) < best[:2]:
+                best = (place, -length, device)
     return None if best is None else best[2]
 
 

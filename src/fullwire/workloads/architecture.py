@@ -77,6 +77,8 @@ class Architecture:
     - `ffn`: the inner width of a dense MLP. A gated one (SwiGLU) has three matrices, others two.
     - `window`: keys that a query sees, in all layers but each `full_every`-th. None is all.
     - `biases`: which matrices of a layer have one. "qkv" is queries, keys and values.
+    - `layer_norms`: norms of the hidden vector in a layer. It is 1 where attention and MLP share
+      one (Falcon-7B), and 4 where their results have one too (Gemma 2).
     - `mtp_layers`: layers that predict further tokens, each with a projection of its own.
     """
 
@@ -93,7 +95,9 @@ class Architecture:
     is_tied: bool = False  # the head uses the embedding's matrix
     biases: Literal["none", "qkv", "attention", "all"] = "none"
     norm: Literal["rms", "layer", "layer-without-bias"] = "rms"
+    layer_norms: int = 2
     has_query_key_norm: bool = False
+    is_query_key_norm_joint: bool = False  # over all heads together, as in OLMo 2
     has_embedding_norm: bool = False
     has_sinks: bool = False  # a learned value for each head in the softmax
     positions: Literal["rotary", "learned", "alibi", "none"] = "rotary"
@@ -213,7 +217,8 @@ class Architecture:
         """Return the parameters of one layer's attention, with the norms inside it."""
         inside = self.heads if self.has_sinks else 0
         if self.has_query_key_norm:
-            inside += 2 * self.head_dim
+            heads = self.heads + self.kv_heads if self.is_query_key_norm_joint else 2
+            inside += heads * self.head_dim
         if self.mla is not None:
             inside += self.mla.kv_rank + (self.mla.query_rank or 0)
         return inside + sum(matrix.parameters for matrix in self.attention_matrices)
@@ -251,7 +256,7 @@ class Architecture:
 
     def layer_parameters(self, layer: int) -> int:
         """Return the parameters of a layer, counted from 0."""
-        shared = self.attention_parameters + 2 * self.norm_parameters
+        shared = self.attention_parameters + self.layer_norms * self.norm_parameters
         if not self.has_experts(layer):
             return shared + self.mlp_parameters
         assert self.moe is not None

@@ -323,7 +323,7 @@ def _states(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return parameters, gradients, optimizer, and what ZeRO-3 gathers."""
     tp = plans.tp
-    norms = 2 * model.norm_parameters
+    norms = model.layer_norms * model.norm_parameters
     attention = model.attention_parameters / tp + norms
     table = model.vocab * model.hidden / tp
     # A tied head on another stage than the embedding has a copy of it.
@@ -388,7 +388,10 @@ def _kept(
     is_fused = np.asarray(plans.flash_attention) > 0
     is_selective = recompute == RECOMPUTE.index("selective")
     is_light = is_selective & is_fused  # norms and activations are cheap to compute again
-    norms = own * model.hidden * (2 * width + np.where(is_light, 0, 2 * product_width))
+    # A norm keeps its input. Of norms before products, one or two, the products keep the output.
+    before = min(2, model.layer_norms)
+    outputs = np.where(is_light, 0, before * product_width)
+    norms = own * model.hidden * (model.layer_norms * width + outputs)
     norms = norms + 2 * has_dropout * own * model.hidden
     base = norms + tokens * _attention_values(model, width, tp)
     scores = tokens * plans.sequence * model.heads / tp * (width + (1 + width) * has_dropout)

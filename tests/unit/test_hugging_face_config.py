@@ -1,0 +1,306 @@
+"""Configs of Hugging Face: their parameters are the published ones, their windows Transformers'.
+
+Transformers 5.24 counts the same parameters for each config.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullwire import UsageError
+from fullwire.workloads import workload
+from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.architecture_files import architecture
+from fullwire.workloads.layout import Layout
+from fullwire.workloads.stage_memory import stages
+
+Config = dict[str, Any]
+
+
+def read(folder: Path, config: Config) -> Architecture:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return architecture(folder)
+
+
+def sizes(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int) -> Config:
+    return {
+        "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+    }  # fmt: skip
+
+
+PHI3 = {
+    "model_type": "phi3", **sizes(32, 3072, 8192, 32, 32, 32064), "sliding_window": 2047,
+    "embd_pdrop": 0.0, "resid_pdrop": 0.0, "original_max_position_embeddings": 4096,
+    "tie_word_embeddings": False, "auto_map": {"AutoConfig": "x"},
+}  # fmt: skip
+PHI4 = {"model_type": "phi3", **sizes(40, 5120, 17920, 40, 10, 100352), "sliding_window": None}
+SMOLLM3 = {
+    "model_type": "smollm3", **sizes(36, 2048, 11008, 16, 4, 128256), "max_window_layers": 28,
+    "no_rope_layers": [1, 1, 1, 0] * 9, "no_rope_layer_interval": 4, "use_sliding_window": False,
+    "layer_types": ["full_attention"] * 36, "mlp_bias": False, "attention_bias": False,
+}  # fmt: skip
+OLMO2 = {"model_type": "olmo2", **sizes(32, 4096, 11008, 32, 32, 100352), "rope_theta": 500000}
+OLMO3 = {
+    "model_type": "olmo3", **sizes(32, 4096, 11008, 32, 32, 100278), "sliding_window": 4096,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8,
+}  # fmt: skip
+GEMMA = {"model_type": "gemma", **sizes(28, 3072, 24576, 16, 16, 256000), "head_dim": 256}
+GEMMA2 = {
+    "model_type": "gemma2", **sizes(26, 2304, 9216, 8, 4, 256000), "head_dim": 256,
+    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
+    "query_pre_attn_scalar": 256, "cache_implementation": "hybrid",
+}  # fmt: skip
+GEMMA3 = {
+    "model_type": "gemma3_text", **sizes(26, 1152, 6912, 4, 1, 262144), "head_dim": 256,
+    "sliding_window": 512, "sliding_window_pattern": 6, "rope_local_base_freq": 10000,
+    "query_pre_attn_scalar": 256,
+}  # fmt: skip
+GLM = {
+    "model_type": "glm4_moe", "attention_bias": True, "head_dim": 128, "n_group": 1,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "num_nextn_predict_layers": 1,
+    "norm_topk_prob": True, "partial_rotary_factor": 0.5, "topk_group": 1,
+}  # fmt: skip
+GLM_AIR = {
+    **GLM, **sizes(46, 4096, 10944, 96, 8, 151552), "moe_intermediate_size": 1408,
+    "n_routed_experts": 128, "first_k_dense_replace": 1, "use_qk_norm": False,
+}  # fmt: skip
+GLM_45 = {
+    **GLM, **sizes(92, 5120, 12288, 96, 8, 151552), "moe_intermediate_size": 1536,
+    "n_routed_experts": 160, "first_k_dense_replace": 3, "use_qk_norm": True,
+}  # fmt: skip
+NEOX = {
+    "model_type": "gpt_neox", **sizes(44, 6144, 24576, 64, 64, 50432), "rotary_pct": 0.25,
+    "use_parallel_residual": True, "tie_word_embeddings": False, "hidden_act": "gelu_fast",
+}  # fmt: skip
+PYTHIA = NEOX | sizes(32, 4096, 16384, 32, 32, 50432)
+OPT = {
+    "model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "vocab_size": 50272, "max_position_embeddings": 2048,
+    "word_embed_proj_dim": 768, "do_layer_norm_before": True, "layerdrop": 0.0, "prefix": "</s>",
+    "_remove_final_layer_norm": False, "activation_function": "relu",
+}  # fmt: skip
+OPT_1B3 = OPT | {
+    "hidden_size": 2048, "ffn_dim": 8192, "num_hidden_layers": 24, "num_attention_heads": 32,
+    "word_embed_proj_dim": 2048,
+}  # fmt: skip
+FALCON_180B = {
+    "model_type": "falcon", "hidden_size": 14848, "num_hidden_layers": 80, "vocab_size": 65024,
+    "num_attention_heads": 232, "num_kv_heads": 8, "new_decoder_architecture": True,
+    "parallel_attn": True, "multi_query": True, "bias": False, "alibi": False,
+    "tie_word_embeddings": False,  # the checkpoints hold the head
+}  # fmt: skip
+FALCON_7B = FALCON_180B | {
+    "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "num_kv_heads": 71,
+    "new_decoder_architecture": False,
+}  # fmt: skip
+FALCON_RW = FALCON_7B | {
+    "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "num_kv_heads": 32,
+    "vocab_size": 50304, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+STARCODER2 = {
+    "model_type": "starcoder2", **sizes(30, 3072, 12288, 24, 2, 49152), "use_bias": True,
+    "sliding_window": 4096, "mlp_type": "default", "norm_type": "layer_norm",
+}  # fmt: skip
+COMMAND_R = {
+    "model_type": "cohere", **sizes(40, 8192, 22528, 64, 64, 256000), "logit_scale": 0.0625,
+    "use_qk_norm": False,
+}  # fmt: skip
+COMMAND_R_PLUS = COMMAND_R | sizes(64, 12288, 33792, 96, 8, 256000) | {"use_qk_norm": True}
+GRANITE = {
+    "model_type": "granite", **sizes(40, 2048, 8192, 32, 8, 49159), "tie_word_embeddings": True,
+    "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        pytest.param(PHI3, 3_821_079_552, id="Phi-3-mini-4k-instruct"),
+        pytest.param(PHI4, 14_659_507_200, id="phi-4"),
+        pytest.param(SMOLLM3, 3_075_098_624, id="SmolLM3-3B"),
+        pytest.param(OLMO2, 7_298_617_344, id="OLMo-2-1124-7B"),
+        pytest.param(OLMO3, 7_298_011_136, id="Olmo-3-7B"),
+        pytest.param(GEMMA, 8_537_680_896, id="gemma-7b"),
+        pytest.param(GEMMA2, 2_614_341_888, id="gemma-2-2b"),
+        pytest.param(GEMMA3, 999_885_952, id="gemma-3-1b"),
+        pytest.param(NEOX, 20_554_567_680, id="gpt-neox-20b"),
+        pytest.param(PYTHIA, 6_857_302_016, id="pythia-6.9b"),
+        pytest.param(OPT, 125_239_296, id="opt-125m"),
+        pytest.param(OPT_1B3, 1_315_758_080, id="opt-1.3b"),
+        pytest.param(FALCON_180B, 179_522_565_120, id="falcon-180B"),
+        pytest.param(FALCON_7B, 7_217_189_760, id="falcon-7b"),
+        pytest.param(GRANITE, 2_533_539_840, id="granite-3.3-2b"),
+        pytest.param(FALCON_RW, 1_311_625_216, id="falcon-rw-1b"),
+        pytest.param(STARCODER2, 3_030_371_328, id="starcoder2-3b"),
+        pytest.param(COMMAND_R, 34_980_831_232, id="c4ai-command-r-v01"),
+        pytest.param(COMMAND_R_PLUS, 103_810_674_688, id="c4ai-command-r-plus"),
+    ],
+)  # fmt: skip
+def test_a_family_has_as_many_parameters_as_published(
+    tmp_path: Path, config: Config, published: int
+) -> None:
+    assert read(tmp_path, config).parameters == published
+
+
+@pytest.mark.parametrize(
+    ("config", "published"), [(GLM_AIR, 110_468_824_832), (GLM_45, 358_337_791_296)]
+)
+def test_glm_has_as_many_parameters_as_published_with_its_further_layer(
+    tmp_path: Path, config: Config, published: int
+) -> None:
+    """The checkpoint repeats embedding and head for the layer that predicts a further token."""
+    model = read(tmp_path, config)
+    repeated = 2 * model.vocab * model.hidden
+    assert model.parameters + model.mtp_parameters + repeated == published
+    assert model.biases == "qkv"
+
+
+def test_a_parallel_block_has_one_norm_and_a_sandwich_four(tmp_path: Path) -> None:
+    falcon = read(tmp_path, FALCON_7B)
+    assert (falcon.layer_norms, falcon.kv_heads) == (1, 1)
+    assert read(tmp_path, FALCON_180B).layer_norms == 2
+    assert read(tmp_path, GEMMA2).layer_norms == 4
+
+
+@pytest.mark.parametrize("config", [GEMMA2, OPT, FALCON_7B, OLMO2])
+def test_a_workload_of_a_config_has_its_parameters(tmp_path: Path, config: Config) -> None:
+    model = read(tmp_path, config)
+    assert workload(f"{tmp_path}@h100").model.parameter_count == model.parameters
+
+
+def test_norms_after_attention_and_mlp_keep_memory(tmp_path: Path) -> None:
+    layout = Layout(tp=1, pp=1, dp=1, microbatch=1, global_batch=1, sequence=4096)
+    plain = read(tmp_path, GEMMA2 | {"model_type": "gemma"})
+    wrapped = read(tmp_path, GEMMA2)
+    more = stages(wrapped, layout).activations_bytes - stages(plain, layout).activations_bytes
+    assert more[0] == pytest.approx(26 * 2 * 2 * 4096 * 2304)
+
+
+# Windows.
+
+LLAMA = {"model_type": "llama", **sizes(8, 512, 1024, 8, 8, 1000)}
+QWEN = LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32}
+FULL, WINDOW = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "full_every"),
+    [
+        (LLAMA | {"layer_types": [FULL] * 8}, None, 0),
+        (LLAMA | {"model_type": "mixtral", "sliding_window": 64}, 64, 0),
+        (LLAMA | {"model_type": "mixtral", "sliding_window": None}, None, 0),
+        (LLAMA | {"model_type": "mistral"}, 4096, 0),  # Transformers' own
+        (LLAMA | {"model_type": "mistral", "sliding_window": None}, None, 0),
+        (LLAMA | {"model_type": "gpt_oss"}, 128, 2),
+        (LLAMA | {"model_type": "gpt_oss", "layer_types": [FULL] * 8}, None, 0),
+        (LLAMA | {"model_type": "gpt_oss", "layer_types": [WINDOW] * 8}, 128, 0),
+        (
+            LLAMA | {"model_type": "gpt_oss", "layer_types": [*[WINDOW] * 3, FULL] * 2},
+            128,
+            4,
+        ),
+        (QWEN | {"max_window_layers": 8}, None, 0),
+        (QWEN | {"max_window_layers": 0}, 32, 0),
+        (QWEN | {"max_window_layers": 0, "use_sliding_window": False}, None, 0),
+        (QWEN | {"model_type": "qwen3_moe", "max_window_layers": 8}, 32, 0),
+        (GEMMA2, 4096, 2),
+        (GEMMA3, 512, 6),
+        (GEMMA3 | {"layer_types": [*[WINDOW] * 5, FULL] * 4 + [WINDOW] * 2}, 512, 6),
+        (OLMO3, 4096, 4),
+        (SMOLLM3, None, 0),
+        (PHI3, 2047, 0),
+    ],
+)
+def test_windows_are_those_of_transformers(
+    tmp_path: Path, config: Config, window: int | None, full_every: int
+) -> None:
+    model = read(tmp_path, config)
+    assert (model.window, model.full_every) == (window, full_every)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LLAMA | {"layer_types": [WINDOW] * 8}, "layer_types: expected full_attention in all"),
+        (LLAMA | {"layer_types": [FULL] * 7}, "layer_types: expected one for each of 8 layers"),
+        (LLAMA | {"layer_types": ["linear_attention"] * 8}, "layer_types: expected a list of"),
+        (LLAMA | {"layer_types": 3}, "layer_types: expected a list of"),
+        (
+            LLAMA | {"model_type": "gpt_oss", "layer_types": [FULL, *[WINDOW] * 7]},
+            "layer_types: expected full attention in all layers, in none or in each n-th, got it "
+            r"in layers \[1\] of 8",
+        ),
+        (QWEN | {"max_window_layers": 4}, "max_window_layers: expected full attention in all"),
+        (SMOLLM3 | {"layer_types": None, "use_sliding_window": True, "sliding_window": 8},
+         "expected layer_types with use_sliding_window"),
+    ],
+)  # fmt: skip
+def test_windows_without_one_step_are_refused_by_name(
+    tmp_path: Path, config: Config, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, config)
+
+
+# Fields.
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (OPT | {"word_embed_proj_dim": 512}, "word_embed_proj_dim: expected hidden_size 768"),
+        (OPT | {"do_layer_norm_before": False}, "do_layer_norm_before: expected True, got False"),
+        (NEOX | {"attention_bias": False}, "attention_bias: expected True, got False"),
+        (LLAMA | {"mlp_bias": True}, "mlp_bias: expected false without attention_bias"),
+        (LLAMA | {"model_type": "gemma3"}, "model_type: expected one of llama, .* got 'gemma3'"),
+        (GEMMA2 | {"use_bidirectional_attention": True}, "got use_bidirectional_attention"),
+        (QWEN | {"num_hidden_layers": 10**9, "max_window_layers": 0}, "layers: expected at most"),
+    ],
+)
+def test_a_field_that_changes_the_model_is_refused_by_name(
+    tmp_path: Path, config: Config, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, config)
+
+
+DEEPSEEK = {
+    "model_type": "deepseek_v3", **sizes(61, 7168, 18432, 128, 128, 129280),
+    "moe_intermediate_size": 2048, "n_shared_experts": 1, "n_routed_experts": 256,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "kv_lora_rank": 512,
+    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+
+
+def test_a_deepseek_that_transformers_saved_is_read(tmp_path: Path) -> None:
+    saved = {"qk_head_dim": 192, "head_dim": 64, "rope_interleave": True, "num_mtp_layers": 1}
+    model = read(tmp_path, DEEPSEEK | saved)
+    assert (model.parameters, model.mtp_layers) == (671_026_419_200, 1)
+    with pytest.raises(UsageError, match="got attention_bias: they may change"):
+        read(tmp_path, DEEPSEEK | {"attention_bias": True})
+
+
+def test_an_existing_folder_comes_before_a_built_in_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models" / "llama3-8b"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"expected a config\.json in the folder"):
+        architecture("./models/llama3-8b")
+    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert architecture("./models/llama3-8b").layers == 8
+    assert architecture("models/llama3-8b").layers == 8
+    assert architecture("llama3-8b").layers == 32
+    # A folder of a name, such as one of checkpoints, holds no model: the name is meant.
+    (tmp_path / "llama3-70b").mkdir()
+    assert architecture("llama3-70b").layers == 80
+    (tmp_path / "llama3-70b" / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert architecture("llama3-70b").layers == 8
