@@ -439,6 +439,32 @@ def test_a_signal_reaches_the_job(number: signal.Signals) -> None:
     process.stdout.close()
 
 
+@pytest.mark.parametrize("way", ["record", "apply", "run"])
+def test_an_interrupt_of_the_command_line_alone_reaches_the_job_which_ends_both(
+    tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "recipe.toml").write_text(as_toml(Recipe()))
+    words = {
+        "record": ["record", "-o", str(tmp_path / "job.run")],
+        "apply": ["apply", "buckets:50"],
+        "run": ["run", "-r", str(tmp_path / "recipe.toml")],
+    }[way]
+    job = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *of: sys.exit(9))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.01)"
+    )
+    command = [sys.executable, "-m", "fullwire", *words, "--", sys.executable, "-c", job]
+    # A session of its own has no terminal, which would send Ctrl-C to the job too.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 9
+    process.stdout.close()
+
+
 def test_a_command_that_is_ended_at_its_limit_leaves_no_process_behind(tmp_path: Path) -> None:
     script = f"setsid sleep 61 & echo $! > {tmp_path}/pid; wait"
     status = run_to_its_end(["sh", "-c", script], dict(os.environ), limit_s=0.5)
