@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -165,9 +166,6 @@ def test_a_recipe_reads_back_equal(
         ("", "format: expected 1"),
         ("format = 1\nfixes = 3", "expected a recipe in TOML"),
         ("format = [", "expected a recipe in TOML"),
-        ('format = 1\n[[fixes]]\nfix = "buckets"', "setting"),
-        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "The nearest is buckets"),
-        ('format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
         ("format = 1\na = " + "[" * 100_000, "expected a recipe in TOML"),
         ("format = 1\nworkers = -3", "workers: expected 1 or more, got -3"),
         ("format = 1\nbefore_s = nan", "before_s: expected a time of 0 s or more, got nan"),
@@ -183,6 +181,33 @@ def test_a_recipe_with_a_mistake_is_refused(tmp_path: Path, text: str, sentence:
     path.write_text(text)
     with pytest.raises((UsageError, DamagedInput), match=sentence):
         fw.run_recipe(path, NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ('fix = "buckets"', "missing required field `setting`"),
+        ('fix = "buckets"\nsetting = 5', "Expected `str`, got `int`"),
+        ('fix = "bucketz"\nsetting = "5"', "The nearest is buckets"),
+        ('fix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
+        ('fix = "compression"\nsetting = "later"', "later"),
+        ('fix = "link"\nsetting = "2"', "it cannot be applied: hardware"),
+    ],
+)
+def test_a_fix_that_this_version_lacks_is_left_out_of_a_recipe_or_refused(
+    tmp_path: Path, entry: str, why: str
+) -> None:
+    path = tmp_path / "recipe.toml"
+    known = '[[fixes]]\nfix = "threads"\nsetting = "1"\n'
+    path.write_text(f"format = 1\n[[fixes]]\n{entry}\n{known}")
+    said: list[str] = []
+    assert fw.run_recipe(path, NOTHING, say=said.append) == 7
+    assert len(said) == 2
+    assert why in said[0]
+    assert said[0].endswith(". This fix is left out, the others are applied")
+    assert said[1].startswith("fix threads:1: ")
+    with pytest.raises((UsageError, DamagedInput), match="recipe.toml: .*" + re.escape(why)):
+        fw.run_recipe(path, NOTHING, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -806,6 +831,9 @@ class Recordings:
     def allows(self, recordings: int) -> bool:
         """Say that there is time for all of them."""
         return True
+
+    def go_on_unless_interrupted(self) -> None:
+        """Go on: no signal comes."""
 
     def adapt(self, paces: Any, *, chooses: bool) -> None:
         """Leave the steps as they are."""

@@ -145,7 +145,11 @@ def run(
         bool, typer.Option("--follow", help="Take fixes, or trials, from rank 0's host")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse another command, world size or version")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse another command, world size or version, and a fix that cannot be applied",
+        ),
     ] = False,
     export: Annotated[
         str | None, typer.Option(metavar="WAY", help="Print it by hand: env, python or torchrun")

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fullwire.fixes._shared import (
@@ -33,6 +33,7 @@ from fullwire.recorder.inside import THEN_VARIABLE, after_import
 
 LOOK_VARIABLE = "FULLWIRE_LOOK"  # 1: note the calls that fixes change, as for a trial
 WORKERS_VARIABLE = "FULLWIRE_FIXES_WORKERS"  # the ranks of a recipe; with ! others are refused
+STRICT_VARIABLE = "FULLWIRE_FIXES_STRICT"  # 1: a process that cannot have a fix ends
 NOTES = ".fixes"  # the end of such a file's name
 APPLIED, NOT_APPLIED, UNDONE = "applied", "not applied", "undone"
 FIRST_LOSSES = 20
@@ -53,8 +54,8 @@ class Applying:
     """The process as one fix changes it."""
 
     def __init__(self, key: str) -> None:
-        self._key = key
-        self._said: set[str] = set()
+        self.key = key
+        self._said: dict[str, None] = {}  # in order
 
     def around(self, owner: Any, name: str, change: Change, *, may_repeat: bool = True) -> None:
         """Give a function other arguments; if that fails, it has its own ones."""
@@ -79,14 +80,22 @@ class Applying:
 
         setattr(owner, name, changed)
 
+    @property
+    def why_not(self) -> str:
+        """Return why this process does not have the fix, or "" if nothing speaks against it."""
+        undone = [sentence for sentence in self._said if sentence.startswith(UNDONE)]
+        if undone or any(sentence.startswith(APPLIED) for sentence in self._said):
+            return undone[0] if undone else ""
+        return next(iter(self._said), "")
+
     def did(self, sentence: str) -> None:
         """Note a sentence once: into the folder for notes, or to the standard error output."""
         if sentence in self._said:
             return
-        self._said.add(sentence)
-        is_told = note({"fix": self._key, "did": sentence})
+        self._said[sentence] = None
+        is_told = note({"fix": self.key, "did": sentence})
         if not is_told and sentence.startswith((NOT_APPLIED, UNDONE)):
-            sys.stderr.write(f"fullwire: fix {self._key}: {sentence}\n")
+            sys.stderr.write(f"fullwire: fix {self.key}: {sentence}\n")
 
 
 def note(line: Mapping[str, Any]) -> bool:
@@ -277,6 +286,27 @@ def count_steps(end_after: int | None, looking: Looking | None) -> None:
     optimizers.register_optimizer_step_post_hook(count)
 
 
+def end_without(fixes: Sequence[Applying]) -> None:
+    """End this process before its first step, with status 2, if it does not have one of the fixes.
+
+    By then a script has made its groups, its models and its loaders of data.
+    """
+    from torch.optim import optimizer as optimizers
+
+    is_checked = False
+
+    def check(*of_a_hook: Any) -> None:
+        nonlocal is_checked
+        if is_checked:
+            return
+        is_checked = True
+        if refused := [fix for fix in fixes if fix.why_not]:
+            note({"fix": refused[0].key, "refused": refused[0].why_not})
+            raise SystemExit(2)
+
+    optimizers.register_optimizer_step_pre_hook(check)
+
+
 def check_workers() -> None:
     """Say that the job has other ranks than its recipe, or refuse it.
 
@@ -317,7 +347,7 @@ def apply_all() -> None:
     if is_torchrun():
         return  # its ranks do: it may have the variables of a rank from around it
     try:
-        share(note, (LOOK_VARIABLE, WORKERS_VARIABLE))
+        share(note, (LOOK_VARIABLE, WORKERS_VARIABLE, STRICT_VARIABLE))
     except Exception as error:  # the job goes on without what did not come
         sys.stderr.write(f"fullwire: fixes of several hosts: not shared: {error}\n")
     check_workers()
@@ -327,12 +357,16 @@ def apply_all() -> None:
     steps = os.environ.get(STEPS_VARIABLE)
     if steps or looking is not None:
         count_steps(int(steps) if steps else None, looking)
+    fixes = []
     for key, setting in json.loads(os.environ.get(FIXES_VARIABLE, "[]")):
         fix = Applying(key)
+        fixes.append(fix)
         try:
             fix_kind(key).apply(setting, fix)
         except Exception as error:  # the job goes on without this fix
             fix.did(f"not applied: {error!r}")
+    if os.environ.get(STRICT_VARIABLE):
+        end_without(fixes)
 
 
 # Others import this module for its names: a process that starts a job, and has not loaded torch.
