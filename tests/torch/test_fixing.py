@@ -107,6 +107,41 @@ def test_a_strict_recipe_knows_the_ranks_of_a_job_without_a_launcher(tmp_path: P
     assert "workers: the recipe is for 2, the job has 1" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("fix", "why"),
+    [
+        ("transport:fullwire", "the job uses fake, and only Gloo can be replaced"),
+        ("compression:bf16", "compress: expected a model without a"),
+        ("input:2", "the data set draws random numbers"),
+        ("threads:1", ""),
+    ],
+)
+def test_a_strict_recipe_refuses_a_job_that_cannot_have_a_fix_before_its_first_step(
+    tmp_path: Path, fix: str, why: str
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(as_toml(Recipe(fixes=(parse_fix(fix),))))
+    job = [*JOB, "stubborn"]
+    if fix.startswith("transport"):
+        job = [
+            *PYTHON_C,
+            "import torch, torch.distributed as dist\n"
+            "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+            "dist.init_process_group('fake', store=FakeStore(), rank=0, world_size=1)\n"
+            "model = torch.nn.Linear(2, 2)\n"
+            "model(torch.ones(2)).sum().backward()\n"
+            "torch.optim.SGD(model.parameters(), 0.1).step()\n"
+            "print('trained')",
+        ]
+    whole = [*FULLWIRE, "run", "--strict", "-r", str(path), "--", *job]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout == "") == ((2, True) if why else (0, False)), done.stderr
+    refused = [line for line in done.stderr.splitlines() if line.startswith("fullwire: ")]
+    assert len(refused) == 1
+    assert refused[0].startswith(f"fullwire: fix {fix}: {'not applied: ' if why else 'applied: '}")
+    assert why in refused[0]
+
+
 def test_a_last_checkpoint_that_is_not_whole_is_the_jobs_status() -> None:
     job = "import torch; torch.save(torch.zeros(1000), '/dev/full')"
     whole = [*FULLWIRE, "apply", "checkpoint:background", "--", *PYTHON_C, job]
@@ -271,6 +306,37 @@ def test_a_tuning_that_a_scheduler_ends_keeps_the_best_so_far(tmp_path: Path) ->
     assert not any(line.startswith("fullwire: trial 2: ") for line in said)
     assert process.returncode == 0
     assert (tmp_path / "tuned/recipe.toml").exists()
+
+
+TUNING = """
+import os, signal, sys
+import fullwire as fw
+
+def say(sentence):
+    print(sentence, flush=True)
+    if sentence.startswith("before: "):  # it analyses what was recorded
+        os.kill(os.getpid(), signal.{name})
+
+found = fw.tune({command!r}, "tuned", steps=12, budget="60s", say=say)
+print(len(found.trials), found.recipe)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_between_two_recordings_ends_a_tuning_with_its_recipe(
+    tmp_path: Path, name: str
+) -> None:
+    program = TUNING.format(name=name, command=[*JOB, "slow"])
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    *_, said, last = done.stdout.splitlines()
+    assert said == "interrupted: the best so far is kept"
+    assert last == "0 tuned/recipe.toml"
+    assert read_recipe(tmp_path / "tuned/recipe.toml").before_s
+    assert len(list(tmp_path.glob("tuned/*.run"))) <= 3
 
 
 def test_a_fix_that_does_not_fit_leaves_the_job_as_it_is() -> None:

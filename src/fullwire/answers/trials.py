@@ -50,6 +50,7 @@ _TOLD_APART = 0.0125  # of the step: the deviation of a recording by the scatter
 _RECORDINGS = 22  # of a budget: two of the job as it is, six trials of three, and the last two
 _SLOWER = 3.0  # times as long as a usual recording: a trial that takes longer hangs
 _LEAST_LIMIT_S = 30.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RECENT = 5  # recordings, whose usual time is that of the next ones
 
 
@@ -135,6 +136,7 @@ class TrialJob:
     plain_steps: int | None = None
     limit_s: float | None = None
     is_interrupted: bool = False
+    is_recording: bool = False
     is_followed: bool = False  # by ranks of other hosts
     made: int = 0
 
@@ -173,8 +175,14 @@ class TrialJob:
         """Return the steps of a recording: the plain job, which is slower, may need fewer."""
         return (self.steps if fixes else self.plain_steps) or self.steps or FIRST_STEPS
 
+    def go_on_unless_interrupted(self) -> None:
+        """Raise KeyboardInterrupt if a signal came between two recordings."""
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+
     def recorded(self, fixes: Sequence[Applied]) -> TrialRecording:
         """Record the job with fixes; refuse a run without steps, with the job's last words."""
+        self.go_on_unless_interrupted()
         self.made += 1
         name = f"trial-{self.made:02}"
         log, path = self.folder / f"{name}.log", self.folder / f"{name}.run"
@@ -194,6 +202,7 @@ class TrialJob:
             LIMIT_VARIABLE: f"{limit_s:.0f}",
         }
         os.environ |= of_trial
+        self.is_recording = True
         try:
             if self.lab is None:
                 done = record(whole, path, source=self.command)
@@ -201,6 +210,7 @@ class TrialJob:
                 known = Known(source=without_secrets(self.command))
                 done = record_in_lab(self.lab, whole, path, probe=False, known=known)
         finally:
+            self.is_recording = False
             for variable in of_trial:
                 del os.environ[variable]
             told = notes_in(notes)
@@ -272,20 +282,28 @@ def _seen(told: Notes) -> dict[int, Seen]:
 
 @contextmanager
 def interrupts_noted(job: TrialJob) -> Iterator[None]:
-    """Let Ctrl-C end the recording at work, and with it the search."""
+    """Let Ctrl-C, or a scheduler's signal, end the recording at work, and with it the search.
+
+    Between two recordings it ends the search before the next one.
+    """
 
     def interrupted(number: int, frame: Any) -> None:
         job.is_interrupted = True
+        if job.lab is not None and job.is_recording:  # which ends the ranks on their hosts
+            raise KeyboardInterrupt
 
-    # In a lab, Ctrl-C has to end the ranks on their hosts: the recording does so.
-    if job.lab is not None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number, handler in before.items():
+        if number == signal.SIGINT or handler != signal.SIG_IGN:  # as nohup has SIGHUP
+            signal.signal(number, interrupted)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def difference_of(losses: Sequence[float], others: Sequence[float]) -> float | None:

@@ -147,7 +147,7 @@ def run_to_its_end(
     signals = (*_ENDING, *_PASSED_ON)
     of_callers: dict[int, Any] = {number: signal.getsignal(number) for number in signals}
     for number, of_caller in of_callers.items():
-        if number != signal.SIGINT or of_caller != signal.SIG_IGN:
+        if of_caller != signal.SIG_IGN:  # as nohup has it
             signal.signal(number, pass_on)
     try:
         status = process.wait(limit_s)
