@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import dataclasses
 import json
 import math
@@ -27,6 +29,7 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.explain import explain
+from fullwire.answers.exporting import exported
 from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
 from fullwire.answers.trials import Trial, TrialRecording, difference_of
 from fullwire.answers.tune import RISKS, _line_bps, _Search
@@ -293,6 +296,41 @@ def test_a_command_with_other_hidden_words_is_another_command(tmp_path: Path) ->
 def test_each_fix_that_is_applied_can_be_written_by_hand(fix: str) -> None:
     kind = CAN[fix]
     assert kind.by_hand(kind.example) or kind.environment(kind.example)
+
+
+def test_an_export_is_python_and_makes_each_object_once(tmp_path: Path) -> None:
+    settings = [f"{key}:{kind.example}" for key, kind in CAN.items()]
+    settings += ["fsdp:reshard_after_forward=False,forward_prefetch,shard_inside_hosts"]
+    settings += ["processors:own+communication", "input:4x8", "transport:fullwire+bf16"]
+    path = tmp_path / "recipe.toml"
+
+    def script(*fixes: str) -> str:
+        path.write_text(as_toml(Recipe(fixes=tuple(map(parse_fix, fixes)))))
+        text = exported(path, "python")
+        compile(text, "recipe", "exec")
+        assert all(fix in text for fix in fixes if not fix.startswith(("environment", "balance")))
+        return text
+
+    for setting in settings:
+        script(setting)
+    text = script(*settings[: len(CAN)])
+    options = "bucket_cap_mb=50, gradient_as_bucket_view=True"
+    line = f"model = DistributedDataParallel(model, {options})  # buckets:50, ddp:gradient_as_"
+    assert text.count("DistributedDataParallel(") == 1
+    assert line in text
+    assert "# joining:1MiB: dist.all_reduce(torch.cat([...])), where none needs" in text
+    # Each name has its import; the names of the script itself have none.
+    of_script = {"model", "dataset", "state", "batch", "loss_of"}
+    names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    have = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert names - have - of_script - set(dir(builtins)) == {"share", "each"}
+    assert "import fullwire  # for compression:bf16\n" in text
+    assert "import fullwire.transport  # for transport:fullwire\n" in text
 
 
 def test_losses_are_compared_relatively_and_nan_is_far() -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import signal
 import tempfile
 from collections import Counter
@@ -45,10 +44,9 @@ from fullwire.fixes.fix import fix_kind, fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE, TRIAL_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
-from fullwire.units import seconds, shown, visible
+from fullwire.units import seconds, shown
 from fullwire.words import sentence
 
-EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
 _MOST_IN_VAIN = 5  # runs in a row to which no trial came
 # By the user, or by a scheduler for its limit.
@@ -224,31 +222,6 @@ def _follow(command: Sequence[str], say: Say) -> int:
             return status
         if status in ENDED_BY_USER:
             return status
-
-
-def exported(recipe: str | Path, way: str) -> str:
-    """Return what a person writes to have a recipe's fixes without Fullwire's `run`.
-
-    - `way`: "env" for lines of a shell, "python" for lines of the script, "torchrun" for a command.
-    """
-    if way not in EXPORTS:
-        raise UsageError(f"export: expected {', '.join(EXPORTS)}, got {way}")
-    found = read_recipe(path_of(recipe, "recipe"))
-    variables: dict[str, str] = {}
-    lines = []
-    for fix in found.fixes:
-        kind = fix_kinds()[fix.fix]
-        variables |= kind.environment(fix.setting)
-        if fix.fix != "environment" and (line := kind.by_hand(fix.setting)):
-            lines.append(f"{line}  # {fix}")
-    pairs = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    if way == "python":
-        given = [f"os.environ[{name!r}] = {value!r}" for name, value in variables.items()]
-        return "\n".join([*(["import os", ""] if given else []), *given, *lines])
-    comments = [f"# in the script: {line}" for line in lines]
-    if way == "env":
-        return "\n".join([*(f"export {pair}" for pair in pairs), *comments])
-    return "\n".join([*comments, " ".join([*pairs, visible(found.command)])])
 
 
 def hash_of(command: Sequence[str]) -> str:

@@ -195,9 +195,11 @@ def run(
         )
     if follow == (recipe is not None) or (follow and (strict or export)):
         raise UsageError("run: expected one of --recipe FILE.toml, --follow and --workers N")
-    from fullwire.answers.fixing import exported, run_recipe
-
     if export is not None:
+        from fullwire.answers.exporting import exported
+
         print(exported(recipe or "", export))
         return
+    from fullwire.answers.fixing import run_recipe
+
     raise typer.Exit(run_recipe(recipe, command or [], strict=strict, say=say))

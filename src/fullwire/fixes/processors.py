@@ -56,8 +56,18 @@ class Processors(FixKind):
         return setting
 
     def by_hand(self, setting: str) -> str:
-        """Return the call."""
-        return "os.sched_setaffinity(0, share_of_this_rank)  # before threads begin"
+        """Return the lines, before threads begin."""
+        lines = [
+            "share = sorted(os.sched_getaffinity(0))",
+            'each = len(share) // int(os.environ["LOCAL_WORLD_SIZE"])',
+            'share = share[int(os.environ["LOCAL_RANK"]) * each :][:each]',
+        ]
+        if setting == _APART:
+            lines.append("os.sched_setaffinity(0, share[-1:])  # before init_process_group")
+            lines.append("os.sched_setaffinity(0, share[:-1])  # after it")
+        else:
+            lines.append("os.sched_setaffinity(0, share)")
+        return "\n".join(lines)
 
     def apply(self, setting: str, process: Process) -> None:
         """Bind this process; its threads and loading processes inherit it."""

@@ -176,8 +176,8 @@ class Transport(FixKind):
         return {"FULLWIRE_WIRE": wire} if wire else {}
 
     def by_hand(self, setting: str) -> str:
-        """Return the call."""
-        return f'dist.init_process_group("{FILLS_THE_LINE}")'
+        """Return the call, and the import that makes the backend known."""
+        return f'import fullwire.transport\ndist.init_process_group("{FILLS_THE_LINE}")'
 
     def apply(self, setting: str, process: Process) -> None:
         """Make process groups of our backend where the job asks for Gloo."""
