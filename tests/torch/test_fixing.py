@@ -142,6 +142,60 @@ def test_a_strict_recipe_refuses_a_job_that_cannot_have_a_fix_before_its_first_s
     assert why in refused[0]
 
 
+STARTING = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+{first}
+dist.monitored_barrier()
+total = torch.ones(3)
+dist.all_reduce(total)
+assert total.tolist() == [dist.get_world_size()] * 3
+if dist.get_rank() == 0:
+    print(dist.get_backend())
+dist.barrier()
+"""
+WITH_A_GPU = "torch.cuda.is_available = lambda: True"
+BY_STORE = (
+    "store = dist.FileStore(sys.argv[1], 2)\n"
+    "dist.init_process_group('gloo', store=store, rank=int(os.environ['RANK']), world_size=2)"
+)
+FAILING = "os.environ['FULLWIRE_INTERFACE'] = 'none0'"
+IN_ONE = f"if os.environ['RANK'] == '1': {FAILING}"
+
+
+@pytest.mark.parametrize(
+    ("first", "backend", "did"),
+    [
+        ("init_device_mesh('cpu', (2,))", "fullwire", "applied: init_process"),
+        ("dist.init_process_group('cpu:gloo')", "fullwire", "applied: init_process"),
+        (f"{WITH_A_GPU}; dist.init_process_group('cpu:gloo')", "fullwire", "applied: init_process"),
+        (f"{WITH_A_GPU}; dist.init_process_group('gloo')", "gloo", "not applied: Gloo may carry"),
+        (f"{FAILING}\n{BY_STORE}", "gloo", "undone: "),
+        (f"{IN_ONE}\n{BY_STORE}", "gloo", "undone: "),
+    ],
+)
+def test_our_transport_takes_the_place_of_gloo_alone_and_gives_way_if_it_does_not_start(
+    tmp_path: Path, first: str, backend: str, did: str
+) -> None:
+    script = tmp_path / "starting.py"
+    script.write_text(STARTING.format(first=first))
+    job = together(2, str(script), str(tmp_path / "store"))
+    whole = [*FULLWIRE, "apply", "transport:fullwire", "--", *job]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{backend}\n"), done.stderr
+    assert f"fix transport:fullwire: {did}" in done.stderr
+
+
+def test_a_transport_that_does_not_start_gives_way_in_the_store_of_torchrun(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "starting.py"
+    script.write_text(STARTING.format(first=f"{FAILING}\ndist.init_process_group('gloo')"))
+    whole = [*FULLWIRE, "apply", "transport:fullwire", "--", *TORCHRUN, UNCOMPILED, str(script)]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "gloo\n"), done.stderr
+
+
 def test_a_last_checkpoint_that_is_not_whole_is_the_jobs_status() -> None:
     job = "import torch; torch.save(torch.zeros(1000), '/dev/full')"
     whole = [*FULLWIRE, "apply", "checkpoint:background", "--", *PYTHON_C, job]

@@ -342,6 +342,16 @@ def check_workers() -> None:
     dist.init_process_group = made_and_checked
 
 
+def start_groups_alike() -> None:
+    """Let modules of torch start groups as the script does: they took the function by its name."""
+    import torch.distributed as dist
+
+    for name in ("distributed_c10d", "device_mesh"):
+        module = sys.modules.get(f"torch.distributed.{name}")
+        if hasattr(module, "init_process_group"):
+            module.init_process_group = dist.init_process_group  # type: ignore[union-attr]
+
+
 def apply_all() -> None:
     """Apply the fixes that the environment names, here or on rank 0's host."""
     if is_torchrun():
@@ -365,6 +375,7 @@ def apply_all() -> None:
             fix_kind(key).apply(setting, fix)
         except Exception as error:  # the job goes on without this fix
             fix.did(f"not applied: {error!r}")
+    start_groups_alike()
     if os.environ.get(STRICT_VARIABLE):
         end_without(fixes)
 
