@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -51,6 +52,7 @@ _RECORDINGS = 22  # of a budget: two of the job as it is, six trials of three, a
 _SLOWER = 3.0  # times as long as a usual recording: a trial that takes longer hangs
 _LEAST_LIMIT_S = 30.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MODULE = {"-m", "--module", "-c"}  # the next word names a module, or is a program
 _RECENT = 5  # recordings, whose usual time is that of the next ones
 
 
@@ -247,7 +249,11 @@ class TrialJob:
 
     def quiet(self, log: Path, words: Sequence[str]) -> list[str]:
         """Return the command behind other words. Its output goes into one file."""
-        into = ["sh", "-c", 'cd "$1" && shift && exec "$@" >>"$0" 2>&1', str(log.resolve())]
+        enter = 'cd "$1" && shift && exec "$@" >>"$0" 2>&1'
+        if _MODULE & set(self.command) and self._is_elsewhere:  # Python looks for it from here
+            here = shlex.quote(os.getcwd())
+            enter = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{here} && {enter}'
+        into = ["sh", "-c", enter, str(log.resolve())]
         return [*into, str(self.scratch.resolve()), *words, "--", *self._from_anywhere()]
 
     def part(self) -> None:
@@ -259,15 +265,32 @@ class TrialJob:
         whole = self.quiet(self.folder / "over.log", words)
         run_to_its_end(whole, environment, limit_s=_LEAST_LIMIT_S)
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self.scratch.resolve() != Path.cwd()
+
     def _from_anywhere(self) -> list[str]:
         """Return the command with whole paths, where it runs in another folder."""
-        if self.scratch.resolve() == Path.cwd():
+        if not self._is_elsewhere:
             return list(self.command)
+        program, *rest = self.command
+        before = [program, *rest]
         return [
-            # A link stays one: a virtual environment is found by the link to its Python.
-            os.path.abspath(word) if os.path.exists(word) and os.path.isfile(word) else word
-            for word in self.command
+            _whole(program) if os.sep in program else program,
+            *(
+                word if last in _MODULE else _whole(word)
+                for last, word in zip(before, rest, strict=False)
+            ),
         ]
+
+
+def _whole(word: str) -> str:
+    """Return a word whose path, or the path after its `=`, is whole if it exists."""
+    name, equals, value = word.partition("=")
+    if equals and os.path.exists(value):
+        return f"{name}={os.path.abspath(value)}"
+    # A link stays one: a virtual environment is found by the link to its Python.
+    return os.path.abspath(word) if os.path.exists(word) else word
 
 
 def _seen(told: Notes) -> dict[int, Seen]:
