@@ -335,6 +335,142 @@ for step in range(40):
     ]
 
 
+OUTSIDE = """
+import os, shutil, tempfile, torch
+os.mkdir("{there}/made")
+log = open("{there}/log.txt", "w")
+open("{there}/old.txt")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(12):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    tempfile.TemporaryFile().close()
+torch.save(model.state_dict(), "{there}/model.pt")
+torch.save(model.state_dict(), "{there}/cache/model.pt")
+os.rename("{there}/old.txt", "{there}/new.txt")
+os.mkdir("{there}/made") if not os.path.exists("{there}/made") else shutil.rmtree("{there}/made")
+"""
+
+
+def test_what_a_job_writes_outside_is_noted_from_its_first_line_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (here, there / "cache"):
+        folder.mkdir(parents=True)
+    (there / "old.txt").touch()
+    monkeypatch.chdir(here)
+    command = [*PYTHON_C, OUTSIDE.format(there=there)]
+    job = TrialJob(command=command, folder=tmp_path, lab=None, scratch=here, steps=99)
+    job.end_s = time.monotonic() + 100
+    wrote = job.recorded([]).seen.wrote
+    names = ("log.txt", "made", "model.pt", "new.txt", "old.txt")
+    assert wrote == tuple(str(there / name) for name in names)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "package.train", "data", "--data=data", "--out=other", "data/a.txt"],
+        ["-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "package.train", "data"],
+    ],
+    ids=["python", "torchrun"],
+)
+def test_a_trial_in_another_folder_finds_modules_and_paths_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    for folder in ("package", "data", "scratch"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data/a.txt").touch()
+    (tmp_path / "package/train.py").write_text(
+        "import os, sys, torch\n"
+        "open('words', 'w').write(' '.join(sys.argv[1:]))\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(12):\n"
+        "    model(torch.ones(2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    job = TrialJob(
+        command=[sys.executable, *command],
+        folder=tmp_path,
+        lab=None,
+        scratch=tmp_path / "scratch",
+        steps=12,
+    )
+    job.end_s = time.monotonic() + 100
+    job.recorded([])
+    data = tmp_path / "data"
+    whole = [str(data), f"--data={data}", "--out=other", str(data / "a.txt")]
+    words = (tmp_path / "scratch/words").read_text().split()
+    assert words == whole[: len(words)]
+    assert words
+
+
+MULTIPROCESSING = """
+import multiprocessing, sys, tempfile
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, store):
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in torch.utils.data.DataLoader(torch.ones(200, 8), 5):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    way = multiprocessing.get_context(sys.argv[1])
+    store = tempfile.mktemp()
+    ranks = [way.Process(target=train, args=(rank, store)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(max(abs(rank.exitcode) for rank in ranks))
+"""
+
+
+def test_a_trial_sees_the_calls_of_ranks_that_are_forked_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MULTIPROCESSING)
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, str(script), "fork"]
+    job = TrialJob(command=command, folder=tmp_path, lab=None, scratch=tmp_path, steps=12)
+    job.end_s = time.monotonic() + 200
+    seen = job.recorded([]).seen
+    assert seen.ddp is not None
+    assert (seen.backend, seen.loading_processes, seen.sums_per_step) == ("gloo", 0, 1.0)
+    assert len(seen.losses) == 12
+    for fix in ("threads:2", "buckets:1"):  # one is applied in the parent, one in each rank
+        assert job.recorded([parse_fix(fix)]).problem is None
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_ranks_that_a_script_starts_itself_are_bound_and_keep_their_numbers(
+    tmp_path: Path, way: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MULTIPROCESSING)
+    fixes = "processors:own,placement:0,1"
+    command = [*FULLWIRE, "apply", fixes, "--", sys.executable, str(script), way]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    bound = [line for line in done.stderr.splitlines() if "own: applied: processors " in line]
+    assert len(bound) == 2, done.stderr
+    assert "fix placement:0,1: not applied: the script numbers its ranks itself" in done.stderr
+
+
 def test_a_job_that_hangs_ends_its_tuning_with_all_its_processes(tmp_path: Path) -> None:
     options = ["--budget", "24s", "-o", str(tmp_path / "tuned")]
     command = [*FULLWIRE, "tune", *options, "--", *JOB, "hanging"]

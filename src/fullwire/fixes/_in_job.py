@@ -6,7 +6,6 @@ happens here. Each process writes what became of each fix as a line into a folde
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import functools
 import inspect
@@ -21,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fullwire.fixes._outside import Outside
 from fullwire.fixes._shared import (
     FIXES_VARIABLE,
     NOTES_VARIABLE,
@@ -30,6 +30,7 @@ from fullwire.fixes._shared import (
 )
 from fullwire.fixes.fix import Change, fix_kind
 from fullwire.recorder.inside import THEN_VARIABLE, after_import
+from fullwire.recorder.inside.ending import at_end
 
 LOOK_VARIABLE = "FULLWIRE_LOOK"  # 1: note the calls that fixes change, as for a trial
 WORKERS_VARIABLE = "FULLWIRE_FIXES_WORKERS"  # the ranks of a recipe; with ! others are refused
@@ -38,7 +39,6 @@ NOTES = ".fixes"  # the end of such a file's name
 APPLIED, NOT_APPLIED, UNDONE = "applied", "not applied", "undone"
 FIRST_LOSSES = 20
 _WARM_STEPS = 3
-_MOST_PATHS = 5
 # Files of Python and of packages: a call in them belongs to the script's line that led there.
 _OF_LIBRARIES = tuple(
     path + os.sep
@@ -47,7 +47,6 @@ _OF_LIBRARIES = tuple(
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
     )
 )
-_WRITING = os.O_WRONLY | os.O_RDWR
 
 
 class Applying:
@@ -56,6 +55,16 @@ class Applying:
     def __init__(self, key: str) -> None:
         self.key = key
         self._said: dict[str, None] = {}  # in order
+        self._of_parent: dict[str, None] = {}
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._of_parent, self._said = self._of_parent | self._said, {}
+
+    def is_inherited(self) -> None:
+        """Note for a fork that trains what its parent noted: the fork has the fix, too."""
+        for sentence in self._of_parent:
+            self.did(sentence)
 
     def around(self, owner: Any, name: str, change: Change, *, may_repeat: bool = True) -> None:
         """Give a function other arguments; if that fails, it has its own ones."""
@@ -83,10 +92,11 @@ class Applying:
     @property
     def why_not(self) -> str:
         """Return why this process does not have the fix, or "" if nothing speaks against it."""
-        undone = [sentence for sentence in self._said if sentence.startswith(UNDONE)]
-        if undone or any(sentence.startswith(APPLIED) for sentence in self._said):
+        said = self._of_parent | self._said
+        undone = [sentence for sentence in said if sentence.startswith(UNDONE)]
+        if undone or any(sentence.startswith(APPLIED) for sentence in said):
             return undone[0] if undone else ""
-        return next(iter(self._said), "")
+        return next(iter(said), "")
 
     def did(self, sentence: str) -> None:
         """Note a sentence once: into the folder for notes, or to the standard error output."""
@@ -124,8 +134,9 @@ class Looking:
         self._seen: dict[str, Any] = {"losses": [], "wrote": []}
         self._host_s: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._is_timing = False
-        self._outside: set[str] = set()
+        self._outside = Outside()
         self._process = os.getpid()
+        self._rank = ""
 
     def begin(self) -> None:
         """Look at the calls, and write the notes when the process ends."""
@@ -167,6 +178,8 @@ class Looking:
         self._before(DataLoader, "__init__", loader)
         self._before(DistributedDataParallel, "forward", one_pass)
         self._before(torch.Tensor, "backward", loss)
+        # It writes by C++, of which no audit hook hears.
+        self._before(torch, "save", lambda state, given: self._outside.wrote(given.get("f")))
         self._timed(torch, "save", "torch.save")
         for name in ("item", "tolist", "cpu"):
             self._timed(torch.Tensor, name, f".{name}()")
@@ -178,21 +191,25 @@ class Looking:
             ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", "add_scalar"),
         ):
             after_import(module, functools.partial(self._timed_in, module, owner, name, words))
-        inside = tuple(
-            os.path.realpath(path) + os.sep
-            for path in (os.getcwd(), os.environ.get(NOTES_VARIABLE, "."), "/tmp", "/dev", "/proc")
-        )
+        self._outside.begin()
+        os.register_at_fork(after_in_child=self._begin_anew)
+        at_end(self.end)
 
-        def opened(event: str, values: tuple[Any, ...]) -> None:
-            if event == "open" and self.steps and isinstance(values[0], str):
-                mode, flags = values[1], values[2]
-                writes = bool(set(mode or "") & set("wax+")) or bool(flags & _WRITING)
-                path = os.path.realpath(values[0])
-                if writes and not path.startswith(inside) and len(self._outside) < _MOST_PATHS:
-                    self._outside.add(path)
+    def _begin_anew(self) -> None:
+        """Look at this fork by itself: what its parent has done is not its own."""
+        self._process = os.getpid()
+        self.steps = self._sums = 0
+        self._seen["losses"] = []
+        self._host_s.clear()
 
-        sys.addaudithook(opened)
-        atexit.register(self.end)
+    def stepped(self, steps: int) -> None:
+        """Take the steps that an optimizer has made."""
+        import torch.distributed as dist
+
+        if not self.steps and dist.is_available() and dist.is_initialized():
+            # A script may end its group before the notes are written.
+            self._rank, self._seen["backend"] = str(dist.get_rank()), dist.get_backend()
+        self.steps = max(self.steps, steps)
 
     def _before(self, owner: Any, name: str, look: Callable[[Any, dict[str, Any]], None]) -> None:
         function = getattr(owner, name)
@@ -241,7 +258,7 @@ class Looking:
         import torch.distributed as dist
 
         counted = max(self.steps - _WARM_STEPS, 1)
-        rank = os.environ.get("RANK", "0")
+        rank = self._rank or os.environ.get("RANK", "0")
         if dist.is_available() and dist.is_initialized():
             self._seen["backend"] = backend = dist.get_backend()
             try:
@@ -254,7 +271,7 @@ class Looking:
             "threads": torch.get_num_threads(),
             "processors": len(os.sched_getaffinity(0)),
             "local_ranks": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            "wrote": sorted(self._outside),
+            "wrote": sorted(self._outside.paths),
             "host": [
                 {"call": call, "place": place, "step_s": seconds / counted}
                 for (call, place), seconds in self._host_s.items()
@@ -264,7 +281,7 @@ class Looking:
         self.steps = 0
 
 
-def count_steps(end_after: int | None, looking: Looking | None) -> None:
+def count_steps(end_after: int | None, looking: Looking | None, fixes: Sequence[Applying]) -> None:
     """Count the steps of the optimizer that makes most of them.
 
     After so many steps this process ends, on each rank alike. The script's own end does not come:
@@ -273,11 +290,15 @@ def count_steps(end_after: int | None, looking: Looking | None) -> None:
     from torch.optim import optimizer as optimizers
 
     made: Counter[int] = Counter()
+    os.register_at_fork(after_in_child=made.clear)
 
     def count(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not made:
+            for fix in fixes:
+                fix.is_inherited()
         made[id(optimizer)] += 1
         if looking is not None:
-            looking.steps = max(looking.steps, made[id(optimizer)])
+            looking.stepped(made[id(optimizer)])
         if end_after is not None and made[id(optimizer)] >= end_after:
             if looking is not None:
                 looking.end()
@@ -364,10 +385,9 @@ def apply_all() -> None:
     looking = Looking() if os.environ.get(LOOK_VARIABLE) else None
     if looking is not None:
         looking.begin()
-    steps = os.environ.get(STEPS_VARIABLE)
+    steps, fixes = os.environ.get(STEPS_VARIABLE), list[Applying]()
     if steps or looking is not None:
-        count_steps(int(steps) if steps else None, looking)
-    fixes = []
+        count_steps(int(steps) if steps else None, looking, fixes)
     for key, setting in json.loads(os.environ.get(FIXES_VARIABLE, "[]")):
         fix = Applying(key)
         fixes.append(fix)

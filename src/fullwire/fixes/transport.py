@@ -194,7 +194,7 @@ class Transport(FixKind):
         signature = inspect.signature(start)
 
         @functools.wraps(start)
-        def started(*args: Any, **kwargs: Any) -> None:
+        def started(*args: Any, **kwargs: Any) -> Any:
             try:
                 given = signature.bind(*args, **kwargs).arguments
             except TypeError:  # torch refuses these arguments
