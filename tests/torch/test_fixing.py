@@ -107,6 +107,95 @@ def test_a_strict_recipe_knows_the_ranks_of_a_job_without_a_launcher(tmp_path: P
     assert "workers: the recipe is for 2, the job has 1" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("fix", "why"),
+    [
+        ("transport:fullwire", "the job uses fake, and only Gloo can be replaced"),
+        ("compression:bf16", "compress: expected a model without a"),
+        ("input:2", "the data set draws random numbers"),
+        ("threads:1", ""),
+    ],
+)
+def test_a_strict_recipe_refuses_a_job_that_cannot_have_a_fix_before_its_first_step(
+    tmp_path: Path, fix: str, why: str
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(as_toml(Recipe(fixes=(parse_fix(fix),))))
+    job = [*JOB, "stubborn"]
+    if fix.startswith("transport"):
+        job = [
+            *PYTHON_C,
+            "import torch, torch.distributed as dist\n"
+            "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+            "dist.init_process_group('fake', store=FakeStore(), rank=0, world_size=1)\n"
+            "model = torch.nn.Linear(2, 2)\n"
+            "model(torch.ones(2)).sum().backward()\n"
+            "torch.optim.SGD(model.parameters(), 0.1).step()\n"
+            "print('trained')",
+        ]
+    whole = [*FULLWIRE, "run", "--strict", "-r", str(path), "--", *job]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout == "") == ((2, True) if why else (0, False)), done.stderr
+    refused = [line for line in done.stderr.splitlines() if line.startswith("fullwire: ")]
+    assert len(refused) == 1
+    assert refused[0].startswith(f"fullwire: fix {fix}: {'not applied: ' if why else 'applied: '}")
+    assert why in refused[0]
+
+
+STARTING = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+{first}
+dist.monitored_barrier()
+total = torch.ones(3)
+dist.all_reduce(total)
+assert total.tolist() == [dist.get_world_size()] * 3
+if dist.get_rank() == 0:
+    print(dist.get_backend())
+dist.barrier()
+"""
+WITH_A_GPU = "torch.cuda.is_available = lambda: True"
+BY_STORE = (
+    "store = dist.FileStore(sys.argv[1], 2)\n"
+    "dist.init_process_group('gloo', store=store, rank=int(os.environ['RANK']), world_size=2)"
+)
+FAILING = "os.environ['FULLWIRE_INTERFACE'] = 'none0'"
+IN_ONE = f"if os.environ['RANK'] == '1': {FAILING}"
+
+
+@pytest.mark.parametrize(
+    ("first", "backend", "did"),
+    [
+        ("init_device_mesh('cpu', (2,))", "fullwire", "applied: init_process"),
+        ("dist.init_process_group('cpu:gloo')", "fullwire", "applied: init_process"),
+        (f"{WITH_A_GPU}; dist.init_process_group('cpu:gloo')", "fullwire", "applied: init_process"),
+        (f"{WITH_A_GPU}; dist.init_process_group('gloo')", "gloo", "not applied: Gloo may carry"),
+        (f"{FAILING}\n{BY_STORE}", "gloo", "undone: "),
+        (f"{IN_ONE}\n{BY_STORE}", "gloo", "undone: "),
+    ],
+)
+def test_our_transport_takes_the_place_of_gloo_alone_and_gives_way_if_it_does_not_start(
+    tmp_path: Path, first: str, backend: str, did: str
+) -> None:
+    script = tmp_path / "starting.py"
+    script.write_text(STARTING.format(first=first))
+    job = together(2, str(script), str(tmp_path / "store"))
+    whole = [*FULLWIRE, "apply", "transport:fullwire", "--", *job]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{backend}\n"), done.stderr
+    assert f"fix transport:fullwire: {did}" in done.stderr
+
+
+def test_a_transport_that_does_not_start_gives_way_in_the_store_of_torchrun(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "starting.py"
+    script.write_text(STARTING.format(first=f"{FAILING}\ndist.init_process_group('gloo')"))
+    whole = [*FULLWIRE, "apply", "transport:fullwire", "--", *TORCHRUN, UNCOMPILED, str(script)]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "gloo\n"), done.stderr
+
+
 def test_a_last_checkpoint_that_is_not_whole_is_the_jobs_status() -> None:
     job = "import torch; torch.save(torch.zeros(1000), '/dev/full')"
     whole = [*FULLWIRE, "apply", "checkpoint:background", "--", *PYTHON_C, job]
@@ -246,6 +335,142 @@ for step in range(40):
     ]
 
 
+OUTSIDE = """
+import os, shutil, tempfile, torch
+os.mkdir("{there}/made")
+log = open("{there}/log.txt", "w")
+open("{there}/old.txt")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(12):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    tempfile.TemporaryFile().close()
+torch.save(model.state_dict(), "{there}/model.pt")
+torch.save(model.state_dict(), "{there}/cache/model.pt")
+os.rename("{there}/old.txt", "{there}/new.txt")
+os.mkdir("{there}/made") if not os.path.exists("{there}/made") else shutil.rmtree("{there}/made")
+"""
+
+
+def test_what_a_job_writes_outside_is_noted_from_its_first_line_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (here, there / "cache"):
+        folder.mkdir(parents=True)
+    (there / "old.txt").touch()
+    monkeypatch.chdir(here)
+    command = [*PYTHON_C, OUTSIDE.format(there=there)]
+    job = TrialJob(command=command, folder=tmp_path, lab=None, scratch=here, steps=99)
+    job.end_s = time.monotonic() + 100
+    wrote = job.recorded([]).seen.wrote
+    names = ("log.txt", "made", "model.pt", "new.txt", "old.txt")
+    assert wrote == tuple(str(there / name) for name in names)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "package.train", "data", "--data=data", "--out=other", "data/a.txt"],
+        ["-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "package.train", "data"],
+    ],
+    ids=["python", "torchrun"],
+)
+def test_a_trial_in_another_folder_finds_modules_and_paths_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    for folder in ("package", "data", "scratch"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data/a.txt").touch()
+    (tmp_path / "package/train.py").write_text(
+        "import os, sys, torch\n"
+        "open('words', 'w').write(' '.join(sys.argv[1:]))\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(12):\n"
+        "    model(torch.ones(2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    job = TrialJob(
+        command=[sys.executable, *command],
+        folder=tmp_path,
+        lab=None,
+        scratch=tmp_path / "scratch",
+        steps=12,
+    )
+    job.end_s = time.monotonic() + 100
+    job.recorded([])
+    data = tmp_path / "data"
+    whole = [str(data), f"--data={data}", "--out=other", str(data / "a.txt")]
+    words = (tmp_path / "scratch/words").read_text().split()
+    assert words == whole[: len(words)]
+    assert words
+
+
+MULTIPROCESSING = """
+import multiprocessing, sys, tempfile
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, store):
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in torch.utils.data.DataLoader(torch.ones(200, 8), 5):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    way = multiprocessing.get_context(sys.argv[1])
+    store = tempfile.mktemp()
+    ranks = [way.Process(target=train, args=(rank, store)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(max(abs(rank.exitcode) for rank in ranks))
+"""
+
+
+def test_a_trial_sees_the_calls_of_ranks_that_are_forked_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MULTIPROCESSING)
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, str(script), "fork"]
+    job = TrialJob(command=command, folder=tmp_path, lab=None, scratch=tmp_path, steps=12)
+    job.end_s = time.monotonic() + 200
+    seen = job.recorded([]).seen
+    assert seen.ddp is not None
+    assert (seen.backend, seen.loading_processes, seen.sums_per_step) == ("gloo", 0, 1.0)
+    assert len(seen.losses) == 12
+    for fix in ("threads:2", "buckets:1"):  # one is applied in the parent, one in each rank
+        assert job.recorded([parse_fix(fix)]).problem is None
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_ranks_that_a_script_starts_itself_are_bound_and_keep_their_numbers(
+    tmp_path: Path, way: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MULTIPROCESSING)
+    fixes = "processors:own,placement:0,1"
+    command = [*FULLWIRE, "apply", fixes, "--", sys.executable, str(script), way]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    bound = [line for line in done.stderr.splitlines() if "own: applied: processors " in line]
+    assert len(bound) == 2, done.stderr
+    assert "fix placement:0,1: not applied: the script numbers its ranks itself" in done.stderr
+
+
 def test_a_job_that_hangs_ends_its_tuning_with_all_its_processes(tmp_path: Path) -> None:
     options = ["--budget", "24s", "-o", str(tmp_path / "tuned")]
     command = [*FULLWIRE, "tune", *options, "--", *JOB, "hanging"]
@@ -271,6 +496,37 @@ def test_a_tuning_that_a_scheduler_ends_keeps_the_best_so_far(tmp_path: Path) ->
     assert not any(line.startswith("fullwire: trial 2: ") for line in said)
     assert process.returncode == 0
     assert (tmp_path / "tuned/recipe.toml").exists()
+
+
+TUNING = """
+import os, signal, sys
+import fullwire as fw
+
+def say(sentence):
+    print(sentence, flush=True)
+    if sentence.startswith("before: "):  # it analyses what was recorded
+        os.kill(os.getpid(), signal.{name})
+
+found = fw.tune({command!r}, "tuned", steps=12, budget="60s", say=say)
+print(len(found.trials), found.recipe)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_between_two_recordings_ends_a_tuning_with_its_recipe(
+    tmp_path: Path, name: str
+) -> None:
+    program = TUNING.format(name=name, command=[*JOB, "slow"])
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    *_, said, last = done.stdout.splitlines()
+    assert said == "interrupted: the best so far is kept"
+    assert last == "0 tuned/recipe.toml"
+    assert read_recipe(tmp_path / "tuned/recipe.toml").before_s
+    assert len(list(tmp_path.glob("tuned/*.run"))) <= 3
 
 
 def test_a_fix_that_does_not_fit_leaves_the_job_as_it_is() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +29,7 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.explain import explain
+from fullwire.answers.exporting import exported
 from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
 from fullwire.answers.trials import Trial, TrialRecording, difference_of
 from fullwire.answers.tune import RISKS, _line_bps, _Search
@@ -165,9 +169,6 @@ def test_a_recipe_reads_back_equal(
         ("", "format: expected 1"),
         ("format = 1\nfixes = 3", "expected a recipe in TOML"),
         ("format = [", "expected a recipe in TOML"),
-        ('format = 1\n[[fixes]]\nfix = "buckets"', "setting"),
-        ('format = 1\n[[fixes]]\nfix = "bucketz"\nsetting = "5"', "The nearest is buckets"),
-        ('format = 1\n[[fixes]]\nfix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
         ("format = 1\na = " + "[" * 100_000, "expected a recipe in TOML"),
         ("format = 1\nworkers = -3", "workers: expected 1 or more, got -3"),
         ("format = 1\nbefore_s = nan", "before_s: expected a time of 0 s or more, got nan"),
@@ -183,6 +184,33 @@ def test_a_recipe_with_a_mistake_is_refused(tmp_path: Path, text: str, sentence:
     path.write_text(text)
     with pytest.raises((UsageError, DamagedInput), match=sentence):
         fw.run_recipe(path, NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ('fix = "buckets"', "missing required field `setting`"),
+        ('fix = "buckets"\nsetting = 5', "Expected `str`, got `int`"),
+        ('fix = "bucketz"\nsetting = "5"', "The nearest is buckets"),
+        ('fix = "buckets"\nsetting = "5.0"', "expected 5, got 5.0"),
+        ('fix = "compression"\nsetting = "later"', "later"),
+        ('fix = "link"\nsetting = "2"', "it cannot be applied: hardware"),
+    ],
+)
+def test_a_fix_that_this_version_lacks_is_left_out_of_a_recipe_or_refused(
+    tmp_path: Path, entry: str, why: str
+) -> None:
+    path = tmp_path / "recipe.toml"
+    known = '[[fixes]]\nfix = "threads"\nsetting = "1"\n'
+    path.write_text(f"format = 1\n[[fixes]]\n{entry}\n{known}")
+    said: list[str] = []
+    assert fw.run_recipe(path, NOTHING, say=said.append) == 7
+    assert len(said) == 2
+    assert why in said[0]
+    assert said[0].endswith(". This fix is left out, the others are applied")
+    assert said[1].startswith("fix threads:1: ")
+    with pytest.raises((UsageError, DamagedInput), match="recipe.toml: .*" + re.escape(why)):
+        fw.run_recipe(path, NOTHING, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +296,41 @@ def test_a_command_with_other_hidden_words_is_another_command(tmp_path: Path) ->
 def test_each_fix_that_is_applied_can_be_written_by_hand(fix: str) -> None:
     kind = CAN[fix]
     assert kind.by_hand(kind.example) or kind.environment(kind.example)
+
+
+def test_an_export_is_python_and_makes_each_object_once(tmp_path: Path) -> None:
+    settings = [f"{key}:{kind.example}" for key, kind in CAN.items()]
+    settings += ["fsdp:reshard_after_forward=False,forward_prefetch,shard_inside_hosts"]
+    settings += ["processors:own+communication", "input:4x8", "transport:fullwire+bf16"]
+    path = tmp_path / "recipe.toml"
+
+    def script(*fixes: str) -> str:
+        path.write_text(as_toml(Recipe(fixes=tuple(map(parse_fix, fixes)))))
+        text = exported(path, "python")
+        compile(text, "recipe", "exec")
+        assert all(fix in text for fix in fixes if not fix.startswith(("environment", "balance")))
+        return text
+
+    for setting in settings:
+        script(setting)
+    text = script(*settings[: len(CAN)])
+    options = "bucket_cap_mb=50, gradient_as_bucket_view=True"
+    line = f"model = DistributedDataParallel(model, {options})  # buckets:50, ddp:gradient_as_"
+    assert text.count("DistributedDataParallel(") == 1
+    assert line in text
+    assert "# joining:1MiB: dist.all_reduce(torch.cat([...])), where none needs" in text
+    # Each name has its import; the names of the script itself have none.
+    of_script = {"model", "dataset", "state", "batch", "loss_of"}
+    names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    have = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert names - have - of_script - set(dir(builtins)) == {"share", "each"}
+    assert "import fullwire  # for compression:bf16\n" in text
+    assert "import fullwire.transport  # for transport:fullwire\n" in text
 
 
 def test_losses_are_compared_relatively_and_nan_is_far() -> None:
@@ -435,6 +498,32 @@ def test_a_signal_reaches_the_job(number: signal.Signals) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(number)
+    assert process.wait(20) == 9
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("way", ["record", "apply", "run"])
+def test_an_interrupt_of_the_command_line_alone_reaches_the_job_which_ends_both(
+    tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "recipe.toml").write_text(as_toml(Recipe()))
+    words = {
+        "record": ["record", "-o", str(tmp_path / "job.run")],
+        "apply": ["apply", "buckets:50"],
+        "run": ["run", "-r", str(tmp_path / "recipe.toml")],
+    }[way]
+    job = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *of: sys.exit(9))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.01)"
+    )
+    command = [sys.executable, "-m", "fullwire", *words, "--", sys.executable, "-c", job]
+    # A session of its own has no terminal, which would send Ctrl-C to the job too.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGINT)
     assert process.wait(20) == 9
     process.stdout.close()
 
@@ -780,6 +869,9 @@ class Recordings:
     def allows(self, recordings: int) -> bool:
         """Say that there is time for all of them."""
         return True
+
+    def go_on_unless_interrupted(self) -> None:
+        """Go on: no signal comes."""
 
     def adapt(self, paces: Any, *, chooses: bool) -> None:
         """Leave the steps as they are."""

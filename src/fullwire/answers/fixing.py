@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import signal
 import tempfile
 from collections import Counter
@@ -32,7 +31,7 @@ from fullwire.findings.tuning import (
     Outcome,
     RecipeOfAnotherCommand,
 )
-from fullwire.fixes._in_job import APPLIED, NOTES, UNDONE, WORKERS_VARIABLE
+from fullwire.fixes._in_job import APPLIED, NOTES, STRICT_VARIABLE, UNDONE, WORKERS_VARIABLE
 from fullwire.fixes._recipe import Applied, Recipe, parse_fix, read_recipe
 from fullwire.fixes._shared import (
     FIXES_VARIABLE,
@@ -45,13 +44,13 @@ from fullwire.fixes.fix import fix_kind, fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE, TRIAL_VARIABLE
 from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
-from fullwire.units import seconds, shown, visible
+from fullwire.units import seconds, shown
 from fullwire.words import sentence
 
-EXPORTS = ("env", "python", "torchrun")
 NONE = "none"  # in place of fixes: a trial of the job as it is
 _MOST_IN_VAIN = 5  # runs in a row to which no trial came
-ENDED_BY_USER = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # or by a scheduler, for its limit
+# By the user, or by a scheduler for its limit.
+ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 Say = Callable[[str], None]
 Notes: TypeAlias = Sequence[Sequence[Mapping[str, Any]]]  # by process
 
@@ -74,6 +73,7 @@ def apply_fixes(
     within: str | float | None = None,
     workers: str = "",
     max_error: float | None = None,
+    strict: bool = False,
     say: Say = lambda sentence: None,
 ) -> int:
     """Run a command with fixes, and return its exit status.
@@ -86,6 +86,7 @@ def apply_fixes(
       `"2!"` end.
     - `max_error`: the relative squared error beyond which a codec or a wire format gives way to
       float32.
+    - `strict`: refuse a job that cannot have one of the fixes. It ends before its first step.
     - `say`: hears at the end what became of each fix.
 
         fw.apply_fixes(["buckets:50", "transport:fullwire"], ["torchrun", "train.py"])
@@ -108,6 +109,8 @@ def apply_fixes(
     _let_enter(environment)
     if workers:
         environment[WORKERS_VARIABLE] = workers
+    if strict:
+        environment[STRICT_VARIABLE] = "1"
     if max_error is not None:
         environment[ERROR_VARIABLE] = str(error_limit(max_error, "max_error"))
     for fix in chosen:
@@ -122,9 +125,26 @@ def apply_fixes(
     with tempfile.TemporaryDirectory(prefix="fullwire-fixes-") as folder:
         environment[NOTES_VARIABLE] = folder
         status = run_to_its_end(command, environment, limit_s=limit_s)
-        for outcome in outcomes(chosen, notes_in(Path(folder))):
-            say(sentence(outcome))
+        told = notes_in(Path(folder))
+    if strict and (refusal := _refusal(chosen, told)):
+        raise UsageError(refusal)
+    for outcome in outcomes(chosen, told):
+        say(sentence(outcome))
     return status
+
+
+def _refusal(chosen: Sequence[Applied], told: Notes) -> str:
+    """Return why a job was refused: it cannot have one of the fixes. "" if it was not."""
+    refused = {
+        note["fix"]: note["refused"] for of_one in told for note in of_one if "refused" in note
+    }
+    for fix in chosen:
+        notes = [did for of_one in _notes_of(fix, told) for did in of_one]
+        has_it = any(did.startswith(APPLIED) for did in notes)
+        why = refused.get(fix.fix) or next((did for did in notes if not has_it), "")
+        if why:
+            return f"fix {fix}: {why}"
+    return ""
 
 
 def _let_enter(environment: dict[str, str]) -> None:
@@ -148,7 +168,8 @@ def run_recipe(
       fixes of rank 0's host, through the job's own store. If `tune` works there, the command is run
       again for each trial.
     - `command`: a launcher or one rank's program. Each process that loads torch has the fixes.
-    - `strict`: refuse a job or versions other than the recipe's, instead of saying so.
+    - `strict`: refuse a job or versions other than the recipe's, a fix that is unknown here, and a
+      job that cannot have one, instead of saying so.
     - `say`: hears what does not fit, and at the end what became of each fix.
 
         fw.run_recipe("tuned/recipe.toml", ["torchrun", "train.py"])
@@ -156,13 +177,17 @@ def run_recipe(
     if recipe is None:
         return _follow(command, say)
     path = path_of(recipe, "recipe")
-    parsed = read_recipe(path)
+
+    def left_out(why: str) -> None:
+        say(f"{path}: {why}. This fix is left out, the others are applied")
+
+    parsed = read_recipe(path, None if strict else left_out)
     for difference in _differences(parsed, command):
         if strict:
             raise UsageError(f"{path}: {sentence(difference)}")
         say(f"{path}: {sentence(difference)}. Its fixes are applied all the same")
     workers = "" if parsed.workers is None else f"{parsed.workers}{'!' if strict else ''}"
-    return apply_fixes(parsed.fixes, command, workers=workers, say=say)
+    return apply_fixes(parsed.fixes, command, workers=workers, strict=strict, say=say)
 
 
 def _follow(command: Sequence[str], say: Say) -> int:
@@ -197,31 +222,6 @@ def _follow(command: Sequence[str], say: Say) -> int:
             return status
         if status in ENDED_BY_USER:
             return status
-
-
-def exported(recipe: str | Path, way: str) -> str:
-    """Return what a person writes to have a recipe's fixes without Fullwire's `run`.
-
-    - `way`: "env" for lines of a shell, "python" for lines of the script, "torchrun" for a command.
-    """
-    if way not in EXPORTS:
-        raise UsageError(f"export: expected {', '.join(EXPORTS)}, got {way}")
-    found = read_recipe(path_of(recipe, "recipe"))
-    variables: dict[str, str] = {}
-    lines = []
-    for fix in found.fixes:
-        kind = fix_kinds()[fix.fix]
-        variables |= kind.environment(fix.setting)
-        if fix.fix != "environment" and (line := kind.by_hand(fix.setting)):
-            lines.append(f"{line}  # {fix}")
-    pairs = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    if way == "python":
-        given = [f"os.environ[{name!r}] = {value!r}" for name, value in variables.items()]
-        return "\n".join([*(["import os", ""] if given else []), *given, *lines])
-    comments = [f"# in the script: {line}" for line in lines]
-    if way == "env":
-        return "\n".join([*(f"export {pair}" for pair in pairs), *comments])
-    return "\n".join([*comments, " ".join([*pairs, visible(found.command)])])
 
 
 def hash_of(command: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -50,6 +51,8 @@ _TOLD_APART = 0.0125  # of the step: the deviation of a recording by the scatter
 _RECORDINGS = 22  # of a budget: two of the job as it is, six trials of three, and the last two
 _SLOWER = 3.0  # times as long as a usual recording: a trial that takes longer hangs
 _LEAST_LIMIT_S = 30.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MODULE = {"-m", "--module", "-c"}  # the next word names a module, or is a program
 _RECENT = 5  # recordings, whose usual time is that of the next ones
 
 
@@ -135,6 +138,7 @@ class TrialJob:
     plain_steps: int | None = None
     limit_s: float | None = None
     is_interrupted: bool = False
+    is_recording: bool = False
     is_followed: bool = False  # by ranks of other hosts
     made: int = 0
 
@@ -173,8 +177,14 @@ class TrialJob:
         """Return the steps of a recording: the plain job, which is slower, may need fewer."""
         return (self.steps if fixes else self.plain_steps) or self.steps or FIRST_STEPS
 
+    def go_on_unless_interrupted(self) -> None:
+        """Raise KeyboardInterrupt if a signal came between two recordings."""
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+
     def recorded(self, fixes: Sequence[Applied]) -> TrialRecording:
         """Record the job with fixes; refuse a run without steps, with the job's last words."""
+        self.go_on_unless_interrupted()
         self.made += 1
         name = f"trial-{self.made:02}"
         log, path = self.folder / f"{name}.log", self.folder / f"{name}.run"
@@ -194,6 +204,7 @@ class TrialJob:
             LIMIT_VARIABLE: f"{limit_s:.0f}",
         }
         os.environ |= of_trial
+        self.is_recording = True
         try:
             if self.lab is None:
                 done = record(whole, path, source=self.command)
@@ -201,6 +212,7 @@ class TrialJob:
                 known = Known(source=without_secrets(self.command))
                 done = record_in_lab(self.lab, whole, path, probe=False, known=known)
         finally:
+            self.is_recording = False
             for variable in of_trial:
                 del os.environ[variable]
             told = notes_in(notes)
@@ -237,7 +249,11 @@ class TrialJob:
 
     def quiet(self, log: Path, words: Sequence[str]) -> list[str]:
         """Return the command behind other words. Its output goes into one file."""
-        into = ["sh", "-c", 'cd "$1" && shift && exec "$@" >>"$0" 2>&1', str(log.resolve())]
+        enter = 'cd "$1" && shift && exec "$@" >>"$0" 2>&1'
+        if _MODULE & set(self.command) and self._is_elsewhere:  # Python looks for it from here
+            here = shlex.quote(os.getcwd())
+            enter = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{here} && {enter}'
+        into = ["sh", "-c", enter, str(log.resolve())]
         return [*into, str(self.scratch.resolve()), *words, "--", *self._from_anywhere()]
 
     def part(self) -> None:
@@ -249,15 +265,32 @@ class TrialJob:
         whole = self.quiet(self.folder / "over.log", words)
         run_to_its_end(whole, environment, limit_s=_LEAST_LIMIT_S)
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self.scratch.resolve() != Path.cwd()
+
     def _from_anywhere(self) -> list[str]:
         """Return the command with whole paths, where it runs in another folder."""
-        if self.scratch.resolve() == Path.cwd():
+        if not self._is_elsewhere:
             return list(self.command)
+        program, *rest = self.command
+        before = [program, *rest]
         return [
-            # A link stays one: a virtual environment is found by the link to its Python.
-            os.path.abspath(word) if os.path.exists(word) and os.path.isfile(word) else word
-            for word in self.command
+            _whole(program) if os.sep in program else program,
+            *(
+                word if last in _MODULE else _whole(word)
+                for last, word in zip(before, rest, strict=False)
+            ),
         ]
+
+
+def _whole(word: str) -> str:
+    """Return a word whose path, or the path after its `=`, is whole if it exists."""
+    name, equals, value = word.partition("=")
+    if equals and os.path.exists(value):
+        return f"{name}={os.path.abspath(value)}"
+    # A link stays one: a virtual environment is found by the link to its Python.
+    return os.path.abspath(word) if os.path.exists(word) else word
 
 
 def _seen(told: Notes) -> dict[int, Seen]:
@@ -272,20 +305,28 @@ def _seen(told: Notes) -> dict[int, Seen]:
 
 @contextmanager
 def interrupts_noted(job: TrialJob) -> Iterator[None]:
-    """Let Ctrl-C end the recording at work, and with it the search."""
+    """Let Ctrl-C, or a scheduler's signal, end the recording at work, and with it the search.
+
+    Between two recordings it ends the search before the next one.
+    """
 
     def interrupted(number: int, frame: Any) -> None:
         job.is_interrupted = True
+        if job.lab is not None and job.is_recording:  # which ends the ranks on their hosts
+            raise KeyboardInterrupt
 
-    # In a lab, Ctrl-C has to end the ranks on their hosts: the recording does so.
-    if job.lab is not None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number, handler in before.items():
+        if number == signal.SIGINT or handler != signal.SIG_IGN:  # as nohup has SIGHUP
+            signal.signal(number, interrupted)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def difference_of(losses: Sequence[float], others: Sequence[float]) -> float | None:

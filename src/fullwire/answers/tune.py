@@ -141,7 +141,7 @@ def tune(
             say(sentence(of_tuning.Interrupted()))
         finally:
             job.part()
-    return search.end()
+        return search.end()  # a signal loses no recipe either
 
 
 def _place(applied: Applied) -> str:
@@ -246,6 +246,7 @@ class _Search:
 
     def _looked_at(self, applied: Applied, now_s: float) -> Iterator[_Look]:
         """Record the job with one fix more; yield the look if it is faster, or end the trial."""
+        self._job.go_on_unless_interrupted()
         number = len(self.trials)
         low_s, high_s = self._as_recordings_differ(applied)
         self._say(

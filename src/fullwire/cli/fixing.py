@@ -145,7 +145,11 @@ def run(
         bool, typer.Option("--follow", help="Take fixes, or trials, from rank 0's host")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse another command, world size or version")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse another command, world size or version, and a fix that cannot be applied",
+        ),
     ] = False,
     export: Annotated[
         str | None, typer.Option(metavar="WAY", help="Print it by hand: env, python or torchrun")
@@ -191,9 +195,11 @@ def run(
         )
     if follow == (recipe is not None) or (follow and (strict or export)):
         raise UsageError("run: expected one of --recipe FILE.toml, --follow and --workers N")
-    from fullwire.answers.fixing import exported, run_recipe
-
     if export is not None:
+        from fullwire.answers.exporting import exported
+
         print(exported(recipe or "", export))
         return
+    from fullwire.answers.fixing import run_recipe
+
     raise typer.Exit(run_recipe(recipe, command or [], strict=strict, say=say))

@@ -13,7 +13,10 @@ import typer
 @contextmanager
 def signals_end_it() -> Iterator[None]:
     """Turn the signals that ask us to end into exits that release everything first."""
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _leave)
     try:
         yield
     except KeyboardInterrupt:

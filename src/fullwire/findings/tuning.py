@@ -123,9 +123,9 @@ class RecordingAsItIs(Finding):
 
 
 class JobWrites(Finding):
-    """The job writes a file outside of its working directory."""
+    """The job writes, moves or removes a file outside of its working directory."""
 
-    template = "warning: the job writes {path}, in each trial anew"
+    template = "warning: the job changes {path}, in each trial anew"
 
     path: str
 

@@ -6,19 +6,21 @@ happens here. Each process writes what became of each fix as a line into a folde
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import functools
 import inspect
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import sysconfig
+import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fullwire.fixes._shared import (
@@ -29,15 +31,16 @@ from fullwire.fixes._shared import (
     share,
 )
 from fullwire.fixes.fix import Change, fix_kind
-from fullwire.recorder.inside import THEN_VARIABLE, after_import
+from fullwire.recorder.inside import DIRECTORY_VARIABLE, THEN_VARIABLE, after_import
+from fullwire.recorder.inside.ending import at_end
 
 LOOK_VARIABLE = "FULLWIRE_LOOK"  # 1: note the calls that fixes change, as for a trial
 WORKERS_VARIABLE = "FULLWIRE_FIXES_WORKERS"  # the ranks of a recipe; with ! others are refused
+STRICT_VARIABLE = "FULLWIRE_FIXES_STRICT"  # 1: a process that cannot have a fix ends
 NOTES = ".fixes"  # the end of such a file's name
 APPLIED, NOT_APPLIED, UNDONE = "applied", "not applied", "undone"
 FIRST_LOSSES = 20
 _WARM_STEPS = 3
-_MOST_PATHS = 5
 # Files of Python and of packages: a call in them belongs to the script's line that led there.
 _OF_LIBRARIES = tuple(
     path + os.sep
@@ -46,15 +49,30 @@ _OF_LIBRARIES = tuple(
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
     )
 )
+_MOST_PATHS = 5
 _WRITING = os.O_WRONLY | os.O_RDWR
+# Audit events with the places of the paths that they change.
+_CHANGES = {"os.rename": (0, 1), "os.remove": (0,), "os.mkdir": (0,), "shutil.rmtree": (0,)}
+_PASSING = ("tmp", "torch", "pymp-")  # beginnings of names in the folder for temporary files
+_OF_OTHERS = re.compile(r"cache(__)?$|^(site|dist)-packages$|^\.(triton|nv)$")
 
 
 class Applying:
     """The process as one fix changes it."""
 
     def __init__(self, key: str) -> None:
-        self._key = key
-        self._said: set[str] = set()
+        self.key = key
+        self._said: dict[str, None] = {}  # in order
+        self._of_parent: dict[str, None] = {}
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._of_parent, self._said = self._of_parent | self._said, {}
+
+    def note_of_parent(self) -> None:
+        """Note for a fork that trains what its parent noted: the fork has the fix, too."""
+        for sentence in self._of_parent:
+            self.did(sentence)
 
     def around(self, owner: Any, name: str, change: Change, *, may_repeat: bool = True) -> None:
         """Give a function other arguments; if that fails, it has its own ones."""
@@ -79,14 +97,23 @@ class Applying:
 
         setattr(owner, name, changed)
 
+    @property
+    def why_not(self) -> str:
+        """Return why this process does not have the fix, or "" if nothing speaks against it."""
+        said = self._of_parent | self._said
+        undone = [sentence for sentence in said if sentence.startswith(UNDONE)]
+        if undone or any(sentence.startswith(APPLIED) for sentence in said):
+            return undone[0] if undone else ""
+        return next(iter(said), "")
+
     def did(self, sentence: str) -> None:
         """Note a sentence once: into the folder for notes, or to the standard error output."""
         if sentence in self._said:
             return
-        self._said.add(sentence)
-        is_told = note({"fix": self._key, "did": sentence})
+        self._said[sentence] = None
+        is_told = note({"fix": self.key, "did": sentence})
         if not is_told and sentence.startswith((NOT_APPLIED, UNDONE)):
-            sys.stderr.write(f"fullwire: fix {self._key}: {sentence}\n")
+            sys.stderr.write(f"fullwire: fix {self.key}: {sentence}\n")
 
 
 def note(line: Mapping[str, Any]) -> bool:
@@ -103,6 +130,47 @@ def note(line: Mapping[str, Any]) -> bool:
     return True
 
 
+class Outside:
+    """Listens to what this process opens, moves and removes, as Python tells its audit hooks."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        libraries = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+        ours = (os.environ.get(name) for name in (NOTES_VARIABLE, DIRECTORY_VARIABLE))
+        known = (os.getcwd(), *libraries, *filter(None, ours), "/dev", "/proc", "/sys")
+        self._inside = tuple(os.path.realpath(path) + os.sep for path in known)
+        folders = {os.path.realpath(folder) for folder in (tempfile.gettempdir(), "/tmp")}
+        self._passing = tuple(f"{folder}/{name}" for folder in folders for name in _PASSING)
+
+    def begin(self) -> None:
+        """Listen until the process ends."""
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, values: tuple[Any, ...]) -> None:
+        if event == "open":
+            mode, flags = values[1], values[2]
+            writes = set(mode or "") & set("wax+") or flags & _WRITING
+            # A temporary file without a name is opened by its folder.
+            if writes and not os.path.isdir(values[0]):
+                self.wrote(values[0])
+        elif event in _CHANGES:
+            for place in _CHANGES[event]:
+                # A folder that exists is not made, and a file that does not is not removed.
+                exists = os.path.lexists(values[place])
+                if place == 1 or exists == (event != "os.mkdir"):
+                    self.wrote(values[place])
+
+    def wrote(self, file: Any) -> None:
+        """Take a file that is about to be written, if it is a path outside."""
+        if not isinstance(file, str | bytes | os.PathLike) or len(self.paths) >= _MOST_PATHS:
+            return
+        path = os.path.realpath(os.fsdecode(file))
+        if path.startswith((*self._inside, *self._passing)) or f"{path}/" in self._inside:
+            return
+        if not any(_OF_OTHERS.search(name) for name in Path(path).parts):
+            self.paths.add(path)
+
+
 class Looking:
     """The calls of this process that fixes change, its first losses, and its host work.
 
@@ -115,8 +183,9 @@ class Looking:
         self._seen: dict[str, Any] = {"losses": [], "wrote": []}
         self._host_s: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._is_timing = False
-        self._outside: set[str] = set()
+        self._outside = Outside()
         self._process = os.getpid()
+        self._rank = ""
 
     def begin(self) -> None:
         """Look at the calls, and write the notes when the process ends."""
@@ -158,6 +227,8 @@ class Looking:
         self._before(DataLoader, "__init__", loader)
         self._before(DistributedDataParallel, "forward", one_pass)
         self._before(torch.Tensor, "backward", loss)
+        # It writes by C++, of which no audit hook hears.
+        self._before(torch, "save", lambda state, given: self._outside.wrote(given.get("f")))
         self._timed(torch, "save", "torch.save")
         for name in ("item", "tolist", "cpu"):
             self._timed(torch.Tensor, name, f".{name}()")
@@ -169,21 +240,25 @@ class Looking:
             ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", "add_scalar"),
         ):
             after_import(module, functools.partial(self._timed_in, module, owner, name, words))
-        inside = tuple(
-            os.path.realpath(path) + os.sep
-            for path in (os.getcwd(), os.environ.get(NOTES_VARIABLE, "."), "/tmp", "/dev", "/proc")
-        )
+        self._outside.begin()
+        os.register_at_fork(after_in_child=self._begin_anew)
+        at_end(self.end)
 
-        def opened(event: str, values: tuple[Any, ...]) -> None:
-            if event == "open" and self.steps and isinstance(values[0], str):
-                mode, flags = values[1], values[2]
-                writes = bool(set(mode or "") & set("wax+")) or bool(flags & _WRITING)
-                path = os.path.realpath(values[0])
-                if writes and not path.startswith(inside) and len(self._outside) < _MOST_PATHS:
-                    self._outside.add(path)
+    def _begin_anew(self) -> None:
+        """Look at this fork by itself: what its parent has done is not its own."""
+        self._process = os.getpid()
+        self.steps = self._sums = 0
+        self._seen["losses"] = []
+        self._host_s.clear()
 
-        sys.addaudithook(opened)
-        atexit.register(self.end)
+    def stepped(self, steps: int) -> None:
+        """Take the steps that an optimizer has made."""
+        import torch.distributed as dist
+
+        if not self.steps and dist.is_available() and dist.is_initialized():
+            # A script may end its group before the notes are written.
+            self._rank, self._seen["backend"] = str(dist.get_rank()), dist.get_backend()
+        self.steps = max(self.steps, steps)
 
     def _before(self, owner: Any, name: str, look: Callable[[Any, dict[str, Any]], None]) -> None:
         function = getattr(owner, name)
@@ -232,7 +307,7 @@ class Looking:
         import torch.distributed as dist
 
         counted = max(self.steps - _WARM_STEPS, 1)
-        rank = os.environ.get("RANK", "0")
+        rank = self._rank or os.environ.get("RANK", "0")
         if dist.is_available() and dist.is_initialized():
             self._seen["backend"] = backend = dist.get_backend()
             try:
@@ -245,7 +320,7 @@ class Looking:
             "threads": torch.get_num_threads(),
             "processors": len(os.sched_getaffinity(0)),
             "local_ranks": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            "wrote": sorted(self._outside),
+            "wrote": sorted(self._outside.paths),
             "host": [
                 {"call": call, "place": place, "step_s": seconds / counted}
                 for (call, place), seconds in self._host_s.items()
@@ -255,7 +330,7 @@ class Looking:
         self.steps = 0
 
 
-def count_steps(end_after: int | None, looking: Looking | None) -> None:
+def count_steps(end_after: int | None, looking: Looking | None, fixes: Sequence[Applying]) -> None:
     """Count the steps of the optimizer that makes most of them.
 
     After so many steps this process ends, on each rank alike. The script's own end does not come:
@@ -264,17 +339,42 @@ def count_steps(end_after: int | None, looking: Looking | None) -> None:
     from torch.optim import optimizer as optimizers
 
     made: Counter[int] = Counter()
+    os.register_at_fork(after_in_child=made.clear)
 
     def count(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not made:
+            for fix in fixes:
+                fix.note_of_parent()
         made[id(optimizer)] += 1
         if looking is not None:
-            looking.steps = max(looking.steps, made[id(optimizer)])
+            looking.stepped(made[id(optimizer)])
         if end_after is not None and made[id(optimizer)] >= end_after:
             if looking is not None:
                 looking.end()
             raise SystemExit
 
     optimizers.register_optimizer_step_post_hook(count)
+
+
+def end_without(fixes: Sequence[Applying]) -> None:
+    """End this process before its first step, with status 2, if it does not have one of the fixes.
+
+    By then a script has made its groups, its models and its loaders of data.
+    """
+    from torch.optim import optimizer as optimizers
+
+    is_checked = False
+
+    def check(*of_a_hook: Any) -> None:
+        nonlocal is_checked
+        if is_checked:
+            return
+        is_checked = True
+        if refused := [fix for fix in fixes if fix.why_not]:
+            note({"fix": refused[0].key, "refused": refused[0].why_not})
+            raise SystemExit(2)
+
+    optimizers.register_optimizer_step_pre_hook(check)
 
 
 def check_workers() -> None:
@@ -312,27 +412,41 @@ def check_workers() -> None:
     dist.init_process_group = made_and_checked
 
 
+def start_groups_alike() -> None:
+    """Let modules of torch start groups as the script does: they took the function by its name."""
+    import torch.distributed as dist
+
+    for name in ("distributed_c10d", "device_mesh"):
+        module = sys.modules.get(f"torch.distributed.{name}")
+        if hasattr(module, "init_process_group"):
+            module.init_process_group = dist.init_process_group  # type: ignore[union-attr]
+
+
 def apply_all() -> None:
     """Apply the fixes that the environment names, here or on rank 0's host."""
     if is_torchrun():
         return  # its ranks do: it may have the variables of a rank from around it
     try:
-        share(note, (LOOK_VARIABLE, WORKERS_VARIABLE))
+        share(note, (LOOK_VARIABLE, WORKERS_VARIABLE, STRICT_VARIABLE))
     except Exception as error:  # the job goes on without what did not come
         sys.stderr.write(f"fullwire: fixes of several hosts: not shared: {error}\n")
     check_workers()
     looking = Looking() if os.environ.get(LOOK_VARIABLE) else None
     if looking is not None:
         looking.begin()
-    steps = os.environ.get(STEPS_VARIABLE)
+    steps, fixes = os.environ.get(STEPS_VARIABLE), list[Applying]()
     if steps or looking is not None:
-        count_steps(int(steps) if steps else None, looking)
+        count_steps(int(steps) if steps else None, looking, fixes)
     for key, setting in json.loads(os.environ.get(FIXES_VARIABLE, "[]")):
         fix = Applying(key)
+        fixes.append(fix)
         try:
             fix_kind(key).apply(setting, fix)
         except Exception as error:  # the job goes on without this fix
             fix.did(f"not applied: {error!r}")
+    start_groups_alike()
+    if os.environ.get(STRICT_VARIABLE):
+        end_without(fixes)
 
 
 # Others import this module for its names: a process that starts a job, and has not loaded torch.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -85,8 +86,12 @@ def parse_fix(given: str) -> Applied:
     return Applied(fix=key, setting=setting, risk=kind.risk_of(setting))
 
 
-def read_recipe(path: Path) -> Recipe:
-    """Read a recipe, and check each fix and its setting."""
+def read_recipe(path: Path, left_out: Callable[[str], None] | None = None) -> Recipe:
+    """Read a recipe, and check each fix and its setting.
+
+    With `left_out`, a fix that this version does not know, or cannot read, is no error: the
+    function hears why, and the recipe is without it.
+    """
     with opened(path) as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -95,24 +100,41 @@ def read_recipe(path: Path) -> Recipe:
         table = tomllib.loads(content.decode())
         if (number := table.get("format")) != FORMAT:
             raise UsageError(f"{path}: format: expected {FORMAT}, got {shown(str(number))}")
+        entries = msgspec.convert(table.pop("fixes", []), list[Any])
         recipe = msgspec.convert(table, Recipe)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise DamagedInput(path, f"expected a recipe in TOML: {error}") from None
+    fixes = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            fixes.append(_checked(entry))
+        except (UsageError, msgspec.ValidationError) as error:
+            is_unreadable = isinstance(error, msgspec.ValidationError)
+            why = f"[[fixes]] {number}: {error}" if is_unreadable else str(error)
+            # A variable may be a stranger's way to run code: then all of the recipe is suspect.
+            is_variable = isinstance(entry, dict) and entry.get("fix") == "environment"
+            if left_out is None or is_variable:
+                if is_unreadable:
+                    raise DamagedInput(path, f"expected a recipe in TOML: {why}") from None
+                raise UsageError(f"{path}: {why}") from None
+            left_out(why)
+    recipe = replace(recipe, fixes=tuple(fixes))
     if recipe.workers is not None and recipe.workers < 1:
         raise UsageError(f"{path}: workers: expected 1 or more, got {recipe.workers}")
     for of in (recipe, *recipe.fixes):
         for name, value in vars(of).items():
             if name.endswith("_s") and value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"{path}: {name}: expected a time of 0 s or more, got {value:g}")
-    for fix in recipe.fixes:
-        kind = appliable(fix.fix)
-        try:
-            setting = kind.checked_in_recipe(fix.setting)
-        except UsageError as error:
-            raise UsageError(f"{path}: {error}") from None
-        if setting != fix.setting:
-            raise UsageError(f"{path}: fix {fix.fix}: expected {setting}, got {fix.setting}")
     return recipe
+
+
+def _checked(entry: Any) -> Applied:
+    """Return a fix of a recipe, or refuse one that is unknown or has no such setting."""
+    fix = msgspec.convert(entry, Applied)
+    setting = appliable(fix.fix).checked_in_recipe(fix.setting)
+    if setting != fix.setting:
+        raise UsageError(f"fix {fix.fix}: expected {setting}, got {fix.setting}")
+    return fix
 
 
 def as_toml(recipe: Recipe) -> str:

@@ -59,7 +59,10 @@ class Accumulation(FixKind):
 
     def by_hand(self, setting: str) -> str:
         """Return the context of the passes before the last."""
-        return f"with model.no_sync():  # in all but the last of {setting} passes"
+        return (
+            f"with model.no_sync():  # in all but the last of {setting} passes\n"
+            "    loss_of(model(batch)).backward()"
+        )
 
     def apply(self, setting: str, process: Process) -> None:
         """Let DDP send gradients in every so manieth pass.

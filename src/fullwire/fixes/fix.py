@@ -165,7 +165,7 @@ class FixKind:
         return self.risk
 
     def by_hand(self, setting: str) -> str:
-        """Return the line that makes the change in a script; "" if variables make it."""
+        """Return the lines that make the change in a script; "" if variables make it."""
         return ""
 
     def environment(self, setting: str) -> Mapping[str, str]:

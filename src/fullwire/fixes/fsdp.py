@@ -69,10 +69,10 @@ class Fsdp(FixKind):
 
     def by_hand(self, setting: str) -> str:
         """Return the constructor's call."""
-        options = [option for option in setting.split(",") if option != _INSIDE]
+        options = [as_arguments(option) for option in setting.split(",") if option != _INSIDE]
         if _INSIDE in setting:
             options.append("mesh=init_device_mesh(device, (hosts, ranks_of_host))")
-        return f"fully_shard(model, {as_arguments(','.join(options))})"
+        return f"fully_shard(model, {', '.join(options)})"
 
     def apply(self, setting: str, process: Process) -> None:
         """Give `fully_shard` and FullyShardedDataParallel the options that each has."""

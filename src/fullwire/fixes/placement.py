@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
@@ -74,9 +74,19 @@ class Placement(FixKind):
 
     def apply(self, setting: str, process: Process) -> None:
         """Give this process its new number, which torch and the script read from RANK."""
+        import torch.distributed as dist
+
         order, rank = setting.split(","), os.environ.get("RANK")
-        if rank is None:
-            return  # a launcher, not a rank
+        if rank is None:  # a launcher, or a process that the script numbers later
+
+            def numbered(given: Mapping[str, Any]) -> Mapping[str, Any]:
+                process.did(
+                    "not applied: the script numbers its ranks itself, and uses the numbers"
+                )
+                return {}
+
+            process.around(dist, "init_process_group", numbered, may_repeat=False)
+            return
         if os.environ.get("WORLD_SIZE") != str(len(order)):
             process.did(f"not applied: it is for {len(order)} ranks")
             return

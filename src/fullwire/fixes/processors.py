@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 _OWN = "own"
 _APART = "own+communication"
+_PATIENCE = timedelta(seconds=10)  # with ranks that have not said where they are
 _NODES = Path("/sys/devices/system/node")
 
 
@@ -56,27 +61,48 @@ class Processors(FixKind):
         return setting
 
     def by_hand(self, setting: str) -> str:
-        """Return the call."""
-        return "os.sched_setaffinity(0, share_of_this_rank)  # before threads begin"
+        """Return the lines, before threads begin."""
+        lines = [
+            "share = sorted(os.sched_getaffinity(0))",
+            'each = len(share) // int(os.environ["LOCAL_WORLD_SIZE"])',
+            'share = share[int(os.environ["LOCAL_RANK"]) * each :][:each]',
+        ]
+        if setting == _APART:
+            lines.append("os.sched_setaffinity(0, share[-1:])  # before init_process_group")
+            lines.append("os.sched_setaffinity(0, share[:-1])  # after it")
+        else:
+            lines.append("os.sched_setaffinity(0, share)")
+        return "\n".join(lines)
 
     def apply(self, setting: str, process: Process) -> None:
         """Bind this process; its threads and loading processes inherit it."""
         import torch.distributed as dist
 
         rank, ranks = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
-        if rank is None or ranks is None:
-            return  # a launcher, not a rank
-        share = share_of_rank(by_node(os.sched_getaffinity(0)), int(rank), int(ranks))
-        if len(share) < (2 if setting == _APART else 1) or int(ranks) < 2:
-            process.did("not applied: too few processors, or one rank on its host")
+        inner = dist.init_process_group
+        if rank is None or ranks is None:  # a launcher, or a process that the script numbers later
+
+            @functools.wraps(inner)
+            def then_bound(*args: Any, **kwargs: Any) -> None:
+                before = _threads()
+                inner(*args, **kwargs)
+                place = _place_on_host()
+                if place is None:
+                    process.did("not applied: the ranks of this host are not known")
+                elif share := self._share(setting, *place, process):
+                    _bind(before, share[:-1] if setting == _APART else share)
+                    _bind(_threads() - before, share[-1:] if setting == _APART else share)
+
+            dist.init_process_group = then_bound
+            return
+        if not (share := self._share(setting, int(rank), int(ranks), process)):
             return
         computing = share[:-1] if setting == _APART else share
         os.sched_setaffinity(0, computing)
-        process.did(f"applied: processors {','.join(map(str, share))}")
         if setting == _OWN:
             return
-        inner = dist.init_process_group
 
+        @functools.wraps(inner)
         def with_threads_apart(*args: Any, **kwargs: Any) -> Any:
             os.sched_setaffinity(0, share[-1:])  # the group's threads inherit it
             try:
@@ -85,6 +111,45 @@ class Processors(FixKind):
                 os.sched_setaffinity(0, computing)
 
         dist.init_process_group = with_threads_apart
+
+    def _share(self, setting: str, rank: int, ranks: int, process: Process) -> list[int]:
+        """Return the processors of a rank of this host, and note them; none if they are too few."""
+        share = share_of_rank(by_node(os.sched_getaffinity(0)), rank, ranks)
+        if len(share) < (2 if setting == _APART else 1) or ranks < 2:
+            process.did("not applied: too few processors, or one rank on its host")
+            return []
+        process.did(f"applied: processors {','.join(map(str, share))}")
+        return share
+
+
+def _threads() -> set[int]:
+    """Return the threads of this process."""
+    return set(map(int, os.listdir("/proc/self/task")))
+
+
+def _bind(threads: set[int], processors: Sequence[int]) -> None:
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread, processors)
+
+
+def _place_on_host() -> tuple[int, int] | None:
+    """Return this rank's place among those of its host, and their number; None if some are silent.
+
+    The ranks tell each other through the store of their group.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    rank, store = dist.get_rank(), _get_default_store()
+    keys = [f"fullwire/host/{other}" for other in range(dist.get_world_size())]
+    store.set(keys[rank], socket.gethostname())
+    try:
+        store.wait(keys, _PATIENCE)
+    except RuntimeError:  # ranks of another host may lack the fix
+        return None
+    hosts = [store.get(key) for key in keys]
+    return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
 
 def by_node(allowed: set[int]) -> list[int]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullwire.compression.compressor import Compressor
@@ -176,27 +180,83 @@ class Transport(FixKind):
         return {"FULLWIRE_WIRE": wire} if wire else {}
 
     def by_hand(self, setting: str) -> str:
-        """Return the call."""
-        return f'dist.init_process_group("{FILLS_THE_LINE}")'
+        """Return the call, and the import that makes the backend known."""
+        return f'import fullwire.transport\ndist.init_process_group("{FILLS_THE_LINE}")'
 
     def apply(self, setting: str, process: Process) -> None:
         """Make process groups of our backend where the job asks for Gloo."""
-        import torch
         import torch.distributed as dist
 
         from fullwire.transport import register as make_known
 
         make_known()
+        start, meet = dist.init_process_group, dist.monitored_barrier
+        signature = inspect.signature(start)
 
-        def of_ours(given: Mapping[str, Any]) -> Mapping[str, Any]:
-            backend = given.get("backend")
-            if backend is None and torch.cuda.is_available():
-                backend = "nccl beside gloo"
-            if str(backend or "gloo").lower() != "gloo":
-                process.did(f"not applied: the job uses {backend}, and only Gloo can be replaced")
-                return {}
+        @functools.wraps(start)
+        def started(*args: Any, **kwargs: Any) -> Any:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError:  # torch refuses these arguments
+                return start(*args, **kwargs)
+            if other := _other_than_gloo(given.get("backend")):
+                process.did(f"not applied: {other}")
+                return start(*args, **kwargs)
             process.did(f'applied: init_process_group("{FILLS_THE_LINE}")')
-            return {"backend": FILLS_THE_LINE}
+            try:
+                return start(**(given | {"backend": FILLS_THE_LINE}))
+            except Exception as error:
+                process.did(f"undone: {type(error).__name__}: {error}")
+                if (again := _for_another_start(given)) is None:
+                    raise
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            return start(**again)
 
-        # A second attempt would find the names of the first in torch's store.
-        process.around(dist, "init_process_group", of_ours, may_repeat=False)
+        @functools.wraps(meet)
+        def met(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+            is_member = group is not dist.GroupMember.NON_GROUP_MEMBER
+            if is_member and dist.get_backend(group) == FILLS_THE_LINE:
+                limit = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
+                dist.barrier(group, async_op=True).wait(*[limit] * (limit is not None))
+            else:
+                meet(group, timeout, wait_all_ranks)
+
+        dist.init_process_group, dist.monitored_barrier = started, met
+
+
+def _other_than_gloo(backend: Any) -> str:
+    """Say why a group does not send tensors of processors by Gloo alone; "" if it does."""
+    import torch
+
+    name = str(backend or "gloo").lower()
+    if name == "cpu:gloo" or (name == "gloo" and not torch.cuda.is_available()):
+        return ""
+    if name == "gloo" and backend:
+        return 'Gloo may carry tensors of GPUs here; init_process_group("cpu:gloo") says no'
+    used = backend or "nccl beside gloo"
+    return f"the job uses {used}, and only Gloo can be replaced"
+
+
+def _for_another_start(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of a second start in a store that outlives the first; None without one.
+
+    The second start has names of its own there, as it would find those of the first.
+    """
+    import torch.distributed as dist
+
+    store: Any = given.get("store")
+    place: dict[str, int] = {}
+    by_environment = given.get("init_method") in (None, "env://")
+    if (
+        store is None
+        and by_environment
+        and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    ):
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(address, port, is_master=False)
+        place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    if store is None:
+        return None
+    rest = {name: value for name, value in given.items() if name != "init_method"}
+    return {**rest, **place, "store": dist.PrefixStore("in place of fullwire", store)}

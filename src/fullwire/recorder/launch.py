@@ -28,6 +28,7 @@ _SAMPLER = Path(__file__).parent / "sampler.py"
 TOO_LONG = 124  # the status of a command that was ended at its limit
 # Slurm warns with SIGUSR1 before a job's time is up.
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLITE_S = 5.0  # between asking a job to end and ending it
 _LOOK_S, _LOOKS = 0.005, 400  # looks are counted: on a stalled machine, a time would run out
 
@@ -122,8 +123,8 @@ def run_to_its_end(
     `timeout`.
 
     This process outlives the job. A terminal sends Ctrl-C to the job itself; this process passes
-    other signals on, and an interrupt that no terminal sent. A handler of the caller's for Ctrl-C
-    hears of it meanwhile.
+    other signals on, and an interrupt that no terminal sent. The caller's handlers of signals that
+    ask to end hear of them meanwhile. What they raise does not end the wait for the job.
     """
     try:
         output = None if began is None else subprocess.PIPE
@@ -135,21 +136,19 @@ def run_to_its_end(
         began(process)
 
     def pass_on(number: int, frame: Any) -> None:
-        process.send_signal(number)
+        if number != signal.SIGINT or not _is_before_a_terminal():
+            process.send_signal(number)
+        of_caller = of_callers[number]
+        if number in _ENDING and callable(of_caller):
+            # It may leave by raising. The job decides how it ends, and we wait for its status.
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                of_caller(number, frame)
 
-    of_caller = signal.getsignal(signal.SIGINT)
-
-    def interrupted(number: int, frame: Any) -> None:
-        if callable(of_caller) and of_caller is not signal.default_int_handler:
-            of_caller(number, frame)
-        if not _is_before_a_terminal():
-            pass_on(number, frame)
-
-    on_interrupt: Any = of_caller if of_caller == signal.SIG_IGN else interrupted
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
-        **{number: signal.signal(number, pass_on) for number in _PASSED_ON},
-    }
+    signals = (*_ENDING, *_PASSED_ON)
+    of_callers: dict[int, Any] = {number: signal.getsignal(number) for number in signals}
+    for number, of_caller in of_callers.items():
+        if of_caller != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, pass_on)
     try:
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -165,8 +164,8 @@ def run_to_its_end(
                 os.kill(pid, signal.SIGKILL)
         status = TOO_LONG
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, of_caller in of_callers.items():
+            signal.signal(number, of_caller)
     return status if status >= 0 else 128 - status
 
 

@@ -146,9 +146,13 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
     store, rank, size = meeting.store, meeting.rank, meeting.size
     until = time.monotonic() + timeout_s
     with contextlib.ExitStack() as opened:
-        listener = opened.enter_context(listening(store))
         if rank == 0:
             store.set("number", secrets.token_hex(_NONCE_BYTES))
+        try:
+            listener = opened.enter_context(listening(store))
+        except TransportError as error:  # the others need not wait for this rank
+            leave_word(store, rank, f"rank {rank}: {error}")
+            raise
         meeting.announce(listener)
         door = Door(listener, meeting)
         opened.callback(door.close)
