@@ -183,6 +183,21 @@ def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) ->
         )
 
 
+MOST_FEWER = 3  # layers that the stages at the ends may lack
+
+
+def even_layers(layers: int, pp: int) -> int | None:
+    """Return how many layers equal stages would have, of which the ends may lack a few.
+
+    The first and the last stage share two missing layers; the last one lacks one or three. None
+    where they would lack more than `MOST_FEWER`, or where a stage would be empty.
+    """
+    fewer = -layers % pp
+    most = (layers + fewer) // pp
+    is_filled = most > (1 if fewer == 2 else fewer)
+    return layers + fewer if fewer <= MOST_FEWER and is_filled else None
+
+
 def divisors(number: int) -> list[int]:
     """List the divisors of a number in ascending order."""
     low = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
