@@ -46,7 +46,7 @@ from fullwire.simulation.step_price import Job, Priced, price
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision
-from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, verdict
+from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, stage_layers, verdict
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
 DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
@@ -304,8 +304,7 @@ def planned(searched: Searched, row: int) -> Planned:
     devices = question.cluster.devices
     tokens = question.global_batch * question.sequence
     # A half of an odd number is rounded down; a number that was fixed comes back as it was.
-    layers = question.model.layers + question.model.mtp_layers
-    again = 1e-9 + plans.recomputed[row] * -(-layers // int(plans.pp[row]))
+    again = 1e-9 + plans.recomputed[row] * stage_layers(question.model, plans.pp[row])[1]
     is_partly = plans.recomputed[row] < 1 and RECOMPUTE[plans.recompute[row]] == "full"
     flops = 3 * question.model.flops(question.sequence) * tokens
     peak = question.device.peak_flops_per_s(question.precision) * devices

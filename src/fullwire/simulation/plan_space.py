@@ -31,6 +31,7 @@ from fullwire.workloads.layout import (
     nearest_divisor,
     nearest_multiple,
 )
+from fullwire.workloads.stage_memory import stage_layers
 
 MOST_STAGES, MOST_MICROBATCH, LEAST_RANK_TOKENS = 64, 16, 1024
 FIXABLE = (
@@ -85,7 +86,7 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         )
     columns = np.array(rows, np.int64).T
     tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, schedule, context, shard = columns
-    same, stage_layers = np.ones_like(tp), -(-_layers(space.model) // pp)
+    same, layers = np.ones_like(tp), stage_layers(space.model, pp)[1]
     is_dual = schedule == SCHEDULES.index("dualpipe")  # it is made to hide what experts send
     return Plans(
         tp=tp,
@@ -99,7 +100,7 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         shard=shard,
         recompute=recompute,
         recomputed=(
-            int(fixed["recompute_layers"]) / stage_layers
+            int(fixed["recompute_layers"]) / layers
             if "recompute_layers" in fixed
             else np.where(half > 0, 0.5, 1.0)
         ),
@@ -136,7 +137,7 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
         together = tp * pp * cp
         if space.devices % together or not all(map(allowed, ("tp", "pp", "cp"), (tp, pp, cp))):
             continue
-        if most_layers > -(-_layers(model) // pp):
+        if most_layers > _most_layers(model, pp):
             continue
         dp = space.devices // together
         if space.global_batch % dp or not allowed("dp", dp):
@@ -197,14 +198,14 @@ def _tensor(space: Space, fixed: Mapping[str, int | str]) -> list[int]:
     return _with_fixed(usual, fixed, "tp", heads)
 
 
-def _layers(model: Architecture) -> int:
-    """Return the layers that stages share: one that predicts a further token is one, too."""
-    return model.layers + model.mtp_layers
-
-
 def _stages(model: Architecture) -> list[int]:
     most = min(MOST_STAGES, model.layers)
-    return [ways for ways in range(1, most + 1) if even_layers(_layers(model), ways)]
+    return [ways for ways in range(1, most + 1) if _most_layers(model, ways)]
+
+
+def _most_layers(model: Architecture, pp: int) -> int:
+    """Return the layers of a stage between the ends; 0 where stages cannot be made so."""
+    return (even_layers(model.layers, model.mtp_layers, pp) or 0) // pp
 
 
 def _context(space: Space, fixed: Mapping[str, int | str]) -> list[int]:
@@ -223,8 +224,7 @@ def _chunks(model: Architecture, pp: int, microbatches: int) -> list[tuple[int, 
     plain = [(1, SCHEDULES.index("1f1b"))]
     if pp == 1 or microbatches % pp:
         return plain
-    layers = -(-_layers(model) // pp)  # of the stages between the ends
-    several = [ways for ways in divisors(layers) if 1 < ways <= 16]
+    several = [ways for ways in divisors(_most_layers(model, pp)) if 1 < ways <= 16]
     return plain + [(ways, SCHEDULES.index("interleaved")) for ways in several]
 
 
@@ -282,10 +282,9 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
 
 def _check_stages(model: Architecture, pp: int) -> None:
     """Refuse stages that would be empty, or whose ends would lack too many layers."""
-    layers = _layers(model)
-    if pp > 0 and even_layers(layers, pp):
+    if pp > 0 and _most_layers(model, pp):
         return
-    ways = [ways for ways in range(1, layers + 1) if even_layers(layers, ways)]
+    ways = [ways for ways in range(1, model.layers + 1) if _most_layers(model, ways)]
     nearest = min(ways, key=lambda stages: (abs(stages - pp), stages))
     raise UsageError(
         f"pp: expected a divisor of {model.layers} layers, got {pp}. The nearest is {nearest}: "
@@ -299,7 +298,7 @@ def _check_recomputed(model: Architecture, fixed: Mapping[str, int | str]) -> No
         raise UsageError(
             f"recompute_layers: expected recompute=full beside it, got {fixed['recompute']}"
         )
-    layers, asked = -(-_layers(model) // int(fixed.get("pp", 1))), int(fixed["recompute_layers"])
+    layers, asked = _most_layers(model, int(fixed.get("pp", 1))), int(fixed["recompute_layers"])
     if asked > layers:
         raise UsageError(
             f"recompute_layers: expected at most {layers} layers of a stage, got {asked}"

@@ -413,7 +413,7 @@ def stages(job: Job, layer: Pass) -> Stages:
     """Divide the layers among stages, and find the slowest one: the last stage has the head."""
     plans, model = job.plans, job.model
     layers = model.layers + model.mtp_layers
-    _, most, last = stage_layers(layers, plans.pp)
+    _, most, last = stage_layers(model, plans.pp)
     heads = 1 + model.mtp_layers
     losses_s = cross_entropy_s(job.device, plans.rank_tokens, model.vocab / plans.tp)
     head_s = heads * (3 * job.matrices_s([model.head_matrix], "bf16") + losses_s)

@@ -124,7 +124,7 @@ def peaks(model: Architecture, plans: Columns, *, precision: str = "bf16") -> He
     last one.
     """
     pp = np.asarray(plans.pp)
-    first, most, _ = stage_layers(model.layers + model.mtp_layers, pp)
+    first, most, _ = stage_layers(model, pp)
     chunk = np.maximum(1, most // plans.vpp)
     dense = 0 if model.moe is None else model.moe.first_dense
     behind = 1 + np.maximum(0, -((first - most + chunk - dense) // chunk))
@@ -223,7 +223,7 @@ def _changes(layout: Layout, model: Architecture) -> Iterator[tuple[str, Layout]
     for name, change in wanted:
         try:
             tried = replace(layout, **change)
-            whole = even_layers(model.layers + model.mtp_layers, tried.pp) or model.layers
+            whole = even_layers(model.layers, model.mtp_layers, tried.pp) or model.layers
             check_model(tried, layers=whole, heads=model.heads, experts=experts)
         except UsageError:  # the batch or the model cannot be divided so
             continue
@@ -247,8 +247,8 @@ def _columns(layout: Layout, model: Architecture) -> Columns:
         "gradient_bytes",
         "flash_attention",
     )
-    stage_layers = model.layers / layout.pp
-    share = min(1.0, (layout.recompute_layers or stage_layers) / stage_layers)
+    even = model.layers / layout.pp
+    share = min(1.0, (layout.recompute_layers or even) / even)
     columns = SimpleNamespace(
         **{name: np.asarray(getattr(layout, name)) for name in names},
         shard=np.asarray(layout.shard_group),
@@ -259,22 +259,27 @@ def _columns(layout: Layout, model: Architecture) -> Columns:
     return cast(Columns, columns)
 
 
-def stage_layers(layers: int, pp: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+def stage_layers(model: Architecture, pp: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """Return the layers of the first stage, of each stage between, and of the last one.
 
-    Where layers do not divide evenly, the embedding and the head count as a layer each if that
-    helps. Else the last stage has the fewer layers. Prices and memory both count so.
+    Where all layers do not divide evenly, the embedding and the head count as a layer each if that
+    helps. Where that does not, the same is tried without the layers that predict further tokens:
+    the last stage has them besides. Else it has the fewer layers. Prices and memory both count so.
     """
-    is_even = layers % pp == 0
-    with_ends = ~is_even & ((layers + 2) % pp == 0)
-    most = np.where(with_ends, (layers + 2) // pp, -(-layers // pp))
+    layers, further = model.layers + model.mtp_layers, model.mtp_layers
+    is_even, with_ends = layers % pp == 0, (layers + 2) % pp == 0
+    is_even_before, with_ends_before = model.layers % pp == 0, (model.layers + 2) % pp == 0
+    kinds = [is_even, with_ends, is_even_before, with_ends_before]
+    wholes = [layers, layers + 2, model.layers, model.layers + 2]
+    most = np.select(kinds, [whole // pp for whole in wholes], -(-layers // pp))
     rest = np.maximum(layers - most * (pp - 1), 0)
-    return most - with_ends, most, np.where(is_even, most, np.where(with_ends, most - 1, rest))
+    last = np.select(kinds, [most, most - 1, most + further, most - 1 + further], rest)
+    return np.select(kinds, [most, most - 1, most, most - 1], most), most, last
 
 
 def layers_of_stages(model: Architecture, pp: int, vpp: int) -> tuple[Floats, Floats]:
     """Return the dense layers and those with experts on each stage; MTP layers are on the last."""
-    first, most, last = stage_layers(model.layers + model.mtp_layers, np.asarray(pp))
+    first, most, last = stage_layers(model, np.asarray(pp))
     counts = np.full(pp, most)
     counts[0] = first
     counts[-1] = max(0, last - model.mtp_layers)
