@@ -422,7 +422,14 @@ def test_a_value_that_is_fixed_need_not_keep_to_the_habits_of_the_search() -> No
 
     assert best(microbatch=3, tp=1, pp=1).microbatch == 3
     assert best(tp=16).exposed.tp_s > best(tp=8).exposed.tp_s  # between nodes
-    same = {"pp": 2, "vpp": 1, "tp": 1, "cp": 1, "microbatch": 1, "recompute": "none"}
+    same: dict[str, int | str] = {
+        "pp": 2,
+        "vpp": 1,
+        "tp": 1,
+        "cp": 1,
+        "microbatch": 1,
+        "recompute": "none",
+    }
     sharded, whole = best(zero=3, shard=16, **same), best(zero=1, **same)
     assert sharded.memory.params_bytes == pytest.approx(whole.memory.params_bytes / 16)
     assert sharded.exposed.dp_s + sharded.slowdown_s > whole.exposed.dp_s + whole.slowdown_s

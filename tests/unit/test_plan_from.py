@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,7 +220,7 @@ def test_a_recorded_microbatch_of_three_is_kept(job: Run, monkeypatch: pytest.Mo
     assert fw.plan(recorded=job, to="tp=1,pp=2,dp=2").best.microbatch == 3
 
 
-def sharding(monkeypatch: pytest.MonkeyPatch, **more: int) -> None:
+def sharding(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     """Make the recorded job one that shards its parameters."""
 
     def changed(run: Run) -> Recognised:
