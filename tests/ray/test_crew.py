@@ -160,6 +160,12 @@ def test_an_answer_is_the_same_on_a_cluster(two_nodes: TwoNodes, question: str) 
     assert answer(two_nodes.address, **conditions) == answer("here", **conditions)
 
 
+def test_plans_are_the_same_on_a_cluster(two_nodes: TwoNodes) -> None:
+    asked = {"cluster": "dgx-h100,dgx-a100", "nodes": 1, "global_batch": 64, "objective": "cost"}
+    there, here = (fw.plan("llama3-8b", **asked, on=on) for on in (two_nodes.address, "here"))  # type: ignore[arg-type]
+    assert (there.plans, there.networks) == (here.plans, here.networks)
+
+
 def content(run: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -15,8 +17,11 @@ import pytest
 import fullwire as fw
 from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.plans import EvenExperts, MemoryOfAnother
-from fullwire.report.plans import in_words, plan_data
+from fullwire.findings.plans import DevicesLeftOut, EvenExperts, MemoryOfAnother
+from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
+from fullwire.workloads.architecture_files import architecture
+from fullwire.workloads.layout import divisors
+from fullwire.workloads.stage_memory import layers_of_stages, stage_layers
 from tests.conftest import Cli
 
 ASKED: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 8, "global_batch": 256, "seq": 8192}
@@ -80,6 +85,8 @@ def test_why_gives_the_best_plan_that_chooses_otherwise() -> None:
 def test_a_slower_network_has_its_own_best_plan() -> None:
     result = fw.plan("llama3-70b", **ASKED, bandwidth="10Gbps,400Gbps")
     slow, usual_network = result.networks
+    assert slow.plan is not None
+    assert usual_network.plan is not None
     assert slow.plan.step_s > usual_network.plan.step_s
     assert usual_network.plan.step_s == pytest.approx(result.best.step_s)
     assert result.half_bandwidth is not None
@@ -89,9 +96,15 @@ def test_a_slower_network_has_its_own_best_plan() -> None:
 def test_other_clusters_and_oversubscription_are_compared() -> None:
     clusters = fw.plan("llama3-8b", **{**ASKED, "cluster": "dgx-h100,dgx-a100"}).networks
     assert [there.cluster for there in clusters] == ["dgx-h100", "dgx-a100"]
-    assert clusters[1].plan.step_s > 1.5 * clusters[0].plan.step_s
+    h100, a100 = (there.plan for there in clusters)
+    assert h100 is not None
+    assert a100 is not None
+    assert a100.step_s > 1.5 * h100.step_s
     spines = fw.plan("llama3-8b", **{**ASKED, "nodes": 64}, oversubscription="1,8").networks
-    assert spines[0].plan.step_s <= spines[1].plan.step_s
+    wide, narrow = (there.plan for there in spines)
+    assert wide is not None
+    assert narrow is not None
+    assert wide.step_s <= narrow.step_s
 
 
 def test_failures_make_a_training_longer() -> None:
@@ -183,7 +196,7 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ({"synchronous_checkpoints": True}, "hours: expected the hours of training"),
         ({"cluster": "cloud-100g-tcp"}, "device: expected one with the cluster cloud-100g-tcp"),
         ({"global_batch": 0}, "global batch: expected a whole number from 1"),
-        ({"nodes": 3, "global_batch": 64}, "got 64 on 24 devices. The nearest is 63"),
+        ({"nodes": 11, "global_batch": 64}, "got 64 on 88 devices. The nearest is 66"),
     ],
 )
 def test_a_mistake_is_one_line(given: dict[str, Any], line: str) -> None:
@@ -316,11 +329,13 @@ def test_a_degree_that_no_plan_has_names_the_nearest(fixed: str, nearest: str) -
 
 def test_a_model_that_is_too_large_names_nodes_on_which_it_fits() -> None:
     asked: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 256}
-    with pytest.raises(UsageError, match="expected 4 nodes instead of 1"):
+    with pytest.raises(UsageError, match="expected 3 nodes instead of 1"):
         fw.plan("llama3-70b", nodes=1, **asked)
-    assert fw.plan("llama3-70b", nodes=4, **asked).plans
-    with pytest.raises(UsageError, match="nearest is 255"):  # memory alone would do with 3 nodes
-        fw.plan("llama3-70b", nodes=3, **asked)
+    assert fw.plan("llama3-70b", nodes=3, **asked).best.pp == 3  # 27, 27 and 26 layers
+    with pytest.raises(UsageError, match="expected 14 nodes instead of 1"):
+        fw.plan("llama3-405b", nodes=1, **asked)
+    with pytest.raises(UsageError, match="nearest is 260"):  # memory alone might do
+        fw.plan("llama3-405b", nodes=13, **asked)
 
 
 def test_the_plan_with_the_best_goodput_depends_on_the_failures_that_are_given() -> None:
@@ -366,3 +381,163 @@ def test_shard_groups_and_sharded_gradients_are_searched() -> None:
     assert gradients.memory.gradients_bytes < best("zero=1,tp=1").memory.gradients_bytes / 8
     with pytest.raises(UsageError, match=r"shard: .*got 3\. The nearest is"):
         best("zero=3,shard=3")
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "layers"),
+    [
+        ("deepseek-v3", 16, [3, *[4] * 14, 3]),  # 61 and one that predicts a further token
+        ("deepseek-v3", 3, [20, 21, 21]),
+        ("kimi-k2", 16, [*[4] * 15, 1]),
+        ("kimi-k2", 8, [*[8] * 7, 5]),
+        ("llama3-405b", 16, [7, *[8] * 14, 7]),
+        ("llama3-70b", 3, [27, 27, 26]),
+    ],
+)
+def test_stages_at_the_ends_may_lack_layers_and_memory_counts_as_the_price_does(
+    name: str, pp: int, layers: list[int]
+) -> None:
+    model = architecture(name)
+    first, most, last = (int(each) for each in stage_layers(model, np.asarray(pp)))
+    assert [first, *[most] * (pp - 2), last] == layers
+    for vpp in divisors(most):
+        dense, experts = layers_of_stages(model, pp, vpp)
+        assert (dense + experts).tolist() == layers
+    fixed = {"pp": pp, "tp": 8, "cp": 1, "recompute": "full"}
+    nodes = 96 if pp == 3 else 128
+    result = fw.plan(name, cluster="dgx-h100", nodes=nodes, global_batch=768, fix=fixed, top=50)
+    assert {one.pp for one in result.plans} == {pp}
+    assert all(most % one.vpp == 0 for one in result.plans)
+
+
+def test_the_published_plan_of_deepseek_v3_is_priced_with_its_schedule() -> None:
+    fixed = "pp=16,tp=1,ep=64,cp=1,schedule=dualpipe"
+    asked: dict[str, Any] = {
+        "cluster": "dgx-h100",
+        "nodes": 256,
+        "global_batch": 15360,
+        "seq": 4096,
+    }
+    beside = fw.plan("deepseek-v3", **asked, fix=fixed).best
+    behind = fw.plan("deepseek-v3", **asked, fix=f"{fixed},ep_overlap=0").best
+    assert (beside.pp, beside.schedule, beside.ep_overlap) == (16, "dualpipe", True)
+    assert not behind.ep_overlap
+    assert beside.exposed.ep_s < 0.5 * behind.exposed.ep_s
+
+
+def test_a_value_that_is_fixed_need_not_keep_to_the_habits_of_the_search() -> None:
+    def best(**fixed: int | str) -> Planned:
+        asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "global_batch": 96}
+        return fw.plan("llama3-8b", **asked, fix=fixed, top=1).best
+
+    assert best(microbatch=3, tp=1, pp=1).microbatch == 3
+    assert best(tp=16).exposed.tp_s > best(tp=8).exposed.tp_s  # between nodes
+    same: dict[str, int | str] = {
+        "pp": 2,
+        "vpp": 1,
+        "tp": 1,
+        "cp": 1,
+        "microbatch": 1,
+        "recompute": "none",
+    }
+    sharded, whole = best(zero=3, shard=16, **same), best(zero=1, **same)
+    assert sharded.memory.params_bytes == pytest.approx(whole.memory.params_bytes / 16)
+    assert sharded.exposed.dp_s + sharded.slowdown_s > whole.exposed.dp_s + whole.slowdown_s
+    some = best(recompute_layers=3, **{**same, "recompute": "full"})
+    none, every = best(**same), best(**{**same, "recompute": "full"})
+    assert some.recompute_layers == 3
+    assert none.step_s < some.step_s < every.step_s
+    shown = best(tp=8, tp_overlap=0, pp=1, microbatch=1).exposed.tp_s
+    assert best(tp=8, tp_overlap=1, pp=1, microbatch=1).exposed.tp_s < shown
+
+
+def test_ranks_that_share_an_expert_hold_less_of_it() -> None:
+    def best(fixed: str) -> Planned:
+        asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 8, "global_batch": 256}
+        return fw.plan("mixtral-8x7b", **asked, fix=f"tp=2,pp=4,cp=1,ep=4,{fixed}").best
+
+    assert best("etp=2").etp == 2
+    assert best("etp=2").memory.params_bytes < best("etp=1").memory.params_bytes
+
+
+@pytest.mark.parametrize(
+    ("fixed", "line"),
+    [
+        ("etp=2", "etp: expected a divisor of 1 columns of an expert, got 2. The nearest is 1"),
+        ("ep_overlap=2", "ep_overlap: expected 0 or 1, got 2"),
+        ("recompute_layers=2,recompute=none", "recompute_layers: expected recompute=full beside"),
+        ("recompute_layers=21,pp=4", "recompute_layers: expected at most 20 layers of a stage"),
+    ],
+)
+def test_a_choice_that_has_no_price_is_refused(fixed: str, line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        fw.plan("llama3-70b", **ASKED, fix=fixed)
+
+
+def test_the_named_device_counts_for_each_compared_cluster() -> None:
+    asked: dict[str, Any] = {**ASKED, "nodes": 2, "cluster": "cloud-100g-tcp,dgx-h100"}
+    networks = fw.plan("llama3-8b", **asked, device="h100").networks
+    assert [there.device for there in networks] == ["NVIDIA H100"] * 2
+    with pytest.raises(UsageError, match="device: expected one with the cluster cloud-100g-tcp"):
+        fw.plan("llama3-8b", **{**asked, "cluster": "dgx-h100,cloud-100g-tcp"})
+
+
+@pytest.mark.parametrize("order", [("dgx-h100", "gb200-nvl72"), ("gb200-nvl72", "dgx-h100")])
+def test_a_compared_cluster_on_which_nothing_fits_keeps_its_row(
+    order: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"nodes": 1, "global_batch": 64, "top": 1}
+    result = fw.plan("llama3-70b", cluster=",".join(order), **asked)
+    rows = {there["cluster"]: there for there in plan_data(result)["networks"]}
+    assert rows["dgx-h100"]["plan"] is None
+    assert "memory: no plan fits in 79 GiB" in rows["dgx-h100"]["does_not_fit"]
+    assert rows["gb200-nvl72"]["plan"]["devices"] == result.best.devices == 64
+    print_plan(result)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "dgx-h100 does not fit: memory: no plan fits" in said
+    is_second = "the plans are those of gb200-nvl72: none fits on dgx-h100" in said
+    assert is_second == (order[0] == "dgx-h100")
+    plot_plans(result, tmp_path / "page.html")
+    with pytest.raises(UsageError, match="memory: no plan fits"):
+        fw.plan("llama3-405b", cluster="dgx-h100,dgx-a100", **asked)
+
+
+def test_measured_steps_of_another_job_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "measured.csv"
+    for name, same, other in (
+        ("gbs", "256.0", "512"),
+        ("global_batch", "256", "512"),
+        ("seq", "8192", "4096"),
+        ("gpus", "64", "many"),
+        ("precision", "BF16", "fp8"),
+    ):
+        table.write_text(f"tp,{name},step_time_s\n8,{same},20\n8,{other},20\n")
+        with pytest.raises(
+            DamagedInput, match=rf"csv:3: {name}: expected .* as asked, got '{other}"
+        ):
+            fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+def test_devices_of_a_node_that_no_plan_uses_are_told_and_paid_for() -> None:
+    result = fw.plan(
+        "qwen3-30b-a3b", cluster="gb200-nvl72", nodes=1, global_batch=256, seq=4096, hours=1, top=1
+    )
+    assert DevicesLeftOut(used=64, whole=72) in result.assumed
+    tokens, best = 256 * 4096, result.best
+    assert best.device_hours == pytest.approx(72 * best.step_s / 3600 / tokens * 1e6)
+    assert result.lasting is not None
+    assert result.lasting.device_hours == pytest.approx(72 * result.lasting.wall_s / 3600)
+
+
+def test_a_search_on_a_crew_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        """Tasks and results cross processes, as they do with Ray."""
+
+        def each(self, function: Any, tasks: Any) -> Any:
+            for task in tasks:
+                yield pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(task)))))
+
+    asked: dict[str, Any] = {**ASKED, "nodes": 2, "objective": "cost", "bandwidth": "25Gbps"}
+    here = plan_data(fw.plan("llama3-8b", **asked))
+    monkeypatch.setattr("fullwire.answers.plan.crew", lambda on: nullcontext(Elsewhere()))
+    assert plan_data(fw.plan("llama3-8b", **asked, on="ray")) == here

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,17 @@ import fullwire as fw
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
-from fullwire.findings.plans import OnHalfTheBandwidth, UnlikeGroup, UsualMlp
+from fullwire.findings.plans import (
+    OnHalfTheBandwidth,
+    OptimizerOnly,
+    OtherDevice,
+    ProcessorsStay,
+    UnlikeGroup,
+    UsualMlp,
+)
 from fullwire.importers.kineto import scan
 from fullwire.run.run import Run
+from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.words import sentence
 from tests.strategies import cases
 from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
@@ -191,6 +200,87 @@ def test_findings_that_count_are_told_in_the_right_number(found: Finding, said: 
 @pytest.fixture(scope="module")
 def job(steps: dict[str, tuple[Path, dict[str, int], float]]) -> Run:
     return fw.read(steps["tp 2 pp 1 dp 2"][0])
+
+
+def test_stages_take_zero_1_where_the_recorded_job_shards_its_parameters(
+    job: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharding(monkeypatch)
+    staged = fw.plan(recorded=job, to="tp=1,pp=2,dp=2")
+    assert {one.zero for one in staged.plans} == {1}
+    assert OptimizerOnly(zero=3) in staged.assumed
+    for asked in ("tp=1,pp=2,dp=2,zero=3", "tp=1,pp=1,dp=4"):
+        as_asked = fw.plan(recorded=job, to=asked)
+        assert {one.zero for one in as_asked.plans} == {3}
+        assert OptimizerOnly(zero=3) not in as_asked.assumed
+
+
+def test_a_recorded_microbatch_of_three_is_kept(job: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sharding(monkeypatch, microbatch=3, global_batch=12)
+    assert fw.plan(recorded=job, to="tp=1,pp=2,dp=2").best.microbatch == 3
+
+
+def sharding(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+    """Make the recorded job one that shards its parameters."""
+
+    def changed(run: Run) -> Recognised:
+        found = recognised(run)
+        return replace(found, layout=replace(found.layout, zero=3, **more))
+
+    monkeypatch.setattr("fullwire.answers.plan.recognised", changed)
+
+
+def on_gpu(job: Run, name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return the recorded job as one of a GPU, whose work takes a thousandth of the time."""
+
+    def changed(run: Run) -> Recognised:
+        found = recognised(run)
+        quick = {kind: busy_s * 1e-3 for kind, busy_s in found.busy_s.items()}
+        return replace(found, busy_s=quick, step_s=1e-3 * found.step_s)
+
+    monkeypatch.setattr("fullwire.answers.plan.recognised", changed)
+    return replace(job, facts=replace(job.facts, device=name))
+
+
+def test_the_device_of_the_cluster_replaces_the_recorded_one(
+    job: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = on_gpu(job, "NVIDIA A100-SXM4-80GB", monkeypatch)
+    there = {name: fw.plan(recorded=run, cluster=name, nodes=1, to="tp=2,dp=4") for name in BOTH}
+    old, new = (there[name] for name in BOTH)
+    assert (old.device, new.device) == ("NVIDIA A100", "NVIDIA H100")
+    note = OtherDevice(recorded="NVIDIA A100", device="NVIDIA H100", is_network_told=False)
+    assert note in new.assumed
+    assert not any(isinstance(note, OtherDevice) for note in old.assumed)
+    assert new.best.compute_s < old.best.compute_s
+    wide, narrow = new.best.interval, old.best.interval
+    assert wide.high_s / wide.low_s > narrow.high_s / narrow.low_s
+    named = fw.plan(recorded=run, cluster="dgx-a100", nodes=1, device="h100", to="tp=2,dp=4")
+    assert named.device == "NVIDIA H100"
+    both = fw.plan(recorded=run, cluster=",".join(BOTH), nodes=1, to="tp=2,dp=4").networks
+    assert [one.device for one in both] == ["NVIDIA A100", "NVIDIA H100"]
+
+
+BOTH = ("dgx-a100", "dgx-h100")
+
+
+def test_a_trace_of_an_unknown_device_takes_the_named_one(
+    job: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = on_gpu(job, "Frobnicator 3000", monkeypatch)
+    with pytest.raises(UsageError, match="expected a trace of a known device, or --device with"):
+        fw.plan(recorded=run, to="tp=2,dp=2")
+    named = fw.plan(recorded=run, device="a100", to="tp=2,dp=2")
+    assert named.device == "NVIDIA A100"
+    assert named.best.step_s == pytest.approx(1e-3 * recognised(job).step_s, rel=0.01)
+
+
+def test_a_trace_of_processors_does_not_tell_the_work_of_a_gpu(job: Run) -> None:
+    with pytest.raises(UsageError, match="device: expected the device of the trace, got h100"):
+        fw.plan(recorded=job, device="h100", to="tp=2,dp=2")
+    stays = fw.plan(recorded=job, cluster="dgx-h100", nodes=1, to="tp=2,dp=4")
+    assert stays.device == "the recorded processors"
+    assert ProcessorsStay(device="NVIDIA H100") in stays.assumed
 
 
 ODD = st.sampled_from(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fullwire.answers.plan_search import (
     score,
     search,
     search_each,
+    search_or_refusal,
     usable,
 )
 from fullwire.answers.planned import (
@@ -34,23 +36,30 @@ from fullwire.answers.planned import (
     Worth,
     device_of,
     fixed_degrees,
+    named_device,
 )
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, LeafSpine
 from fullwire.clusters.description import described
+from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
+    DevicesLeftOut,
     EvenExperts,
+    FirstHasNoPlan,
     MemoryOfAnother,
     NearestFamily,
     NotInRecording,
     OnlyKernels,
     OpenRecomputation,
     OpenVocabulary,
+    OptimizerOnly,
+    OtherDevice,
     OtherParallelism,
     ProcessorsNotTold,
+    ProcessorsStay,
     PublishedFailures,
     UnlikeGroup,
     UsualMlp,
@@ -61,12 +70,13 @@ from fullwire.simulation.goodput import (
     PUBLISHED_DEVICE_HOURS,
 )
 from fullwire.simulation.recognised_plan import recognised
-from fullwire.simulation.recorded_plan import Recorded
+from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
 from fullwire.units import bits_per_second, ratio, seconds
+from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
-from fullwire.workloads.layout import PRECISIONS, RECOMPUTE
+from fullwire.workloads.layout import PRECISIONS, RECOMPUTE, Precision
 from fullwire.workloads.stage_memory import GIB
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
@@ -102,6 +112,7 @@ def plan(
     calibrate: str | Path | None = None,
     recorded: RunLike | None = None,
     to: OneOrMany | Mapping[str, int | str] = None,
+    on: str = HERE,
 ) -> PlanAnswer:
     """Search the parallel plans of a large model: those that fit, best first.
 
@@ -110,7 +121,7 @@ def plan(
       clusters are compared.
     - `global_batch`, `seq`: sequences of a step, and tokens of a sequence.
     - `precision`: of the multiplications in the layers: `"bf16"`, `"fp8"`, `"mxfp8"`, `"nvfp4"`.
-    - `device`: its name, where the cluster's name does not tell.
+    - `device`: its name or file, where neither the cluster's name nor the trace tells.
     - `objective`: `"step"`, `"cost"` (device-hours a token, on some of the nodes too), or
       `"goodput"` (with failures).
     - `fix`: degrees that are decided, `"tp=8,pp=4"`.
@@ -125,13 +136,16 @@ def plan(
     - `recorded`: a traced run of the job. Its plan is recognised, its work corrects the prices, and
       it gives model, batch and sequence that are not given.
     - `to`: the plan that is asked about, `"tp=4,pp=8"`. Other choices stay as recorded.
+    - `on`: `"ray"`, or a Ray cluster's address, searches there.
 
         fw.plan("llama3-70b", cluster="dgx-h100", nodes=64, global_batch=512, seq=8192).best
         fw.plan(recorded="traces", to="tp=1,pp=2").best.step_s
     """
+    if recorded is None and to is not None:
+        raise UsageError("to: expected a recorded run that the plan is worked out from (--from)")
     model = None if model is None else architecture(model)
-    known = None if recorded is None else _known(recorded, cluster, nodes, model)
     other = fixed_degrees(to)
+    known = None if recorded is None else _known(recorded, cluster, nodes, model, device)
     if known is not None:
         layout = known.recognised.layout
         model = known.recognised.model if model is None else model
@@ -139,19 +153,31 @@ def plan(
         seq = layout.sequence if seq is None else seq
         precision = layout.precision if precision == "bf16" else precision
         cluster, nodes = _target(known, cluster, nodes, other)
-    elif to is not None:
-        raise UsageError("to: expected a recorded run that the plan is worked out from (--from)")
-    question = _asked(
-        model, cluster, nodes, global_batch, seq, precision, device, objective, fix, known
-    )
-    if known is not None and other:
-        fixed = known.fixed({**question.fixed, **other}, question.cluster.devices)
-        question = replace(question, fixed=fixed)
-    question = question if calibrate is None else calibrated(question, Path(calibrate))
+    asked = model, nodes, global_batch, seq, precision, device, objective, fix, known, other
+    questions = [_asked(here, *asked) for here in _clusters(cluster)] or [_asked(None, *asked)]
+    if calibrate is not None:
+        first = calibrated(questions[0], Path(calibrate))
+        questions = [replace(each, calibration=first.calibration) for each in questions]
     troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
-    searches = search_each(replace(question, troubles=troubles))
-    networks = _networks(question, cluster, nodes, bandwidth, oversubscription)
+    with crew(on) as those:
+        searches = _first_that_fits([replace(each, troubles=troubles) for each in questions], those)
+        networks = _networks(questions, bandwidth, oversubscription, those)
     return _answer(searches, count(top, "top"), hours, price, why=why, networks=networks)
+
+
+def _first_that_fits(questions: Sequence[Question], those: Crew) -> list[Searched]:
+    """Search on the first cluster that has a plan; refuse as the first one does if none has."""
+    refusals: list[UsageError] = []
+    for question in questions:
+        notes = question.notes
+        if refusals:
+            first = questions[0].cluster.name
+            notes = (*notes, FirstHasNoPlan(cluster=question.cluster.name, first=first))
+        try:
+            return search_each(replace(question, notes=notes), those)
+        except UsageError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _answer(
@@ -191,7 +217,7 @@ def _answer(
         global_batch=question.global_batch,
         sequence=question.sequence,
         precision=question.precision,
-        assumed=tuple(_assumptions(question, degrees, is_usual)),
+        assumed=tuple(_assumptions(best.question, degrees, is_usual)),
         why=_worths(best) if why else (),
         networks=networks,
         half_bandwidth=_half(best.question),
@@ -204,8 +230,8 @@ def _answer(
 
 
 def _asked(
+    cluster: ClusterLike | None,
     model: ArchitectureLike | None,
-    cluster: ClusterLike | Sequence[ClusterLike] | None,
     nodes: str | int | None,
     global_batch: str | int | None,
     seq: str | int | None,
@@ -214,32 +240,67 @@ def _asked(
     objective: str,
     fix: OneOrMany | Mapping[str, int | str],
     recorded: Recorded | None,
+    to: Mapping[str, int | str],
 ) -> Question:
     if model is None or cluster is None or global_batch is None:
         missing = "model" if model is None else "cluster" if cluster is None else "global batch"
         like = {"model": "llama3-8b", "cluster": "dgx-h100", "global batch": "512"}[missing]
         raise UsageError(f"{missing}: expected one, like {like}; only a --from job tells it")
     known = architecture(model)
-    machine = described_cluster(
-        _clusters(cluster)[0], None if nodes is None else count(nodes, "nodes")
-    )
+    machine = described_cluster(cluster, None if nodes is None else count(nodes, "nodes"))
     if precision not in PRECISIONS:
         raise UsageError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
     if objective not in OBJECTIVES:
         raise UsageError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
+    used = usable(machine)
+    notes: list[Finding] = []
+    if used.devices_per_node < machine.devices_per_node:
+        notes.append(DevicesLeftOut(used=used.devices_per_node, whole=machine.devices_per_node))
+    if recorded is None:
+        target = device_of(machine, device)
+    else:
+        target, recorded, about = _for_device(recorded, machine, device, precision)
+        notes += about
+    fixed = fixed_degrees(fix)
+    if recorded is not None and to:
+        asked = {**fixed, **to}
+        fixed, zero = recorded.fixed(asked, used.devices), recorded.recognised.layout.zero
+        if zero > 1 and fixed["zero"] == 1 and "zero" not in asked:
+            notes.append(OptimizerOnly(zero=zero))
     return Question(
         model=known,
-        cluster=usable(machine),
-        device=device_of(machine, device)
-        if recorded is None or device is not None
-        else recorded.device,
+        cluster=used,
+        device=target,
         global_batch=count(global_batch, "global batch"),
         sequence=known.sequence if seq is None else count(seq, "seq"),
         precision=precision,
-        fixed=fixed_degrees(fix),
+        fixed=fixed,
         objective=objective,
         recorded=recorded,
+        idle_of_node=machine.devices_per_node - used.devices_per_node,
+        notes=tuple(notes),
     )
+
+
+def _for_device(
+    known: Recorded, machine: Cluster, given: str | None, precision: Precision
+) -> tuple[Accelerator, Recorded, list[Finding]]:
+    """Return the device of other plans, and what the recording tells of it.
+
+    The device that the user names, or that the cluster's name tells, replaces the recorded one.
+    """
+    told = named_device(machine) if given is None else accelerator(given)
+    if told is None or told.family == known.device.family:
+        return known.device if told is None or given is None else told, known, []
+    if known.is_on_processors:
+        return known.device, known, [ProcessorsStay(device=told.title)]
+    note = OtherDevice(
+        recorded=known.device.title, device=told.title, is_network_told=known.is_network_told
+    )
+    return told, known.on(told, precision), [note]
+
+
+_SIMILAR = 20  # times as long as modelled: products of a device that is another one than was named
 
 
 def _known(
@@ -247,17 +308,32 @@ def _known(
     cluster: ClusterLike | Sequence[ClusterLike] | None,
     nodes: str | int | None,
     model: Architecture | None,
+    device: str | None,
 ) -> Recorded:
-    """Recognise the plan of a run; a network that it does not tell is the one that is given."""
+    """Recognise the plan of a run; a network that it does not tell is the one that is given.
+
+    A given cluster of another device is not where the run was recorded.
+    """
     run = opened(recorded).run
     seen = recognised(run, model)
-    here = None
+    given = None if device is None else accelerator(device)
+    here_device, here = device_in(seen, given), None
     if run.facts.cluster is not None:
         here = described(run.facts.cluster, "the run's cluster")
-    elif cluster is not None:
-        given = described_cluster(_clusters(cluster)[0], None)
-        here = described_cluster(given, max(1, -(-seen.layout.devices // given.devices_per_node)))
-    return by_recording(seen, None if here is None else usable(here))
+    for one in _clusters(cluster) if here is None else ():
+        machine = described_cluster(one, None)
+        told = named_device(machine) or given
+        if told is None or here_device is None or told.family == here_device.family:
+            needed = max(1, -(-seen.layout.devices // machine.devices_per_node))
+            here = described_cluster(machine, needed)
+            break
+    known = by_recording(seen, None if here is None else usable(here), here_device)
+    if not seen.device and known.ratios[0].ratio > _SIMILAR:
+        raise UsageError(
+            f"device: expected the device of the trace, got {device}: products of the trace took "
+            f"{known.ratios[0].ratio:,.0f} times as long as on this one"
+        )
+    return known
 
 
 def _target(
@@ -328,6 +404,7 @@ def _assumptions(
     question: Question, degrees: Mapping[str, int], has_usual_failures: bool
 ) -> Iterator[Finding]:
     device = question.device
+    yield from question.notes
     if question.assumed:
         yield NearestFamily(device=device.title)
     if device.other_memory_gb is not None:
@@ -383,15 +460,10 @@ def _named(name: str, value: int) -> str:
 
 
 def _networks(
-    question: Question,
-    clusters: ClusterLike | Sequence[ClusterLike] | None,
-    nodes: str | int | None,
-    bandwidth: OneOrMany,
-    oversubscription: OneOrMany,
+    questions: Sequence[Question], bandwidth: OneOrMany, oversubscription: OneOrMany, those: Crew
 ) -> tuple[OnNetwork, ...]:
     """Search on each network anew: another network may have another best plan."""
-    given = _clusters(clusters)
-    if bandwidth is None and oversubscription is None and len(given) == 1:
+    if bandwidth is None and oversubscription is None and len(questions) == 1:
         return ()
     rates = (None,) if bandwidth is None else several(bandwidth, rate)
     ratios = (
@@ -399,27 +471,24 @@ def _networks(
         if oversubscription is None
         else several(oversubscription, lambda value: ratio(value, "oversubscription"))
     )
-    several_nodes = None if nodes is None else count(nodes, "nodes")
-    answers = []
-    for name in given:
-        cluster = usable(described_cluster(name, several_nodes))
-        is_first = cluster.name == question.cluster.name
-        device = question.device if is_first else device_of(cluster, None)
-        asked = replace(question, device=device, objective="step")
-        for rate_bps in rates:
-            for over in ratios:
-                answers.append(_best_on(asked, _with_network(cluster, rate_bps, over)))
-    return tuple(answers)
+    asked = [
+        replace(one, objective="step", cluster=_with_network(one.cluster, rate_bps, over))
+        for one in questions
+        for rate_bps, over in product(rates, ratios)
+    ]
+    found = those.each(search_or_refusal, asked)
+    return tuple(_on_network(*both) for both in zip(asked, found, strict=True))
 
 
-def _best_on(question: Question, cluster: Cluster) -> OnNetwork:
-    searched = search(replace(question, cluster=cluster))
-    network = cluster.network
+def _on_network(question: Question, found: Searched | UsageError) -> OnNetwork:
+    cluster, network = question.cluster, question.cluster.network
     return OnNetwork(
         cluster=cluster.name,
+        device=question.device.title,
         bandwidth_bps=cluster.nics.rate_bps,
         oversubscription=network.oversubscription if isinstance(network, LeafSpine) else 1.0,
-        plan=planned(searched, searched.order[0]),
+        plan=planned(found, found.order[0]) if isinstance(found, Searched) else None,
+        does_not_fit=str(found) if isinstance(found, UsageError) else None,
     )
 
 
@@ -428,7 +497,8 @@ def _half(question: Question) -> OnNetwork | None:
     cluster = question.cluster
     if cluster.nodes == 1:
         return None
-    return _best_on(question, _with_network(cluster, cluster.nics.rate_bps / 2, None))
+    slow = replace(question, cluster=_with_network(cluster, cluster.nics.rate_bps / 2, None))
+    return _on_network(slow, search(slow))
 
 
 def _with_network(cluster: Cluster, rate_bps: float | None, over: float | None) -> Cluster:
@@ -446,7 +516,7 @@ def _with_network(cluster: Cluster, rate_bps: float | None, over: float | None) 
 def _lasting(searched: Searched, hours: float, price: str | float | None) -> Lasting:
     """Return the course of a training; its range is that of failures, of restarts and of steps."""
     question, troubles = searched.question, searched.question.troubles
-    devices, work_s = question.cluster.devices, hours * 3600
+    devices, work_s = question.paid_devices, hours * 3600
     between, restarts_s = troubles.ranges()
     worst, middle, best = (
         troubles.goodput(question, work_s, device_hours, restart_s)

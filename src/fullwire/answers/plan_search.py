@@ -20,7 +20,9 @@ from fullwire.answers.planned import (
 )
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, Floats, Ints
+from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.finding import Finding
 from fullwire.simulation.goodput import (
     CHECKPOINT_BYTES,
     NODE_BYTES_PER_S,
@@ -44,7 +46,7 @@ from fullwire.simulation.step_price import Job, Priced, price
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision
-from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, verdict
+from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, stage_layers, verdict
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
 DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
@@ -98,12 +100,20 @@ class Question:
     objective: Objective = "step"
     troubles: Troubles = Troubles()
     recorded: Recorded | None = None  # a run: its plan and its work are known
+    idle_of_node: int = 0  # devices of each node that no plan uses
+    notes: tuple[Finding, ...] = ()
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """Return what widens intervals."""
-        is_known = self.recorded is not None or self.device.family in MEASURED_FAMILIES
+        is_recorded = self.recorded is not None and self.recorded.recorded_on is None
+        is_known = is_recorded or self.device.family in MEASURED_FAMILIES
         return () if is_known else ("device",)
+
+    @property
+    def paid_devices(self) -> int:
+        """Return the devices of whole nodes: those that no plan uses are paid for, too."""
+        return self.cluster.devices + self.cluster.nodes * self.idle_of_node
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -133,18 +143,29 @@ def usable(cluster: Cluster) -> Cluster:
     return replace(cluster, devices_per_node=used, nics=replace(nics, rate_bps=rate_bps))
 
 
-def search_each(question: Question) -> list[Searched]:
+def search_each(question: Question, those: Crew) -> list[Searched]:
     """Search on all nodes; where fewer devices may be better, on parts of them too."""
-    searches = [search(question)]
-    nodes = question.cluster.nodes
-    while question.objective != "step" and nodes % 2 == 0 and len(searches) < 6:
+    asked, nodes = [question], question.cluster.nodes
+    while question.objective != "step" and nodes % 2 == 0 and len(asked) < 6:
         nodes //= 2
-        fewer = replace(question, cluster=described_cluster(question.cluster, nodes))
-        try:
-            searches.append(search(fewer))
-        except UsageError:
+        asked.append(replace(question, cluster=described_cluster(question.cluster, nodes)))
+    searches: list[Searched] = []
+    for found in those.each(search_or_refusal, asked):
+        if isinstance(found, Searched):
+            searches.append(found)
+        elif searches:
             break  # too few devices for the model or for the fixed degrees
+        else:
+            raise found
     return searches
+
+
+def search_or_refusal(question: Question) -> Searched | UsageError:
+    """Search, or return why there is no plan: a crew would end its work at an error."""
+    try:
+        return search(question)
+    except UsageError as error:
+        return error
 
 
 def search(question: Question) -> Searched:
@@ -177,8 +198,9 @@ def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> 
         sequence=question.sequence,
         precision=question.precision,
     )
-    plans = every_plan(space, question.fixed if fixed is None else fixed)
-    return plans if question.recorded is None else question.recorded.as_recorded(plans)
+    fixed = question.fixed if fixed is None else fixed
+    plans = every_plan(space, fixed)
+    return plans if question.recorded is None else question.recorded.as_recorded(plans, fixed)
 
 
 def _held(question: Question, plans: Plans) -> Held:
@@ -252,7 +274,7 @@ def score(searched: Searched) -> Floats:
     """Return what the objective makes small."""
     question, step_s = searched.question, searched.step_s
     if question.objective == "cost":
-        return step_s * question.cluster.devices
+        return step_s * question.paid_devices
     if question.objective == "goodput":
         hours, restarts_s = question.troubles.ranges()
         usual = question.troubles.goodput(question, 86400.0, hours[1], restarts_s[1])
@@ -281,17 +303,21 @@ def planned(searched: Searched, row: int) -> Planned:
 
     devices = question.cluster.devices
     tokens = question.global_batch * question.sequence
-    layers = -(-question.model.layers // int(plans.pp[row]))
+    # A half of an odd number is rounded down; a number that was fixed comes back as it was.
+    again = 1e-9 + plans.recomputed[row] * stage_layers(question.model, plans.pp[row])[1]
     is_partly = plans.recomputed[row] < 1 and RECOMPUTE[plans.recompute[row]] == "full"
     flops = 3 * question.model.flops(question.sequence) * tokens
     peak = question.device.peak_flops_per_s(question.precision) * devices
     return Planned(
         **degrees,
         recompute=RECOMPUTE[plans.recompute[row]],
-        recompute_layers=layers // 2 if is_partly else None,
+        recompute_layers=int(again) if is_partly else None,
         schedule=SCHEDULES[plans.schedule[row]],
         context_kind=CONTEXT_KINDS[plans.context_kind[row]] if degrees["cp"] > 1 else None,
         shard=int(plans.shard[row]) if degrees["zero"] else 1,
+        etp=int(plans.etp[row]),
+        tp_overlap=bool(plans.tp_overlap[row]),
+        ep_overlap=bool(plans.ep_overlap[row]),
         devices=devices,
         step_s=step_s,
         interval=Range(low_s=step_s / factor, high_s=step_s * factor),
@@ -304,7 +330,7 @@ def planned(searched: Searched, row: int) -> Planned:
         slowdown_s=part_s("slowdown_s"),
         optimizer_s=part_s("optimizer_s"),
         host_s=part_s("host_s"),
-        device_hours=step_s * devices / 3600 / tokens * 1e6,
+        device_hours=step_s * question.paid_devices / 3600 / tokens * 1e6,
         fits=True,
         equal=bool(step_s <= (1 + ALIKE) * float(searched.step_s[searched.order[0]])),
     )
@@ -322,7 +348,13 @@ def _memory(held: Held, row: int) -> Memory:
 
 def calibrated(question: Question, path: Path) -> Question:
     """Return the question, corrected by measured steps of this model and cluster."""
-    rows = measured_steps(path)
+    rows = measured_steps(
+        path,
+        **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
+        **dict.fromkeys(("sequence", "seq"), question.sequence),
+        **dict.fromkeys(("devices", "gpus"), question.cluster.devices),
+        precision=question.precision,
+    )
     logs, shares = [], []
     for number, (fixed, measured_s) in enumerate(rows, start=2):
         try:

@@ -23,7 +23,7 @@ from fullwire.files import opened
 from fullwire.findings.finding import Finding
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Provenance, Run, Spans
-from fullwire.simulation.plan_space import FIXABLE
+from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
@@ -83,6 +83,9 @@ class Planned:
     schedule: str
     context_kind: str | None  # of context parallelism, if there is any
     shard: int  # ranks among which ZeRO shards; 1 without it
+    etp: int  # ranks that share one expert
+    tp_overlap: bool  # computing hides a part of what tensor parallelism sends
+    ep_overlap: bool  # computing hides most of what goes to experts and back
     devices: int
     step_s: float
     interval: Range
@@ -161,9 +164,11 @@ class OnNetwork:
     """The best plan on one network."""
 
     cluster: str
+    device: str
     bandwidth_bps: float
     oversubscription: float
-    plan: Planned
+    plan: Planned | None
+    does_not_fit: str | None = None  # why there is no plan
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -222,14 +227,20 @@ _DEVICE_OF = {"p3dn": "v100"}  # of built-in clusters whose name does not tell
 
 def device_of(cluster: Cluster, given: str | None) -> Accelerator:
     """Return the device that is given, or that the cluster's name tells."""
-    if given is not None:
-        return accelerator(given)
+    device = named_device(cluster) if given is None else accelerator(given)
+    if device is None:
+        raise UsageError(
+            f"device: expected one with the cluster {cluster.name}, like --device h100"
+        )
+    return device
+
+
+def named_device(cluster: Cluster) -> Accelerator | None:
+    """Return the device that a cluster's name tells, if it tells one."""
     try:
         return accelerator(_DEVICE_OF.get(cluster.name, cluster.name))
     except UsageError:
-        raise UsageError(
-            f"device: expected one with the cluster {cluster.name}, like --device h100"
-        ) from None
+        return None
 
 
 def fixed_degrees(given: OneOrMany | Mapping[str, int | str]) -> dict[str, int | str]:
@@ -248,19 +259,22 @@ def fixed_degrees(given: OneOrMany | Mapping[str, int | str]) -> dict[str, int |
         if name in fixed:
             raise UsageError(f"fix: expected one {name}, got {fixed[name]} and {value}")
         is_word = name in ("recompute", "schedule", "context")
-        is_none = name == "zero" and value == "0"  # the one degree that may be none
+        is_none = name in MAY_BE_NONE and value == "0"
         fixed[name] = value if is_word else 0 if is_none else count(value, name)
     return fixed
 
 
 # A degree under another name would count for nothing; other columns, such as notes, may stay.
-_MISNAMED = ("mbs", "microbatch_size", "etp", "shard_group", "context_kind", "step_s", "step_time")
+_MISNAMED = ("mbs", "microbatch_size", "shard_group", "context_kind", "step_s", "step_time")
 
 
-def measured_steps(path: Path) -> list[tuple[dict[str, int | str], float]]:
+def measured_steps(path: Path, **question: int | str) -> list[tuple[dict[str, int | str], float]]:
     """Read a table of measured steps: a column for each degree, and `step_time_s`.
 
     Columns that say nothing of the plan, such as notes, are passed over.
+
+    - `question`: values that are the same for all plans, by the names of their columns. A row that
+      tells another value was measured on another job.
     """
     try:
         with opened(path) as file:
@@ -290,6 +304,12 @@ def measured_steps(path: Path) -> list[tuple[dict[str, int | str], float]]:
             raise DamagedInput(
                 path, f"step_time_s: expected seconds above 0, got {shown(text)}", line=number
             )
+        for name, value in question.items():
+            told = (row.get(name) or "").strip()
+            if told and not _is_same(told, value):
+                raise DamagedInput(
+                    path, f"{name}: expected {value} as asked, got {shown(told)}", line=number
+                )
         named = [f"{name}={row[name]}" for name in FIXABLE if row.get(name)]
         try:
             result.append((fixed_degrees(named), measured_s))
@@ -298,6 +318,14 @@ def measured_steps(path: Path) -> list[tuple[dict[str, int | str], float]]:
     if not result:
         raise UsageError(f"calibrate: expected rows with step_time_s in {path}, got none")
     return result
+
+
+def _is_same(told: str, value: int | str) -> bool:
+    """Return whether a cell holds a value; a table may write a whole number as 512.0."""
+    try:
+        return told.lower() == value if isinstance(value, str) else float(told) == value
+    except ValueError:
+        return False
 
 
 def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Force, Json, print_json, with_options
+from fullwire.cli.options import Force, Json, On, print_json, with_options
 from fullwire.cli.telling import tell
 
 
@@ -40,7 +40,8 @@ class Question:
         str, typer.Option(help="Of the layers' multiplications: bf16, fp8, mxfp8, nvfp4")
     ] = "bf16"
     device: Annotated[
-        str | None, typer.Option(help="Where the cluster's name does not tell: h100")
+        str | None,
+        typer.Option(help="Where neither cluster nor trace names it: h100, ours.toml"),
     ] = None
     objective: Annotated[
         str,
@@ -97,6 +98,7 @@ def plan(
             "--output", "-o", metavar="X.run", help="Write the best plan's step as a run."
         ),
     ] = None,
+    on: On = "here",
     force: Force = False,
     json: Json = False,
     **asked: Any,
@@ -119,7 +121,7 @@ def plan(
         from fullwire.report.charts import check_plot_path
 
         check_plot_path(plot, replace=force)
-    result = answer(model, **asked)
+    result = answer(model, **asked, on=on)
     if plot is not None:
         plot_plans(result, plot)
     if output is not None:

@@ -66,6 +66,64 @@ class NotInRecording(Finding):
     messages: str
 
 
+class OtherDevice(Finding):
+    """The plans are for another device than the recorded one."""
+
+    template = (
+        "the trace is of {recorded}: each class of work of {device} takes as many times its "
+        "modelled time{is_network_told:|, and messages take that of the modelled network}"
+    )
+    is_assumption = True
+
+    recorded: str
+    device: str
+    is_network_told: bool
+
+
+class ProcessorsStay(Finding):
+    """The cluster's name tells a device, and the recording is one of processors."""
+
+    template = "the recorded processors compute: their trace does not tell the work of {device}"
+    is_assumption = True
+
+    device: str
+
+
+class OptimizerOnly(Finding):
+    """A plan with stages shards less than the recorded job."""
+
+    template = (
+        "ZeRO-1, where the recorded job has ZeRO-{zero}: stages would gather or add up its shards "
+        "for each microbatch (--fix zero={zero} prices that)"
+    )
+    is_assumption = True
+
+    zero: int
+
+
+class DevicesLeftOut(Finding):
+    """Nodes have more devices than the plans use."""
+
+    template = (
+        "plans use {used} of the {whole} devices of a node, a power of two; device-hours and cost "
+        "count all {whole}"
+    )
+    is_assumption = True
+
+    used: int
+    whole: int
+
+
+class FirstHasNoPlan(Finding):
+    """The first of the compared clusters has no plan."""
+
+    template = "the plans are those of {cluster}: none fits on {first}"
+    is_assumption = True
+
+    cluster: str
+    first: str
+
+
 class ProcessorsNotTold(Finding):
     """Ranks on processors are taken as independent, however many there are."""
 

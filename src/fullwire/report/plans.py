@@ -30,7 +30,7 @@ from fullwire.units import show_rate
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
-    from fullwire.answers.planned import FromRun, Lasting, OnNetwork, PlanAnswer, Planned
+    from fullwire.answers.planned import FromRun, Lasting, PlanAnswer, Planned
 
 GIB = 2**30
 NOT_TOLD_BYTES = 2**50  # stands for the memory of a device that nobody tells
@@ -92,8 +92,8 @@ def print_plan(result: PlanAnswer) -> None:
     if result.networks:
         say("")
         _print_networks(result)
-    elif result.half_bandwidth is not None:
-        say(_on_half(best, result.half_bandwidth))
+    elif result.half_bandwidth is not None and result.half_bandwidth.plan is not None:
+        say(_on_half(best, result.half_bandwidth.plan))
     if result.lasting is not None:
         say("")
         _print_lasting(result.lasting)
@@ -140,7 +140,9 @@ def in_words(one: Planned) -> str:
     parts += [f"{one.vpp} chunks a stage"] * (one.vpp > 1)
     parts += [f"DP {one.dp}"]
     kind = f" ({one.context_kind})"
-    parts += [f"CP {one.cp}{kind}"] * (one.cp > 1) + [f"EP {one.ep}"] * (one.ep > 1)
+    parts += [f"CP {one.cp}{kind}"] * (one.cp > 1)
+    beside = " beside computing" if one.ep_overlap else ""
+    parts += [f"EP {one.ep}{beside}"] * (one.ep > 1) + [f"ETP {one.etp}"] * (one.etp > 1)
     sharded = f" among {one.shard}" if one.shard < one.dp * one.cp else ""
     parts += [f"ZeRO-{one.zero}{sharded}"] * (one.zero > 0)
     parts.append(f"microbatch {one.microbatch}")
@@ -163,7 +165,7 @@ def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
     rows = []
     for number, one in enumerate(result.plans):
         degrees = [one.tp, one.pp, one.vpp, one.dp, one.cp, *[one.ep] * has_experts, one.zero]
-        partly = "" if one.recompute_layers is None else " half"
+        partly = "" if one.recompute_layers is None else f" ({one.recompute_layers})"
         exposed = one.exposed
         sent = [exposed.tp_s, exposed.pp_s, exposed.dp_s, exposed.cp_s]
         sent += [exposed.ep_s] * has_experts
@@ -202,37 +204,42 @@ def _print_exposed(best: Planned) -> None:
     say(sentence(PartsOfBest(parts=told)))
 
 
-def _on_half(best: Planned, half: OnNetwork) -> str:
-    slower = half.plan.step_s / best.step_s - 1
+def _on_half(best: Planned, half: Planned) -> str:
+    slower = half.step_s / best.step_s - 1
     names = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "shard")
-    is_same = all(getattr(best, name) == getattr(half.plan, name) for name in names)
+    is_same = all(getattr(best, name) == getattr(half, name) for name in names)
     found = OnHalfTheBandwidth(
-        step_s=half.plan.step_s,
+        step_s=half.step_s,
         slower=slower,
         is_slower=slower >= 0.05,
-        plan="" if is_same else in_words(half.plan),
+        plan="" if is_same else in_words(half),
     )
     return sentence(found)
 
 
 def _print_networks(result: PlanAnswer) -> None:
-    differ = len({there.plan.devices for there in result.networks}) > 1
-    rows = [
-        [
-            there.cluster,
-            *[f"{there.plan.devices:,}"] * differ,
-            show_rate(there.bandwidth_bps),
-            f"{there.oversubscription:g}",
-            _time(there.plan),
-            *[f"{there.plan.tokens_per_s_per_device:,.0f}"] * differ,
-            _degrees(there.plan),
-        ]
-        for there in result.networks
-    ]
+    differ = len({there.plan.devices for there in result.networks if there.plan}) > 1
+    rows = []
+    for there in result.networks:
+        one = there.plan
+        rows.append(
+            [
+                there.cluster,
+                *[f"{one.devices:,}" if one else "-"] * differ,
+                show_rate(there.bandwidth_bps),
+                f"{there.oversubscription:g}",
+                _time(one) if one else "-",
+                *[f"{one.tokens_per_s_per_device:,.0f}" if one else "-"] * differ,
+                _degrees(one) if one else "does not fit",
+            ]
+        )
     texts = {"cluster", "step (90 %)", "best plan there"}
     heads = ["cluster", *["devices"] * differ, "NIC", "oversubscription", "step (90 %)"]
     heads += [*["tokens/s a device"] * differ, "best plan there"]
     print_table(heads, rows, texts=texts)
+    reasons = {(one.cluster, one.does_not_fit): None for one in result.networks if not one.plan}
+    for cluster, reason in reasons:
+        say(f"{cluster} does not fit: {reason}.")
 
 
 def _degrees(one: Planned) -> str:
@@ -350,6 +357,7 @@ def _by_bandwidth(result: PlanAnswer) -> Any:
             "plan": _degrees(there.plan),
         }
         for there in result.networks
+        if there.plan is not None
     ]
     chart = alt.Chart(alt.Data(values=points)).encode(
         x=alt.X("rate:Q", title="NIC (Gbps)", scale=alt.Scale(type="log", nice=False)),

@@ -1,9 +1,12 @@
 """All parallel plans of a model on so many devices, as columns.
 
 Tensor parallelism stays within a node, and a microbatch is a power of two. Degrees are those that
-divide heads, layers, experts and the batch. Parameters are sharded (ZeRO-3) without a pipeline
-only: each microbatch of a pipeline would gather them anew. For the same reason ZeRO-2 shards
-gradients without a pipeline only.
+divide heads, experts and the batch. Stages have equal layers, but the ends may lack up to three
+(`even_layers`). Parameters are sharded (ZeRO-3) without a pipeline only: each microbatch of a
+pipeline would gather them anew. For the same reason ZeRO-2 shards gradients without a pipeline
+only.
+
+A degree that the user fixes need not keep to these habits: it is priced if it divides the job.
 """
 
 from __future__ import annotations
@@ -19,19 +22,23 @@ from fullwire.simulation.plan_columns import Plans
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import (
     CONTEXT_KINDS,
+    MOST_FEWER,
     RECOMPUTE,
     SCHEDULES,
     Precision,
     divisors,
+    even_layers,
     nearest_divisor,
     nearest_multiple,
 )
+from fullwire.workloads.stage_memory import stage_layers
 
 MOST_STAGES, MOST_MICROBATCH, LEAST_RANK_TOKENS = 64, 16, 1024
 FIXABLE = (
     *("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "microbatch", "schedule"),
-    *("context", "shard"),
+    *("context", "shard", "etp", "recompute_layers", "tp_overlap", "ep_overlap"),
 )
+MAY_BE_NONE = ("zero", "tp_overlap", "ep_overlap")  # degrees and switches whose least is 0
 _COLUMNS = (
     *("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "half", "microbatch"),
     *("schedule", "context", "shard"),
@@ -79,7 +86,8 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         )
     columns = np.array(rows, np.int64).T
     tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, schedule, context, shard = columns
-    same = np.ones_like(tp)
+    same, layers = np.ones_like(tp), stage_layers(space.model, pp)[1]
+    is_dual = schedule == SCHEDULES.index("dualpipe")  # it is made to hide what experts send
     return Plans(
         tp=tp,
         pp=pp,
@@ -87,11 +95,15 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         dp=dp,
         cp=cp,
         ep=ep,
-        etp=same,
+        etp=same * int(fixed.get("etp", 1)),
         zero=zero,
         shard=shard,
         recompute=recompute,
-        recomputed=np.where(half > 0, 0.5, 1.0),
+        recomputed=(
+            int(fixed["recompute_layers"]) / layers
+            if "recompute_layers" in fixed
+            else np.where(half > 0, 0.5, 1.0)
+        ),
         microbatch=microbatch,
         global_batch=same * space.global_batch,
         sequence=same * space.sequence,
@@ -100,9 +112,9 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         context_kind=context,
         gradient_bytes=same * (2 if space.precision in _NARROW else 4),
         flash_attention=same,
-        tp_overlap=same * (space.model.moe is None),
+        tp_overlap=same * int(fixed.get("tp_overlap", space.model.moe is None)),
         dp_overlap=same,
-        ep_overlap=0 * same,
+        ep_overlap=same * int(fixed["ep_overlap"]) if "ep_overlap" in fixed else 1 * is_dual,
     )
 
 
@@ -113,11 +125,19 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
         return fixed.get(name, value) == value
 
     expert_ways = [ways for ways in divisors(experts) if allowed("ep", ways)]
+    each_ways = int(fixed.get("etp", 1))
     memory = [(zero, kind, half) for zero, kind, half in _MEMORY if allowed("zero", zero)]
     memory = [choice for choice in memory if allowed("recompute", RECOMPUTE[choice[1]])]
-    for tp, pp, cp in product(_tensor(space), _stages(model), _context(space)):
+    most_layers = int(fixed.get("recompute_layers", 0))
+    if most_layers:
+        memory = [choice for choice in memory if choice[1:] == (RECOMPUTE.index("full"), 0)]
+    is_asked = {"zero", "pp"} <= fixed.keys()  # FSDP in a pipeline, which the search leaves out
+    degrees = product(_tensor(space, fixed), _stages(model), _context(space, fixed))
+    for tp, pp, cp in degrees:
         together = tp * pp * cp
         if space.devices % together or not all(map(allowed, ("tp", "pp", "cp"), (tp, pp, cp))):
+            continue
+        if most_layers > _most_layers(model, pp):
             continue
         dp = space.devices // together
         if space.global_batch % dp or not allowed("dp", dp):
@@ -132,10 +152,11 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
         if "shard" not in fixed:
             groups.add(max(1, space.devices_per_node // tp))
         groups = {ways for ways in groups if (dp * cp) % ways == 0 and allowed("shard", ways)}
-        for microbatch in _powers(space.global_batch // dp):
+        share = space.global_batch // dp
+        for microbatch in _with_fixed(_powers(share), fixed, "microbatch", share):
             if not allowed("microbatch", microbatch):
                 continue
-            count = space.global_batch // dp // microbatch
+            count = share // microbatch
             ways = [way for way in _chunks(model, pp, count) if allowed("vpp", way[0])]
             named = str(fixed.get("schedule", ""))
             ways = [
@@ -144,10 +165,10 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
                 if named in ("", SCHEDULES[kind]) or (vpp == 1 and pp > 1)
             ]
             for (vpp, kind), ep in product(ways, expert_ways):
-                if (tp * cp * dp) % ep:
+                if (tp * cp * dp) % (ep * each_ways):
                     continue
                 for zero, recompute, half in memory:
-                    if (zero > 1 and pp > 1) or (zero > 0 and dp * cp == 1):
+                    if (zero > 1 and pp > 1 and not is_asked) or (zero > 0 and dp * cp == 1):
                         continue
                     row = tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, kind
                     whole = {ways for ways in groups if ways == dp * cp}
@@ -162,19 +183,35 @@ _MEMORY = tuple(
 )
 
 
-def _tensor(space: Space) -> list[int]:
+def _with_fixed(
+    usual: list[int], fixed: Mapping[str, int | str], name: str, number: int
+) -> list[int]:
+    """Add the fixed value of a degree to those that are searched, if it divides a number."""
+    value = fixed.get(name)
+    is_divisor = isinstance(value, int) and value > 0 and number % value == 0
+    return sorted({*usual, int(value)}) if is_divisor and value is not None else usual
+
+
+def _tensor(space: Space, fixed: Mapping[str, int | str]) -> list[int]:
     heads = space.model.heads
-    return [ways for ways in divisors(heads) if ways <= space.devices_per_node and ways <= 64]
+    usual = [ways for ways in divisors(heads) if ways <= space.devices_per_node and ways <= 64]
+    return _with_fixed(usual, fixed, "tp", heads)
 
 
 def _stages(model: Architecture) -> list[int]:
-    both = {*divisors(model.layers), *divisors(model.layers + 2)}
-    return sorted(ways for ways in both if ways <= min(MOST_STAGES, model.layers))
+    most = min(MOST_STAGES, model.layers)
+    return [ways for ways in range(1, most + 1) if _most_layers(model, ways)]
 
 
-def _context(space: Space) -> list[int]:
-    most = max(1, space.sequence // LEAST_RANK_TOKENS)
-    return [ways for ways in _powers(space.sequence // 2 or 1) if ways <= min(most, 64)]
+def _most_layers(model: Architecture, pp: int) -> int:
+    """Return the layers of a stage between the ends; 0 where stages cannot be made so."""
+    return (even_layers(model.layers, model.mtp_layers, pp) or 0) // pp
+
+
+def _context(space: Space, fixed: Mapping[str, int | str]) -> list[int]:
+    most, number = max(1, space.sequence // LEAST_RANK_TOKENS), space.sequence // 2 or 1
+    usual = [ways for ways in _powers(number) if ways <= min(most, 64)]
+    return _with_fixed(usual, fixed, "cp", number)
 
 
 def _powers(number: int) -> list[int]:
@@ -187,8 +224,7 @@ def _chunks(model: Architecture, pp: int, microbatches: int) -> list[tuple[int, 
     plain = [(1, SCHEDULES.index("1f1b"))]
     if pp == 1 or microbatches % pp:
         return plain
-    layers = (model.layers if model.layers % pp == 0 else model.layers + 2) // pp
-    several = [ways for ways in divisors(layers) if 1 < ways <= 16]
+    several = [ways for ways in divisors(_most_layers(model, pp)) if 1 < ways <= 16]
     return plain + [(ways, SCHEDULES.index("interleaved")) for ways in several]
 
 
@@ -197,8 +233,8 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
     model = space.model
     known = {
         "tp": (model.heads, "heads"),
-        "pp": (model.layers, "layers"),
         "ep": (model.moe.experts if model.moe else 1, "experts"),
+        "etp": (model.moe.ffn if model.moe else 1, "columns of an expert"),
         "dp": (space.global_batch, "sequences of the global batch"),
     }
     for name, value in fixed.items():
@@ -210,24 +246,27 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
             raise UsageError(f"context: expected one of {', '.join(CONTEXT_KINDS)}, got {value!r}")
         if name == "schedule" and value not in SCHEDULES:
             raise UsageError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {value!r}")
+        if name.endswith("_overlap") and value not in (0, 1):
+            raise UsageError(f"{name}: expected 0 or 1, got {value}")
+        if name == "recompute_layers":
+            _check_recomputed(model, fixed)
         if name in known and isinstance(value, int):
             number, what = known[name]
-            fits = value > 0 and (
-                number % value == 0 or (name == "pp" and (number + 2) % value == 0)
-            )
-            if not fits:
+            if value < 1 or number % value:
                 raise UsageError(
                     f"{name}: expected a divisor of {number} {what}, got {value}. The nearest is "
                     f"{nearest_divisor(number, value)}"
                 )
-            if space.devices % value and name != "ep":
-                raise UsageError(
-                    f"{name}: expected a divisor of {space.devices} devices, got {value}. The "
-                    f"nearest is {nearest_divisor(space.devices, value)}"
-                )
+        if name == "pp" and isinstance(value, int):
+            _check_stages(model, value)
+        if name in ("tp", "pp", "dp") and isinstance(value, int) and space.devices % value:
+            raise UsageError(
+                f"{name}: expected a divisor of {space.devices} devices, got {value}. The "
+                f"nearest is {nearest_divisor(space.devices, value)}"
+            )
     degrees = {
         space.devices // (tp * pp * cp)
-        for tp, pp, cp in product(_tensor(space), _stages(model), _context(space))
+        for tp, pp, cp in product(_tensor(space, fixed), _stages(model), _context(space, fixed))
         if space.devices % (tp * pp * cp) == 0
     }
     if degrees and all(space.global_batch % dp for dp in degrees):
@@ -238,4 +277,29 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
         raise UsageError(
             f"global batch: expected a multiple of dp, got {space.global_batch} on "
             f"{space.devices} devices. The nearest is {nearest}"
+        )
+
+
+def _check_stages(model: Architecture, pp: int) -> None:
+    """Refuse stages that would be empty, or whose ends would lack too many layers."""
+    if pp > 0 and _most_layers(model, pp):
+        return
+    ways = [ways for ways in range(1, model.layers + 1) if _most_layers(model, ways)]
+    nearest = min(ways, key=lambda stages: (abs(stages - pp), stages))
+    raise UsageError(
+        f"pp: expected a divisor of {model.layers} layers, got {pp}. The nearest is {nearest}: "
+        f"stages at the ends may lack up to {MOST_FEWER} layers"
+    )
+
+
+def _check_recomputed(model: Architecture, fixed: Mapping[str, int | str]) -> None:
+    """Refuse more recomputed layers than a stage has, or another kind of recomputation."""
+    if fixed.get("recompute", "full") != "full":
+        raise UsageError(
+            f"recompute_layers: expected recompute=full beside it, got {fixed['recompute']}"
+        )
+    layers, asked = _most_layers(model, int(fixed.get("pp", 1))), int(fixed["recompute_layers"])
+    if asked > layers:
+        raise UsageError(
+            f"recompute_layers: expected at most {layers} layers of a stage, got {asked}"
         )

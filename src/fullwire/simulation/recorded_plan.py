@@ -14,18 +14,24 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from fullwire.clusters.cluster import Cluster, Floats, Inside, Ints, Nics, OneSwitch
+from fullwire.errors import UsageError
 from fullwire.simulation.group_times import GroupTimes
-from fullwire.simulation.habits import Habits, habits_of
+from fullwire.simulation.habits import MEASURED_FAMILIES, Habits, habits_of
 from fullwire.simulation.plan_columns import Plans, plans_of
 from fullwire.simulation.recognised_plan import Recognised
 from fullwire.simulation.step_price import Job, Priced, price
+from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, Attention, Products, accelerator
+from fullwire.workloads.layout import Precision
 
 _NETWORK_BPS, _NETWORK_S = 8e9, 2e-5  # of an unknown network; ratios correct it
 # Standard deviations of the logarithm of predicted over measured steps: of plans whose parts the
 # recording shows (traces that were played), and for each part that it does not (60 pairs of real
 # plans of 2 and 4 ranks on two busy processors).
 _WIDTH, _SPREAD, _UNSEEN = 1.645, 0.12, 0.5
+# Of the step on another device: the prices of both are off on their own, each by 0.12 as the price
+# of any device is. A family that nobody measured adds its own (`habits`).
+_OTHER_DEVICE, _NOBODY_MEASURED = 0.12 * math.sqrt(2), 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +72,53 @@ class Recorded:
     recognised: Recognised
     device: Accelerator
     cluster: Cluster  # that it was recorded on
-    ratios: tuple[Ratio, ...]
+    ratios: tuple[Ratio, ...]  # the first three: products, attention, norms
     habits: Habits
     pace: tuple[float, float]  # of messages: times as long as modelled, and seconds more
     factors: Mapping[str, float]  # of parts of a priced step
     pass_s: Mapping[str, float]  # the host's time of one layer and microbatch
     sums_each_microbatch: bool = False
     rest: float = 1.0  # of the whole step, which no class explains
+    is_network_told: bool = True  # else the pace is that of an unknown network
+    recorded_on: Accelerator | None = None  # where `device` is another one
 
-    def as_recorded(self, plans: Plans) -> Plans:
+    def as_recorded(self, plans: Plans, fixed: Mapping[str, int | str]) -> Plans:
         """Return plans with the recorded job's other choices, such as sequence parallelism."""
         layout, same = self.recognised.layout, np.ones_like(plans.tp)
         return replace(
             plans,
             sequence_parallel=same * layout.sequence_parallel,
             gradient_bytes=same * layout.gradient_bytes,
-            tp_overlap=0 * same,
+            tp_overlap=plans.tp_overlap if "tp_overlap" in fixed else 0 * same,
             dp_overlap=same * layout.dp_overlap,
         )
 
+    def on(self, device: Accelerator, precision: Precision) -> Recorded:
+        """Return what the recording tells of another device: its work as many times as modelled.
+
+        Messages of a network that nobody described tell nothing of the network beside that device.
+        """
+        habits = habits_of(device.family, precision)
+        gemm, attention, vector = (ratio.ratio for ratio in self.ratios[:3])
+        return replace(
+            self,
+            device=device,
+            recorded_on=self.device,
+            habits=replace(
+                habits,
+                gemm=habits.gemm * gemm,
+                attention=habits.attention * attention,
+                vector=habits.vector * vector,
+            ),
+            pace=self.pace if self.is_network_told else (1.0, 0.0),
+        )
+
     def fixed(self, asked: Mapping[str, int | str], devices: int) -> dict[str, int | str]:
-        """Return the degrees of another plan: those that are asked for, the others as recorded."""
+        """Return the degrees of another plan: those that are asked for, the others as recorded.
+
+        Stages that the recorded job did not have would gather its sharded parameters for each
+        microbatch (ZeRO-3): such a plan shards the optimizer only, unless `zero` is asked for.
+        """
         layout = self.recognised.layout
         kept: dict[str, int | str] = {
             "vpp": 1,
@@ -98,11 +130,19 @@ class Recorded:
             **asked,
         }
         together = math.prod(int(kept.get(name, 1)) for name in ("tp", "pp", "cp"))
-        if devices == together and "zero" not in asked:
-            kept["zero"] = 0  # nobody shares with this rank
+        if "zero" not in asked:
+            if int(kept.get("pp", 1)) > 1 and layout.pp == 1:
+                kept["zero"] = min(1, layout.zero)
+            if devices == together:
+                kept["zero"] = 0  # nobody shares with this rank
         if "vpp" not in asked and kept.get("schedule") == "interleaved":
             del kept["vpp"]
         return kept
+
+    @property
+    def is_on_processors(self) -> bool:
+        """Return whether nobody tells the device of the recording."""
+        return self.device.family == _PROCESSOR
 
     def unseen(self, degrees: Mapping[str, int]) -> tuple[str, ...]:
         """Return the degrees whose messages the recorded plan does not have; devices, if on CPUs.
@@ -114,15 +154,17 @@ class Recorded:
             name for name in ("tp", "pp", "dp") if degrees[name] > 1 and getattr(layout, name) == 1
         ]
         devices = math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp"))
-        if self.device.family == _PROCESSOR and devices != layout.devices:
+        if self.is_on_processors and devices != layout.devices:
             found.append("devices")
         return tuple(found)
 
     def interval_factor(self, degrees: Mapping[str, int]) -> float:
         """Return the factor from a predicted time to the upper end of its 90 % interval."""
-        return math.exp(
-            _WIDTH * math.hypot(_SPREAD, _UNSEEN * math.sqrt(len(self.unseen(degrees))))
-        )
+        terms = [_SPREAD, _UNSEEN * math.sqrt(len(self.unseen(degrees)))]
+        if self.recorded_on is not None:
+            is_measured = self.device.family in MEASURED_FAMILIES
+            terms += [_OTHER_DEVICE] if is_measured else [_OTHER_DEVICE, _NOBODY_MEASURED]
+        return math.exp(_WIDTH * math.hypot(*terms))
 
     def priced(self, job: Job) -> Priced:
         """Price plans as the recorded job would work through them."""
@@ -157,12 +199,15 @@ def _through_s(parts: Mapping[str, Floats]) -> Floats:
     return np.asarray(sum(parts[name] for name in names))
 
 
-def calibrated(recognised: Recognised, cluster: Cluster | None) -> Recorded:
+def calibrated(
+    recognised: Recognised, cluster: Cluster | None, device: Accelerator | None
+) -> Recorded:
     """Price the recorded plan, and compare each class of work with the trace.
 
     - `cluster`: of the recording, if it is known.
+    - `device`: of the recording. None is processors as quick as their own products.
     """
-    job, pace = _recorded_job(recognised, cluster)
+    job, pace = _recorded_job(recognised, cluster, device or _processors(recognised))
     device, habits, plans, here = job.device, job.habits, job.plans, job.groups.cluster
     is_known = device.family != _PROCESSOR
     plain = price(job)
@@ -213,6 +258,7 @@ def calibrated(recognised: Recognised, cluster: Cluster | None) -> Recorded:
         recognised=recognised,
         device=device,
         cluster=here,
+        is_network_told=cluster is not None,
         ratios=tuple(ratios),
         habits=known,
         pace=pace,
@@ -240,10 +286,9 @@ _LARGE_BYTES = 2**20  # from here on a message's time is mostly that of its byte
 
 
 def _recorded_job(
-    recognised: Recognised, cluster: Cluster | None
+    recognised: Recognised, cluster: Cluster | None, device: Accelerator
 ) -> tuple[Job, tuple[float, float]]:
     """Return the recorded plan as it is priced, and the pace of its messages."""
-    device = _device(recognised)
     here = cluster or _unknown(recognised.layout.devices)
     precision = recognised.layout.precision
     habits = habits_of(device.family, precision)
@@ -307,10 +352,24 @@ def _unknown(devices: int) -> Cluster:
 _PROCESSOR = "processor"
 
 
-def _device(recognised: Recognised) -> Accelerator:
-    """Return the device that the trace names; else one as quick as its own products."""
-    if recognised.device:
-        return accelerator(recognised.device.split(", ")[0])
+def device_in(recognised: Recognised, given: Accelerator | None) -> Accelerator | None:
+    """Return the device of a trace: the one that it names, else the given one; None names none."""
+    if not recognised.device:
+        return given
+    name = recognised.device.split(", ")[0]
+    try:
+        return accelerator(name)
+    except UsageError:
+        if given is not None:
+            return given
+    raise UsageError(
+        "from: expected a trace of a known device, or --device with a file of `fullwire bench "
+        f"device` or the name of a similar one, got {shown(name)}"
+    )
+
+
+def _processors(recognised: Recognised) -> Accelerator:
+    """Return a device as quick as the products of the trace."""
     model, layout = recognised.model, recognised.layout
     flops = 3 * model.flops(layout.sequence) * layout.tokens / layout.devices
     rate = flops / max(recognised.busy_s["matmul"] + recognised.busy_s["attention"], 1e-9)

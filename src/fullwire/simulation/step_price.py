@@ -34,6 +34,7 @@ from fullwire.workloads.operations import (
     optimizer_s,
     product_s,
 )
+from fullwire.workloads.stage_memory import stage_layers
 
 BF16_BYTES = 2
 _EP_SHOWN = 0.3  # of all-to-all beside computing
@@ -410,13 +411,10 @@ class Stages:
 
 
 def stages(job: Job, layer: Pass) -> Stages:
-    """Divide the layers among stages; the head counts as a layer where layers divide evenly so."""
+    """Divide the layers among stages, and find the slowest one: the last stage has the head."""
     plans, model = job.plans, job.model
     layers = model.layers + model.mtp_layers
-    is_even, with_ends = layers % plans.pp == 0, (layers + 2) % plans.pp == 0
-    most = np.where(with_ends & ~is_even, (layers + 2) // plans.pp, -(-layers // plans.pp))
-    rest = np.maximum(layers - most * (plans.pp - 1), 0)
-    last = np.where(is_even, most, np.where(with_ends, most - 1, rest))
+    _, most, last = stage_layers(model, plans.pp)
     heads = 1 + model.mtp_layers
     losses_s = cross_entropy_s(job.device, plans.rank_tokens, model.vocab / plans.tp)
     head_s = heads * (3 * job.matrices_s([model.head_matrix], "bf16") + losses_s)

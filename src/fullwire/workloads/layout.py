@@ -183,6 +183,26 @@ def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) ->
         )
 
 
+MOST_FEWER = 3  # layers that the stages at the ends may lack
+
+
+def even_layers(layers: int, further: int, pp: int) -> int | None:
+    """Return how many layers equal stages would have, of which the ends may lack a few.
+
+    None where they would lack more than `MOST_FEWER`, or where a stage would be empty.
+    `stage_memory.stage_layers` tells which stage lacks them.
+
+    - `further`: layers that predict further tokens, on the last stage.
+    """
+    whole = layers + further
+    for count in (whole, whole + 2, layers, layers + 2):
+        if count % pp == 0:
+            return count
+    fewer = -whole % pp
+    is_filled = (whole + fewer) // pp > fewer
+    return whole + fewer if fewer <= MOST_FEWER and is_filled else None
+
+
 def divisors(number: int) -> list[int]:
     """List the divisors of a number in ascending order."""
     low = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fullwire.errors import UsageError
 from fullwire.workloads.architecture import Architecture
-from fullwire.workloads.layout import RECOMPUTE, SCHEDULES, Layout, check_model
+from fullwire.workloads.layout import RECOMPUTE, SCHEDULES, Layout, check_model, even_layers
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -120,12 +120,17 @@ def stages(model: Architecture, layout: Layout, *, has_dropout: bool = False) ->
 def peaks(model: Architecture, plans: Columns, *, precision: str = "bf16") -> Held:
     """Count the memory of many plans, each on the stage that holds the most.
 
-    That is the first stage, the second (the first may have dense layers only), or the last one.
+    That is the first stage, the first one behind the dense layers of a model with experts, or the
+    last one.
     """
     pp = np.asarray(plans.pp)
+    first, most, _ = stage_layers(model, pp)
+    chunk = np.maximum(1, most // plans.vpp)
+    dense = 0 if model.moe is None else model.moe.first_dense
+    behind = 1 + np.maximum(0, -((first - most + chunk - dense) // chunk))
     tried = [
         _held(model, plans, stage, precision, False)
-        for stage in (np.zeros_like(pp), np.minimum(1, pp - 1), pp - 1)
+        for stage in (np.zeros_like(pp), np.minimum(behind, pp - 1), pp - 1)
     ]
     largest = np.argmax([held.peak_allocated_bytes for held in tried], axis=0)
     return Held(
@@ -218,7 +223,8 @@ def _changes(layout: Layout, model: Architecture) -> Iterator[tuple[str, Layout]
     for name, change in wanted:
         try:
             tried = replace(layout, **change)
-            check_model(tried, layers=model.layers, heads=model.heads, experts=experts)
+            whole = even_layers(model.layers, model.mtp_layers, tried.pp) or model.layers
+            check_model(tried, layers=whole, heads=model.heads, experts=experts)
         except UsageError:  # the batch or the model cannot be divided so
             continue
         yield name, tried
@@ -241,8 +247,8 @@ def _columns(layout: Layout, model: Architecture) -> Columns:
         "gradient_bytes",
         "flash_attention",
     )
-    stage_layers = model.layers / layout.pp
-    share = min(1.0, (layout.recompute_layers or stage_layers) / stage_layers)
+    even = model.layers / layout.pp
+    share = min(1.0, (layout.recompute_layers or even) / even)
     columns = SimpleNamespace(
         **{name: np.asarray(getattr(layout, name)) for name in names},
         shard=np.asarray(layout.shard_group),
@@ -253,14 +259,38 @@ def _columns(layout: Layout, model: Architecture) -> Columns:
     return cast(Columns, columns)
 
 
+def stage_layers(model: Architecture, pp: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Return the layers of the first stage, of each stage between, and of the last one.
+
+    Where all layers do not divide evenly, the embedding and the head count as a layer each if that
+    helps. Where that does not, the same is tried without the layers that predict further tokens:
+    the last stage has them besides. Else it has the fewer layers. Prices and memory both count so.
+    """
+    layers, further = model.layers + model.mtp_layers, model.mtp_layers
+    is_even, with_ends = layers % pp == 0, (layers + 2) % pp == 0
+    is_even_before, with_ends_before = model.layers % pp == 0, (model.layers + 2) % pp == 0
+    kinds = [is_even, with_ends, is_even_before, with_ends_before]
+    wholes = [layers, layers + 2, model.layers, model.layers + 2]
+    most = np.select(kinds, [whole // pp for whole in wholes], -(-layers // pp))
+    rest = np.maximum(layers - most * (pp - 1), 0)
+    last = np.select(kinds, [most, most - 1, most + further, most - 1 + further], rest)
+    return np.select(kinds, [most, most - 1, most, most - 1], most), most, last
+
+
 def layers_of_stages(model: Architecture, pp: int, vpp: int) -> tuple[Floats, Floats]:
     """Return the dense layers and those with experts on each stage; MTP layers are on the last."""
-    chunks = np.array_split(np.arange(model.layers), pp * vpp)
-    dense, experts = np.zeros(pp), np.zeros(pp)
-    for index, chunk in enumerate(chunks):
-        with_experts = sum(model.has_experts(int(layer)) for layer in chunk)
-        experts[index % pp] += with_experts
-        dense[index % pp] += len(chunk) - with_experts
+    first, most, last = stage_layers(model, np.asarray(pp))
+    counts = np.full(pp, most)
+    counts[0] = first
+    counts[-1] = max(0, last - model.mtp_layers)
+    # Chunks go round the stages; of the first stage, the one with the embedding is the shorter.
+    sizes = counts // vpp + (np.arange(vpp)[:, None] < counts % vpp)
+    sizes[:, 0] = sizes[::-1, 0]
+    ends = np.minimum(np.cumsum(sizes.ravel()), model.layers)
+    with_experts = np.cumsum([0, *(model.has_experts(layer) for layer in range(model.layers))])
+    every = np.diff(ends, prepend=0).reshape(vpp, pp).sum(axis=0)
+    experts = np.diff(with_experts[ends], prepend=0).reshape(vpp, pp).sum(axis=0)
+    dense, experts = (every - experts).astype(np.float64), experts.astype(np.float64)
     further = experts if model.has_experts(model.layers - 1) else dense
     further[-1] += model.mtp_layers
     return dense, experts
