@@ -22,8 +22,8 @@ from statistics import median
 
 from fullwire.errors import UsageError
 from fullwire.workloads.architecture import Architecture, Mla, Moe
+from fullwire.workloads.architecture_files import TOKENIZER_VOCABULARIES
 from fullwire.workloads.layout import Layout, Precision, Recompute
-from fullwire.workloads.megatron_arguments import TOKENIZER_VOCABULARIES
 from fullwire.workloads.stage_memory import GIB, stages
 from validation import arguments, results
 

@@ -29,8 +29,7 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.explain import explain
-from fullwire.answers.exporting import exported
-from fullwire.answers.fixing import notes_in, outcomes, problem_of, split_fixes
+from fullwire.answers.fixing import exported, notes_in, outcomes, problem_of, split_fixes
 from fullwire.answers.trials import Trial, TrialRecording, difference_of
 from fullwire.answers.tune import RISKS, _line_bps, _Search
 from fullwire.errors import DamagedInput, UsageError

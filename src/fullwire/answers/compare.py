@@ -38,7 +38,6 @@ from fullwire.findings.comparisons import (
     SlowdownMayHide,
     SlowerThanAllowed,
     SoManyDecide,
-    WorkInTheSameTime,
     about_means,
     about_recordings,
     bytes_and_time,
@@ -47,6 +46,7 @@ from fullwire.findings.comparisons import (
     size_of_change,
 )
 from fullwire.findings.finding import Finding
+from fullwire.findings.scaling import WorkInTheSameTime
 from fullwire.run.facts import REGISTRY
 from fullwire.run.gaps import reasons
 from fullwire.run.run import Run

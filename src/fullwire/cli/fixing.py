@@ -196,7 +196,7 @@ def run(
     if follow == (recipe is not None) or (follow and (strict or export)):
         raise UsageError("run: expected one of --recipe FILE.toml, --follow and --workers N")
     if export is not None:
-        from fullwire.answers.exporting import exported
+        from fullwire.answers.fixing import exported
 
         print(exported(recipe or "", export))
         return

@@ -263,20 +263,6 @@ class OtherSamples(Finding):
     after: int
 
 
-class WorkInTheSameTime(Finding):
-    """The gain from another number of workers, each of which does the same work in a step."""
-
-    template = (
-        "With {after:,} {after:worker|workers} in place of {before:,} the job does {work:.2f} "
-        "times the work in the same time. {perfect:.2f} would be perfect."
-    )
-
-    before: int
-    after: int
-    work: float
-    perfect: float
-
-
 class BytesAndTime(Finding):
     """Whether the length of iterations follows their bytes, as packets show them."""
 

@@ -413,3 +413,17 @@ def _rounded_up(number: float) -> float:
     """Round to three digits, upwards, so that the printed number still reaches the target."""
     digit = 10.0 ** (math.floor(math.log10(number)) - 2)
     return math.ceil(number / digit - 1e-9) * digit
+
+
+class WorkInTheSameTime(Finding):
+    """The gain from another number of workers, each of which does the same work in a step."""
+
+    template = (
+        "With {after:,} {after:worker|workers} in place of {before:,} the job does {work:.2f} "
+        "times the work in the same time. {perfect:.2f} would be perfect."
+    )
+
+    before: int
+    after: int
+    work: float
+    perfect: float

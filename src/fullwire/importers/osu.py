@@ -14,6 +14,7 @@ pairs, are one-sided or do not block.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -128,14 +129,6 @@ class _Reading:
         )
 
 
-def _ranks_in(command: str) -> int:
-    """Return the number of ranks that a launcher's command names; 0 if it names none."""
-    if (told := _RANKS.search(command)) is not None:
-        return int(told[1])
-    nodes, of_each = _NODES.search(command), _OF_A_NODE.search(command)
-    return int(nodes[1]) * int(of_each[1]) if nodes and of_each else 0
-
-
 def read_tables(path: Path) -> list[Table]:
     """Read the tables that one or more of the benchmarks printed into a file."""
     readings: list[_Reading] = []
@@ -143,8 +136,11 @@ def read_tables(path: Path) -> list[Table]:
     ranks, is_inside, prefixes = 0, False, Prefixes()
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
         text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
-        if "osu_" in text and (told_ranks := _ranks_in(f"{text} ")):
-            ranks = told_ranks if told_ranks <= _MOST_RANKS else 0
+        if "osu_" in text:
+            told, *each = (form.search(f"{text} ") for form in (_RANKS, _NODES, _OF_A_NODE))
+            if told is not None or all(each):
+                said = math.prod(int(found[1]) for found in ([told] if told else each) if found)
+                ranks = said if 0 < said <= _MOST_RANKS else 0
         if (title := _TITLE.match(text)) is not None:
             what = title[2].lower().removesuffix(" latency")
             op = "sendrecv" if what in ("latency", "bandwidth") else _OPS.get(what, "")

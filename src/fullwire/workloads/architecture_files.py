@@ -3,13 +3,17 @@
 `architecture("llama3-70b")` takes a built-in name, spelt as anyone spells it. It also takes a
 config.json of Hugging Face or its folder, Megatron's arguments in a file or in one line, and a TOML
 file of torchtitan. Nothing is downloaded.
+
+A flag of Megatron that is switched on and unknown here is refused by name: it may change shapes or
+counts.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
@@ -20,8 +24,8 @@ from fullwire.errors import UsageError
 from fullwire.files import opened
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture, Mla, Moe
+from fullwire.workloads.architecture_fields import Fields
 from fullwire.workloads.hugging_face_config import from_hugging_face
-from fullwire.workloads.megatron_arguments import from_megatron
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +36,37 @@ ArchitectureLike: TypeAlias = str | Path | Architecture
 MOST_BYTES = 4 * 1024 * 1024
 _FOLDER = Path(__file__).parent / "architectures"
 _OF_OTHER_KIND = re.compile(r"(instruct|base|chat|hf|preview|v0\.[1-3]|bf16|fp8|nvfp4|mcore|it)$")
+
+# Rows of the vocabularies that a kind of tokenizer tells, before Megatron pads them.
+TOKENIZER_VOCABULARIES = {
+    "GPT2BPETokenizer": 50257,
+    "Llama2Tokenizer": 32000,
+    "TikTokenizer": 131072,
+    "BertWordPieceLowerCase": 30522,
+    "BertWordPieceCase": 28996,
+}
+_USUAL_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py; it needs a --merge-file
+
+# Flags of training, data, plans, numerics and torchrun: they leave the model as it is.
+_HARMLESS = re.compile(
+    r"^(.*parallel.*|.*pipeline_(stage|num_layers).*|.*overlap.*|.*recompute.*|.*batch.*|.*lr.*"
+    r"|.*adam.*|.*decay.*|.*warmup.*|.*data.*|.*tokenizer.*|tiktoken.*|.*vocab_file|merge_file"
+    r"|split|train_.*|eval_.*|test_mode|skip_train|sample_rate|.*log.*|.*checkpoint.*|.*ckpt.*"
+    r"|save.*|load.*|exit_.*|bf16|fp16|.*fp8.*|fp4.*|fp32_residual_connection|params_dtype"
+    r"|.*fusion.*|fused.*|no_.*|non_persistent.*|use_(?!.*rotary).*|init_.*|seed|clip_grad"
+    r"|distributed_.*|optimizer.*|override_opt_param_scheduler|attention_backend|transformer_impl"
+    r"|.*dropout.*|.*loss.*|rotary_.*|rope_.*|yarn_.*|mscale.*|beta_(fast|slow)"
+    r"|original_max_position_embeddings|position_embedding_type|.*epsilon|max_position_embeddings"
+    r"|seq_length|moe_(?!ffn|shared|layer_freq|router_topk$|latent).*|manual_gc.*|tensorboard.*"
+    r"|wandb.*|num_workers|profile.*|timing.*|cuda_graph.*|enable_(?!hyper).*|te_.*|accumulate_.*"
+    r"|grad_reduce.*|attention_softmax_in_fp32|apply_.*|initial_.*|hysteresis|mock.*|sgd.*|muon.*"
+    r"|deterministic_mode|async.*|cpu_.*|finetune|reset_.*|eod.*|exp_.*|inprocess.*|nccl.*"
+    r"|delay.*|rampup.*|check_.*|account.*|first_last.*|num_layers_at_.*|num_virtual.*|main_.*"
+    r"|high_priority.*|ddp.*|ema.*|(cp|tp)_comm_.*|empty_unused_memory_level|rerun_.*|straggler.*"
+    r"|result_rejected.*|error_injection.*|replication.*|export_.*|trust_remote_code|qk_l2_norm"
+    r"|activation_func_clamp_value|glu_linear_offset|standalone_embedding_stage|lazy_mpu_init"
+    r"|adlr_.*|align_.*|local_rank|nproc_per_node|nnodes|node_rank|master_(addr|port)|rdzv_.*)$"
+)
 
 
 def architecture(given: ArchitectureLike) -> Architecture:
@@ -182,3 +217,179 @@ def _from_torchtitan(text: str, place: str) -> Architecture:
     if isinstance(length, bool) or not isinstance(length, int):
         raise UsageError(f"{place}: training.seq_len: expected a whole number, got {length!r}")
     return replace(found, sequence=length)
+
+
+def from_megatron(text: str, place: str) -> Architecture:
+    """Read arguments; `place` names them in messages."""
+    config = Fields(dict(_flags(text, place)), place)
+    heads, hidden = config.heads_and_hidden()
+    is_swiglu = config.flag("swiglu", False)
+    # Megatron's own default: 4 times the width, or two thirds of it with SwiGLU.
+    usual = int(4 * hidden * 2 / 3 / 64) * 64 if is_swiglu else 4 * hidden
+    ffn = config.whole("ffn_hidden_size", default=usual)
+    norm = config.held.get("normalization", "LayerNorm")
+    config.known.update(("normalization", "squared_relu"))
+    kind = config.held.get("position_embedding_type", "learned_absolute")
+    is_rotary = config.flag("use_rotary_position_embeddings", False)
+    is_learned = kind == "learned_absolute" and not is_rotary
+    learned = config.whole("max_position_embeddings", "seq_length")
+    has_bias = not config.flag("disable_bias_linear", False)
+    has_qkv_bias = config.flag("add_qkv_bias", False)
+    groups = heads
+    if config.flag("group_query_attention", "num_query_groups" in config.held):
+        groups = config.whole("num_query_groups", default=1)
+    else:
+        config.known.add("num_query_groups")
+    window, full_every = _window(config)
+    softmax = config.held.get("softmax_type", "vanilla")
+    config.known.add("softmax_type")
+    if softmax not in ("vanilla", "off-by-one", "learnable"):
+        raise UsageError(
+            f"{place}: softmax_type: expected vanilla, off-by-one or learnable, got "
+            f"{shown(softmax)}"
+        )
+    model = Architecture(
+        name=Path(place).stem,
+        layers=config.whole("num_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=groups,
+        head_dim=config.whole("kv_channels", default=hidden // heads),
+        ffn=ffn,
+        vocab=_vocabulary(config),
+        sequence=config.whole("seq_length", default=learned),
+        is_gated=config.flag("quick_geglu", False) or is_swiglu,
+        is_tied=not config.flag("untie_embeddings_and_output_weights", False),
+        biases="all" if has_bias else "qkv" if has_qkv_bias else "none",
+        norm="rms" if norm == "RMSNorm" else "layer",
+        has_query_key_norm=config.flag("qk_layernorm", False)
+        and "multi_latent_attention" not in config.held,
+        has_sinks=softmax == "learnable",
+        positions="learned" if is_learned else "none" if kind == "none" else "rotary",
+        learned_positions=learned if is_learned else 0,
+        window=window,
+        full_every=full_every,
+        mla=_mla(config),
+        moe=_moe(config, ffn, has_bias),
+        mtp_layers=config.whole("mtp_num_layers", default=0),
+    )
+    config.check_rest(_HARMLESS)
+    return model
+
+
+def _flags(text: str, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield flags and values; a comment ends a line, and a flag without a value is true.
+
+    Of a command line, the flags of the script count: those behind the last word in .py.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise UsageError(f"{place}: expected Megatron's arguments: {error}") from None
+    scripts = [index for index, word in enumerate(words) if word.endswith(".py")]
+    words = words[scripts[-1] + 1 :] if scripts else words
+    if not any(word.startswith("--") for word in words):
+        raise UsageError(f"{place}: expected Megatron's arguments such as --num-layers 32")
+    name, values = "", list[str]()
+    for word in [*words, "--"]:
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if name:
+            value = " ".join(values)
+            is_whole = value.isascii() and value.isdigit()
+            truth = {"": True, "true": True, "false": False}.get(value.lower(), value)
+            yield name, int(value) if is_whole else truth
+        flag, _, value = word[2:].partition("=")
+        name, values = flag.replace("-", "_"), [value] if value else []
+
+
+def _vocabulary(config: Fields) -> int:
+    """Return the rows of the embedding, padded as Megatron pads them."""
+    divisor = config.whole("make_vocab_size_divisible_by", default=128)
+    divisor *= config.whole("tensor_model_parallel_size", default=1)
+    if padded := config.whole("padded_vocab_size", default=0):
+        config.known.add("vocab_size")
+        return padded
+    usual = _USUAL_TOKENIZER if "merge_file" in config.held else ""
+    kind = config.held.get("tokenizer_type", usual)
+    rows = config.whole("vocab_size", default=TOKENIZER_VOCABULARIES.get(kind, 0))
+    if not rows:
+        raise UsageError(
+            f"{config.place}: expected --vocab-size with it, since a tokenizer's file is not opened"
+        )
+    if kind == "NullTokenizer":
+        rows += 1  # its end-of-document token
+    return -(-rows // divisor) * divisor
+
+
+def _window(config: Fields) -> tuple[int | None, int]:
+    """Return the keys that a query sees, and the step of the layers that see all of them."""
+    config.known.add("window_size")
+    full_every = config.whole("window_attn_skip_freq", default=0)
+    given = config.held.get("window_size")
+    if given is None or full_every == 1:
+        return None, 0
+    # Keys before the query and behind it, such as 127,0 or (127,0).
+    match = re.fullmatch(r"\(?(\d{1,9})[ ,]+0\)?", str(given))
+    if match is None:
+        raise UsageError(
+            f"{config.place}: window_size: expected keys before a query and 0 behind it, such as "
+            f"127,0, got {shown(str(given))}"
+        )
+    return int(match[1]) + 1, full_every
+
+
+def _mla(config: Fields) -> Mla | None:
+    if not config.flag("multi_latent_attention", False):
+        return None
+    return Mla(
+        kv_rank=config.whole("kv_lora_rank", default=32),
+        query_rank=config.whole("q_lora_rank", default=0) or None,
+        nope_dim=config.whole("qk_head_dim", default=128),
+        rope_dim=config.whole("qk_pos_emb_head_dim", default=64),
+        value_dim=config.whole("v_head_dim", default=128),
+    )
+
+
+def _moe(config: Fields, ffn: int, has_bias: bool) -> Moe | None:
+    experts = config.whole("num_experts", default=0)
+    every = config.held.get("moe_layer_freq", 1)
+    is_corrected = config.flag("moe_router_enable_expert_bias", False)
+    config.known.update(("moe_layer_freq", "moe_shared_expert_gate"))
+    if not experts:
+        return None
+    first_dense, every = _moe_pattern(every, config.place)
+    return Moe(
+        experts=experts,
+        top_k=config.whole("moe_router_topk", default=2),
+        ffn=config.whole("moe_ffn_hidden_size", default=ffn),
+        shared_ffn=config.whole("moe_shared_expert_intermediate_size", default=0),
+        has_shared_gate=config.flag("moe_shared_expert_gate", False),
+        has_router_bias=is_corrected or has_bias,
+        first_dense=first_dense,
+        every=every,
+    )
+
+
+def _moe_pattern(given: object, place: str) -> tuple[int, int]:
+    """Return the dense layers at the beginning and the step of layers with experts."""
+    if isinstance(given, int):
+        # Megatron counts from the first layer, which has experts.
+        if given == 1:
+            return 0, 1
+        raise UsageError(f"{place}: moe_layer_freq: expected 1 or a list, got {given}")
+    terms = re.findall(r"\(?\[([01, ]+)\]\)?(?:\s*\*\s*(\d+))?", str(given))
+    pattern = [
+        int(figure)
+        for figures, times in terms
+        for _ in range(int(times or 1))
+        for figure in re.findall("[01]", figures)
+    ]
+    dense = pattern.index(1) if 1 in pattern else len(pattern)
+    if not pattern or 0 in pattern[dense:]:
+        raise UsageError(
+            f"{place}: moe_layer_freq: expected dense layers and then layers with experts, such "
+            f"as ([0]*3+[1]*58), got {shown(str(given))}"
+        )
+    return dense, 1

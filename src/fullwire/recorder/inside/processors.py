@@ -113,7 +113,11 @@ class Processors:
                             if self._is_communicating[thread]:
                                 self._used_ns.setdefault(thread, 0)
                     self._find_computing()
-                    self._find_children()
+                    for thread in {os.getpid(), threading.get_native_id()}:  # that start loaders
+                        with contextlib.suppress(OSError):
+                            with open(f"/proc/self/task/{thread}/children") as found:
+                                children = map(int, found.read().split())
+                            self._children_ns = dict.fromkeys(children, 0) | self._children_ns
                 for thread in self._used_ns:
                     # If the thread has ended, its time up to then stays counted.
                     with contextlib.suppress(OSError):
@@ -131,13 +135,6 @@ class Processors:
                 )
                 if self._children_ns:
                     self._note_children(now_ns)
-
-    def _find_children(self) -> None:
-        """Find processes that this thread or the first one has started."""
-        for thread in {os.getpid(), threading.get_native_id()}:
-            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as found:
-                for child in map(int, found.read().split()):
-                    self._children_ns.setdefault(child, 0)
 
     def _note_children(self, now_ns: int) -> None:
         for child, before_ns in self._children_ns.items():
