@@ -28,6 +28,7 @@ from fullwire.importers.kineto import scan
 from fullwire.run.run import Run
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.words import sentence
+from fullwire.workloads.architecture import Architecture
 from tests.strategies import cases
 from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
 
@@ -223,8 +224,8 @@ def test_a_recorded_microbatch_of_three_is_kept(job: Run, monkeypatch: pytest.Mo
 def sharding(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     """Make the recorded job one that shards its parameters."""
 
-    def changed(run: Run) -> Recognised:
-        found = recognised(run)
+    def changed(run: Run, model: Architecture | None) -> Recognised:
+        found = recognised(run, model)
         return replace(found, layout=replace(found.layout, zero=3, **more))
 
     monkeypatch.setattr("fullwire.answers.plan.recognised", changed)
@@ -233,8 +234,8 @@ def sharding(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
 def on_gpu(job: Run, name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return the recorded job as one of a GPU, whose work takes a thousandth of the time."""
 
-    def changed(run: Run) -> Recognised:
-        found = recognised(run)
+    def changed(run: Run, model: Architecture | None) -> Recognised:
+        found = recognised(run, model)
         quick = {kind: busy_s * 1e-3 for kind, busy_s in found.busy_s.items()}
         return replace(found, busy_s=quick, step_s=1e-3 * found.step_s)
 
