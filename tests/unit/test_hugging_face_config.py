@@ -1,6 +1,6 @@
 """Configs of Hugging Face: their parameters are the published ones, their windows Transformers'.
 
-Transformers 5.24 counts the same parameters for each config.
+Transformers 5.24 counts the same parameters for those configs that it was asked about, 14 of 20.
 """
 
 from __future__ import annotations
