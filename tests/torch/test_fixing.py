@@ -75,6 +75,18 @@ def test_joined_all_reduces_keep_every_bit_where_ranks_read_at_different_places(
     assert "fix joining:1MiB: applied: all-reduces wait for their neighbours, in 2 " in said
 
 
+@pytest.mark.parametrize("generator", ["torchs", "own"])
+def test_batches_loaded_ahead_keep_shuffles_and_dropout_over_several_epochs(generator: str) -> None:
+    """Processes that outlived an epoch made the next one's shuffle another."""
+    job = [sys.executable, UNCOMPILED, str(JOBS / "epochs.py"), generator]
+    plain, fixed = (
+        subprocess.run([*before, *job], capture_output=True, text=True, timeout=100, check=True)
+        for before in ((), (*FULLWIRE, "apply", "input:2", "--"))
+    )
+    assert "fix input:2: applied: num_workers 0 -> 2" in fixed.stderr
+    assert fixed.stdout == plain.stdout != ""
+
+
 def test_a_joined_sum_that_one_rank_alone_reads_comes_at_the_end_too() -> None:
     fixed, _ = told_by(*FULLWIRE, "apply", "joining:1MiB", "--", *JOB, "ending")
     assert fixed == {"total": [3.0, 3.0, 3.0]}

@@ -162,19 +162,25 @@ class Input(FixKind):
 
     def apply(self, setting: str, process: Process) -> None:
         """Give data loaders processes that load ahead, where batches stay the same."""
+        import multiprocessing
+
         import torch
         from torch.utils.data import DataLoader, IterableDataset
 
         def loaded_ahead(given: Mapping[str, Any]) -> Mapping[str, Any]:
             if isinstance(given["dataset"], IterableDataset):
                 process.did("not applied: an iterable data set may repeat samples in each process")
+            elif multiprocessing.current_process().daemon:
+                process.did("not applied: a daemonic process may start no others")
             elif _draws_random_numbers(given["dataset"]):
                 process.did("not applied: the data set draws random numbers, which would change")
             else:
                 before = given.get("num_workers", 0)
                 process.did(f"applied: num_workers {before} -> {setting}")
                 processes, _, ready = setting.partition("x")
-                changed = {"num_workers": int(processes), "persistent_workers": True}
+                # Processes that outlive an epoch would begin the next one without the random number
+                # that the script's loader draws there, and its shuffles would be others.
+                changed: dict[str, Any] = {"num_workers": int(processes)}
                 if ready:
                     changed["prefetch_factor"] = int(ready)
                 if torch.cuda.is_available():
