@@ -519,7 +519,7 @@ def say(sentence):
     if sentence.startswith("before: "):  # it analyses what was recorded
         os.kill(os.getpid(), signal.{name})
 
-found = fw.tune({command!r}, "tuned", steps=12, budget="60s", say=say)
+found = fw.tune({command!r}, "tuned", steps=12, budget="10min", say=say)
 print(len(found.trials), found.recipe)
 """
 
@@ -531,7 +531,7 @@ def test_a_signal_between_two_recordings_ends_a_tuning_with_its_recipe(
     program = TUNING.format(name=name, command=[*JOB, "slow"])
     command = [sys.executable, "-c", program]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     *_, said, last = done.stdout.splitlines()

@@ -101,6 +101,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.alone  # it measures which line a rank waits at
 @pytest.mark.usefixtures("uncompiled")
 def test_a_rank_that_waits_for_its_data_is_late_and_the_line_is_named(tmp_path: Path) -> None:
     """Neither rank computes longer than the other, and both sleep for most of a step."""
