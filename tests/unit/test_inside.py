@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -83,3 +85,33 @@ def test_a_folder_that_is_no_recording_is_refused(tmp_path: Path, cli: Cli) -> N
     assert "expected the folder of a recording that goes on" in refused.stderr
     with pytest.raises(fw.UsageError, match=r"job\.run\.recording"):
         next(watching_recording(tmp_path / "none"))
+
+
+def test_processor_time_of_a_child_that_ended_stays_and_nobody_asks_for_it_again(
+    tmp_path: Path,
+) -> None:
+    """A job may start loading processes in each of thousands of epochs."""
+    job = (
+        "import subprocess, sys, time\n"
+        "from fullwire.recorder.inside import processors\n"
+        "from fullwire.recorder.inside.journal import Journal, Note\n"
+        "processors._EVERY_NS = processors._LIST_EVERY_NS = 0\n"
+        "journal = Journal(sys.argv[1])\n"
+        "noted = []\n"
+        "def note(kind, used_ns, *rest):\n"
+        "    if kind == Note.CHILDREN: noted.append(used_ns)\n"
+        "journal.note = note\n"
+        "own = processors.Processors(journal)\n"
+        "for _ in range(3):\n"
+        "    burns = 'import time\\nwhile time.process_time() < 0.2: pass\\nprint(); input()'\n"
+        "    child = subprocess.Popen([sys.executable, '-c', burns], stdin=-1, stdout=-1)\n"
+        "    child.stdout.readline()\n"
+        "    own.note_if_due()\n"
+        "    child.communicate(b'\\n')\n"
+        "    own.note_if_due()\n"
+        "assert not own._children_ns, own._children_ns\n"
+        "assert 0.6e9 <= sum(noted) < 1.2e9, noted\n"
+    )
+    command = [sys.executable, "-c", job, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -89,8 +89,8 @@ class Processors:
         self._is_communicating: dict[int, bool] = {}
         self._used_ns: dict[int, int] = {}
         self._told_ns = 0, 0  # Notes hold differences, which are small numbers.
-        self._children_ns: dict[int, int] = {}  # By process; one that ended keeps its last time.
-        self._children_told_ns = 0
+        self._children_ns: dict[int, int] = {}  # By process, of those that run.
+        self._ended_ns = self._children_told_ns = 0  # Of those that ended; of all, as noted.
         self._computing: list[int] = []  # Threads beside the one that steps.
         self._delays_ns: dict[int, tuple[int, int]] = {}  # By thread: time running, time waiting.
         self._delay_noted_ns = 0
@@ -137,15 +137,15 @@ class Processors:
                     self._note_children(now_ns)
 
     def _note_children(self, now_ns: int) -> None:
-        for child, before_ns in self._children_ns.items():
-            with contextlib.suppress(OSError):  # it has ended
-                clock_ns = time.clock_gettime_ns((~child << 3) | _OF_A_PROCESS)
-                self._children_ns[child] = max(clock_ns, before_ns)
-        before_ns, self._children_told_ns = (
-            self._children_told_ns,
-            sum(self._children_ns.values()),
-        )
-        self._journal.note(Note.CHILDREN, self._children_told_ns - before_ns, now_ns, 0)
+        """Note their time since the last; one that has ended keeps its last time."""
+        for child in [*self._children_ns]:  # a job may start others in each epoch
+            try:
+                self._children_ns[child] = time.clock_gettime_ns((~child << 3) | _OF_A_PROCESS)
+            except OSError:
+                self._ended_ns += self._children_ns.pop(child)
+        whole_ns = self._ended_ns + sum(self._children_ns.values())
+        self._journal.note(Note.CHILDREN, whole_ns - self._children_told_ns, now_ns, 0)
+        self._children_told_ns = whole_ns
 
     def _find_computing(self) -> None:
         here = threading.get_native_id()
