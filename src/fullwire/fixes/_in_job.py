@@ -7,6 +7,7 @@ happens here. Each process writes what became of each fix as a line into a folde
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import inspect
 import json
@@ -144,7 +145,12 @@ class Outside:
 
     def begin(self) -> None:
         """Listen until the process ends."""
-        sys.addaudithook(self._heard)
+
+        def heard(event: str, values: tuple[Any, ...]) -> None:
+            with contextlib.suppress(Exception):  # it would end the job's own call
+                self._heard(event, values)
+
+        sys.addaudithook(heard)
 
     def _heard(self, event: str, values: tuple[Any, ...]) -> None:
         if event == "open":

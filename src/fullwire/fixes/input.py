@@ -148,7 +148,7 @@ class Input(FixKind):
         """Return the constructor's call."""
         processes, _, ready = setting.partition("x")
         ahead = f", prefetch_factor={ready}" if ready else ""
-        return f"DataLoader(dataset, num_workers={processes}{ahead}, persistent_workers=True)"
+        return f"DataLoader(dataset, num_workers={processes}{ahead})"
 
     def checked(self, setting: str) -> str:
         """Take a number of loading processes, and of the batches that each holds ready."""
