@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import shlex
-import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,14 +44,28 @@ from fullwire.fixes._shared import (
 from fullwire.fixes.fix import fix_kind, fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE, TRIAL_VARIABLE
-from fullwire.recorder.launch import PYTHON_PATH, run_to_its_end
+from fullwire.recorder.launch import ENDING, PYTHON_PATH, run_to_its_end
 from fullwire.units import seconds, shown, visible
 from fullwire.words import sentence
 
+EXPORTS = ("env", "python", "torchrun")
+# The imports of the names that such lines use.
+_IMPORTS = {
+    "os": "import os",
+    "torch": "import torch",
+    "torch.distributed.checkpoint": "import torch.distributed.checkpoint",
+    "dist": "import torch.distributed as dist",
+    "DataLoader": "from torch.utils.data import DataLoader",
+    "DistributedDataParallel": "from torch.nn.parallel import DistributedDataParallel",
+    "fully_shard": "from torch.distributed.fsdp import fully_shard",
+    "init_device_mesh": "from torch.distributed.device_mesh import init_device_mesh",
+    "fullwire": "import fullwire",
+}
+_MADE = re.compile(r"(?P<object>\w+ = \w+\(\w+), (?P<options>.*)\)")  # an object with its options
 NONE = "none"  # in place of fixes: a trial of the job as it is
 _MOST_IN_VAIN = 5  # runs in a row to which no trial came
 # By the user, or by a scheduler for its limit.
-ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+ENDED_BY_USER = tuple(128 + number for number in ENDING)
 Say = Callable[[str], None]
 Notes: TypeAlias = Sequence[Sequence[Mapping[str, Any]]]  # by process
 
@@ -307,22 +320,6 @@ def _notes_of(fix: Applied, told: Notes) -> list[list[str]]:
         if of_fix:
             found.append(of_fix)
     return found
-
-
-EXPORTS = ("env", "python", "torchrun")
-# The imports of the names that such lines use.
-_IMPORTS = {
-    "os": "import os",
-    "torch": "import torch",
-    "torch.distributed.checkpoint": "import torch.distributed.checkpoint",
-    "dist": "import torch.distributed as dist",
-    "DataLoader": "from torch.utils.data import DataLoader",
-    "DistributedDataParallel": "from torch.nn.parallel import DistributedDataParallel",
-    "fully_shard": "from torch.distributed.fsdp import fully_shard",
-    "init_device_mesh": "from torch.distributed.device_mesh import init_device_mesh",
-    "fullwire": "import fullwire",
-}
-_MADE = re.compile(r"(?P<object>\w+ = \w+\(\w+), (?P<options>.*)\)")  # an object with its options
 
 
 def exported(recipe: str | Path, way: str) -> str:

@@ -81,6 +81,7 @@ from fullwire.workloads.stage_memory import GIB
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
 _KINDS = {"ep": "expert", "sp": "sequence"}  # of parallelism that is not recognised
+_SIMILAR = 20  # times as long as modelled: products of a device that is another one than was named
 _MESSAGES = {  # of each degree
     "tp": "messages of tensor parallelism",
     "pp": "transfers between stages",
@@ -298,9 +299,6 @@ def _for_device(
         recorded=known.device.title, device=told.title, is_network_told=known.is_network_told
     )
     return told, known.on(told, precision), [note]
-
-
-_SIMILAR = 20  # times as long as modelled: products of a device that is another one than was named
 
 
 def _known(

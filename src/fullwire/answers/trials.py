@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shlex
@@ -36,7 +37,7 @@ from fullwire.lab.description import LabDescription
 from fullwire.recorder.assemble import Known
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import TRIAL_VARIABLE
-from fullwire.recorder.launch import TOO_LONG, run_to_its_end
+from fullwire.recorder.launch import ENDING, TOO_LONG, run_to_its_end
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
 from fullwire.units import show_time
@@ -51,7 +52,6 @@ _TOLD_APART = 0.0125  # of the step: the deviation of a recording by the scatter
 _RECORDINGS = 22  # of a budget: two of the job as it is, six trials of three, and the last two
 _SLOWER = 3.0  # times as long as a usual recording: a trial that takes longer hangs
 _LEAST_LIMIT_S = 30.0
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MODULE = {"-m", "--module", "-c"}  # the next word names a module, or is a program
 _RECENT = 5  # recordings, whose usual time is that of the next ones
 
@@ -273,13 +273,12 @@ class TrialJob:
         """Return the command with whole paths, where it runs in another folder."""
         if not self._is_elsewhere:
             return list(self.command)
-        program, *rest = self.command
-        before = [program, *rest]
+        program = self.command[0]
         return [
             _whole(program) if os.sep in program else program,
             *(
                 word if last in _MODULE else _whole(word)
-                for last, word in zip(before, rest, strict=False)
+                for last, word in itertools.pairwise(self.command)
             ),
         ]
 
@@ -318,7 +317,7 @@ def interrupts_noted(job: TrialJob) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: signal.getsignal(number) for number in ENDING}
     for number, handler in before.items():
         if number == signal.SIGINT or handler != signal.SIG_IGN:  # as nohup has SIGHUP
             signal.signal(number, interrupted)

@@ -137,9 +137,10 @@ def read_tables(path: Path) -> list[Table]:
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
         text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
         if "osu_" in text:
-            told, *each = (form.search(f"{text} ") for form in (_RANKS, _NODES, _OF_A_NODE))
-            if told is not None or all(each):
-                said = math.prod(int(found[1]) for found in ([told] if told else each) if found)
+            told = [_RANKS.search(f"{text} ")]
+            told = told if all(told) else [_NODES.search(f"{text} "), _OF_A_NODE.search(f"{text} ")]
+            if all(told):
+                said = math.prod(int(count[1]) for count in told if count)
                 ranks = said if 0 < said <= _MOST_RANKS else 0
         if (title := _TITLE.match(text)) is not None:
             what = title[2].lower().removesuffix(" latency")

@@ -28,7 +28,7 @@ _SAMPLER = Path(__file__).parent / "sampler.py"
 TOO_LONG = 124  # the status of a command that was ended at its limit
 # Slurm warns with SIGUSR1 before a job's time is up.
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a user or a scheduler ends a job
 _POLITE_S = 5.0  # between asking a job to end and ending it
 _LOOK_S, _LOOKS = 0.005, 400  # looks are counted: on a stalled machine, a time would run out
 
@@ -139,12 +139,12 @@ def run_to_its_end(
         if number != signal.SIGINT or not _is_before_a_terminal():
             process.send_signal(number)
         of_caller = of_callers[number]
-        if number in _ENDING and callable(of_caller):
+        if number in ENDING and callable(of_caller):
             # It may leave by raising. The job decides how it ends, and we wait for its status.
             with contextlib.suppress(KeyboardInterrupt, SystemExit):
                 of_caller(number, frame)
 
-    signals = (*_ENDING, *_PASSED_ON)
+    signals = (*ENDING, *_PASSED_ON)
     of_callers: dict[int, Any] = {number: signal.getsignal(number) for number in signals}
     for number, of_caller in of_callers.items():
         if of_caller != signal.SIG_IGN:  # as nohup has it
