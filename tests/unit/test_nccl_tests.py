@@ -187,6 +187,28 @@ def test_the_json_of_nccl_tests_is_read(tmp_path: Path) -> None:
     assert "HOME=/root" not in str(run)  # the environment may hold secrets
 
 
+def test_a_cluster_is_fitted_to_that_json_too(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text(json.dumps(a_report()))
+    found = fullwire.fit_cluster([path]).cluster
+    assert (found.nodes, found.devices_per_node) == (2, 1)
+    path.write_text('{"workers": 2, "rows": [{"bytes": 1048576}]}')
+    with pytest.raises(DamagedInput, match=r"JSON of fullwire bench transport: .* `ours_s`"):
+        fullwire.fit_cluster([path])
+
+
+def test_a_cluster_fit_tells_that_osu_prints_no_number_of_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "osu.txt"
+    table = (
+        "# OSU MPI Allreduce Latency Test v7.4\n# Size       Avg Latency(us)\n1048576    250.00\n"
+    )
+    path.write_text(table)
+    with pytest.raises(UsageError, match="osu.txt does not say its number of ranks"):
+        fullwire.fit_cluster([path], devices_per_node=1)
+    path.write_text("+ srun -N2 --ntasks-per-node=4 ./osu_allreduce\n" + table)
+    assert fullwire.fit_cluster([path], devices_per_node=4).cluster.devices == 8
+
+
 def test_rows_of_that_json_that_cannot_be_are_told(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     [row] = a_report()["results"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -21,6 +20,7 @@ from fullwire.collectives.library import FITTED_OPS, USUAL_PROTOCOLS, library_ti
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
 from fullwire.findings.collective import FittedTo, RatesOfTables
+from fullwire.importers import FORMATS
 from fullwire.importers import tables as printed_tables
 from fullwire.importers._tables import Table as Printed
 from fullwire.units import show_bytes, show_rate
@@ -175,8 +175,13 @@ def _shown(path: Path) -> Iterator[_Shown]:
     """Read a file of tables from any of the programs."""
     if not path.is_file():
         raise UsageError(f"cluster fit: expected a file, and {path} is none")
-    found = _of_bench(path) if beginning_of(path).lstrip().startswith(b"{") else None
-    if found is None:
+    beginning = beginning_of(path)
+    benchmarks = (form for form in FORMATS.values() if form.tables)  # nccl-tests writes JSON, too
+    if beginning.lstrip().startswith(b"{") and not any(
+        form.looks_like(beginning).score for form in benchmarks
+    ):
+        found = _of_bench(path)
+    else:
         found = [
             _Shown(
                 table.op,
@@ -196,15 +201,12 @@ def _shown(path: Path) -> Iterator[_Shown]:
             yield shown
 
 
-def _of_bench(path: Path) -> list[_Shown] | None:
-    """Read the output of our own bench; None if it is other JSON, such as that of nccl-tests."""
+def _of_bench(path: Path) -> list[_Shown]:
+    """Read the output of our own bench."""
     try:
         with opened_plain(path) as file:
             bench = msgspec.json.decode(file.read(), type=_Bench)
     except msgspec.MsgspecError as error:
-        with suppress(UsageError):  # it is of neither
-            printed_tables(path)
-            return None
         raise DamagedInput(path, f"expected JSON of fullwire bench transport: {error}") from None
     points = {row.bytes: row.ours_s for row in bench.rows if row.wire == "float32"}
     workers = bench.workers
