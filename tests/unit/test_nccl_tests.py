@@ -203,7 +203,7 @@ def test_a_cluster_fit_tells_that_osu_prints_no_number_of_ranks(tmp_path: Path) 
         "# OSU MPI Allreduce Latency Test v7.4\n# Size       Avg Latency(us)\n1048576    250.00\n"
     )
     path.write_text(table)
-    with pytest.raises(UsageError, match="osu.txt does not say its number of ranks"):
+    with pytest.raises(UsageError, match=r"osu\.txt does not say its number of ranks"):
         fullwire.fit_cluster([path], devices_per_node=1)
     path.write_text("+ srun -N2 --ntasks-per-node=4 ./osu_allreduce\n" + table)
     assert fullwire.fit_cluster([path], devices_per_node=4).cluster.devices == 8
