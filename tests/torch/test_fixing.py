@@ -75,16 +75,29 @@ def test_joined_all_reduces_keep_every_bit_where_ranks_read_at_different_places(
     assert "fix joining:1MiB: applied: all-reduces wait for their neighbours, in 2 " in said
 
 
-@pytest.mark.parametrize("generator", ["torchs", "own"])
-def test_batches_loaded_ahead_keep_shuffles_and_dropout_over_several_epochs(generator: str) -> None:
-    """Processes that outlived an epoch made the next one's shuffle another."""
-    job = [sys.executable, UNCOMPILED, str(JOBS / "epochs.py"), generator]
-    plain, fixed = (
-        subprocess.run([*before, *job], capture_output=True, text=True, timeout=100, check=True)
-        for before in ((), (*FULLWIRE, "apply", "input:2", "--"))
-    )
-    assert "fix input:2: applied: num_workers 0 -> 2" in fixed.stderr
-    assert fixed.stdout == plain.stdout != ""
+OTHER_BATCHES = {
+    "generator": "the data set gives another sample when it is read again",
+    "counter": "the data set gives another sample when it is read again",
+    "file": "the data set holds an open file, whose place loading processes would share",
+    "collated": "the data set draws random numbers, which would change",
+    "sometimes": "the data set draws random numbers, which would change",
+    "lazily": "the sampler draws random numbers between the script's",
+    "own sampler": "the sampler Backwards is the script's own, and would be asked earlier",
+}
+SAME_BATCHES = ("plain", "given", "leaving", "tensors", "epoch")
+
+
+def test_batches_loaded_ahead_are_those_of_the_script_or_the_script_reads_them() -> None:
+    job = [sys.executable, UNCOMPILED, str(JOBS / "epochs.py")]
+    apply = [*FULLWIRE, "apply", "input:2", "--", *job]
+    plain, _ = told_by(*job, *SAME_BATCHES, *OTHER_BATCHES)
+    fixed, said = told_by(*apply, *SAME_BATCHES)
+    assert "fix input:2: applied: num_workers 0 -> 2" in said
+    for way, reason in OTHER_BATCHES.items():
+        told, said = told_by(*apply, way)
+        assert f"fix input:2: not applied: {reason}" in said, (way, said)
+        fixed |= told
+    assert fixed == plain
 
 
 def test_a_joined_sum_that_one_rank_alone_reads_comes_at_the_end_too() -> None:
@@ -233,6 +246,45 @@ def test_a_barrier_waits_for_a_checkpoint_in_the_background(tmp_path: Path) -> N
     assert int(done.stdout) > 100_000_000
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        "print(os.path.getsize('a.pt'))",
+        "print(len(open('a.pt', 'rb').read().replace(bytes(1), b'')))",
+        "os.system(PRINT)",
+        "os.waitpid(os.posix_spawn('/bin/sh', ['sh', '-c', PRINT], {}), 0)",
+        "subprocess.run(['sh', '-c', PRINT])",
+        "print(4 * torch.load('a.pt').count_nonzero().item())",
+        "os.fork() or os.execlp('sh', 'sh', '-c', PRINT); os.wait()",
+        "os.link('a.pt', 'b.pt'); subprocess.run(['sh', '-c', PRINT])",
+        "print(100_000_000, flush=True); os._exit(0)",
+    ],
+)
+def test_a_script_never_meets_a_part_of_a_checkpoint(use: str, tmp_path: Path) -> None:
+    """No byte of its numbers is zero, and a part that is not written yet has zeros."""
+    job = (
+        "import os, subprocess, torch\n"
+        "PRINT = 'tr -d \\\\000 < a.pt | wc -c'\n"
+        "torch.save(torch.full((25_000_000,), 1.7), 'a.pt')\n"
+    )
+    whole = [*FULLWIRE, "apply", "checkpoint:background", "--", *PYTHON_C, job + use]
+    done = subprocess.run(
+        whole, capture_output=True, text=True, timeout=100, check=True, cwd=tmp_path
+    )
+    assert int(done.stdout) >= 100_000_000
+    assert len((tmp_path / "a.pt").read_bytes().replace(bytes(1), b"")) >= 100_000_000
+
+
+def test_two_passes_that_are_used_by_themselves_are_no_accumulation(tmp_path: Path) -> None:
+    apply = [*FULLWIRE, "apply", "accumulation:2", "--", *AS_TORCHRUN_DOES]
+    _, said = told_by(*apply, *together(2, "sharpness.py"))
+    assert "fix accumulation:2: undone: gradients were used or cleared after pass 1, not 2" in said
+    options = ["--steps", "12", "--trials", "1", "--json", "-o", str(tmp_path / "tuned")]
+    tune = [*FULLWIRE, "tune", *options, "--", *AS_TORCHRUN_DOES]
+    found, _ = told_by(*tune, *together(2, "sharpness.py"))
+    assert "accumulation" not in {trial["fix"] for trial in found["trials"]}
+
+
 def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     fixes = "accumulation:4,ddp:find_unused_parameters=False,checkpoint:background,processors:own"
     fixes += ",threads:2"  # sums within an operation may have another order
@@ -242,7 +294,7 @@ def test_accumulated_gradients_are_sent_once_and_checkpoints_behind() -> None:
     assert (plain["finds_unused"], fixed["finds_unused"]) == (True, False)
     assert fixed["saved"]
     assert said.count(": applied: ") >= 4
-    assert "fix accumulation:4: undone: a step came after 2 passes, not 4" in said
+    assert "fix accumulation:4: undone: gradients were used or cleared after pass 2, not 4" in said
 
 
 def test_passes_that_leave_parameters_out_keep_every_bit_without_the_search() -> None:

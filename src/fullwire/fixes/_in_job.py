@@ -186,6 +186,8 @@ class Looking:
     def __init__(self) -> None:
         self.steps = 0
         self._sums = 0
+        self._gradients_of = -1  # the step for which gradients were made and not cleared
+        self._cleared_in = -1  # the step whose gradients were cleared before its end
         self._seen: dict[str, Any] = {"losses": [], "wrote": []}
         self._host_s: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._is_timing = False
@@ -223,8 +225,15 @@ class Looking:
 
         def one_pass(model: Any, given: dict[str, Any]) -> None:
             self._sums += bool(torch.is_grad_enabled() and model.require_backward_grad_sync)
+            if self._cleared_in == self.steps:
+                self._seen["clears_between_passes"] = True
+
+        def cleared(owner: Any, given: dict[str, Any]) -> None:
+            if self._gradients_of == self.steps:
+                self._cleared_in = self.steps
 
         def loss(tensor: Any, given: dict[str, Any]) -> None:
+            self._gradients_of = self.steps
             if len(self._seen["losses"]) < FIRST_LOSSES and tensor.numel() == 1:
                 self._seen["losses"].append(float(tensor.detach()))
 
@@ -233,6 +242,8 @@ class Looking:
         self._before(DataLoader, "__init__", loader)
         self._before(DistributedDataParallel, "forward", one_pass)
         self._before(torch.Tensor, "backward", loss)
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            self._before(owner, "zero_grad", cleared)
         # It writes by C++, of which no audit hook hears.
         self._before(torch, "save", lambda state, given: self._outside.wrote(given.get("f")))
         self._timed(torch, "save", "torch.save")

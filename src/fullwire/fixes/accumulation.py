@@ -42,7 +42,11 @@ class Accumulation(FixKind):
     ) -> Iterator[Worthwhile]:
         """Yield the passes that the job makes with sums in each step of its optimizer."""
         passes = round(seen.sums_per_step)
-        if passes < 2 or abs(seen.sums_per_step - passes) > 0.1 * passes:
+        if (
+            seen.clears_between_passes
+            or passes < 2
+            or abs(seen.sums_per_step - passes) > 0.1 * passes
+        ):
             return
         # Exposed sums go, except for the last pass; the work of sums beside computation goes too.
         gone_s = sending_s(account) * (passes - 1) / passes
@@ -68,8 +72,8 @@ class Accumulation(FixKind):
         """Let DDP send gradients in every so manieth pass.
 
         A step that comes sooner, as at an epoch's end, has its gradients sent before it begins, and
-        before torch clips or unscales them. From then on DDP sends them in each pass again, for a
-        script with such steps may read gradients by code of its own.
+        before torch clips, clears or unscales them. From then on DDP sends them in each pass again,
+        for a script with such steps may read gradients by code of its own.
         """
         import torch
         from torch.nn.parallel import DistributedDataParallel
@@ -97,7 +101,9 @@ class Accumulation(FixKind):
                     _send_now(model)
                     unsent[model] = _AS_IT_IS
                     model.require_backward_grad_sync = True
-                    process.did(f"undone: a step came after {count} passes, not {passes}")
+                    process.did(
+                        f"undone: gradients were used or cleared after pass {count}, not {passes}"
+                    )
 
         def before_it(given: Mapping[str, Any]) -> Mapping[str, Any]:
             send_the_rest()
@@ -106,6 +112,7 @@ class Accumulation(FixKind):
         process.around(DistributedDataParallel, "forward", sent_in_the_last, may_repeat=False)
         readers = [(torch.nn.utils, "clip_grad_norm_"), (torch.nn.utils, "clip_grad_value_")]
         readers += [(torch.nn.utils, "get_total_norm"), (torch.amp.GradScaler, "unscale_")]
+        readers += [(torch.optim.Optimizer, "zero_grad"), (torch.nn.Module, "zero_grad")]
         for owner, name in readers:
             process.around(owner, name, before_it, may_repeat=False)
         optimizers.register_optimizer_step_pre_hook(send_the_rest)

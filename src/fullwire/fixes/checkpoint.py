@@ -7,7 +7,6 @@ import functools
 import inspect
 import io
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
 _WAY = "background"
 _OF_SHARDS = "torch.distributed.checkpoint"
 _SAVES = ("torch.save", f"{_OF_SHARDS}.save")
+# What Python tells before files change their names, are copied, or are read by other processes.
+_GIVES_AWAY = {"os.rename", "os.link", "os.fork", "os.forkpty", "os.exec", "os.spawn"}
+_GIVES_AWAY |= {"os.posix_spawn", "os.system", "subprocess.Popen"}
 
 
 @register
@@ -61,10 +63,11 @@ class Checkpoint(FixKind):
     def apply(self, setting: str, process: Process) -> None:
         """Write the bytes of `torch.save` and of `torch.distributed.checkpoint` behind the steps.
 
-        A file of `torch.save` is opened at once. Loading, renaming and copying files wait for the
-        checkpoints that this thread began. So do the next checkpoint and the end of the process. A
-        barrier waits too: behind it, other ranks may load the file. An error in writing is raised
-        there; at the end it is the exit status.
+        A file of `torch.save` has its length at once. To open a file that is being written waits
+        until it is whole, in the thread that began it. To rename files and to start other processes
+        wait for all checkpoints of the thread. So do the next checkpoint and the end of the
+        process. A barrier waits too: behind it, other ranks may load the file. An error in writing
+        is raised there; at the end it is the exit status.
         """
         import torch
         import torch.distributed as dist
@@ -81,17 +84,25 @@ class Checkpoint(FixKind):
             memory = io.BytesIO()
             save(obj, memory, *args, **kwargs)
             content, file = memory.getbuffer(), io.FileIO(f, "w")
+            if os.path.isfile(f):
+                file.truncate(len(content))  # for a script that looks at its size
             thread = ThreadPoolExecutor(1)
-            writing.began(thread.submit(_write, content, file))
+            writing.began(thread.submit(_write, content, file), f)
             thread.shutdown(wait=False)
             process.did("applied: torch.save writes in a thread")
 
         torch.save = save_behind
-        reads = [(torch, "load"), (os, "rename"), (os, "replace"), (shutil, "copyfile")]
         if dist.is_available():
-            reads += [(dist, "barrier"), (dist, "monitored_barrier")]
-        for owner, name in reads:
-            writing.precedes(owner, name)
+            writing.precedes(dist, "barrier")
+            writing.precedes(dist, "monitored_barrier")
+        sys.addaudithook(writing.heard)
+        end_at_once = os._exit
+
+        def end_whole(status: int) -> None:
+            writing.end()
+            end_at_once(status)
+
+        os._exit = end_whole  # type: ignore[assignment]
 
         def distributed() -> None:
             import torch.distributed.checkpoint as checkpoints
@@ -107,12 +118,13 @@ class _Writing:
     """The checkpoints that are being written, by the thread that began them."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, list[Future[Any]]] = {}
+        self._begun: dict[int, list[tuple[Future[Any], str]]] = {}
         os.register_at_fork(after_in_child=self._begun.clear)  # its parent writes them
 
-    def began(self, written: Future[Any]) -> None:
-        """Take a checkpoint that is written from now on."""
-        self._begun.setdefault(threading.get_ident(), []).append(written)
+    def began(self, written: Future[Any], place: Any) -> None:
+        """Take a checkpoint that is written from now on, to a file or into a folder."""
+        path = os.path.realpath(os.fsdecode(place)) if place is not None else ""
+        self._begun.setdefault(threading.get_ident(), []).append((written, path))
 
     def wait(self) -> None:
         """Wait for the checkpoints of this thread, and raise their first error.
@@ -120,10 +132,23 @@ class _Writing:
         A thread that writes also renames its files, and waits for none.
         """
         begun = self._begun.pop(threading.get_ident(), [])
-        for save in begun:
+        for save, _ in begun:
             save.exception()
-        for save in begun:
+        for save, _ in begun:
             save.result()
+
+    def heard(self, event: str, values: tuple[Any, ...]) -> None:
+        """Wait before this thread opens a checkpoint of its own, or gives files away."""
+        begun = self._begun.get(threading.get_ident())
+        if not begun or (event != "open" and event not in _GIVES_AWAY):
+            return
+        if event == "open":
+            if not isinstance(values[0], str | bytes | os.PathLike):
+                return
+            path = os.path.realpath(os.fsdecode(values[0])) + os.sep
+            if not any(place and path.startswith(place + os.sep) for _, place in begun):
+                return
+        self.wait()
 
     def precedes(self, owner: Any, name: str) -> None:
         """Let a function wait before it begins."""
@@ -140,7 +165,7 @@ class _Writing:
         """Wait for the checkpoints of all threads; a failure is the exit status."""
         while self._begun:
             _, begun = self._begun.popitem()
-            for save in begun:
+            for save, _ in begun:
                 if (error := save.exception()) is not None:  # Python would end with status 0
                     sys.stderr.write(f"fullwire: the last checkpoint is not whole: {error}\n")
                     sys.stderr.flush()
@@ -175,7 +200,7 @@ def _save_shards_behind(checkpoints: Any, writing: _Writing, process: Process) -
                     ranks, backend="gloo", use_local_synchronization=True
                 )
             given["process_group"] = groups[ranks]
-        writing.began(save_async(**given))
+        writing.began(save_async(**given), given.get("checkpoint_id"))
         process.did(f"applied: {_OF_SHARDS}.save writes in a thread")
         return None
 

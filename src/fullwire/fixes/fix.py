@@ -104,6 +104,7 @@ class Seen:
     fsdp: dict[str, Any] | None = None
     loading_processes: int | None = None  # of the data loader; None without one
     sums_per_step: float = 0.0  # passes with DDP's sums, in a step of the optimizer
+    clears_between_passes: bool = False  # of one step: each pass has gradients of its own
     threads: int = 0
     processors: int = 0  # that this process may use
     local_ranks: int = 1

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -39,6 +46,15 @@ _LOADER = {
     ),
 }
 
+_TRIED_S = 60  # within which another process reads a few samples
+_FEW = 16  # samples that are tried, and parts of a list that are looked at
+_DEEP = 4  # parts of parts of a data set, in which an open file is looked for
+_FILE_LIBRARIES = ("h5py", "lmdb", "netCDF4", "sqlite3", "tables")  # their objects share a file
+# Their samplers draw all numbers of an epoch at its begin.
+_KNOWN_SAMPLERS = (
+    *("accelerate", "datasets", "lightning", "lightning_fabric", "pytorch_lightning"),
+    *("torch", "torchdata", "transformers"),
+)
 
 _MOST_LOADERS = 256
 _FEW_LOADERS = 2
@@ -162,55 +178,147 @@ class Input(FixKind):
 
     def apply(self, setting: str, process: Process) -> None:
         """Give data loaders processes that load ahead, where batches stay the same."""
-        import multiprocessing
-
         import torch
-        from torch.utils.data import DataLoader, IterableDataset
+        from torch.utils.data import DataLoader
 
         def loaded_ahead(given: Mapping[str, Any]) -> Mapping[str, Any]:
-            if isinstance(given["dataset"], IterableDataset):
-                process.did("not applied: an iterable data set may repeat samples in each process")
-            elif multiprocessing.current_process().daemon:
-                process.did("not applied: a daemonic process may start no others")
-            elif _draws_random_numbers(given["dataset"]):
-                process.did("not applied: the data set draws random numbers, which would change")
-            else:
-                before = given.get("num_workers", 0)
-                process.did(f"applied: num_workers {before} -> {setting}")
-                processes, _, ready = setting.partition("x")
-                # Processes that outlive an epoch would begin the next one without the random number
-                # that the script's loader draws there, and its shuffles would be others.
-                changed: dict[str, Any] = {"num_workers": int(processes)}
-                if ready:
-                    changed["prefetch_factor"] = int(ready)
-                if torch.cuda.is_available():
-                    changed["pin_memory"] = True
-                return changed
-            return {}
+            if reason := _why_other_batches(given):
+                process.did(f"not applied: {reason}")
+                return {}
+            process.did(f"applied: num_workers {given.get('num_workers', 0)} -> {setting}")
+            processes, _, ready = setting.partition("x")
+            # Processes that outlive an epoch would begin the next one without the random number
+            # that the script's loader draws there, and its shuffles would be others.
+            changed: dict[str, Any] = {"num_workers": int(processes)}
+            if ready:
+                changed["prefetch_factor"] = int(ready)
+            # Pinning makes lists of the tuples that a collate function of the script returns.
+            if torch.cuda.is_available() and given.get("collate_fn") is None:
+                changed["pin_memory"] = True
+            return changed
 
         process.around(DataLoader, "__init__", loaded_ahead)
 
 
-def _draws_random_numbers(dataset: Any) -> bool:
-    """Say whether reading a sample draws random numbers; their states are left as they were."""
-    import random
+def _why_other_batches(given: Mapping[str, Any]) -> str:
+    """Say why loading processes might give a script other batches; "" if they give the same."""
+    import torch
+    from torch.utils.data import IterableDataset
 
+    dataset = given["dataset"]
+    if isinstance(dataset, IterableDataset):
+        return "an iterable data set may repeat samples in each process"
+    if multiprocessing.current_process().daemon:
+        return "a daemonic process may start no others"
+    samplers = [given.get("sampler"), given.get("batch_sampler")]
+    shared = torch.default_generator
+    if given.get("generator") is shared:
+        return "the loader draws its shuffles between the script's random numbers"
+    while samplers:
+        sampler = samplers.pop()
+        kind = type(sampler)
+        if sampler is None or kind in (list, tuple, range):
+            continue
+        if kind.__module__.partition(".")[0] not in _KNOWN_SAMPLERS:
+            return f"the sampler {kind.__name__} is the script's own, and would be asked earlier"
+        if getattr(sampler, "generator", None) is shared:
+            return "the sampler draws random numbers between the script's"
+        samplers += [part for name, part in vars(sampler).items() if name.endswith("sampler")]
+    if _holds_open_file(dataset, _DEEP):
+        return "the data set holds an open file, whose place loading processes would share"
+    return _try_in_a_fork(dataset, _collated_by(given))
+
+
+def _collated_by(given: Mapping[str, Any]) -> Any:
+    """Return the function with which a loader makes a batch of samples."""
+    from torch.utils.data import default_collate
+
+    if given.get("collate_fn") is not None:
+        return given["collate_fn"]
+    is_batched = given.get("batch_size", 1) is not None or given.get("batch_sampler") is not None
+    return default_collate if is_batched else list
+
+
+def _holds_open_file(value: Any, deep: int) -> bool:
+    if type(value).__module__.partition(".")[0] in _FILE_LIBRARIES:
+        return True
+    if isinstance(value, io.IOBase):
+        return not isinstance(value, io.BytesIO | io.StringIO) and not value.closed
+    if isinstance(value, Mapping):
+        parts = list(itertools.islice(value.values(), _FEW))
+    elif isinstance(value, list | tuple):
+        parts = list(value[:_FEW])
+    else:
+        parts = list(getattr(value, "__dict__", {}).values())
+    return deep > 0 and any(_holds_open_file(part, deep - 1) for part in parts)
+
+
+def _try_in_a_fork(dataset: Any, collated_by: Any) -> str:
+    """Read a few samples twice in another process: those of the job stay as they are."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    fork = multiprocessing.get_context("fork")
+    reading = fork.Process(target=_tell, args=(dataset, collated_by, theirs), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads in this process, which the other lacks
+        reading.start()
+    theirs.close()
+    try:
+        if not ours.poll(_TRIED_S):
+            return f"another process could not read a few samples within {_TRIED_S} s"
+        return str(ours.recv())
+    except EOFError:
+        return "another process died as it read a few samples"
+    finally:
+        reading.kill()
+        reading.join()
+        ours.close()
+
+
+def _tell(dataset: Any, collated_by: Any, to: Any) -> None:
     import torch
 
-    if not len(dataset):
-        return False
-    of_numpy: Any = np.random.get_state()
-    states = (random.getstate(), of_numpy, torch.get_rng_state())
+    silent = os.open(os.devnull, os.O_WRONLY)  # what reading prints is not the job's output
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    torch.set_num_threads(1)  # the threads of the other process are not here
     try:
-        dataset[0]
-        now: Any = np.random.get_state()
-        return (
-            random.getstate() != states[0]
-            or now[2:] != of_numpy[2:]
-            or not np.array_equal(now[1], of_numpy[1])
-            or not torch.equal(torch.get_rng_state(), states[2])
-        )
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        few = random.Random(0).sample(range(len(dataset)), min(_FEW, len(dataset)))
+        before = _random_states()
+        batches = [collated_by([dataset[number] for number in few]) for _ in range(2)]
+        if not _are_same(before, _random_states()):
+            to.send("the data set draws random numbers, which would change")
+        elif not _are_same(*batches):
+            to.send("the data set gives another sample when it is read again")
+        else:
+            to.send("")
+    except Exception as error:
+        words = next(iter(str(error).splitlines()), "")
+        to.send(f"another process cannot read and compare samples: {type(error).__name__}: {words}")
+    os.kill(os.getpid(), signal.SIGKILL)  # what runs at the end is the job's
+
+
+def _random_states() -> tuple[Any, ...]:
+    import torch
+
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Say whether two samples are equal to the bit, as far as they can be compared."""
+    import torch
+
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        one, other = (each.reshape(-1).view(torch.uint8).numpy() for each in (one, other))
+    if isinstance(one, np.ndarray) and not one.dtype.hasobject:
+        return bool(one.shape == other.shape and one.tobytes() == other.tobytes())
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(_are_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_are_same, one, other))
+    if one == other or (one != one and other != other):
+        return True
+    return bool(getattr(one, "__dict__", None)) and _are_same(vars(one), vars(other))
