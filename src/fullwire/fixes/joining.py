@@ -274,8 +274,12 @@ class _Joining:
 
     def _hook(self) -> None:
         """Send before optimizers go on; a job without small sums pays for no hook."""
+        import torch
         from torch.optim import optimizer as optimizers
 
+        # A mode costs an operation more than all else here, so scalings are caught before it.
+        for name in (*_SCALINGS, "__itruediv__", "__imul__"):
+            setattr(torch.Tensor, name, self._scaled_later(getattr(torch.Tensor, name)))
         optimizers.register_optimizer_step_pre_hook(self._settle)
         self._is_hooked = True
 
@@ -411,6 +415,20 @@ class _Joining:
         self._settle()
         # Gloo's threads may still hold the last tensors. They abort if Python ends before them.
         dist.destroy_process_group()
+
+    def _scaled_later(self, scale: Any) -> Any:
+        import torch
+
+        self._uses[scale] = "scaling"
+
+        @functools.wraps(scale)
+        def called(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            is_waiting = self._waiting and args and type(tensor) is torch.Tensor
+            if is_waiting and self._is_put_off(scale, (tensor, *args), kwargs):
+                return tensor
+            return scale(tensor, *args, **kwargs)
+
+        return called
 
     def _after_sending(self, function: Any) -> Any:
         @functools.wraps(function)
