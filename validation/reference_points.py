@@ -4,9 +4,14 @@
 
 A point is a batch, and the mean that several runs needed to reach the target. The script
 takes, for each benchmark, the round with the most batches, the latest of several. It leaves out one
-batch after the other and predicts it from the rest. A benchmark needs three batches. The last line
-is JSON: benchmarks, points, median and 90th percentile of the relative error, and its median over
-the largest batches. `coverage` is the share of points in their 90 % interval.
+batch after the other and predicts it from the rest. A benchmark needs three batches. Then each pair
+of batches that differ by 2 to 8 times predicts those at over twice the larger, or under half of the
+smaller one.
+
+The last line is JSON: benchmarks, points, median and 90th percentile of the relative error, and its
+median over the largest batches. `coverage` is the share of points in their 90 % interval.
+`coverage_beyond` is that of the pairs, as a mean over benchmarks: one of many batches has many
+pairs.
 
 The unit differs between benchmarks: epochs, samples, tokens, and once steps. A curve that falls
 clearly as the batch grows counts steps, which times the batch are samples. Points of one benchmark
@@ -16,21 +21,24 @@ in two units lie far apart, and each unit has a curve of its own.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from fullwire.convergence.batches import Point, fit_batches
+from fullwire.convergence.batches import BatchLaw, Point, fit_batches
 from fullwire.errors import DamagedInput
 from validation import arguments, results
 
 FEWEST = 3  # batches
 FALLING = -0.2  # the slope of log samples by log batch; true samples never fall
 OTHER_UNIT = 20.0  # times: no benchmark's samples grow so much from one point to the next
+_PAIR, _BEYOND = (2.0, 8.0), 2.0  # times: how far two batches are apart, and others from both
 COLUMNS = ("suite", "benchmark", "batch", "n", "olympic_mean", "std")
 
 Curve: TypeAlias = tuple[Point, ...]
@@ -118,23 +126,47 @@ def _in_samples(curve: Curve) -> Curve:
 
 def left_out(curve: Curve, benchmark: str) -> list[LeftOut]:
     """Predict each point of a curve from the others."""
-    found = []
-    for point in curve:
-        law = fit_batches([other for other in curve if other is not point])
-        ends = law.samples(np.array([point.batch]), variance=point.variance)
-        middle, low, high = (float(end[0]) for end in ends)
-        found.append(
-            LeftOut(
-                benchmark=benchmark,
-                batch=point.batch,
-                true=point.samples,
-                predicted=middle,
-                low=low,
-                high=high,
-                is_largest=point is curve[-1],
-            )
+    return [
+        _predicted(
+            fit_batches([other for other in curve if other is not point]), point, curve, benchmark
         )
+        for point in curve
+    ]
+
+
+def beyond(curve: Curve, benchmark: str) -> list[LeftOut]:
+    """Predict, from each two points of a curve, those that lie far beyond both."""
+    found = []
+    for first, second in itertools.combinations(curve, 2):
+        if not _PAIR[0] <= second.batch / first.batch <= _PAIR[1]:
+            continue
+        law = fit_batches([first, second])
+        found += [
+            _predicted(law, point, curve, benchmark)
+            for point in curve
+            if point.batch > _BEYOND * second.batch or point.batch < first.batch / _BEYOND
+        ]
     return found
+
+
+def _predicted(law: BatchLaw, point: Point, curve: Curve, benchmark: str) -> LeftOut:
+    ends = law.samples(np.array([point.batch]), variance=point.variance)
+    middle, low, high = (float(end[0]) for end in ends)
+    return LeftOut(
+        benchmark=benchmark,
+        batch=point.batch,
+        true=point.samples,
+        predicted=middle,
+        low=low,
+        high=high,
+        is_largest=point is curve[-1],
+    )
+
+
+def coverage_beyond(of_curves: Mapping[str, Curve]) -> float:
+    """Return the share of `beyond` inside their intervals, as a mean over benchmarks."""
+    far = [beyond(curve, name) for name, curve in of_curves.items()]
+    return float(np.mean([np.mean([each.is_inside for each in those]) for those in far if those]))
 
 
 def main() -> None:
@@ -143,7 +175,8 @@ def main() -> None:
     taken.add_argument("points", type=Path)
     taken.add_argument("--json", action="store_true", help="print the last line only")
     asked = taken.parse_args()
-    of_benchmarks = {name: left_out(curve, name) for name, curve in curves(asked.points).items()}
+    of_curves = curves(asked.points)
+    of_benchmarks = {name: left_out(curve, name) for name, curve in of_curves.items()}
     found = [each for those in of_benchmarks.values() for each in those]
     if not found:
         raise DamagedInput(asked.points, f"expected a benchmark with {FEWEST} batches, found none")
@@ -157,6 +190,7 @@ def main() -> None:
         "leave_one_out_p90": spread["p90"],
         "largest_batch_median": float(np.median(largest)),
         "coverage": sum(each.is_inside for each in found) / len(found),
+        "coverage_beyond": coverage_beyond(of_curves),
     }
     if not asked.json:
         for each in found:

@@ -31,6 +31,17 @@ def test_larger_batches_need_no_fewer_samples_and_are_less_sure() -> None:
     assert (np.diff(high / low) > 0).all()
 
 
+def test_the_law_itself_is_less_sure_beyond_the_recorded_batches() -> None:
+    """An exact critical batch leaves the points, one new run, and the law's own error."""
+    law = fit_batches([of_law(100), of_law(200)], Critical(batch=100, factor=1))
+    middle, low, high = law.samples(np.array([12.5, 100.0, 150.0, 200.0, 1600.0]))
+    width = np.log(high / low)
+    assert width[1:4] == pytest.approx(width[1])  # between them it is not
+    assert width[0] == pytest.approx(width[4])
+    assert width[0] > 2 * width[1]
+    assert middle == pytest.approx([of_law(b).samples for b in (12.5, 100, 150, 200, 1600)])
+
+
 def test_many_batches_agree_with_few() -> None:
     law = fit_batches([of_law(10), of_law(40)])
     many = law.samples(np.geomspace(10, 1000, 500))[0]
@@ -68,6 +79,7 @@ def test_mlperfs_points_are_predicted_from_their_neighbours(shared_data: Path) -
     ]
     assert np.median([abs(each.error) for each in found]) < 0.04
     assert 0.88 <= np.mean([each.is_inside for each in found]) <= 0.97
+    assert 0.90 <= reference_points.coverage_beyond(curves) <= 0.95
 
 
 def test_points_in_two_units_and_in_steps_become_curves_in_samples(tmp_path: Path) -> None:

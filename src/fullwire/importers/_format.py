@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import opened_plain
+from fullwire.files import name_of, opened_plain
 from fullwire.importers._encodings import BrokenMessageError
 from fullwire.units import shown
 
@@ -104,18 +106,50 @@ def read_metrics(
     without: str,
 ) -> Run:
     """Read metrics, each file up to a damaged piece, as a run; refuse files without any."""
-    rows: list[MetricRow] = []
+    rows_of: dict[Path, list[MetricRow]] = {}
     problems: list[str] = []
     for path in paths:
+        rows = rows_of.setdefault(Path(os.path.abspath(path)).parent, [])
         try:
             with opened_plain(path) as file:
                 for of_piece in rows_in(file):
                     rows += of_piece
         except BrokenMessageError as error:
             problems.append(f"{path.name}: read up to a damaged {piece}: {error}")
-    if not rows:
+    if not any(rows_of.values()):
         raise DamagedInput(paths[0], f"expected {wanted}; {problems[0] if problems else without}")
-    return run_of_metrics(paths[0], rows, problems)
+    return run_of_metrics(paths[0], named_by_folder(rows_of), problems)
+
+
+def named_by_folder(rows_of: Mapping[Path, Sequence[MetricRow]]) -> list[MetricRow]:
+    """Return the rows of all folders; a metric that several of them have is named after each.
+
+    Such a name is the folder, as seen from the folder around them all, and the metric behind it.
+    """
+    own = [
+        (folder, name)
+        for folder, rows in rows_of.items()
+        for name in dict.fromkeys(row[1] for row in rows)
+    ]
+    holders = Counter(name for _, name in own)
+    top = os.path.commonpath(rows_of)
+    full_names: dict[tuple[Path, str], str] = {}
+    taken: dict[str, Path] = {}
+    for folder, name in own:
+        below = name_of(folder.relative_to(top).as_posix())
+        full_name = f"{below}/{name}" if holders[name] > 1 else name
+        other = taken.setdefault(full_name, folder)
+        if other != folder:
+            raise UsageError(
+                f"{top}: expected a name for each metric, got {shown(full_name)} from "
+                f"{shown(name_of(other))} and from {shown(name_of(folder))}: name one of the two"
+            )
+        full_names[folder, name] = full_name
+    return [
+        (step, full_names[folder, name], value, time_ns)
+        for folder, rows in rows_of.items()
+        for step, name, value, time_ns in rows
+    ]
 
 
 def run_of_metrics(source: Path, rows: Sequence[MetricRow], problems: Sequence[str]) -> Run:

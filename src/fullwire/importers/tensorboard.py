@@ -6,6 +6,10 @@ A file is a row of records: length, its checksum, an event, its checksum (CRC-32
 first event names the format. A scalar is a plain number in older files, and a tensor with one
 number in newer ones. All else, such as images and histograms, is passed over.
 
+Files of one folder are one run of TensorBoard, as of a job that was started again. Jobs often write
+their training and their validation to two folders, under the same name. Then the name of the folder
+comes first, as TensorBoard shows it: `train/loss` and `validation/loss`.
+
 A run of these files has metrics and no steps of its own. It is the curve of another run:
 `whatif job.run --curve runs/large --target 'loss<=0.3'`.
 """
