@@ -121,6 +121,8 @@ nb::dict work_of(const fullwire::KinetoScanner& scanner) {
     found["start_ns"] = column(from.start_ns);
     found["duration_ns"] = column(from.duration_ns);
     found["correlation"] = column(from.correlation);
+    found["operation"] = column(from.operation);
+    found["launch"] = column(from.launch);
     found["name"] = column(from.name);
     found["device"] = column(from.device);
     found["stream"] = column(from.stream);

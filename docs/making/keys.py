@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 PARTS = {  # of the account
     "compute": "Time in which the rank computes and nothing slows it down.",
-    "contention": "Computing that took longer because communication or others share processors.",
+    "contention": "Computing that took longer because others share its processors or device.",
     "line_rate": "Waiting for bytes at the line rate of the links.",
     "latency": "Waiting for messages that are too small for the line rate to matter.",
     "transport": "Waiting for bytes beyond what the line rate and latency explain.",

@@ -284,6 +284,15 @@ bool is_mark(std::string_view name) {
            is_of_a_library(name);
 }
 
+// FNV-1a of a value, which goes on from that of the values before it.
+std::uint64_t digest(std::string_view raw, std::uint64_t before) {
+    std::uint64_t found = before ? before : 0xcbf29ce484222325;
+    for (const char c : raw) {
+        if (!is_space(c)) found = (found ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    }
+    return found;
+}
+
 // The elements of the first tensor in [[2, 3], [], ...]; none for [[], ...], a scalar or absent one.
 std::int64_t first_elements(std::string_view raw) {
     if (!starts_with(raw, "[[")) return kAbsent;
@@ -486,6 +495,8 @@ void KinetoScanner::keep(Event& event) {
         return;
     }
     std::int64_t correlation = kAbsent;
+    std::int64_t operation = kAbsent;
+    std::uint64_t launch = 0;
     std::int32_t device = -1, stream = -1;
     bool is_collective = false;
     if (!event.args.empty() && event.args.front() == '{') {
@@ -494,6 +505,9 @@ void KinetoScanner::keep(Event& event) {
             if (key == "correlation") correlation = whole_number(value);
             else if (key == "device") device = small_number(value);
             else if (key == "stream") stream = small_number(value);
+            else if (key == "External id") operation = whole_number(value);
+            else if (key == "grid" || key == "block" || key == "shared memory")
+                launch = digest(value, digest(key, launch));
             else if (key == "Collective name") is_collective = true;
             return true;
         });
@@ -512,6 +526,8 @@ void KinetoScanner::keep(Event& event) {
     work.start_ns.push_back(*start);
     work.duration_ns.push_back(*duration);
     work.correlation.push_back(correlation);
+    work.operation.push_back(operation);
+    work.launch.push_back(static_cast<std::int64_t>(launch));
     work.name.push_back(names.number(unquoted(event.name)));
     work.device.push_back(device >= 0 ? device : last_number(event.process));
     work.stream.push_back(stream >= 0 ? stream : last_number(event.thread));

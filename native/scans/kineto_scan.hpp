@@ -3,7 +3,7 @@
 // A trace is one JSON object whose "traceEvents" hold nearly all of its bytes. Four kinds of event
 // are kept: work on a device, the calls that launched it, operators on the processor, and marks
 // (steps, optimizers, loading of data, collectives); all else is passed over without being decoded.
-// What is kept takes some 50 bytes an event. Nothing is recursive, and no value is kept in the
+// What is kept takes some 60 bytes an event. Nothing is recursive, and no value is kept in the
 // buffer that is longer than `most_value_bytes`, so neither depth nor size of what is hostile
 // matters. Text stays as it is escaped in the file, each once: Python decodes a few hundred names.
 //
@@ -43,6 +43,8 @@ enum class Work : std::uint8_t { kernel, copy, fill };
 
 struct DeviceWork {
     std::vector<std::int64_t> start_ns, duration_ns, correlation;
+    std::vector<std::int64_t> operation;  // the operator behind it, by its External id
+    std::vector<std::int64_t> launch;     // a digest of its grid, block and shared memory, or 0
     std::vector<std::int32_t> name, device, stream, note;  // a row of Notes, or -1
     std::vector<std::uint8_t> kind;
 };

@@ -187,6 +187,39 @@ def test_the_json_of_nccl_tests_is_read(tmp_path: Path) -> None:
     assert "HOME=/root" not in str(run)  # the environment may hold secrets
 
 
+def split(groups: tuple[int, ...], *, is_json: bool) -> str:
+    """Return an output of NCCL_TESTS_SPLIT: the group of each rank, two ranks on a host."""
+    if is_json:
+        device = a_report()["config"]["devices"][0]
+        devices = [
+            device | {"rank": rank, "group": group, "hostname": f"n{rank // 2}"}
+            for rank, group in enumerate(groups)
+        ]
+        return json.dumps(a_report(config={"devices": devices}))
+    head, ranks = HEAD.splitlines(keepends=True), ""
+    for rank, group in enumerate(groups):
+        ranks += f"#  Rank {rank:2} Group {group:2} Pid 7 on n{rank // 2} device 0 [0x00] H100\n"
+    row = "2097152 524288 float sum -1 79.83 26.27 26.27 0 79.35 26.27 26.27 0\n"
+    return "".join([*head[:2], ranks, *head[4:], row, TAIL])
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_ranks_that_a_test_splits_into_groups_are_counted_by_group(
+    tmp_path: Path, is_json: bool
+) -> None:
+    """`NCCL_TESTS_SPLIT="MOD 2"`: the devices of one place on all hosts sum among themselves."""
+    path = tmp_path / "all_reduce.log"
+    path.write_text(split((0, 1, 0, 1, 0, 1, 0, 1), is_json=is_json))
+    [table] = read_tables(path)
+    assert (table.workers, table.nodes, table.is_damaged) == (4, 4, False)
+    assert "its 8 ranks ran as 2 groups of 4 side by side" in table.problems[0]
+    found = fullwire.fit_cluster([path]).cluster
+    assert (found.nodes, found.devices_per_node) == (4, 1)
+    path.write_text(split((0, 0, 0, 1), is_json=is_json))
+    with pytest.raises(DamagedInput, match=r"expected groups of as many ranks .* got 1 on 1, 3 on"):
+        read_tables(path)
+
+
 def test_a_cluster_is_fitted_to_that_json_too(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text(json.dumps(a_report()))

@@ -473,8 +473,13 @@ def _baseline(
         alone_s = usual.alone_s
         if world(run) == 1:
             below, above = _REPEATS, _REPEATS
-        elif usual.crowding.source == "none" and not sums_on_processors(run):
-            below, above = _OFF_ON_DEVICES
+        elif usual.crowding.source == "kernels" or not (
+            usual.crowding.is_told or sums_on_processors(run)
+        ):
+            # Kernels that never ran alone may be slowed twice as much as the others, or not at all.
+            left_out_s = (1 - usual.crowding.compared) * usual.crowded_s
+            open_share = left_out_s / alone_s if alone_s else 0.0
+            below, above = (math.hypot(off, open_share) for off in _OFF_ON_DEVICES)
         else:
             below, above = _OFF[usual.crowding.source]
             by_chance = 2 * usual.crowding.scatter / max(usual.crowding.probes, 1) ** 0.5

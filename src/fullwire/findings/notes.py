@@ -10,7 +10,7 @@ import numpy as np
 from fullwire.findings.case import NOTABLE, Case, communicates, computes
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import about_goodput
-from fullwire.findings.sureness import about_others
+from fullwire.findings.sureness import about_kernels, about_others
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run, Spans
 from fullwire.run.usual import (
@@ -451,6 +451,8 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield RanksMissing(recorded=recorded, workers=world(run))
     if is_estimated and world(run) > 1:
         yield BaselineIsEstimated()
+    if world(run) > 1:
+        yield from about_kernels(run, account)
     if len(run.collectives) and world(run) > 1:
         yield from _about_transfers(case, rate_bps)
         missing = missing_tables(run)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import MUCH_BESIDE
-from fullwire.timeline.account import Part, late_ranks, names_others_later
+from fullwire.timeline.account import Account, Part, late_ranks, names_others_later
+from fullwire.timeline.contention import LEAST_COMPARED, compared_kernels
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.
 _FEW_STEPS = 10  # Of a measured job: with fewer, it may still be warming up.
@@ -132,3 +135,41 @@ def about_others(run: Run) -> Iterator[Finding]:
     share = share_of_others(run)
     if share >= MUCH_BESIDE:
         yield OtherWork(share=share)
+
+
+class KernelsWereCompared(Finding):
+    """How contention was estimated from the kernels of a trace."""
+
+    template = (
+        "Contention is estimated from kernels: beside communication they take {longer:.0%} longer "
+        "than the same kernels alone. {compared:.0%} of the time beside communication is in "
+        "kernels that ran both ways. The rest is taken to be slowed alike."
+    )
+
+    longer: float
+    compared: float
+
+
+class KernelsNeverRanAlone(Finding):
+    """Contention is not told, because too few of the kernels beside communication ran alone."""
+
+    template = (
+        "Contention is not known, and counts as compute: {compared:.0%} of the time beside "
+        "communication is in kernels that also ran alone, and {least:.0%} is needed. A trace of "
+        "more steps may have them."
+    )
+
+    compared: float
+    least: float
+
+
+def about_kernels(run: Run, account: Account) -> Iterator[Finding]:
+    """Say how kernels of a device tell contention, or why they do not."""
+    compared = compared_kernels(run)
+    if compared is None or not account.overlapped_ns.any():
+        return
+    if account.crowding.source == "kernels":
+        slowed = np.median([share for _, share in run.facts.kernels_slowed_share or ()])
+        yield KernelsWereCompared(longer=float(slowed / max(1 - slowed, 0.01)), compared=compared)
+    elif compared < LEAST_COMPARED:
+        yield KernelsNeverRanAlone(compared=compared, least=LEAST_COMPARED)

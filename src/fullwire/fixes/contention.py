@@ -15,7 +15,10 @@ _ON_PROCESSORS = (
     "fewer threads (torch.set_num_threads), a processor for communication alone (taskset), larger "
     "buckets, the fullwire backend, or hosts of their own: whatif tells what their links would cost"
 )
-_ON_DEVICES = "fewer channels for sums (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS), or larger buckets"
+_ON_DEVICES = (
+    "NCCL_MAX_CTAS (NCCL_MAX_NCHANNELS before NCCL 2.17), or larger buckets. Measure each: with "
+    "fewer SMs a sum takes longer, so this step is the best case"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +31,16 @@ class NothingInTheWay(Fix):
     kind: str = "contention"
 
 
+class FewerSMsForSums(NothingInTheWay):
+    """Kernels have the device to themselves, as if communication took none of its SMs."""
+
+    template = "fewer SMs or channels for NCCL"
+    place = "settings"
+
+
 @register
 class Contention(FixKind):
-    """Give computation its processors to itself."""
+    """Give computation its processors, or its device, to itself."""
 
     key = "contention"
     label = "no contention"
@@ -48,5 +58,7 @@ class Contention(FixKind):
         """Subtract the contention from the step."""
         found = without_loss(account, account.parts_s[Part.CONTENTION.key], of_one=False)
         if found is not None:
-            setting = _ON_PROCESSORS if sums_on_processors(run) else _ON_DEVICES
-            yield NothingInTheWay(how=setting, forecast=found)
+            if sums_on_processors(run):
+                yield NothingInTheWay(how=_ON_PROCESSORS, forecast=found)
+            else:
+                yield FewerSMsForSums(how=_ON_DEVICES, forecast=found)

@@ -17,6 +17,9 @@ place (src/common.cu there):
 nccl-tests writes a JSON of its own with `-J FILE` (src/util.cu there): one object, with the
 command (`args`), the devices (`config.devices`) and the rows (`results`), each with `out_of_place`
 and `in_place`.
+
+With NCCL_TESTS_SPLIT the ranks are split into groups, which run the test side by side. A table then
+has the ranks and hosts of one group.
 """
 
 from __future__ import annotations
@@ -56,7 +59,10 @@ _MOST_BYTES = 2**50
 _LONGEST_US = 3.6e9
 _LAST_DIGIT = 0.01  # the last printed digit of bandwidths
 _OF_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] ")
-_RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\](.*)")
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d{1,6})(?:\s+Group\s+(\d{1,6}))?\s.*?"
+    r"\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\](.*)"
+)
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _MARK = re.compile(  # the beginning of a line of its own, wherever a launcher's words end
@@ -150,8 +156,8 @@ class _Reading:
         self._has_marks = False  # has lines that begin with #; the last such line is the average
         self._wrong = 0  # wrong values that the test's validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
-        self._hosts: dict[int, str] = {}
-        self._names = set[str]()  # names of the hosts that ranks are on
+        self._devices: dict[int, str] = {}  # by rank
+        self._groups: dict[int, tuple[int, str]] = {}  # each rank's group and host
         self._reduces, self._has_root = False, False
 
     @property
@@ -168,9 +174,9 @@ class _Reading:
             self._columns = _columns(text) or self._columns
             self._has_marks |= text.startswith("#")
             rank = _RANK.match(text)
-            if rank is not None and len(self._hosts) < _MOST_RANKS:
-                self._hosts[int(rank[1])] = rank[3].strip()
-                self._names.add(rank[2])
+            if rank is not None and len(self._devices) < _MOST_RANKS:
+                self._devices[int(rank[1])] = rank[4].strip()
+                self._groups[int(rank[1])] = int(rank[2] or 0), rank[3]
             self._has_end = self._has_end or "Avg bus bandwidth" in text
             if (wrong := _WRONG.match(text)) is not None:
                 self._wrong = int(wrong[1])
@@ -214,27 +220,28 @@ class _Reading:
             widest = max(self._rows, key=lambda row: row.bus_gb_s)
             op = self._op or _op(path.stem)
             is_told = not op
+            listed, nodes, split = _one_group(path, [*self._groups.values()])
             if is_told:
-                op = _op_told(widest, len(self._hosts), self._reduces, self._has_root)
+                op = _op_told(widest, listed, self._reduces, self._has_root)
             told = _ranks_told(op, widest)
-            workers = len(self._hosts) or told or 1
             problems = _problems(self._wrong, self._broken, self._beyond)
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
-            if not self._hosts:
+            problems += split
+            if not listed:
                 by = f"by their bandwidths {told}" if told else "taken for one"
                 problems.append(f"its ranks are not listed: {by}")
-            devices = sorted(set(filter(None, self._hosts.values())))
+            devices = sorted(set(filter(None, self._devices.values())))
             yield Table(
                 op=op,
-                workers=workers,
+                workers=listed or told or 1,
                 device=", ".join(devices[:8]),
                 rows=tuple(self._rows),
                 problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
-                nodes=len(self._names),
+                nodes=nodes,
                 is_damaged=is_damaged,
             )
 
@@ -331,6 +338,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
 
 
 class _Device(msgspec.Struct, gc=False):
+    group: int = 0
     hostname: str | None = ""
     device_info: str | None = ""
 
@@ -403,19 +411,40 @@ def _reported(path: Path, content: bytes) -> list[Table]:
     if not report.end_time:
         problems.append("it ends before its average, so sizes may be missing")
     is_damaged = bool(problems)
-    if not devices:
+    listed, nodes, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
+    problems += split
+    if not listed:
         problems.append("its ranks are not listed")
     return [
         Table(
             op=op,
-            workers=len(devices) or _ranks_told(op, widest) or 1,
+            workers=listed or _ranks_told(op, widest) or 1,
             device=", ".join(sorted({device.device_info or "" for device in devices} - {""})[:8]),
             rows=tuple(rows),
             problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
-            nodes=len({device.hostname for device in devices}),
+            nodes=nodes,
             is_damaged=is_damaged,
         )
     ]
+
+
+def _one_group(path: Path, places: Sequence[tuple[int, str]]) -> tuple[int, int, list[str]]:
+    """Return the ranks and hosts of one group, by each rank's group and host; say if it is split.
+
+    Groups of several sizes are refused: the rows are of all of them at once.
+    """
+    hosts: dict[int, list[str]] = {}
+    for group, host in places:
+        hosts.setdefault(group, []).append(host)
+    sizes = sorted({(len(of_group), len(set(of_group))) for of_group in hosts.values()})
+    if len(sizes) > 1:
+        told = ", ".join(f"{ranks} on {nodes}" for ranks, nodes in sizes[:8])
+        raise DamagedInput(path, f"expected groups of as many ranks and hosts each, got {told}")
+    ranks, nodes = sizes[0] if sizes else (0, 0)
+    if len(hosts) < 2:
+        return ranks, nodes, []
+    split = f"its {len(places):,} ranks ran as {len(hosts):,} groups of {ranks:,} side by side"
+    return ranks, nodes, [f"{split} (NCCL_TESTS_SPLIT), and is read as one of them"]
 
 
 def _problems(wrong: int, broken: int, beyond: int) -> list[str]:

@@ -73,7 +73,7 @@ def fact_rows(run: Run) -> list[list[str]]:
     from fullwire.run.facts import REGISTRY
 
     shows: Mapping[str, Callable[[float], str]]
-    shows = {"bit/s": show_rate, "s": show_time, "B": show_bytes}
+    shows = {"bit/s": show_rate, "s": show_time, "B": show_bytes, "": "{:.3g}".format}
     rows = []
     for name, value in run.facts.known().items():
         unit = REGISTRY[name].unit

@@ -62,6 +62,7 @@ _TIME = Measure("s", most=1e15)
 _OFFSET = Measure("s", least=-1e15, most=1e15)
 _STATUS = Measure(least=-_INT64, most=_INT64 - 1)
 _PAYLOAD = Measure(least=0.001, most=1)  # a packet of one byte has some 80 bytes of headers
+_SHARE = Measure(most=1)
 _PROCESSORS = Measure(most=1e6)
 _FACTOR_OR_0 = Measure(most=1e9)
 _FACTOR = Measure(least=1e-9, most=1e9)
@@ -135,6 +136,13 @@ class Facts:
     )
     before_forward_read_bytes: Pairs | None = fact(
         "bytes that the program's thread read from disks meanwhile", _BYTES_EACH
+    )
+    kernels_slowed_share: Pairs | None = fact(
+        "of the time of a rank's kernels beside communication, what they would not need alone",
+        _SHARE,
+    )
+    kernels_compared_share: Pairs | None = fact(
+        "of that time, the share of kernels that also ran alone", _SHARE
     )
     clock_offset_s: Pairs | None = fact(
         "time added to the wall clock of each rank's machine, as its collectives show", _OFFSET

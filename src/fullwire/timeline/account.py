@@ -68,7 +68,7 @@ class Part(IntEnum):
     """The parts of an account, in the order in which they are shown."""
 
     COMPUTE = 0
-    CONTENTION = 1  # the job's own sums and ranks on its processors, as far as known
+    CONTENTION = 1  # by the job's own sums, and its ranks on its processors, as far as known
     LINE_RATE = 2
     LATENCY = 3
     TRANSPORT = 4
@@ -194,6 +194,7 @@ def account(
     first = np.stack([_by_step(told, steps, latency) for told in ranks])
     length_ns = first.sum(axis=2).mean(axis=0)
     is_typical = usual_steps(length_ns)
+    overlapped_ns = np.stack([told.in_order(steps, told.overlapped_ns) for told in ranks])
     # The share of computing that is caused by contention.
     crowding = crowding_of(
         run,
@@ -201,6 +202,7 @@ def account(
         [told.apart_ns for told in ranks],
         list(first[:, is_typical, Part.COMPUTE]),
         list(first[:, is_typical][:, :, (Part.CODEC, Part.INPUT, Part.HOST)].sum(axis=2)),
+        list(overlapped_ns[:, is_typical]),
     )
     crowded_ns = (first[:, :, Part.COMPUTE] * crowding.shares[:, None]).astype(np.int64)
     first[:, :, Part.COMPUTE] -= crowded_ns
@@ -216,7 +218,7 @@ def account(
         is_whole_trace=is_whole_trace,
         parts_ns=parts_ns,
         excess_ns=excess_ns,
-        overlapped_ns=np.stack([told.in_order(steps, told.overlapped_ns) for told in ranks]),
+        overlapped_ns=overlapped_ns,
         ahead_ns=np.stack([told.in_order(steps, told.ahead_ns) for told in ranks]),
         gaps_ns=np.stack([told.in_order(steps, told.gaps_ns) for told in ranks]),
         gap_count=np.stack([told.in_order(steps, told.gap_count) for told in ranks]),
@@ -242,8 +244,10 @@ def alone_without_contention_s(run: Run) -> float | None:
     An account that was drawn up before is not drawn up again: line rates do not change its T1.
     """
     facts = run.facts
-    is_shared = (facts.workers or 1) > 1 and sums_on_processors(run)
-    if not is_shared or (facts.run_delay_s is None and not len(probe_steps(run))):
+    is_told = facts.kernels_slowed_share is not None
+    if sums_on_processors(run):
+        is_told = is_told or facts.run_delay_s is not None or len(probe_steps(run)) > 0
+    if (facts.workers or 1) < 2 or not is_told:
         return None
     if run not in _ALONE_S:
         account(run, {})

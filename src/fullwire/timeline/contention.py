@@ -11,6 +11,10 @@ for a processor. Computing has the same share of it as of the time in which the 
 is a lower bound, because work beside memory traffic is slower, too.
 
 Other programs also cause run delay. It counts only by the job's own share of the processors' work.
+
+On devices, an imported trace tells how much longer kernels take beside communication than the same
+kernels alone. All computing beside communication is taken to be slowed as much as the kernels that
+ran on both sides. If these are few, contention is not told.
 """
 
 from __future__ import annotations
@@ -27,9 +31,10 @@ from fullwire.run.processors import share_of_others, used_share
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.timeline.timeline import Timeline
 
-CrowdingSource: TypeAlias = Literal["probe steps", "run delay", "none"]
+CrowdingSource: TypeAlias = Literal["probe steps", "run delay", "kernels", "none"]
 
 FEWEST_PROBES = 2  # of a rank, to believe their times
+LEAST_COMPARED = 0.2  # of the time beside communication: kernels that also ran alone
 MOST_DELAYED = 0.9  # of computing: the most that can be waiting for a processor
 
 
@@ -42,6 +47,7 @@ class Crowding:
     alone_s: float = 0.0  # from probe steps: the computing of the middle rank by itself
     probes: int = 0  # of a rank
     scatter: float = 0.0  # of computing, from one probe step to the next
+    compared: float = 1.0  # from kernels: of their time beside communication, those also alone
 
     @property
     def is_told(self) -> bool:
@@ -72,15 +78,32 @@ def crowding_of(
     apart_ns: Sequence[Whole],
     computed_ns: Sequence[Whole],
     outside_ns: Sequence[Whole],
+    overlapped_ns: Sequence[Whole],
 ) -> Crowding:
     """Return the share of contention in computing, from probe steps or else from run delay.
 
     `apart_ns` has each rank's computing in each probe step, and `computed_ns` in each usual step.
     In each usual step, `outside_ns` is the time in which the program packs, reads, or does else.
+    Of `computed_ns`, `overlapped_ns` is beside communication. Devices have only kernels to tell it.
     """
     none = np.zeros(len(ranks))
     facts = run.facts
-    if (facts.workers or 0) < 2 or not sums_on_processors(run):
+    if (facts.workers or 0) < 2:
+        return Crowding("none", none)
+    if facts.kernels_slowed_share is not None:
+        slowed, compared = dict(facts.kernels_slowed_share), compared_kernels(run)
+        if compared is None or compared < LEAST_COMPARED:
+            return Crowding("none", none)
+        usual = float(np.median(list(slowed.values())))  # for ranks whose trace tells none
+        beside = np.array(
+            [
+                overlapped.sum() / max(computed.sum(), 1)
+                for overlapped, computed in zip(overlapped_ns, computed_ns, strict=True)
+            ]
+        )
+        shares = beside * [slowed.get(rank, usual) for rank in ranks]
+        return Crowding("kernels", np.clip(shares, 0.0, 1.0), compared=compared)
+    if not sums_on_processors(run):
         return Crowding("none", none)
     usual_ns = np.array(
         [np.median(lengths_ns) if len(lengths_ns) else 0.0 for lengths_ns in computed_ns]
@@ -117,6 +140,12 @@ def crowding_of(
     ready_ns = np.maximum(delay_ns + _by_rank_ns(facts.run_s, ranks), usual_ns)
     delayed = _own_share(run) * delay_ns / ready_ns
     return Crowding("run delay", np.clip(delayed, 0.0, MOST_DELAYED))
+
+
+def compared_kernels(run: Run) -> float | None:
+    """Return the share of kernels' time beside communication in kernels that also ran alone."""
+    told = run.facts.kernels_compared_share
+    return float(np.mean([share for _, share in told])) if told else None
 
 
 def _by_rank_ns(pairs: Sequence[tuple[float, float]] | None, ranks: Sequence[int]) -> Floats:

@@ -18,7 +18,7 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
         "compute": "The device works on the batch. As a verdict: computation takes longer than on "
         "one worker.",
         "contention": "Computation takes longer because the job's own communication, and its other "
-        "ranks on the host, use the same processors.",
+        "ranks on the host, use the same processors or device.",
         "exposed": "Communication that no computation hides: the rank waits for it.",
         "line rate": "Exposed time that the bytes need at the speed of the links. As a verdict: "
         "the links are full, and the job needs more bandwidth or fewer bytes.",

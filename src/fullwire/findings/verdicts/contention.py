@@ -1,4 +1,4 @@
-"""The verdict where the job slows down its own computation: it shares processors."""
+"""The verdict where the job slows down its own computation, on processors or on a device."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ class ComputationIsCrowded(Finding):
     template = (
         "The job slows down its own computation: communication and other ranks of the same "
         "host cost it {lost.share:.0%} of {lost.whole.named}."
+    )
+
+    lost: Amount
+
+
+class KernelsAreSlowed(Finding):
+    """The time by which kernels of a device take longer beside communication than alone."""
+
+    template = (
+        "The job slows down its own computation: kernels take longer beside communication than "
+        "alone, which costs {lost.share:.0%} of {lost.whole.named}."
     )
 
     lost: Amount
@@ -80,8 +91,10 @@ class Contention(VerdictKind):
     lost_to = "ranks and communication that share processors"
 
     def says(self, case: Case) -> Finding:
-        """Return the time that shared processors cost."""
+        """Return the time that shared processors, or a shared device, cost."""
         lost = case.of_step(case.account.parts_s[Part.CONTENTION.key])
+        if case.account.crowding.source == "kernels":
+            return KernelsAreSlowed(lost=lost)
         if not shares_one_host(case.run):
             return ComputationIsCrowded(lost=lost)
         busiest = next(

@@ -19,6 +19,7 @@ from fullwire.errors import DamagedInput
 from fullwire.files import name_of
 from fullwire.importers.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.importers.kineto.collectives import numbered
+from fullwire.importers.kineto.contention import by_rank
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
@@ -209,6 +210,7 @@ class Job:
         all_known = all(hosts) and [rank for rank, _ in ordered] == list(range(len(ordered)))
         scatter_s = tuple((rank, ns * 1e-9) for rank, ns in sorted(clocks.scatter_ns.items()))
         remarks = [*_about_ranks(dict(ordered)), *_about_clocks(dict(ordered), clocks)]
+        slowing = {rank: each.slowing for rank, each in ordered if each.slowing is not None}
         groups_told, group_names = _groups(ordered)
         sources = ", ".join(map(name_of, paths[:_MOST_NAMED]))
         return Run(
@@ -226,6 +228,8 @@ class Job:
                 device=_listed(outline.device for _, outline in ordered),
                 hosts=",".join(host.replace(",", ".") for host in hosts) if all_known else None,
                 clock_scatter_s=scatter_s if len(ordered) > 1 else None,
+                kernels_slowed_share=by_rank(slowing, "share"),
+                kernels_compared_share=by_rank(slowing, "compared"),
                 remarks="; ".join(remarks) or None,
             ),
             gaps=gaps_of(missing),

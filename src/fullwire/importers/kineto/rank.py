@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from fullwire.importers.kineto import collectives as found_collectives
 from fullwire.importers.kineto.collectives import Found
+from fullwire.importers.kineto.contention import Slowing, slowing_of
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
 from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, MOST_US, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
@@ -59,6 +60,7 @@ class Outline:
     remarks: tuple[str, ...]
     groups: Mapping[str, int]
     group_names: Mapping[str, str]
+    slowing: Slowing | None
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -157,6 +159,11 @@ def _outline(
         remarks=remarks,
         groups=trace.groups,
         group_names=trace.group_names,
+        slowing=slowing_of(
+            trace,
+            (work["kind"] == 0) & (kinds != Known.COMMUNICATES),
+            kinds == Known.COMMUNICATES,
+        ),
     )
 
 

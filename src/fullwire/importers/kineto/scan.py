@@ -1,6 +1,6 @@
 """Read one trace file as columns, be it whole, truncated or hostile, in bounded memory.
 
-A damaged file gives no traceback. The native scanner reads one chunk at a time and keeps some 50
+A damaged file gives no traceback. The native scanner reads one chunk at a time and keeps some 60
 bytes of an event. So a file of 87 MB takes 10 MB. A compressed file is unpacked chunk by chunk.
 """
 
@@ -73,6 +73,7 @@ class Shaped:
     dtype: str
     start_ns: int
     busy_ns: int
+    operation: int  # its External id, which its kernels bear too; -1 where it is unknown
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -206,7 +207,9 @@ class _Shapes:
                 not operator.name.startswith(("aten::", "flash_attn::", "Optimizer."))
                 and operator.name != WAIT
             ) or (within_us > 0 and not _is_optimizer(operator))
-            launched_us = self.kernels_us.get(operator.args.get("External id", -1), 0.0)
+            told = operator.args.get("External id")
+            number = told if isinstance(told, int) else -1
+            launched_us = self.kernels_us.get(number, 0.0)
             own_us = (
                 max(operator.dur - within_us, 0.0) if is_wrapper else launched_us or operator.dur
             )
@@ -217,6 +220,7 @@ class _Shapes:
                 "" if is_wrapper or not isinstance(types, list) else _text((types or [""])[0]),
                 round(operator.ts * 1000),
                 round(own_us * 1000),
+                number,
             )
 
 

@@ -1,0 +1,114 @@
+"""How much longer kernels take beside communication than alone, as one rank's trace shows it.
+
+Kernels are compared with others of the same name, launch (grid, block and shared memory), stream,
+and shapes of the operator behind them, where the trace tells these. A kernel is beside
+communication if kernels that communicate cover most of its time, and alone if they cover none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.importers.kineto.scan import Trace
+from fullwire.run.run import Whole
+
+FEWEST = 3  # kernels of one kind on each side, to believe their medians
+_MOST_SCATTER = 0.25  # of the median, between quartiles alone: with more, their work differs
+_CLOCK_NS = 1_000  # older traces tell whole microseconds, by which quartiles may differ
+_MOST_TIMES = 3.0  # longer or shorter: medians that differ by more are of different work
+
+
+@dataclass(frozen=True, slots=True)
+class Slowing:
+    """How communication slows down the kernels beside it."""
+
+    share: float  # of their time beside communication, which they would not need alone
+    compared: float  # of that time, in kernels that also ran alone
+
+
+def slowing_of(
+    trace: Trace, computes: NDArray[np.bool_], communicates: NDArray[np.bool_]
+) -> Slowing | None:
+    """Compare kernels beside communication with kernels alone; None without communication."""
+    if not communicates.any():
+        return None
+    work = trace.work
+    rows = np.flatnonzero(computes & (work["duration_ns"] > 0))
+    start_ns, length_ns = work["start_ns"][rows], work["duration_ns"][rows]
+    beside_ns = covered_ns(
+        start_ns,
+        start_ns + length_ns,
+        work["start_ns"][communicates],
+        (work["start_ns"] + work["duration_ns"])[communicates],
+    )
+    total_ns = float(beside_ns.sum(dtype=np.float64))
+    if not total_ns:
+        return Slowing(0.0, 1.0)
+    # Number the kernels so that those of one name, launch, stream and shapes share a number.
+    shapes: dict[str, int] = {"": 0}
+    shape_of = {
+        each.operation: shapes.setdefault(each.shapes, len(shapes)) for each in trace.shaped
+    }
+    shape = [shape_of.get(operation, 0) for operation in work["operation"][rows].tolist()]
+    keys = [work["name"][rows], work["launch"][rows], trace.lanes()[1][rows], np.array(shape)]
+    order = np.lexsort(keys)
+    is_new = np.zeros(len(rows), bool)
+    for key in keys:
+        is_new[1:] |= key[order][1:] != key[order][:-1]
+    group = np.empty(len(rows), np.int64)
+    group[order] = np.cumsum(is_new)
+    is_beside = 2 * beside_ns > length_ns
+    chosen = np.flatnonzero((is_beside | (beside_ns == 0)) & (work["launch"][rows] != 0))
+    chosen = chosen[np.lexsort((length_ns[chosen], is_beside[chosen], group[chosen]))]
+    # Each set holds the kernels of one group on one side, the shortest first.
+    number = 2 * group[chosen] + is_beside[chosen]
+    first = np.flatnonzero(np.append([True], number[1:] != number[:-1])[: len(number)])
+    count = np.diff(np.append(first, len(number)))
+    ordered_ns = length_ns[chosen]
+    low_ns, median_ns, high_ns = (
+        (ordered_ns[first + (count - 1) * at // 4] + ordered_ns[first + count * at // 4]) / 2
+        for at in (1, 2, 3)
+    )
+    is_even = high_ns - low_ns <= np.maximum(_MOST_SCATTER * median_ns, _CLOCK_NS)
+    # In a group with both sides, the set alone stands before the set beside communication.
+    numbers, is_enough = number[first], count >= FEWEST
+    alone = np.flatnonzero((numbers[:-1] % 2 == 0) & (numbers[1:] == numbers[:-1] + 1))
+    alone = alone[is_enough[alone] & is_enough[alone + 1] & is_even[alone]]
+    times = median_ns[alone + 1] / median_ns[alone]
+    alone = alone[(times <= _MOST_TIMES) & (times >= 1 / _MOST_TIMES)]
+    groups = numbers[alone] // 2
+    told_ns = float(np.bincount(group, beside_ns * is_beside)[groups].sum())
+    longer_ns = float(((median_ns[alone + 1] - median_ns[alone]) * count[alone + 1]).sum())
+    compared_ns = float(beside_ns[np.isin(group, groups)].sum(dtype=np.float64))
+    share = min(max(longer_ns / told_ns, 0.0), 1.0) if told_ns else 0.0
+    return Slowing(share, min(compared_ns / total_ns, 1.0))
+
+
+def covered_ns(start_ns: Whole, end_ns: Whole, sent_ns: Whole, arrived_ns: Whole) -> Whole:
+    """Return how much of each interval is covered by those of communication together."""
+    order = np.argsort(sent_ns, kind="stable")
+    reached_ns = np.maximum.accumulate(arrived_ns[order])
+    is_new = np.append([True], sent_ns[order][1:] > reached_ns[:-1])
+    begin_ns = sent_ns[order][is_new]
+    until_ns = reached_ns[np.append(np.flatnonzero(is_new)[1:] - 1, len(order) - 1)]
+    before_ns = np.append([0], np.cumsum(until_ns - begin_ns))
+    ends_ns = np.append([np.iinfo(np.int64).min], until_ns)
+
+    def before(time_ns: Whole) -> Whole:
+        place = np.searchsorted(begin_ns, time_ns, side="right")
+        still_ns = np.where(ends_ns[place] > time_ns, ends_ns[place] - time_ns, 0)
+        return np.asarray(before_ns[place] - still_ns, np.int64)
+
+    return before(end_ns) - before(start_ns)
+
+
+def by_rank(
+    slowing: Mapping[int, Slowing], name: Literal["share", "compared"]
+) -> tuple[tuple[int, float], ...] | None:
+    """Return one share of each rank, as facts hold it; None where no rank tells any."""
+    return tuple((rank, getattr(of_rank, name)) for rank, of_rank in slowing.items()) or None
