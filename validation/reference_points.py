@@ -163,10 +163,14 @@ def _predicted(law: BatchLaw, point: Point, curve: Curve, benchmark: str) -> Lef
     )
 
 
-def coverage_beyond(of_curves: Mapping[str, Curve]) -> float:
-    """Return the share of `beyond` inside their intervals, as a mean over benchmarks."""
+def coverage_beyond(of_curves: Mapping[str, Curve]) -> float | None:
+    """Return the share of `beyond` inside their intervals, as a mean over benchmarks.
+
+    It is None where no benchmark has such batches.
+    """
     far = [beyond(curve, name) for name, curve in of_curves.items()]
-    return float(np.mean([np.mean([each.is_inside for each in those]) for those in far if those]))
+    shares = [float(np.mean([each.is_inside for each in those])) for those in far if those]
+    return float(np.mean(shares)) if shares else None
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def test_batches_loaded_ahead_are_those_of_the_script_or_the_script_reads_them()
     for way, reason in OTHER_BATCHES.items():
         told, said = told_by(*apply, way)
         assert f"fix input:2: not applied: {reason}" in said, (way, said)
-        fixed |= told
+        fixed = {**fixed, **told}
     assert fixed == plain
 
 
