@@ -143,9 +143,12 @@ def test_a_simulated_step_is_written_shown_and_compared(cli: Cli, tmp_path: Path
 
 def test_what_each_rank_has_is_shown_in_its_unit() -> None:
     for fact in (each for each in REGISTRY.values() if each.unit.startswith("(rank,")):
-        [[_, shown, _]] = fact_rows(steps_run([1.0], facts={fact.name: ((0.0, 2.0), (1.0, 1.0))}))
         unit = fact.unit.removeprefix("(rank, ").removesuffix(")").replace("bit/s", "bps")
-        assert shown == f"rank 0: 2 {unit}, rank 1: 1 {unit}", fact.name
+        of_one, said = (0.5, "0.5") if unit == "share" else (2.0, f"2 {unit}")
+        last = f"1 {unit}".removesuffix(" share")
+        facts = {fact.name: ((0.0, of_one), (1.0, 1.0))}
+        [[_, shown, _]] = fact_rows(steps_run([1.0], facts=facts))
+        assert shown == f"rank 0: {said}, rank 1: {last}", fact.name
 
 
 def test_facts_are_shown_with_few_digits_and_of_few_ranks_one_by_one() -> None:

@@ -311,3 +311,19 @@ def test_shapes_and_groups_are_free_text(
     )
     with contextlib.suppress(FullwireError), np.errstate(all="raise"):
         assert fw.plan(recorded=odd, to={"tp": 2}).best.step_s > 0
+
+
+def test_degrees_that_are_left_out_stay_as_recorded(
+    steps: dict[str, tuple[Path, dict[str, int], float]],
+) -> None:
+    """Ranks that share the data take the rest of the devices; if none is left, there are more."""
+    job = steps["tp 2 pp 2 dp 1"][0]
+    for to, (tp, pp, dp) in {
+        "pp=1": (2, 1, 2),
+        "tp=1": (1, 2, 2),
+        "dp=2": (2, 2, 2),
+        "tp=4": (4, 2, 1),
+        "microbatch=1": (2, 2, 1),
+    }.items():
+        answer = fw.plan(recorded=job, to=to)
+        assert {(each.tp, each.pp, each.dp) for each in answer.plans} == {(tp, pp, dp)}, to

@@ -344,7 +344,7 @@ def _target(
     if cluster is not None:
         return cluster, nodes
     layout, here = known.recognised.layout, known.cluster
-    together = math.prod(int(to.get(name, 1)) for name in ("tp", "pp", "cp"))
+    together = math.prod(known.split(to).values())
     dp = int(to.get("dp", max(1, layout.devices // together)))
     if here.nodes > 1:
         return here, -(-together * dp // here.devices_per_node)

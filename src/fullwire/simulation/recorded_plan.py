@@ -113,6 +113,11 @@ class Recorded:
             pace=self.pace if self.is_network_told else (1.0, 0.0),
         )
 
+    def split(self, asked: Mapping[str, int | str]) -> dict[str, int]:
+        """Return the degrees that split the model: those asked for, the others as recorded."""
+        layout = self.recognised.layout
+        return {name: int(asked.get(name, getattr(layout, name))) for name in ("tp", "pp", "cp")}
+
     def fixed(self, asked: Mapping[str, int | str], devices: int) -> dict[str, int | str]:
         """Return the degrees of another plan: those that are asked for, the others as recorded.
 
@@ -122,18 +127,17 @@ class Recorded:
         layout = self.recognised.layout
         kept: dict[str, int | str] = {
             "vpp": 1,
-            "cp": layout.cp,
             "ep": 1,
             "recompute": layout.recompute,
             "microbatch": layout.microbatch,
             "zero": layout.zero,
+            **self.split(asked),
             **asked,
         }
-        together = math.prod(int(kept.get(name, 1)) for name in ("tp", "pp", "cp"))
         if "zero" not in asked:
-            if int(kept.get("pp", 1)) > 1 and layout.pp == 1:
+            if int(kept["pp"]) > 1 and layout.pp == 1:
                 kept["zero"] = min(1, layout.zero)
-            if devices == together:
+            if devices == math.prod(self.split(asked).values()):
                 kept["zero"] = 0  # nobody shares with this rank
         if "vpp" not in asked and kept.get("schedule") == "interleaved":
             del kept["vpp"]
