@@ -144,8 +144,8 @@ def test_a_simulated_step_is_written_shown_and_compared(cli: Cli, tmp_path: Path
 def test_what_each_rank_has_is_shown_in_its_unit() -> None:
     for fact in (each for each in REGISTRY.values() if each.unit.startswith("(rank,")):
         unit = fact.unit.removeprefix("(rank, ").removesuffix(")").replace("bit/s", "bps")
-        of_one, said = (0.5, "0.5") if unit == "share" else (2.0, f"2 {unit}")
-        last = f"1 {unit}".removesuffix(" share")
+        # Without a unit it is a share.
+        of_one, said, last = (2.0, f"2 {unit}", f"1 {unit}") if unit else (0.5, "0.5", "1")
         facts = {fact.name: ((0.0, of_one), (1.0, 1.0))}
         [[_, shown, _]] = fact_rows(steps_run([1.0], facts=facts))
         assert shown == f"rank 0: {said}, rank 1: {last}", fact.name
