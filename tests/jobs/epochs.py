@@ -5,6 +5,7 @@ python epochs.py WAY...   each way is a data set, a sampler or a loop of its own
 
 import hashlib
 import json
+import logging
 import random
 import sys
 from typing import Any
@@ -21,6 +22,7 @@ class Numbers(Dataset):  # type: ignore[misc]  # torch may be absent when we che
         self.way, self.epoch, self.read = way, 0, 0
         self.rng = random.Random(5) if way == "generator" else None
         self.file = open(__file__, "rb") if way == "file" else None  # noqa: SIM115
+        self.log = logging.getLogger() if way == "logging" else None
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -57,6 +59,7 @@ def noisy(samples: Any) -> Any:
 
 
 def digest(way: str) -> str:
+    logging.basicConfig()
     torch.manual_seed(1)
     data: Any = Numbers(way) if way != "tensors" else TensorDataset(torch.rand(60, 8))
     given: dict[str, Any] = {"shuffle": True}

@@ -84,7 +84,7 @@ OTHER_BATCHES = {
     "lazily": "the sampler draws random numbers between the script's",
     "own sampler": "the sampler Backwards is the script's own, and would be asked earlier",
 }
-SAME_BATCHES = ("plain", "given", "leaving", "tensors", "epoch")
+SAME_BATCHES = ("plain", "given", "leaving", "tensors", "epoch", "logging")
 
 
 def test_batches_loaded_ahead_are_those_of_the_script_or_the_script_reads_them() -> None:

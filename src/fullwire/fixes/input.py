@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import multiprocessing
 import os
 import random
 import signal
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -248,6 +250,8 @@ def _holds_open_file(value: Any, deep: int) -> bool:
         parts = list(itertools.islice(value.values(), _FEW))
     elif isinstance(value, list | tuple):
         parts = list(value[:_FEW])
+    elif isinstance(value, types.ModuleType | logging.Logger):
+        return False  # they hold files of the process, which no sample is read from
     else:
         parts = list(getattr(value, "__dict__", {}).values())
     return deep > 0 and any(_holds_open_file(part, deep - 1) for part in parts)

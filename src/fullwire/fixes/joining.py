@@ -273,7 +273,7 @@ class _Joining:
         return None
 
     def _hook(self) -> None:
-        """Send before optimizers go on; a job without small sums pays for no hook."""
+        """Put off scalings, and send before optimizers go on; only jobs with small sums pay."""
         import torch
         from torch.optim import optimizer as optimizers
 

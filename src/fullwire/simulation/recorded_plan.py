@@ -124,20 +124,20 @@ class Recorded:
         Stages that the recorded job did not have would gather its sharded parameters for each
         microbatch (ZeRO-3): such a plan shards the optimizer only, unless `zero` is asked for.
         """
-        layout = self.recognised.layout
+        layout, split = self.recognised.layout, self.split(asked)
         kept: dict[str, int | str] = {
             "vpp": 1,
             "ep": 1,
             "recompute": layout.recompute,
             "microbatch": layout.microbatch,
             "zero": layout.zero,
-            **self.split(asked),
+            **split,
             **asked,
         }
         if "zero" not in asked:
             if int(kept["pp"]) > 1 and layout.pp == 1:
                 kept["zero"] = min(1, layout.zero)
-            if devices == math.prod(self.split(asked).values()):
+            if devices == math.prod(split.values()):
                 kept["zero"] = 0  # nobody shares with this rank
         if "vpp" not in asked and kept.get("schedule") == "interleaved":
             del kept["vpp"]
