@@ -29,9 +29,10 @@ settings.register_profile("same", deadline=None, max_examples=CASES, derandomize
 # for validation/generated.py
 settings.register_profile("random", deadline=None, max_examples=CASES, derandomize=False)
 settings.load_profile("same")
-# A plain shell starts background commands with Ctrl-C ignored. The processes of the tests would
-# ignore it too.
+# A plain shell starts background commands with Ctrl-C ignored, and nohup ignores the end of the
+# terminal. The processes of the tests would ignore both too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # If it is set, print writes a word at a time, and the words of a lab's hosts mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
 # The width of the terminal that starts the tests would decide where sentences break.

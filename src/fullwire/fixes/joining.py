@@ -196,8 +196,15 @@ class _Joining:
         self._is_over = self._is_hooked = False
         self._of_modules: Any = None  # the hook, while our mode sees operations
         self._thread = threading.get_ident()
-        self._all_reduce, self._storage = dist.all_reduce, torch.Tensor.untyped_storage
-        self._modes = _python_dispatch._get_current_dispatch_mode_stack
+        self._alike: Any = None  # the type and device of all that wait
+        self._dist, self._all_reduce, self._sum = dist, dist.all_reduce, dist.ReduceOp.SUM
+        self._tensor, self._strided = torch.Tensor, torch.strided
+        self._usual_types = torch.Tensor, torch.nn.Parameter
+        self._storage = torch.Tensor.untyped_storage
+        self._unseen = torch._C._DisableTorchDispatch
+        self._count_modes = torch._C._len_torch_dispatch_stack
+        self._mode_at = torch._C._get_dispatch_stack_at
+        self._before_modules = torch.nn.modules.module.register_module_forward_pre_hook
         joining = self
 
         class Watching(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]
@@ -236,40 +243,39 @@ class _Joining:
     def _put_off(
         self, tensor: Any, op: Any = None, group: Any = None, async_op: bool = False
     ) -> Any:
-        import torch
-        import torch.distributed as dist
-
-        is_sum = op is None or op == dist.ReduceOp.SUM
-        size_bytes = tensor.numel() * tensor.element_size()
-        is_usual = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        is_plain = is_usual and tensor.layout == torch.strided and not tensor.requires_grad
-        is_of_all = is_sum and (group is None or group is dist.group.WORLD)
-        if async_op or not (is_plain and is_of_all and 0 < size_bytes <= self._most_bytes):
+        # A job has thousands of these calls in a second, so each look at torch counts.
+        is_sum = op is None or op == self._sum
+        is_of_all = is_sum and (group is None or group is self._dist.group.WORLD)
+        is_plain = (
+            type(tensor) in self._usual_types
+            and tensor.layout is self._strided
+            and not tensor.requires_grad
+            and 0 < tensor.nbytes <= self._most_bytes
+        )
+        if async_op or not (is_plain and is_of_all):
             self._settle()
-            op = dist.ReduceOp.SUM if op is None else op
-            return self._all_reduce(tensor, op, group, async_op)
-        self._process.did("applied: all-reduces wait for their neighbours")
+            return self._all_reduce(tensor, self._sum if op is None else op, group, async_op)
         if not self._is_hooked:
             self._hook()
-        with torch._C._DisableTorchDispatch():
+        with self._unseen():
             tensor = tensor.detach()  # the script may give its own one other memory
         storage = self._storage(tensor)
         address = storage._cdata
         if self._waiting:
-            first = next(iter(self._waiting.values())).tensor
-            is_alike = (first.dtype, first.device) == (tensor.dtype, tensor.device)
+            is_alike = (tensor.dtype, tensor.device) == self._alike
             is_much = self._waiting_bytes > _AT_ONCE_BYTES
             if not is_alike or is_much or address in self._waiting:
                 self._send()
+        if not self._waiting:
+            self._alike = tensor.dtype, tensor.device
         self._waiting[address] = _Waiting(tensor)
-        self._waiting_bytes += size_bytes
-        modes = self._modes()
+        self._waiting_bytes += tensor.nbytes
+        modes = self._count_modes()
         if not self._sees_all_of(tensor, storage, modes):
             self._send()  # here alone: on another rank it may wait
-        elif not modes:
+        elif modes == 0:
             self._mode.__enter__()
-            module = torch.nn.modules.module
-            self._of_modules = module.register_module_forward_pre_hook(self._settle)
+            self._of_modules = self._before_modules(self._settle)
         return None
 
     def _hook(self) -> None:
@@ -282,16 +288,17 @@ class _Joining:
             setattr(torch.Tensor, name, self._scaled_later(getattr(torch.Tensor, name)))
         optimizers.register_optimizer_step_pre_hook(self._settle)
         self._is_hooked = True
+        self._process.did("applied: all-reduces wait for their neighbours")
 
-    def _sees_all_of(self, tensor: Any, storage: Any, modes: Sequence[Any]) -> bool:
+    def _sees_all_of(self, tensor: Any, storage: Any, modes: int) -> bool:
         """Say whether each reader of this memory goes through our mode."""
         return (
             not self._is_over
             and threading.get_ident() == self._thread
-            and all(mode is self._mode for mode in modes)
+            and (modes == 0 or (modes == 1 and self._mode_at(0) is self._mode))
             and storage._cdata not in self._shared
             # Memory of numpy, of a file or of another library does not grow.
-            and (tensor.device.type != "cpu" or (storage.resizable() and not storage.is_shared()))
+            and (not tensor.is_cpu or (storage.resizable() and not storage.is_shared()))
         )
 
     def _end_for_compiled_code(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -307,18 +314,8 @@ class _Joining:
         if use == "collective":
             self._send()
             return False
-        is_plain = use == "scaling" and not kwargs and args[0].layout == torch.strided
-        if is_plain and isinstance(args[1], int | float):
-            scaled = self._waiting.get(self._storage(args[0])._cdata)
-            if scaled is None:
-                return False
-            tensor = scaled.tensor
-            is_whole = (args[0].shape, args[0].stride()) == (tensor.shape, tensor.stride())
-            if is_whole and tensor.is_floating_point():
-                scaled.scalings.append((func, args[1]))
-                return True
-            self._send()
-            return False
+        if use == "scaling" and not kwargs and isinstance(args[1], int | float):
+            return self._is_scaled_later(func, *args)
         groups = (
             given if isinstance(given, list) else [given] for given in (*args, *kwargs.values())
         )
@@ -331,6 +328,19 @@ class _Joining:
         )
         if is_touched and use != "view":
             self._send()
+        return False
+
+    def _is_scaled_later(self, scale: Any, tensor: Any, number: float) -> bool:
+        """Say whether a scaling waits with its sum; send where it scales another part of one."""
+        waiting = tensor.layout is self._strided and self._waiting.get(self._storage(tensor)._cdata)
+        if not waiting:
+            return False
+        summed = waiting.tensor
+        is_whole = tensor.shape == summed.shape and tensor.stride() == summed.stride()
+        if is_whole and summed.dtype.is_floating_point:
+            waiting.scalings.append((scale, number))
+            return True
+        self._send()
         return False
 
     def _use_of(self, func: Any) -> _Use:
@@ -364,8 +374,7 @@ class _Joining:
         together = [waiting for _, waiting in sent]
         has_another = torch.zeros(1, dtype=dtype, device=device)
         if _sum_of(together) == expected:
-            parts = [waiting.tensor.reshape(-1) for waiting in together]
-            flat = torch.cat([*parts, has_another])
+            flat = torch._C._nn.flatten_dense_tensors([*_tensors(together), has_another])
         else:
             flat = torch.cat([has_another.expand(size), has_another + 1])
         self._all_reduce(flat)
@@ -385,7 +394,7 @@ class _Joining:
         self._all_reduce(agreed, dist.ReduceOp.MIN)
         count = int(agreed)
         together = [waiting for _, waiting in sent[:count]]
-        flat = torch.cat([waiting.tensor.reshape(-1) for waiting in together])
+        flat = torch._C._nn.flatten_dense_tensors(_tensors(together))
         self._all_reduce(flat)
         _share_out(flat, together)
         now = _sum_of(together)
@@ -400,7 +409,7 @@ class _Joining:
 
     def _settle(self, *of_a_hook: Any) -> None:
         # First, for our own operations need no watching.
-        if (modes := self._modes()) and modes[-1] is self._mode:
+        if (modes := self._count_modes()) and self._mode_at(modes - 1) is self._mode:
             self._mode.__exit__(None, None, None)
             self._of_modules.remove()  # it would slow each module of the next forward pass
         if self._waiting:
@@ -417,14 +426,16 @@ class _Joining:
         dist.destroy_process_group()
 
     def _scaled_later(self, scale: Any) -> Any:
-        import torch
-
-        self._uses[scale] = "scaling"
-
         @functools.wraps(scale)
         def called(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            is_waiting = self._waiting and args and type(tensor) is torch.Tensor
-            if is_waiting and self._is_put_off(scale, (tensor, *args), kwargs):
+            if (
+                self._waiting
+                and len(args) == 1
+                and type(args[0]) in (int, float)
+                and type(tensor) is self._tensor
+                and not kwargs
+                and self._is_scaled_later(scale, tensor, args[0])
+            ):
                 return tensor
             return scale(tensor, *args, **kwargs)
 
@@ -459,8 +470,12 @@ class _Joining:
         return called
 
 
+def _tensors(together: Sequence[_Waiting]) -> list[Any]:
+    return [waiting.tensor for waiting in together]
+
+
 def _sum_of(together: Sequence[_Waiting]) -> _Sum:
-    tensors = [waiting.tensor for waiting in together]
+    tensors = _tensors(together)
     elements = sum(tensor.numel() for tensor in tensors)
     return len(tensors), elements, tensors[0].dtype, tensors[0].device
 
@@ -469,14 +484,12 @@ def _share_out(flat: Any, together: Sequence[_Waiting]) -> None:
     """Give each tensor its part of the sum, scaled as the script asked."""
     import torch
 
-    tensors = [waiting.tensor for waiting in together]
+    tensors = _tensors(together)
     first = together[0].scalings
     are_alike = all(waiting.scalings == first for waiting in together)
     for scale, number in first if are_alike else ():
         scale(flat, number)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    views = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-    torch._foreach_copy_(tensors, views)
+    torch._foreach_copy_(tensors, torch._C._nn.unflatten_dense_tensors(flat, tensors))
     for waiting in () if are_alike else together:
         for scale, number in waiting.scalings:
             scale(waiting.tensor, number)
