@@ -739,6 +739,32 @@ def test_loading_ahead_is_predicted_by_what_its_processes_load() -> None:
     assert "num_workers=8" in CAN["input"].in_few_steps(of_idle_host, account)
 
 
+def test_a_batch_from_another_process_takes_time_where_ranks_have_no_more_processors() -> None:
+    """A step of 61 ms waits 37 ms for data, and then two ranks fill two processors.
+
+    Two processes for each rank made it 31.7 ms, not the 24 ms that it computes.
+    """
+    run = a_trained_job(a_transport(), gradients_mib=(1, 2), steps=30)
+    both = Hosts(
+        host=np.array(["a", "a"], object),
+        device=np.array(["cpu0", "cpu1"], object),
+        time_ns=np.full(2, int(np.median(run.spans.start_ns))),
+        utilization=np.array([0.4, 0.4]),
+        memory_bytes=np.array([0, 0]),
+    )
+    facts = dataclasses.replace(run.facts, machines=1, processors=2, workers=2)
+    crowded = dataclasses.replace(run, hosts=both, facts=facts)
+    account: Any = SimpleNamespace(
+        step_s=0.0612, alone_s=0.0612, parts_s={"input": 0.0369, "straggler": 0.0}
+    )
+    seen = Seen(loading_processes=0)
+    [found] = CAN["input"].to_try(crowded, account, seen, None)
+    assert found.step_s == pytest.approx(0.0317, rel=0.1)
+    wide = dataclasses.replace(crowded, facts=dataclasses.replace(facts, processors=64))
+    [found] = CAN["input"].to_try(wide, account, seen, None)
+    assert found.step_s == pytest.approx(0.026, rel=0.02)
+
+
 def test_the_search_for_unused_parameters_has_its_share_of_contention_on_one_host() -> None:
     """Of two sums in a step of 43 ms one is the search's. It gained 13 % on the same machine."""
     parts_s = {"compute": 0.0226, "contention": 0.0067, "latency": 0.0, "transport": 0.0}
