@@ -203,7 +203,7 @@ class _Joining:
         self._tensor, self._strided = torch.Tensor, torch.strided
         self._usual_types = torch.Tensor, torch.nn.Parameter
         self._storage = torch.Tensor.untyped_storage
-        self._unseen = torch._C._DisableTorchDispatch
+        self._same_memory = torch.Tensor._make_subclass  # like detach, but no mode sees it
         self._count_modes = torch._C._len_torch_dispatch_stack
         self._backward_pass = torch._C._current_graph_task_id
         self._mode_at = torch._C._get_dispatch_stack_at
@@ -285,8 +285,8 @@ class _Joining:
         if not self._is_hooked:
             self._hook()
         of_script = tensor
-        with self._unseen():
-            tensor = tensor.detach()  # the script may give its own one other memory
+        # Hold the memory, because the script may give its own tensor other memory.
+        tensor = self._same_memory(self._tensor, tensor)
         storage = self._storage(tensor)
         address = storage._cdata
         if self._waiting:
