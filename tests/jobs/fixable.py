@@ -3,7 +3,8 @@
 - python fixable.py: as scripts usually are.
 - python fixable.py slow: data take longer to read than to learn.
 - python fixable.py stubborn: with a hook of its own, random data, and an iterable data set.
-- python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then.
+- python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then;
+  every third step begins them all before it waits.
 - python fixable.py accumulating: sums in each of four passes, clipping, a checkpoint in each step.
 - python fixable.py sharded [FOLDER]: with FSDP2, and with a checkpoint in each step.
 - python fixable.py choosing: some passes leave parameters out, on one rank or on both.
@@ -104,8 +105,14 @@ def by_hand() -> dict[str, Any]:
         optimizer.zero_grad()
         loss = model(samples()).square().mean()
         loss.backward()
+        begun = []
+        if step % 3 == 2:
+            begun = [dist.all_reduce(each.grad, async_op=True) for each in model.parameters()]
         for number, parameter in enumerate(model.parameters()):
-            dist.all_reduce(parameter.grad)
+            if begun:
+                begun[number].wait()
+            else:
+                dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
             if dist.get_rank() == 0 and step >= 8 and number == step % 12:
                 said.append(float(parameter.grad.sum()))

@@ -104,6 +104,25 @@ def main() -> None:
         told["sums that were expected"] = several[3].tolist() == [1, 1, 1] and SENT == [13]
     told["one agreement for sums that were expected"] = AGREED == [4]
 
+    several = [torch.ones(3) for _ in range(4)]
+    SENT.clear()
+    begun = [dist.all_reduce(each, async_op=True) for each in several]
+    is_unsent = SENT == []
+    for work in begun:
+        work.wait()
+    told["sums that are begun"] = is_unsent and several[0].sum().item() == 6 and len(SENT) == 1
+    told["an end of each"] = all(work.is_completed() for work in begun)
+
+    tensor = torch.ones(3)
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    told["a future"] = future.wait() == [tensor] and tensor.sum().item() == 6
+
+    weight = torch.ones(3, requires_grad=True)
+    weight.register_hook(lambda gradient: dist.all_reduce(gradient, async_op=True))
+    SENT.clear()
+    weight.square().sum().backward()
+    told["a sum beside a backward pass"] = SENT == [3] and weight.grad.tolist() == [4, 4, 4]
+
     dist.destroy_process_group()
     sys.stdout.write(json.dumps({name: bool(value) for name, value in told.items()}))
 

@@ -48,6 +48,7 @@ _JOINED = {
 
 
 _MOST_BYTES = 2**30
+_NONE = -1  # for torch: no backward pass
 _AT_ONCE_BYTES = 2**24  # waiting: more are sent
 _MOST_FOLLOWERS = 64  # expected sums
 _FEW_SHARED = 64  # weak references to shared memory: more are looked through
@@ -173,7 +174,8 @@ class _Joining:
     expected one. If a rank has another, all drop the result and agree after all.
 
     A sum whose readers no mode sees does not wait: memory that numpy or another process has too,
-    threads beside the first, compiled code, and all-reduces within another mode.
+    threads beside the first, compiled code, and all-reduces within another mode. Nor does one that
+    a script begins amidst a backward pass (`async_op`): it travels beside the computation.
     """
 
     def __init__(self, most_bytes: int, process: Process) -> None:
@@ -201,8 +203,9 @@ class _Joining:
         self._tensor, self._strided = torch.Tensor, torch.strided
         self._usual_types = torch.Tensor, torch.nn.Parameter
         self._storage = torch.Tensor.untyped_storage
-        self._unseen = torch._C._DisableTorchDispatch
+        self._same_memory = torch.Tensor._make_subclass  # like detach, but no mode sees it
         self._count_modes = torch._C._len_torch_dispatch_stack
+        self._backward_pass = torch._C._current_graph_task_id
         self._mode_at = torch._C._get_dispatch_stack_at
         self._before_modules = torch.nn.modules.module.register_module_forward_pre_hook
         joining = self
@@ -219,7 +222,30 @@ class _Joining:
                     return args[0]
                 return func(*args, **(kwargs or {}))
 
+        class Begun(dist.Work):  # type: ignore[misc]
+            """An all-reduce that the script began and has yet to wait for; asking it sends it."""
+
+            def __init__(self, tensor: Any) -> None:
+                super().__init__()
+                self._tensor = tensor
+
+            def wait(self, timeout: Any = None) -> bool:
+                joining._settle()
+                return True
+
+            is_completed = is_success = synchronize = block_current_stream = wait
+
+            def result(self) -> list[Any]:
+                self.wait()
+                return [self._tensor]
+
+            def get_future(self) -> Any:
+                future: Any = torch.futures.Future()
+                future.set_result(self.result())
+                return future
+
         self._mode: Any = Watching()
+        self._begun = Begun
 
     def begin(self) -> None:
         """Take the place of torch's functions."""
@@ -252,13 +278,15 @@ class _Joining:
             and not tensor.requires_grad
             and 0 < tensor.nbytes <= self._most_bytes
         )
-        if async_op or not (is_plain and is_of_all):
+        is_beside = async_op and self._backward_pass() != _NONE
+        if is_beside or not (is_plain and is_of_all):
             self._settle()
             return self._all_reduce(tensor, self._sum if op is None else op, group, async_op)
         if not self._is_hooked:
             self._hook()
-        with self._unseen():
-            tensor = tensor.detach()  # the script may give its own one other memory
+        of_script = tensor
+        # Hold the memory, because the script may give its own tensor other memory.
+        tensor = self._same_memory(self._tensor, tensor)
         storage = self._storage(tensor)
         address = storage._cdata
         if self._waiting:
@@ -276,7 +304,7 @@ class _Joining:
         elif modes == 0:
             self._mode.__enter__()
             self._of_modules = self._before_modules(self._settle)
-        return None
+        return self._begun(of_script) if async_op else None
 
     def _hook(self) -> None:
         """Put off scalings, and send before optimizers go on; only jobs with small sums pay."""
