@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fullwire.packets.pattern import Pattern, components, find_pattern
 from fullwire.packets.rhythm import flow_of, rhythm_of
+from fullwire.run.intervals import union
 from fullwire.run.run import Run
 
 Reals = NDArray[np.float64]
@@ -83,11 +84,7 @@ class _Bursts:
 
     def flowed_s(self, until_s: Reals) -> Reals:
         """Return for how long bytes of the job had flowed until each time."""
-        order = np.argsort(self.start_s)
-        start_s, end_s = self.start_s[order], np.maximum.accumulate(self.end_s[order])
-        begins = np.append(True, start_s[1:] > end_s[:-1])
-        first_s, last_s = start_s[begins], end_s[np.append(begins[1:], True)]
-        return np.asarray(np.interp(until_s, *flow_of(first_s, last_s)))
+        return np.asarray(np.interp(until_s, *flow_of(*union(self.start_s, self.end_s))))
 
     def slowed_by(self, other: _Bursts, number: int, step_s: float | None) -> SharedLink | None:
         """Return what another job's bursts cost these, if they are longer beside them."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fullwire.collectives.cost import bus_factor
 from fullwire.packets.edges import median, numbered_pairs
 from fullwire.packets.iterations import FEWEST, Iterations
+from fullwire.run.intervals import covered_ns
 from fullwire.run.run import Messages, Real, Text, Whole
 
 _LEAST_PART = 0.005  # share of the largest collective: a smaller one, like a metric's, is ignored
@@ -292,11 +293,7 @@ def _iterations(
     cells, edges = _by_edge(seen, of, count, hosts)
     busy_ns = []
     for number in np.unique(np.linspace(0, count - 1, _MOST_TIMED).astype(np.int64)).tolist():
-        from_ns, upto_ns = seen.first_ns[of == number], seen.end_ns[of == number]
-        order = np.argsort(from_ns)
-        from_ns, upto_ns = from_ns[order], np.maximum.accumulate(upto_ns[order])
-        reached_ns = np.maximum(from_ns, np.append(from_ns[0], upto_ns[:-1]))
-        busy_ns.append(int(np.maximum(upto_ns - reached_ns, 0).sum()))
+        busy_ns.append(covered_ns(seen.first_ns[of == number], seen.end_ns[of == number]))
     periods_ns = np.diff(begin_ns)[first[1:] == last[:-1] + 1]
     period_ns = float(median(periods_ns if len(periods_ns) else np.diff(begin_ns)))
     return Iterations(

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.clusters.cluster import Ints
 from fullwire.errors import UsageError
+from fullwire.run.intervals import union, within
 from fullwire.run.run import Collectives, Run
 from fullwire.simulation.described_groups import degrees_of, descriptions_of, kind_of_messages
 from fullwire.units import shown
@@ -478,7 +478,7 @@ class _Recognising:
                 by |= self._in_kernels(rank)
             spans = self.run.spans
             mine = (spans.rank == rank) & (spans.lane == "compute") & (spans.step >= 0)
-            work = _joined(spans.start_ns[mine], spans.end_ns[mine])
+            work = union(spans.start_ns[mine], spans.end_ns[mine])
             total_ns = int((work[1] - work[0]).sum())
             is_device = any(name != "operators" for name in set(spans.name[mine].tolist()))
             if is_device:  # marks of the processor say nothing of a device's time
@@ -493,9 +493,9 @@ class _Recognising:
                     for row in np.flatnonzero((table.rank == rank) & (table.step >= 0)).tolist()
                     if self.kind_of(table, row, tokens, hidden, tp) == kind
                 ]
-                sent = _joined(table.issue_ns[rows], table.end_ns[rows])
+                sent = union(table.issue_ns[rows], table.end_ns[rows])
                 length = int((sent[1] - sent[0]).sum())
-                beside = _common_ns(sent, work)
+                beside = int(within(*sent, work).sum())
                 shown_ns[kind] = length - beside
                 if kind == "dp":
                     sums_ns, beside_ns = length, beside
@@ -549,29 +549,3 @@ class _Recognising:
             work = spans.end_ns[mine & (spans.lane == "compute")]
             idle_ns += int(spans.end_ns[mine & is_mark].max(initial=0) - work.max(initial=0))
         return max(0, idle_ns)
-
-
-def _joined(start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
-    """Return intervals as their union."""
-    order = np.argsort(start_ns, kind="stable")
-    start_ns, reached_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
-    if not len(start_ns):
-        return start_ns, reached_ns
-    first = np.flatnonzero(np.append([True], start_ns[1:] > reached_ns[:-1]))
-    return start_ns[first], reached_ns[np.append(first[1:], len(start_ns)) - 1]
-
-
-def _common_ns(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int:
-    """Return how long two unions overlap."""
-    if not len(one[0]) or not len(other[0]):
-        return 0
-
-    def until(time_ns: Ints) -> Ints:
-        """Return how much of the other union lies before each moment."""
-        lengths = np.append([0], np.cumsum(other[1] - other[0]))
-        place = np.searchsorted(other[0], time_ns, side="right")
-        inside = np.where(place > 0, np.minimum(time_ns, other[1][np.maximum(place - 1, 0)]), 0)
-        started = np.where(place > 0, inside - other[0][np.maximum(place - 1, 0)], 0)
-        return np.asarray(lengths[np.maximum(place - 1, 0)] + started)
-
-    return int((until(one[1]) - until(one[0])).sum())

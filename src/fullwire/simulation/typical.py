@@ -29,6 +29,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.compression.codec import named_in
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
+from fullwire.run.intervals import covered_ns
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
@@ -419,8 +420,8 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
         late = np.maximum(start_ns, computed_ns), np.maximum(end_ns, computed_ns)
         packing_ns.append(
             (
-                _covered_ns(np.minimum(start_ns, amidst_end_ns), amidst_end_ns),
-                _covered_ns(*_both(late, sending)) - _covered_ns(*sending),
+                covered_ns(np.minimum(start_ns, amidst_end_ns), amidst_end_ns),
+                covered_ns(*_both(late, sending)) - covered_ns(*sending),
             )
         )
     amidst_ns, late_ns = _medians(np.array(packing_ns)).tolist()
@@ -474,9 +475,9 @@ def _others(
         computing, waits = during.rows((during.lane == "compute") | is_wait), during.rows(is_wait)
         issued, waiting = (here.issue_ns, here.end_ns), (waits.start_ns, waits.end_ns)
         busy = _both((computing.start_ns, computing.end_ns), (beside.issue_ns, beside.end_ns))
-        beside_none_ns = _covered_ns(*_both(issued, busy)) - _covered_ns(*busy)
-        waited_for_ns = _covered_ns(*issued) - _covered_ns(*_both(issued, waiting))
-        exposed_ns = beside_none_ns + waited_for_ns + _covered_ns(*waiting)
+        beside_none_ns = covered_ns(*_both(issued, busy)) - covered_ns(*busy)
+        waited_for_ns = covered_ns(*issued) - covered_ns(*_both(issued, waiting))
+        exposed_ns = beside_none_ns + waited_for_ns + covered_ns(*waiting)
         own.append(took_ns - exposed_ns)
         hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
         calling.append(_calling_ns(here, during))
@@ -535,14 +536,6 @@ def _are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
     return np.append(first[0], second[0]), np.append(first[1], second[1])
-
-
-def _covered_ns(start_ns: Whole, end_ns: Whole) -> int:
-    """Return the length of the union of intervals."""
-    order = np.argsort(start_ns, kind="stable")
-    start, end = start_ns[order], end_ns[order]
-    covered = np.maximum.accumulate(np.concatenate([start[:1], end[:-1]]))
-    return int(np.maximum(end - np.maximum(start, covered), 0).sum())
 
 
 def _workers(run: Run) -> int:

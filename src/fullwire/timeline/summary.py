@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.run.intervals import union
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Hosts, Links, Run, Spans, Whole
 from fullwire.run.usual import (
@@ -239,13 +240,7 @@ def _together(pieces: list[Whole]) -> Whole:
 
 def _union(intervals: Whole) -> Whole:
     """Return intervals that cover the same times and do not touch."""
-    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
-    if not len(ordered):
-        return ordered
-    reached = np.maximum.accumulate(ordered[:, 1])
-    opens = np.append([True], ordered[1:, 0] > reached[:-1])
-    closes = np.append(opens[1:], [True])
-    return np.stack([ordered[opens, 0], reached[closes]], axis=1)
+    return np.stack(union(*intervals.T), axis=1)
 
 
 def _share(time_ns: Whole, tx_bytes: Whole, windows: Whole, rate_bps: float) -> float | None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
+from fullwire.run.intervals import union
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run, Table, Whole
 from fullwire.timeline.timeline import Doing, Interval, Timeline
@@ -185,11 +186,7 @@ def _joined(pieces: Sequence[Interval], time_ns: Whole, gap_ns: float = 0.0) -> 
         return np.empty(0, np.int64), np.empty(0, np.int64)
     start = np.clip(np.concatenate([each for each, _ in pieces]), time_ns[0], time_ns[-1])
     end = np.clip(np.concatenate([each for _, each in pieces]), time_ns[0], time_ns[-1])
-    order = np.argsort(start, kind="stable")
-    start, reached = start[order], np.maximum.accumulate(end[order])
-    first = np.flatnonzero(np.append([True], start[1:] - reached[:-1] > gap_ns)[: len(start)])
-    last = np.append(first[1:], len(start)) - 1 if len(start) else first
-    start, end = start[first], reached[last]
+    start, end = union(start, end, gap_ns)
     return start[end > start], end[end > start]
 
 

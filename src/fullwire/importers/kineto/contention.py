@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.importers.kineto.scan import Trace
-from fullwire.run.run import Whole
+from fullwire.run.intervals import union, within
 
 FEWEST = 3  # kernels of one kind on each side, to believe their medians
 _MOST_SCATTER = 0.25  # of the median, between quartiles alone: with more, their work differs
@@ -40,12 +40,9 @@ def slowing_of(
     work = trace.work
     rows = np.flatnonzero(computes & (work["duration_ns"] > 0))
     start_ns, length_ns = work["start_ns"][rows], work["duration_ns"][rows]
-    beside_ns = covered_ns(
-        start_ns,
-        start_ns + length_ns,
-        work["start_ns"][communicates],
-        (work["start_ns"] + work["duration_ns"])[communicates],
-    )
+    sent_ns = work["start_ns"][communicates]
+    communicating = union(sent_ns, sent_ns + work["duration_ns"][communicates])
+    beside_ns = within(start_ns, start_ns + length_ns, communicating)
     total_ns = float(beside_ns.sum(dtype=np.float64))
     if not total_ns:
         return Slowing(0.0, 1.0)
@@ -87,24 +84,6 @@ def slowing_of(
     compared_ns = float(beside_ns[np.isin(group, groups)].sum(dtype=np.float64))
     share = min(max(longer_ns / told_ns, 0.0), 1.0) if told_ns else 0.0
     return Slowing(share, min(compared_ns / total_ns, 1.0))
-
-
-def covered_ns(start_ns: Whole, end_ns: Whole, sent_ns: Whole, arrived_ns: Whole) -> Whole:
-    """Return how much of each interval is covered by those of communication together."""
-    order = np.argsort(sent_ns, kind="stable")
-    reached_ns = np.maximum.accumulate(arrived_ns[order])
-    is_new = np.append([True], sent_ns[order][1:] > reached_ns[:-1])
-    begin_ns = sent_ns[order][is_new]
-    until_ns = reached_ns[np.append(np.flatnonzero(is_new)[1:] - 1, len(order) - 1)]
-    before_ns = np.append([0], np.cumsum(until_ns - begin_ns))
-    ends_ns = np.append([np.iinfo(np.int64).min], until_ns)
-
-    def before(time_ns: Whole) -> Whole:
-        place = np.searchsorted(begin_ns, time_ns, side="right")
-        still_ns = np.where(ends_ns[place] > time_ns, ends_ns[place] - time_ns, 0)
-        return np.asarray(before_ns[place] - still_ns, np.int64)
-
-    return before(end_ns) - before(start_ns)
 
 
 def by_rank(

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fullwire.collectives.cost import bus_factor
+from fullwire.run.intervals import covered_ns
 from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
 from fullwire.studies.papers.trials import Trial
@@ -102,11 +103,7 @@ def _communication_s(run: Run, steps: np.ndarray, workers: int) -> float:
     rows = run.collectives.rows(np.isin(run.collectives.step, steps))
     for rank in range(workers):
         mine = rows.rows(np.flatnonzero(rows.rank == rank))
-        order = np.argsort(mine.issue_ns, kind="stable")
-        issue_ns, end_ns = mine.issue_ns[order], mine.end_ns[order]
-        reached_ns = np.maximum.accumulate(end_ns)
-        before_ns = np.append(issue_ns[:1], reached_ns[:-1])
-        total_ns += int(np.maximum(end_ns - np.maximum(issue_ns, before_ns), 0).sum())
+        total_ns += covered_ns(mine.issue_ns, mine.end_ns)
     return total_ns * 1e-9 / (workers * len(steps))
 
 
