@@ -100,6 +100,31 @@ def test_batches_loaded_ahead_are_those_of_the_script_or_the_script_reads_them()
     assert fixed == plain
 
 
+SLOW_SAMPLES = """
+import time
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, number):
+        time.sleep(0.1)
+        with open("read", "a") as file:
+            file.write(".")
+        return number
+
+DataLoader(Slow(), 8)
+print(len(open("read").read()))
+"""
+
+
+def test_of_slow_samples_the_start_of_a_job_reads_four_twice(tmp_path: Path) -> None:
+    command = [*FULLWIRE, "apply", "input:2", "--", *PYTHON_C, SLOW_SAMPLES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "8\n", done.stderr
+    assert "applied: num_workers 0 -> 2" in done.stderr
+
+
 def test_a_joined_sum_that_one_rank_alone_reads_comes_at_the_end_too() -> None:
     fixed, _ = told_by(*FULLWIRE, "apply", "joining:1MiB", "--", *JOB, "ending")
     assert fixed == {"total": [3.0, 3.0, 3.0]}

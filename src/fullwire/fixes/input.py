@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 import types
 import warnings
 from collections.abc import Iterator, Mapping
@@ -50,6 +51,7 @@ _LOADER = {
 
 _TRIED_S = 60  # within which another process reads a few samples
 _FEW = 16  # samples that are tried, and parts of a list that are looked at
+_LEAST, _READING_S = 4, 0.15  # samples: so many at least, and no further one after so long
 _DEEP = 4  # parts of parts of a data set, in which an open file is looked for
 _FILE_LIBRARIES = ("h5py", "lmdb", "netCDF4", "sqlite3", "tables")  # their objects share a file
 # Their samplers draw all numbers of an epoch at its begin.
@@ -311,8 +313,14 @@ def _tell(dataset: Any, collated_by: Any, to: Any) -> None:
     torch.set_num_threads(1)  # the threads of the other process are not here
     try:
         few = random.Random(0).sample(range(len(dataset)), min(_FEW, len(dataset)))
-        before = _random_states()
-        batches = [collated_by([dataset[number] for number in few]) for _ in range(2)]
+        before, began_s = _random_states(), time.monotonic()
+        read: list[Any] = []
+        while len(read) < len(few) and (
+            len(read) < _LEAST or time.monotonic() < began_s + _READING_S
+        ):
+            read.append(dataset[few[len(read)]])
+        again = [dataset[number] for number in few[: len(read)]]
+        batches = collated_by(read), collated_by(again)
         if not _are_same(before, _random_states()):
             to.send("the data set draws random numbers, which would change")
         elif not _are_same(*batches):
