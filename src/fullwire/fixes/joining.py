@@ -173,9 +173,12 @@ class _Joining:
     after it. Then ranks do not agree first: each adds a number to the sum, which is 0 if it has the
     expected one. If a rank has another, all drop the result and agree after all.
 
-    A sum whose readers no mode sees does not wait: memory that numpy or another process has too,
-    threads beside the first, compiled code, and all-reduces within another mode. Nor does one that
-    a script begins amidst a backward pass (`async_op`): it travels beside the computation.
+    Some sums do not wait, because no mode sees their readers:
+
+    - Numpy or another process has their memory too.
+    - They come from a thread beside the first, from compiled code, or within another mode.
+
+    A sum that a script begins amidst a backward pass (`async_op`) travels beside the computation.
     """
 
     def __init__(self, most_bytes: int, process: Process) -> None:

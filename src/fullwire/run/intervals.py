@@ -1,4 +1,4 @@
-"""Intervals of time: what several of them cover together."""
+"""Intervals of time, and the stretches that several of them cover together."""
 
 from __future__ import annotations
 
