@@ -3,8 +3,8 @@
 - python fixable.py: as scripts usually are.
 - python fixable.py slow: data take longer to read than to learn.
 - python fixable.py stubborn: with a hook of its own, random data, and an iterable data set.
-- python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then;
-  every third step begins them all before it waits.
+- python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then.
+  Every third step begins them all before it waits.
 - python fixable.py accumulating: sums in each of four passes, clipping, a checkpoint in each step.
 - python fixable.py sharded [FOLDER]: with FSDP2, and with a checkpoint in each step.
 - python fixable.py choosing: some passes leave parameters out, on one rank or on both.

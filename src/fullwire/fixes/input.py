@@ -165,7 +165,7 @@ class Input(FixKind):
             has_room = seen.loading_processes == 0 and (used_share(run) or 1.0) < _MOST_USED
             saved = 0.95 if has_room else 0.65  # of the wait: loading may only move to busy ones
             usual_s = saved * waiting_s - _handed_s(run, account.step_s, saved * waiting_s)
-            if seen.loading_processes == 0:  # what a step waits is what one process loads
+            if seen.loading_processes == 0:  # one process loads as long as a step waits
                 waiting_s = min(waiting_s, account.step_s - waiting_s / _FEW_LOADERS)
                 usual_s = min(usual_s, saved * waiting_s)
             if usual_s > 0:
@@ -219,11 +219,11 @@ def _handed_s(run: Run, step_s: float, saved_s: float) -> float:
     from fullwire.run.placement import ranks_per_processor
     from fullwire.run.processors import used_share
 
-    if who_takes_processors(run, _TAKEN):
-        return 0.0  # no such process helps there
     of_children = [used_s for _, used_s in run.facts.children_processor_s or ()]
     has_loaders = max(of_children, default=0.0) > _HANDED_S / 4
-    used = 0.0 if has_loaders else used_share(run) or 0.0
+    used = used_share(run) or 0.0
+    if has_loaders or used >= _TAKEN:
+        return 0.0  # it hands them over already, or no such process helps there
     busy = min(used * step_s / max(step_s - saved_s, 1e-9), 1.0)
     return _HANDED_S * ranks_per_processor(run) * busy
 
@@ -315,10 +315,10 @@ def _tell(dataset: Any, collated_by: Any, to: Any) -> None:
         few = random.Random(0).sample(range(len(dataset)), min(_FEW, len(dataset)))
         before, began_s = _random_states(), time.monotonic()
         read: list[Any] = []
-        while len(read) < len(few) and (
-            len(read) < _LEAST or time.monotonic() < began_s + _READING_S
-        ):
-            read.append(dataset[few[len(read)]])
+        for number in few:
+            if len(read) >= _LEAST and time.monotonic() >= began_s + _READING_S:
+                break
+            read.append(dataset[number])
         again = [dataset[number] for number in few[: len(read)]]
         batches = collated_by(read), collated_by(again)
         if not _are_same(before, _random_states()):

@@ -122,7 +122,7 @@ class Recorded:
         """Return the degrees of another plan: those that are asked for, the others as recorded.
 
         Stages that the recorded job did not have would gather its sharded parameters for each
-        microbatch (ZeRO-3): such a plan shards the optimizer only, unless `zero` is asked for.
+        microbatch (ZeRO-3). Such a plan shards the optimizer only, unless `zero` is asked for.
         """
         layout, split = self.recognised.layout, self.split(asked)
         kept: dict[str, int | str] = {
