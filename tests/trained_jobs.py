@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fullwire.collectives.closed_form import cost
+from fullwire.collectives.closed_form import cost, half_a_part
 from fullwire.collectives.cost import AddTimes
 from fullwire.run.facts import FactValue, named
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans, Whole
@@ -35,6 +35,7 @@ def a_transport(**changed: float) -> MeasuredTransport:
         processors=2,
         machines=1,
         workers=2,
+        gathers_late=changed.get("gathers_late", 0.0),
     )
 
 
@@ -51,6 +52,7 @@ def a_trained_job(
     every_second: float = 0.0,
     split_mib: float = 0.0,
     by_hand: bool = False,
+    op: str = "allreduce",
     facts: Mapping[str, FactValue] | None = None,
 ) -> Run:
     """Play steps: 20 ms forward, 10 ms backward for each gradient, buckets, 5 ms rest.
@@ -58,7 +60,8 @@ def a_trained_job(
     The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`. In every
     second step, the first one included, messages take longer by the share `every_second`. With
     `split_mib` the model is split over pairs of ranks, which sum that much amidst the forward. A
-    script that sums `by_hand` sends its messages after the backward pass, without DDP.
+    script that sums `by_hand` sends its messages after the backward pass, without DDP, and may
+    have another `op`.
     """
     random = np.random.default_rng(7)
     count = len(gradients_mib)
@@ -99,7 +102,7 @@ def a_trained_job(
             zip(messages.bytes.tolist(), messages.ready_ns.tolist(), strict=True)
         ):
             issue_ns = [begin + (count * 10 * MS if by_hand else ready) for begin in begin_ns]
-            time_s = message_s(transport, among, rate_bps, size, crowd_of=workers)
+            time_s = message_s(transport, among, rate_bps, size, crowd_of=workers, op=op)
             time_s *= random.uniform(1, 1 + noise) * (1 + every_second * (step % 2 == 0))
             lane_ns = max(lane_ns, max(issue_ns)) + time_s * 1e9
             collectives += [
@@ -142,7 +145,7 @@ def a_trained_job(
         facts=named({**known, **(facts or {})}),
         spans=_spans(spans),
         gradients=_gradients(gradients),
-        collectives=_collectives(collectives),
+        collectives=_collectives(collectives, op),
     )
 
 
@@ -173,10 +176,12 @@ def message_s(
     rate_bps: float,
     size: int,
     crowd_of: int | None = None,
+    op: str = "allreduce",
 ) -> float:
-    """Return the time of one all-reduce; of more ranks than it is among, others are there too."""
-    ring = cost("allreduce", "ring", workers, float(size), AddTimes())
+    """Return the time of one collective; of more ranks than it is among, others are there too."""
+    ring = cost(op, "ring", workers, float(size), AddTimes())
     line_s = 8 * ring.wire_bytes / (rate_bps * transport.share)
+    line_s = line_s * (1 + transport.gathers_late * half_a_part(op, workers))
     ranks = crowd_of or workers
     crowd = transport.crowd([ranks], ranks if transport.machines == 1 else None)
     return float(transport.message_s(line_s, ring.wire_bytes, np.array(float(ring.hops)), crowd)[0])
@@ -199,12 +204,11 @@ def _gradients(rows: Sequence[tuple[int, int, int, int, int]]) -> Gradients:
     return Gradients(rank=rank, step=step, order=order, bytes=size, ready_ns=ready)
 
 
-def _collectives(rows: Sequence[tuple[int, int, int, int, int, int, str]]) -> Collectives:
+def _collectives(rows: Sequence[tuple[int, int, int, int, int, int, str]], op: str) -> Collectives:
     *numbers, groups = zip(*rows, strict=True)
     rank, step, sequence, size, issue, end = map(np.array, numbers)
     words = {
-        name: np.full(len(rows), word, object)
-        for name, word in (("op", "allreduce"), ("dtype", "float32"))
+        name: np.full(len(rows), word, object) for name, word in (("op", op), ("dtype", "float32"))
     }
     return Collectives(
         rank=rank,

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +36,19 @@ def path_of(given: object, what: str) -> Path:
 def name_of(path: str | Path) -> str:
     """Return a path as text that any file and any terminal can hold."""
     return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def named_by_folder(own: Sequence[tuple[Path, str]]) -> list[str]:
+    """Return a name for each; the folder comes before a name that several folders have.
+
+    The folder is told as seen from the folder around them all.
+    """
+    holders = Counter(name for _, name in set(own))
+    top = os.path.commonpath([folder for folder, _ in own]) if own else ""
+    return [
+        f"{name_of(folder.relative_to(top).as_posix())}/{name}" if holders[name] > 1 else name
+        for folder, name in own
+    ]
 
 
 def files_in(directory: Path) -> Iterator[Path]:

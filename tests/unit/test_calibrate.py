@@ -19,7 +19,7 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.simulation.buckets import bucket_policy
-from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
+from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling, observations_of
 from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.grid import AXES, MEASURES, Grid, Residue
 from fullwire.simulation.subject import plain_subject
@@ -271,6 +271,56 @@ def test_a_fast_line_does_not_hide_one_work_behind_another_on_the_same_processor
     shown = a_trained_job(a_transport(), facts=computing(0.065, 0.05))
     table = fw.whatif(shown, bandwidth="100Tbps", transport="measured")
     assert 0.065 + 0.05 < table["step_s"][0] < 0.065 + 2 * 0.05
+
+
+def test_a_late_rank_adds_nothing_where_work_takes_all_processors() -> None:
+    """While one rank is late, the others' work goes on."""
+    on_time, late = (
+        a_trained_job(
+            a_transport(),
+            gradients_mib=(20, 10, 10, 10),
+            slower_ms=slower_ms,
+            facts=computing(0.065, 0.06),
+        )
+        for slower_ms in (0, 10)
+    )
+    asked: dict[str, Any] = {"bandwidth": "100Tbps", "transport": "measured"}
+    steps_s = [fw.whatif(run, **asked)["step_s"][0] for run in (on_time, late)]
+    assert steps_s[1] == pytest.approx(steps_s[0], abs=0.001)
+
+
+@pytest.mark.parametrize("late_ms", [0, 20])
+def test_processor_time_beyond_t1_is_no_work_of_the_rank(late_ms: int) -> None:
+    """The kernel charges its work for messages to the thread that it interrupts."""
+    charged, own = (
+        a_trained_job(a_transport(), slower_ms=late_ms, facts=computing(own_s, 0.06))
+        for own_s in (0.075, 0.065)
+    )
+    asked: dict[str, Any] = {"bandwidth": "100Tbps", "transport": "measured"}
+    steps_s = [fw.whatif(run, **asked)["step_s"][0] for run in (charged, own)]
+    assert steps_s[0] == pytest.approx(steps_s[1])
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_gloos_gathers_wait_for_half_a_part_on_every_line(workers: int) -> None:
+    """A fast line shows it, and a slow one has it too; with our backend there is none."""
+
+    def gathering(rate_bps: float) -> Run:
+        run = a_trained_job(
+            a_transport(gathers_late=0.8, processor_s_per_byte=0.3e-9),
+            workers=workers,
+            rate_bps=rate_bps,
+            by_hand=True,
+            op="allgather",
+        )
+        small = np.full_like(run.gradients.bytes, 4)  # they are gathered as parameters
+        return dataclasses.replace(run, gradients=dataclasses.replace(run.gradients, bytes=small))
+
+    shown, truth = gathering(4 * GBPS), gathering(0.3 * GBPS)
+    assert predicted_s(shown, truth) == pytest.approx(measured_s(truth), rel=0.04)
+    found = calibrated([shown])
+    assert found.transport.gathers_late > 0
+    assert filling(found, PAYLOAD_SHARE).transport.gathers_late == 0
 
 
 def test_a_rank_among_too_many_is_taken_for_one_with_a_processor_of_its_own() -> None:

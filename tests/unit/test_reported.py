@@ -228,6 +228,9 @@ def test_libraries_report_as_jobs_call_them(
         def log_metrics(self, metrics: object, step: int | None = None) -> None: ...
 
     class SummaryWriter:
+        def __init__(self, log_dir: str = "runs/one") -> None:
+            self.log_dir = log_dir
+
         def add_scalar(self, tag: str, value: float, global_step: int | None = None) -> None: ...
 
     def log_metric(key: str, value: float, step: int | None = None) -> None: ...
@@ -253,6 +256,8 @@ def test_libraries_report_as_jobs_call_them(
     assert CallbackHandler().on_log(None, state, None, {"loss": 0.5, "epoch": "one"}) == "as ever"
     _LoggerConnector().log_metrics({"train_loss": 0.4})
     SummaryWriter().add_scalar("eval/loss", 0.3, 9)
+    for number, folder in enumerate(("runs/one/train", "runs/one/held-out", "runs/one/train")):
+        SummaryWriter(folder).add_scalar("error", 0.2, 20 + number)
     sys.modules["mlflow.tracking.fluent"].log_metric("accuracy", 0.9, step=11)
     found = written(tmp_path, journal, steps_of())
     assert dict(zip(found.name.tolist(), found.step.tolist(), strict=True)) == {
@@ -260,6 +265,8 @@ def test_libraries_report_as_jobs_call_them(
         "train_loss": 7,
         "eval/loss": 9,
         "accuracy": 11,
+        "train/error": 22,
+        "held-out/error": 21,
     }
 
 

@@ -31,6 +31,11 @@ def recorded_cost(op: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) 
     return cost(*recorded_as(op), workers, size_bytes, adds)
 
 
+def half_a_part(op: str, workers: int) -> float:
+    """Return half of a rank's part of a gather, as a share of its bytes on the wire."""
+    return 0.5 / (workers - 1) if op == "allgather" and workers > 1 else 0.0
+
+
 def recorded_as(op: str) -> tuple[str, str]:
     """Return the collective with a known cost that stands for one of a run, and its algorithm."""
     return _LIKELY.get(op, _OTHERS)

@@ -461,7 +461,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
     delay_s = float(np.median(delays)) if is_shared else 0.0
     crowded_s, notable_s = subject.step.crowded_ns * 1e-9, KEPT * (replayed_ns or 0) * 1e-9
-    if subject.crowded_s_per_bit and crowded_s > notable_s > 0:
+    if subject.crowding.s_per_bit and crowded_s > notable_s > 0:
         yield ContentionIsCarried(run=name, crowded_s=crowded_s)
     elif max(crowded_s, delay_s) > notable_s > 0:
         yield ContentionIsKept(run=name)

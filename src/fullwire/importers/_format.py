@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import name_of, opened_plain
+from fullwire.files import name_of, named_by_folder, opened_plain
 from fullwire.importers._encodings import BrokenMessageError
 from fullwire.units import shown
 
@@ -118,33 +117,26 @@ def read_metrics(
             problems.append(f"{path.name}: read up to a damaged {piece}: {error}")
     if not any(rows_of.values()):
         raise DamagedInput(paths[0], f"expected {wanted}; {problems[0] if problems else without}")
-    return run_of_metrics(paths[0], named_by_folder(rows_of), problems)
+    return run_of_metrics(paths[0], _named(rows_of), problems)
 
 
-def named_by_folder(rows_of: Mapping[Path, Sequence[MetricRow]]) -> list[MetricRow]:
-    """Return the rows of all folders; a metric that several of them have is named after each.
-
-    Such a name is the folder, as seen from the folder around them all, and the metric behind it.
-    """
+def _named(rows_of: Mapping[Path, Sequence[MetricRow]]) -> list[MetricRow]:
+    """Return the rows of all folders; a metric that several of them have is named after each."""
     own = [
         (folder, name)
         for folder, rows in rows_of.items()
         for name in dict.fromkeys(row[1] for row in rows)
     ]
-    holders = Counter(name for _, name in own)
-    top = os.path.commonpath(rows_of)
-    full_names: dict[tuple[Path, str], str] = {}
+    full_names = dict(zip(own, named_by_folder(own), strict=True))
     taken: dict[str, Path] = {}
-    for folder, name in own:
-        below = name_of(folder.relative_to(top).as_posix())
-        full_name = f"{below}/{name}" if holders[name] > 1 else name
+    for (folder, _), full_name in full_names.items():
         other = taken.setdefault(full_name, folder)
         if other != folder:
             raise UsageError(
-                f"{top}: expected a name for each metric, got {shown(full_name)} from "
-                f"{shown(name_of(other))} and from {shown(name_of(folder))}: name one of the two"
+                f"{os.path.commonpath(rows_of)}: expected a name for each metric, got "
+                f"{shown(full_name)} from {shown(name_of(other))} and from "
+                f"{shown(name_of(folder))}: name one of the two"
             )
-        full_names[folder, name] = full_name
     return [
         (step, full_names[folder, name], value, time_ns)
         for folder, rows in rows_of.items()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fullwire.files import named_by_folder
 from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.inside.metrics import EVENTS_SUFFIX, value_of
 from fullwire.recorder.journals import Journal
@@ -124,9 +125,13 @@ def _ended(steps: Steps, notes: Whole) -> list[int]:
 
 
 def _named(journal: Journal) -> Iterator[tuple[int, str]]:
-    """Yield the number and the name of each metric."""
-    for definition in journal.defined("metric"):
-        yield definition["number"], str(definition["name"])
+    """Yield the number and the name of each metric; one of several folders is named after it."""
+    defined = [*journal.defined("metric")]
+    kept = [metric for metric in defined if metric.get("folder")]  # older recorders told none
+    full_names = named_by_folder([(Path(metric["folder"]), metric["name"]) for metric in kept])
+    name_of = dict(zip([metric["number"] for metric in kept], full_names, strict=True))
+    for metric in defined:
+        yield metric["number"], name_of.get(metric["number"], metric["name"])
 
 
 def _metrics(

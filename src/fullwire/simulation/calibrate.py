@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.collectives.closed_form import recorded_cost, sent_as
+from fullwire.collectives.closed_form import half_a_part, recorded_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
@@ -71,6 +71,7 @@ _KERNEL_FACTOR = _Known(KERNEL_FACTOR, 0.08)
 _SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.28, 0.3)  # of Gloo's work; the work of other transports is too little to matter
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
+_GLOO_GATHERS_LATE = 0.8  # of its gathers, in trainings with shards of two to four ranks
 _GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
 _GLOO_S_PER_HOP = _Known(0.4e-3, 0.4)
 _OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # NCCL and their like leave it to the NIC
@@ -98,6 +99,7 @@ class Observation:
     rate_bps: float
     wire_bytes: tuple[float, ...]
     hops: tuple[float, ...]
+    halves: tuple[float, ...]  # of a rank's part, as shares of a gather's bytes
     time_s: float
     spread: float  # of the median's logarithm
     count: int
@@ -169,6 +171,7 @@ def filling(calibration: Calibration, payload_share: float) -> Calibration:
             processor_s_per_byte=work,
             processor_s_per_hop=hop,
             apart=apart,
+            gathers_late=0.0,
         )
 
     # In pairs, one for each sign. The share apart has 0 in place of a negative value.
@@ -188,7 +191,11 @@ def filling(calibration: Calibration, payload_share: float) -> Calibration:
 def unhindered(calibration: Calibration, payload_share: float) -> Calibration:
     """Return a transport without work for bytes; the cost of a message stays."""
     no_work = replace(
-        calibration.transport, share=payload_share, processor_s_per_byte=0.0, apart=0.0
+        calibration.transport,
+        share=payload_share,
+        processor_s_per_byte=0.0,
+        apart=0.0,
+        gathers_late=0.0,
     )
     return replace(calibration, transport=no_work, variants=(), between=(no_work, no_work))
 
@@ -267,6 +274,7 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
             count=len(times_s),
             wire_bytes=tuple(float(cost.wire_bytes) for cost in costs),
             hops=tuple(float(cost.hops) for cost in costs),
+            halves=tuple(half_a_part(op, members) for op, _, members in held),
             spread=float(np.sqrt(_LEAST_SPREAD**2 + of_median**2 + (_START_S / middle_s) ** 2)),
         )
 
@@ -373,6 +381,7 @@ def _frame(runs: Sequence[Run]) -> MeasuredTransport:
         processors=processors_of_machine(runs[0]) or 1,
         machines=facts.machines or workers,
         workers=workers,
+        gathers_late=_GLOO_GATHERS_LATE if facts.backend == "gloo" else 0.0,
     )
 
 
@@ -523,6 +532,7 @@ class _Fit:
     def _predicted_s(self, transport: MeasuredTransport, observed: Observation) -> float:
         wire_bytes, hops = np.array(observed.wire_bytes), np.array(observed.hops)
         line_s = 8 * wire_bytes / (observed.rate_bps * transport.share)
+        line_s = line_s * (1 + transport.gathers_late * np.array(observed.halves))
         # Each run of a lab had all its ranks on the one machine, however many they were.
         per_host = observed.workers if transport.machines == 1 else None
         crowd = transport.crowd([observed.workers], per_host)

@@ -133,6 +133,22 @@ class Residue:
         return self.time_s * np.where(is_known, np.minimum(overhead_s / at_s, 1.0), 1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowding:
+    """The contention that messages cause beside computing, for each of their bits."""
+
+    s_per_bit: float = 0.0
+    off_s_per_bit: float = 0.0  # a standard deviation
+    recorded_bits: float = 0.0  # that were sent beside computing, in the recorded step
+    busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
+    recorded_ranks: float = 1.0  # that computed on each processor
+
+    def with_ranks(self, ranks: Floats) -> Floats:
+        """Return how many times the recorded contention a bit causes with so many ranks on each."""
+        busy = np.minimum(self.busy_by_a_rank * ranks, 1.0)
+        return np.asarray(busy / min(self.busy_by_a_rank * self.recorded_ranks, 1.0))
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Subject:
     """A run as the sweep sees it: its name, its typical step, and the cost of additions there."""
@@ -147,7 +163,7 @@ class Subject:
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
-    crowded_s_per_bit: float = 0.0  # contention for each bit that is sent beside computing
+    crowding: Crowding = Crowding()
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
 
 

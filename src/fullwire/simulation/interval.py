@@ -45,7 +45,6 @@ _WIDTH = 2.0  # standard deviations
 _FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
 _ENOUGH_STEPS = 3
 _EXCHANGE_LONGER = 1.08  # times: a standard deviation of the cases behind an exchange's factor
-_T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
 _COLD_S, _COLD_SHARE = 2e-3, 0.5  # of a step alone; 1.4 to 2.4 ms in small jobs of one machine
 _CODEC_SLOWER = 1.5  # times: a standard deviation of speeds that were not measured in this job
 
@@ -235,14 +234,14 @@ def _of_contention(
     As recorded the step is known, whatever its parts. Elsewhere, more contention for each bit adds
     as much as there are more bits.
     """
-    if not any(subject.crowded_s_per_bit for subject in subjects):
+    if not any(subject.crowding.s_per_bit for subject in subjects):
         return 0.0
     more, as_recorded_s = [], []
     for subject in subjects:
-        crowded_ns = max(subject.step.crowded_ns, 1)
-        off = _T1_OFF * subject.step.alone_ns / crowded_ns if subject.crowded_s_per_bit else 0.0
-        more.append(replace(subject, crowded_s_per_bit=subject.crowded_s_per_bit * (1 + off)))
-        as_recorded_s.append(off * subject.step.crowded_ns * 1e-9)
+        crowding = subject.crowding
+        s_per_bit = crowding.s_per_bit + crowding.off_s_per_bit
+        more.append(replace(subject, crowding=replace(crowding, s_per_bit=s_per_bit)))
+        as_recorded_s.append(crowding.off_s_per_bit * crowding.recorded_bits)
     longer_s = sweep(more, grid, crew=crew).measures["step_s"] - step_s
     away_s = longer_s - np.array(as_recorded_s).reshape(shaped(run=len(subjects)))
     return np.square(np.where(longer_s == 0, 0.0, away_s))

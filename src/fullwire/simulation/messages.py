@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fullwire.collectives.closed_form import gradient_cost, recorded_as, recorded_cost
+from fullwire.collectives.closed_form import (
+    gradient_cost,
+    half_a_part,
+    recorded_as,
+    recorded_cost,
+)
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
@@ -139,7 +144,7 @@ class Messages:
         by_others_s = self._exposed_others_s(chosen, rate_bps, transport)
         work_s = running_sum(self._work_s(chosen, transport, ratio))
         beside_bits: Floats = np.zeros(())
-        if self.subject.crowded_s_per_bit:
+        if self.subject.crowding.s_per_bit:
             hidden = 1 - by_buckets_s / np.maximum(busy_s, np.finfo(float).tiny)
             bits = self.sent_bits(chosen, rate_bps, transport, ratio)
             beside_bits = bits * np.clip(hidden, 0.0, 1.0)
@@ -172,35 +177,48 @@ class Messages:
         if apart > 1:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
+        crowded_s = self._crowded_s(exposed, workers, transport, accumulate, local_steps)
+        overhead_s = overhead_s + crowded_s
+        late_s = jitter.late_s(self.subject.step, workers, apart)[:, None, None]
         if isinstance(transport, MeasuredTransport):
             # On processors that ranks share, computation takes at least its work for all ranks.
-            # The step takes at least that and the transport's work: work that one hides behind the
-            # other waits for the same processors.
+            # The step takes at least that and the transport's work, however much of it is beside
+            # other work, or beside a rank that is late: all of it waits for the same processors.
             step, per_host = self.subject.step, self.subject.ranks_per_host
-            own_s, alone_s = step.processor_ns * 1e-9, step.step_ns * 1e-9
-            longer_s = np.maximum(own_s * transport.crowd(workers, per_host) - alone_s, 0.0)
+            own_s, alone_s = _own_s(step), step.alone_ns * 1e-9
+            shared_s = own_s * transport.crowd(workers, per_host)[:, None, None]
+            longer_s = np.maximum(shared_s - alone_s - crowded_s, 0.0)
             ranks = transport.ranks_per_processor(workers, per_host)[:, None, None]
             all_s = own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
-            overhead_s = np.maximum(overhead_s + longer_s[:, None, None], all_s - alone_s)
-        overhead_s = overhead_s + self._crowded_s(exposed, accumulate, local_steps)
+            overhead_s = np.maximum(overhead_s + longer_s, all_s - alone_s - late_s)
         if not isinstance(transport, FullTransport):
             overhead_s = overhead_s + residue.beside(overhead_s)
-        late_s = jitter.late_s(self.subject.step, workers, apart)
-        overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
+        overhead_s = np.maximum(overhead_s + late_s, 0.0)
         overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages
         return overhead_s
 
-    def _crowded_s(self, exposed: Exposed, accumulate: int, local_steps: int) -> Floats:
+    def _crowded_s(
+        self,
+        exposed: Exposed,
+        workers: Sequence[int],
+        transport: Transport,
+        accumulate: int,
+        local_steps: int,
+    ) -> Floats:
         """Return the contention of a step: for each bit beside computing, or else as recorded.
 
         Averages of parameters are sent when no worker computes, unless they go in fragments.
         """
         subject = self.subject
-        if not subject.crowded_s_per_bit:
+        if not subject.crowding.s_per_bit:
             return np.array(subject.step.crowded_ns * 1e-9)
         passes = accumulate * local_steps
         is_beside = local_steps == 1 or subject.fragments > 1
-        return exposed.beside_bits * (subject.crowded_s_per_bit * is_beside / passes)
+        per_bit = np.array(subject.crowding.s_per_bit * is_beside / passes)
+        if isinstance(transport, MeasuredTransport):
+            ranks = transport.ranks_per_processor(workers, subject.ranks_per_host)
+            per_bit = per_bit * subject.crowding.with_ranks(ranks)[:, None, None]
+        return np.asarray(exposed.beside_bits * per_bit)
 
     def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
         """Go through the processor work of messages, each in the way with the least."""
@@ -261,6 +279,8 @@ class Messages:
             if other.routed:
                 per_bit = 1 / (rate_bps * transport.share)
                 line_s = routed_s(other.routed[chosen], np.ones((1, 1, 1)), per_bit)
+            if isinstance(transport, MeasuredTransport):
+                line_s = line_s * (1 + transport.gathers_late * other.halves[chosen, None, None])
             message_s = transport.message_s(line_s, wire_bits / 8, hops, crowd)
             total_s = total_s + other.count * message_s
         others = self.subject.step.others
@@ -279,6 +299,7 @@ class _Other:
 
     wire_bits: Floats
     hops: Floats
+    halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
     routed: tuple[tuple[Routed, ...], ...] = ()
@@ -387,6 +408,7 @@ def _others(
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
             hops=np.array([float(cost.hops) for cost in costs]),
+            halves=np.array([half_a_part(op, members or among) for among in workers]),
             latency_s=latency_s,
             count=count,
             routed=()
@@ -395,6 +417,17 @@ def _others(
                 (Routed(on_links.cost(*recorded_as(op), among), float(size)),) for among in workers
             ),
         )
+
+
+def _own_s(step: Step) -> float:
+    """Return a rank's own processor time in a step: at most that of its threads, alone.
+
+    Kernel work for messages is charged to the thread that it interrupts, and computing beside
+    messages takes longer. Both are in the recorded time and neither is the rank's own.
+    """
+    own_s, alone_s = step.processor_ns * 1e-9, step.alone_ns * 1e-9
+    threads = max(1, round(own_s * 1e9 / max(step.step_ns, 1)))
+    return min(own_s, threads * alone_s)
 
 
 def scaling_factor(step: Step, overhead_s: Floats) -> Floats:

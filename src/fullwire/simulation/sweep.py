@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Span
 from fullwire.simulation.grid import (
     AXES,
     MEASURES,
+    Crowding,
     Grid,
     Predictions,
     Residue,
@@ -43,6 +44,8 @@ BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level ca
 PIECE_POINTS = 2**18  # some 10 MB of measures, computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
 _LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
+T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
+_LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
 
 
@@ -114,18 +117,52 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     """
     crowded_ns = max(subject.step.step_ns - round(alone_s * 1e9), 0)
     crowded = replace(subject, step=replace(subject.step, crowded_ns=crowded_ns))
-    if subject.recorded is None or not crowded_ns:
+    if subject.recorded is None:
         return crowded
     point = replace(subject.recorded, transports=(transport,))
     [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
-    messages = messages_of(
-        replace(crowded, crowded_s_per_bit=1.0), policy, algorithm, latency_s, point
-    )
+    telling = replace(crowded, crowding=Crowding(s_per_bit=1.0))
+    messages = messages_of(telling, policy, algorithm, latency_s, point)
     asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
-    beside_bits = float(messages.exposed(*asked).beside_bits.sum())
-    if beside_bits < _LEAST_BESIDE * float(messages.sent_bits(*asked).sum()):
+    exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
+    beside_bits = float(exposed.beside_bits.sum())
+    if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
         return crowded
-    return replace(crowded, crowded_s_per_bit=crowded_ns * 1e-9 / max(beside_bits, 1.0))
+    told = _Estimate(crowded_ns * 1e-9 / beside_bits, T1_OFF * alone_s / beside_bits)
+    step, ranks, work = crowded.step, 1.0, 0.0
+    busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
+    if isinstance(transport, MeasuredTransport) and busy:
+        [ranks] = transport.ranks_per_processor(point.workers).tolist()
+        work = float(exposed.work_s.sum()) / all_bits
+    if work:
+        # Work for messages delays computing by its own time at most, and only on busy processors.
+        told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
+    crowding = Crowding(
+        s_per_bit=told.value,
+        off_s_per_bit=told.off,
+        recorded_bits=beside_bits,
+        busy_by_a_rank=busy or 1.0,
+        recorded_ranks=ranks,
+    )
+    return replace(crowded, crowding=crowding)
+
+
+class _Estimate(NamedTuple):
+    value: float
+    off: float  # a standard deviation
+
+    def with_another(self, other: _Estimate) -> _Estimate:
+        """Return the mean of both, by how sure they are."""
+        weight, others = self.off**-2, other.off**-2
+        value = (self.value * weight + other.value * others) / (weight + others)
+        return _Estimate(value, (weight + others) ** -0.5)
+
+
+def _weighed(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
+    """Return the mean of two estimates by how sure they are, and how sure it is."""
+    weights = first[1] ** -2, second[1] ** -2
+    middle = (first[0] * weights[0] + second[0] * weights[1]) / sum(weights)
+    return middle, sum(weights) ** -0.5
 
 
 def with_residue(subject: Subject, transport: Transport) -> Subject:

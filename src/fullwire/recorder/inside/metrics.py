@@ -37,17 +37,20 @@ class Metrics:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
         self._count = itertools.count()
         self._is_damaged = False
 
-    def take(self, values: Mapping[str, Any], step: Any = None) -> None:
-        """Note values that are numbers; `step` is the job's own count, if it has one."""
+    def take(self, values: Mapping[str, Any], step: Any = None, folder: str = "") -> None:
+        """Note values that are numbers; `step` is the job's own count, if it has one.
+
+        A library may keep several curves of one name, each in a folder of its own.
+        """
         try:
             for name, value in values.items():
                 number = _number(value)
                 if number is not None:
-                    self._note(str(name), number, step)
+                    self._note(str(name), folder, number, step)
         except Exception as error:  # the job goes on, and so does its recording
             self.failed(error)
 
@@ -59,14 +62,14 @@ class Metrics:
             sentence = f"a metric that it reported could not be noted ({reason})"
             self._journal.define(kind="missing", sentence=sentence)
 
-    def _note(self, name: str, value: float, step: Any) -> None:
-        number = self._numbers.get(name)
+    def _note(self, name: str, folder: str, value: float, step: Any) -> None:
+        number = self._numbers.get((name, folder))
         if number is None:
             if len(self._numbers) >= MOST_NAMES:
                 return
             # In one call each, because threads may report at once.
-            number = self._numbers.setdefault(name, next(self._count))
-            self._journal.define(kind="metric", number=number, name=name)
+            number = self._numbers.setdefault((name, folder), next(self._count))
+            self._journal.define(kind="metric", number=number, name=name, folder=folder)
         now_ns = time.monotonic_ns()
         noted = (Note.METRIC, number, now_ns, bits_of(value))
         try:
@@ -154,9 +157,9 @@ def watch_metrics(
             metrics.take(values, count)
 
     def scalar(
-        _: Any, tag: str, value: Any, global_step: Any = None, *rest: Any, **__: Any
+        writer: Any, tag: str, value: Any, global_step: Any = None, *rest: Any, **__: Any
     ) -> None:
-        metrics.take({tag: value}, global_step)
+        metrics.take({tag: value}, global_step, os.path.abspath(writer.log_dir))
 
     def logged(_: Any, data: Any, step: Any = None, *rest: Any, **more: Any) -> None:
         metrics.take(data, step)
