@@ -1,9 +1,11 @@
 """Predictions of small trainings from each other: python -m validation.cells DIRECTORY
 
 Each job (jobs/cell.py) is recorded in the lab under several conditions: other links, more and fewer
-workers. Each recording predicts the others, as `fullwire compare` does. Runs stay in DIRECTORY, and
-an existing run is not recorded again. Recordings during which other work took much of the
-processors are marked, because no two of these are alike. Run it from the root of a checkout.
+workers. Each recording predicts the others, as `fullwire compare` does. The rules were chosen on
+the cells of FITTED. Those of JUDGED were recorded afterwards, and they judge the rules. Runs stay
+in DIRECTORY, and an existing run is not recorded again. Recordings during which other work took
+much of the processors are marked, because no two of these are alike. Run it from the root of a
+checkout.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from validation import arguments, results
 LONGEST_S = 90.0
 TRIES = 5  # until the links reach their rates, on a machine that has other work
 MUCH = 0.15  # of the processors, taken by other work
-CELLS = {
+FITTED = {
     ("sleeping", "gloo"): ("2x300Mbps", "2x6Gbps", "4x2Gbps"),
     ("sleeping", "fullwire"): ("2x500Mbps", "2x5Gbps", "3x8Gbps"),
     ("computing", "gloo"): ("2x700Mbps", "2x5Gbps", "4x8Gbps"),
@@ -39,6 +41,20 @@ CELLS = {
     ("sharded", "gloo"): ("2x500Mbps", "2x4Gbps"),
     ("small", "gloo"): ("2x500Mbps", "2x2Gbps", "2x10Gbps"),
     ("small", "fullwire"): ("2x500Mbps", "2x3Gbps", "2x8Gbps"),
+}
+JUDGED = {
+    ("sleeping", "gloo"): ("2x400Mbps", "2x8Gbps", "3x3Gbps"),
+    ("sleeping", "fullwire"): ("2x700Mbps", "2x6Gbps", "4x4Gbps"),
+    ("computing", "gloo"): ("2x900Mbps", "2x4Gbps", "3x6Gbps"),
+    ("computing", "fullwire"): ("2x600Mbps", "2x5Gbps"),
+    ("halves", "gloo"): ("2x700Mbps", "2x5Gbps"),
+    ("adding", "gloo"): ("2x600Mbps", "3x5Gbps"),
+    ("by-hand", "gloo"): ("2x700Mbps", "2x6Gbps"),
+    ("by-hand", "fullwire"): ("2x1Gbps", "3x4Gbps"),
+    ("sharded", "gloo"): ("2x1Gbps", "2x6Gbps", "3x2Gbps"),
+    ("small", "gloo"): ("2x1Gbps", "2x3Gbps", "2x8Gbps"),
+    ("small", "fullwire"): ("2x700Mbps", "2x2Gbps", "2x10Gbps"),
+    ("uneven", "gloo"): ("2x1Gbps", "2x5Gbps"),
 }
 
 
@@ -75,7 +91,7 @@ def main() -> None:
     place.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + given.seconds
     missing = 0
-    for (kind, backend), cells in CELLS.items():
+    for (kind, backend), cells in (*FITTED.items(), *JUDGED.items()):
         for cell in cells:
             if time.monotonic() < until_s:
                 recorded(kind, backend, cell, place)
@@ -84,22 +100,43 @@ def main() -> None:
         print(f"{missing} recordings are missing: give the command once more")
         return
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-    held = [each for kind, backend in CELLS for each in _crossed(kind, backend, place)]
-    for name, chosen in (("all", held), ("alone on the machine", [e for e in held if e.is_quiet])):
-        if chosen:
-            errors = np.abs([each.found.error for each in chosen])
-            print(
-                f"\n{name}: {len(chosen)} predictions, median error {np.median(errors):.1%}, worst "
-                f"{errors.max():.1%}; the interval holds {sum(e.found.holds for e in chosen)}"
-            )
-    told = results.said_of([e.found.error for e in held], [e.found.holds for e in held])
-    table = results.Table(columns=COLUMNS, rows=results.rows([each.line for each in held]))
-    results.renew("cells", tables=[table], **told)
+    fitted, judged = (
+        [held for job, cells in chosen.items() for held in _crossed(*job, cells, place)]
+        for chosen in (FITTED, JUDGED)
+    )
+    split = []
+    for name, chosen in (
+        ("fitted", fitted),
+        ("judged", judged),
+        ("judged, alone on the machine", [held for held in judged if held.is_quiet]),
+    ):
+        errors = np.abs([held.found.error for held in chosen])
+        figures = (np.median(errors), np.quantile(errors, 0.9), errors.max())
+        inside = f"{sum(held.found.holds for held in chosen)} of {len(chosen)}"
+        split.append([name, str(len(chosen)), *(f"{figure:.1%}" for figure in figures), inside])
+        print(" | ".join(split[-1]))
+    columns = ["cells are", "predictions", "median", "p90", "worst", "in their interval"]
+    told = results.said_of(
+        [held.found.error for held in judged], [held.found.holds for held in judged]
+    )
+    results.renew(
+        "cells",
+        tables=[
+            results.Table(columns=columns, rows=split),
+            results.Table(
+                columns=COLUMNS, rows=results.rows([held.line for held in judged]), title="Judged"
+            ),
+            results.Table(
+                columns=COLUMNS, rows=results.rows([held.line for held in fitted]), title="Fitted"
+            ),
+        ],
+        **told,
+    )
 
 
-def _crossed(kind: str, backend: str, place: Path) -> Iterator[Held]:
+def _crossed(kind: str, backend: str, cells: Sequence[str], place: Path) -> Iterator[Held]:
     """Predict each recording of a job from each other one, and print it."""
-    runs = {cell: recorded(kind, backend, cell, place) for cell in CELLS[kind, backend]}
+    runs = {cell: recorded(kind, backend, cell, place) for cell in cells}
     beside = {cell: share_of_others(run) for cell, run in runs.items()}
     for shown, before in runs.items():
         for cell, after in runs.items():
