@@ -104,7 +104,7 @@ def main() -> None:
         [held for job, cells in chosen.items() for held in _crossed(*job, cells, place)]
         for chosen in (FITTED, JUDGED)
     )
-    split = []
+    split: list[list[results.Cell]] = []
     for name, chosen in (
         ("fitted", fitted),
         ("judged", judged),
