@@ -114,7 +114,7 @@ def main() -> None:
         figures = (np.median(errors), np.quantile(errors, 0.9), errors.max())
         inside = f"{sum(held.found.holds for held in chosen)} of {len(chosen)}"
         split.append([name, str(len(chosen)), *(f"{figure:.1%}" for figure in figures), inside])
-        print(" | ".join(split[-1]))
+        print(" | ".join(map(str, split[-1])))
     columns = ["cells are", "predictions", "median", "p90", "worst", "in their interval"]
     told = results.said_of(
         [held.found.error for held in judged], [held.found.holds for held in judged]

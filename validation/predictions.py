@@ -2,14 +2,18 @@
 
 One run is recorded in the lab, of two workers at 1 Gbps. From it alone, steps are predicted on
 other links, with more workers, other buckets and other models. Then each of these jobs is recorded
-too. The accelerators are emulated: they wait as long as a V100 would compute. So workers on one
-machine do not slow each other's computation down. The transport is real. Runs stay in DIRECTORY,
-and an existing run is not recorded again.
+too, and each run of the same model predicts all others. The accelerators are emulated: they wait as
+long as a V100 would compute. So workers on one machine do not slow each other's computation down.
+The transport is real. Runs stay in DIRECTORY, and an existing run is not recorded again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 import fullwire as fw
 from fullwire.run.run import Run
@@ -58,27 +62,61 @@ JOBS = (
 )
 
 
+class Held(NamedTuple):
+    """A prediction and its measurement."""
+
+    error: float
+    holds: bool
+    half_width: float  # of the interval, as a share of the prediction
+    line: str
+
+
 def main() -> None:
-    """Record the missing runs, predict, and print the table."""
+    """Record the missing runs, predict, and print the tables."""
     taken = arguments.parser(__doc__)
     taken.add_argument("directory", type=Path)
     place = taken.parse_args().directory
     place.mkdir(parents=True, exist_ok=True)
-    shown = recorded(SHOWN, place)
+    runs = {job: recorded(job, place) for job in JOBS}
     columns = ["job", "measured", "predicted", "interval", "error", "holds"]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    found = [held(job, shown, recorded(job, place)) for job in JOBS]
-    told = results.said_of(
-        [error for error, _, _ in found[1:]],  # the first is the job that was shown
-        [holds for _, holds, _ in found[1:]],
-    )
+    found = []
+    for job, truth in runs.items():
+        found.append(held(job, runs[SHOWN], truth))
+        print(found[-1].line, flush=True)
+    # The first is the job that was shown.
+    told = results.said_of([one.error for one in found[1:]], [one.holds for one in found[1:]])
     print(f"\n{told['cases']} jobs that were not shown: {told['summary']}")
-    table = results.Table(columns=columns, rows=results.rows([line for _, _, line in found]))
+    table = results.Table(columns=columns, rows=results.rows([one.line for one in found]))
     results.renew("predictions", tables=[table], **told)
+    _each_shown(runs)
 
 
-def held(job: Job, shown: Run, truth: Run) -> tuple[float, bool, str]:
-    """Print a prediction and its measurement; return error, whether the interval holds, and row."""
+def _each_shown(runs: Mapping[Job, Run]) -> None:
+    """Show each run of the shown model in turn, and predict all others."""
+    rows: list[list[results.Cell]] = []
+    every: list[Held] = []
+    for shown, run in runs.items():
+        if shown.model != SHOWN.model:
+            continue
+        found = [held(job, run, truth) for job, truth in runs.items() if job != shown]
+        every += found
+        figures = results.spread([one.error for one in found])
+        shares = [figures["median"], figures["p90"], figures["worst"]]
+        shares.append(float(np.median([one.half_width for one in found])))
+        inside = f"{sum(one.holds for one in found)} of {len(found)}"
+        rows.append([str(shown), *(f"{share:.1%}" for share in shares), inside])
+        print(" | ".join(map(str, rows[-1])), flush=True)
+    columns = ["shown", "median", "p90", "worst", "half width, median", "in their interval"]
+    told = results.said_of([one.error for one in every], [one.holds for one in every])
+    print(f"\n{told['cases']} predictions: {told['summary']}")
+    results.renew(
+        "predictions-each-shown", tables=[results.Table(columns=columns, rows=rows)], **told
+    )
+
+
+def held(job: Job, shown: Run, truth: Run) -> Held:
+    """Predict a job from the run that is shown, and hold it against its measurement."""
     subject = shown if job.model == SHOWN.model else job.model
     found = fw.whatif(
         subject,
@@ -99,8 +137,7 @@ def held(job: Job, shown: Run, truth: Run) -> tuple[float, bool, str]:
         f"{show_time(predicted_s)} | {show_time(low_s)} to {show_time(high_s)} | {error:+.1%} | "
         f"{'yes' if holds else 'NO'} |"
     )
-    print(line, flush=True)
-    return error, holds, line
+    return Held(error, holds, float(high_s - low_s) / 2 / predicted_s, line)
 
 
 if __name__ == "__main__":
