@@ -264,8 +264,9 @@ def _predicted(
             measures["overhead_s"][here] = overhead_s
             measures["communication_s"][here] = exposed.busy_s / apart
             step_s = np.add(baseline_s, overhead_s, out=measures["step_s"][here])
-            np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
-            np.divide(used_s / apart, step_s, out=measures["network_utilization"][here])
+            with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0 is refused later
+                np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
+                np.divide(used_s / apart, step_s, out=measures["network_utilization"][here])
     return measures
 
 
