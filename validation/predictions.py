@@ -110,8 +110,13 @@ def _each_shown(runs: Mapping[Job, Run]) -> None:
     columns = ["shown", "median", "p90", "worst", "half width, median", "in their interval"]
     told = results.said_of([one.error for one in every], [one.holds for one in every])
     print(f"\n{told['cases']} predictions: {told['summary']}")
-    results.renew(
-        "predictions-each-shown", tables=[results.Table(columns=columns, rows=rows)], **told
+    results.write(
+        "predictions-each-shown",
+        claim="The interval holds nine truths of ten, whichever run is shown.",
+        anchor="the same 34 jobs, each of 23 shown in turn",
+        measure="relative error of the step",
+        tables=[results.Table(columns=columns, rows=rows)],
+        **told,
     )
 
 
