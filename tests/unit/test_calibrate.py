@@ -21,9 +21,9 @@ from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling, observations_of
 from fullwire.simulation.forecast import Forecaster, forecaster
-from fullwire.simulation.grid import AXES, MEASURES, Grid, Residue
+from fullwire.simulation.grid import AXES, MEASURES, Crowding, Grid, Residue
 from fullwire.simulation.subject import plain_subject
-from fullwire.simulation.sweep import sweep
+from fullwire.simulation.sweep import sweep, with_contention
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence, setting
@@ -299,6 +299,36 @@ def test_processor_time_beyond_t1_is_no_work_of_the_rank(late_ms: int) -> None:
     asked: dict[str, Any] = {"bandwidth": "100Tbps", "transport": "measured"}
     steps_s = [fw.whatif(run, **asked)["step_s"][0] for run in (charged, own)]
     assert steps_s[0] == pytest.approx(steps_s[1])
+
+
+def crowded(rate_bps: float, own_s: float, crowded_s: float = 0.005) -> Crowding:
+    """Return the contention of a job whose T1 is so much less than its step's own time."""
+    run = a_trained_job(
+        a_transport(),
+        rate_bps=rate_bps,
+        gradients_mib=(10, 10, 10, 10),
+        buckets="ddp:10MiB",
+        facts=computing(own_s, 0.06),
+    )
+    subject = plain_subject("a job", run)
+    return with_contention(subject, 0.065 - crowded_s, a_transport()).crowding
+
+
+def test_few_bytes_beside_computing_tell_little_of_contention() -> None:
+    """Then the work for messages counts, which delays computing on busy processors alone."""
+    slow, fast = crowded(2 * GBPS, 0.065), crowded(20 * GBPS, 0.065)
+    work = 1e-9 / 8
+    assert fast.recorded_bits > 3 * slow.recorded_bits
+    assert slow.s_per_bit == pytest.approx(work, rel=0.1) != 0.005 / slow.recorded_bits
+    assert 0.005 / fast.recorded_bits < fast.s_per_bit < 0.6 * slow.s_per_bit
+    assert fast.off_s_per_bit < 0.7 * slow.off_s_per_bit
+    assert crowded(2 * GBPS, 0.005, crowded_s=0.0).s_per_bit < 0.1 * work
+    assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_per_bit > 0.9 * work
+
+
+def test_ranks_that_leave_a_processor_take_their_contention_along() -> None:
+    half_busy = Crowding(s_per_bit=1e-10, busy_by_a_rank=0.5, recorded_ranks=1.0)
+    assert half_busy.with_ranks(np.array([0.5, 1.0, 2.0, 4.0])).tolist() == [0.5, 1.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -134,7 +134,7 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     if isinstance(transport, MeasuredTransport) and busy:
         [ranks] = transport.ranks_per_processor(point.workers).tolist()
         work = float(exposed.work_s.sum()) / all_bits
-    if work:
+    if work and told.off:
         # Work for messages delays computing by its own time at most, and only on busy processors.
         told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
     crowding = Crowding(
@@ -156,13 +156,6 @@ class _Estimate(NamedTuple):
         weight, others = self.off**-2, other.off**-2
         value = (self.value * weight + other.value * others) / (weight + others)
         return _Estimate(value, (weight + others) ** -0.5)
-
-
-def _weighed(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
-    """Return the mean of two estimates by how sure they are, and how sure it is."""
-    weights = first[1] ** -2, second[1] ** -2
-    middle = (first[0] * weights[0] + second[0] * weights[1]) / sum(weights)
-    return middle, sum(weights) ** -0.5
 
 
 def with_residue(subject: Subject, transport: Transport) -> Subject:
