@@ -294,6 +294,12 @@ def test_the_command_says_which_part_of_the_step_changed(cli: Cli, tmp_path: Pat
     assert told["account"]["after"]["straggler"] == pytest.approx(late_s)
 
 
+def test_a_fact_that_changed_has_its_unit(cli: Cli, tmp_path: Path) -> None:
+    runs = [steps_run(noisy(100, 1), facts={"line_rate_bps": rate}) for rate in (4e9, 0.5e9)]
+    places = [fw.write(run, tmp_path / f"{n}.run") for n, run in enumerate(runs)]
+    assert "Changed: line_rate_bps 4 Gbps -> 500 Mbps." in cli("compare", *places).stdout
+
+
 def test_the_first_screen_holds_the_answer_and_what_changed(cli: Cli, tmp_path: Path) -> None:
     faster = noisy(50, 2)
     runs = steps_run(noisy(100, 1)), steps_run(faster, facts={"hook": "h"})

@@ -8,6 +8,7 @@ from typing import Any
 
 from fullwire.collectives.cost import Floats
 from fullwire.findings.finding import Finding
+from fullwire.run.facts import shown_text
 from fullwire.run.run import Run
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
@@ -16,7 +17,6 @@ _MEANS_DIFFER = 0.05  # A larger difference from usual steps: others changed.
 _NOT_SHOWN = 0.0005  # Of the step: a smaller change would print as 0.
 _LARGE = 1.1  # Times: a larger change is told in times, a smaller one as a share.
 _MOST_FACTS = 4  # In a sentence.
-_NO_VALUE = {"-": "none"}
 _MUCH = 0.05  # A sentence needs a change of bytes, or of length, above this.
 
 
@@ -430,7 +430,7 @@ def about_changes(
     """
     if facts:
         told = [
-            FactChanged(name=name, before=_NO_VALUE.get(old, old), after=_NO_VALUE.get(new, new))
+            FactChanged(name=name, before=shown_text(name, old), after=shown_text(name, new))
             for name, old, new in facts
         ]
         told.sort(key=lambda each: len(each.before) + len(each.after))  # long ones are for -v

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from fullwire.errors import UsageError
-from fullwire.units import shown
+from fullwire.units import show_rate, show_time, shown
 
 Pairs: TypeAlias = tuple[tuple[float, float], ...]
 FactValue: TypeAlias = int | float | str | Pairs
@@ -317,6 +317,14 @@ REGISTRY: Mapping[str, Fact] = MappingProxyType(
     }
 )
 NO_FACTS = Facts()
+
+
+def shown_text(name: str, text: str) -> str:
+    """Return a fact's text as people read it: a number with its unit, and "-" as none."""
+    if text == "-" or REGISTRY[name].kind is not float:
+        return "none" if text == "-" else text
+    show = {"bit/s": show_rate, "s": show_time}.get(REGISTRY[name].unit, "{:.4g}".format)
+    return show(float(text))
 
 
 def _checked(fact: Fact, value: Any) -> FactValue:
