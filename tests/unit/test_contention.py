@@ -346,6 +346,15 @@ def test_a_what_if_keeps_contention_that_no_bytes_beside_computing_cause() -> No
     assert any("Predictions keep that as recorded" in each for each in found.warnings)
 
 
+def test_contention_that_follows_bytes_is_never_said_to_be_kept() -> None:
+    """Little of it in the step, and a long wait for processors."""
+    run = probed(a_trained_job(), 0.99 * COMPUTES_MS)
+    waiting = dataclasses.replace(run, facts=run.facts | Facts(run_delay_s=by_rank(0.03)))
+    warnings = fw.whatif(waiting, bandwidth="10Gbps").warnings
+    assert any("as bytes are sent beside computing" in warning for warning in warnings)
+    assert not any("Predictions keep that as recorded" in warning for warning in warnings)
+
+
 def test_devices_compute_on_no_processor_that_sums_take() -> None:
     run = a_trained_job()
     facts = run.facts | Facts(run_delay_s=by_rank(0.03), backend="nccl")

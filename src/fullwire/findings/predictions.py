@@ -461,10 +461,11 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
     delay_s = float(np.median(delays)) if is_shared else 0.0
     crowded_s, notable_s = subject.step.crowded_ns * 1e-9, KEPT * (replayed_ns or 0) * 1e-9
-    if subject.crowding.s_per_bit and crowded_s > notable_s > 0:
-        yield ContentionIsCarried(run=name, crowded_s=crowded_s)
-    elif max(crowded_s, delay_s) > notable_s > 0:
-        yield ContentionIsKept(run=name)
+    if max(crowded_s, delay_s) > notable_s > 0:
+        if subject.crowding.s_per_bit:
+            yield ContentionIsCarried(run=name, crowded_s=crowded_s)
+        else:
+            yield ContentionIsKept(run=name)
     if is_measured:
         yield from (OfRun(run=name, what=finding) for finding in about_others(run))
     if subject.step.shards > 1:
