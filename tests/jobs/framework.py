@@ -17,12 +17,16 @@ def main() -> None:
     )
     sys.modules[name] = stand_in
     dist.init_process_group("gloo")
+    train()  # a model that outlives its group can keep torch 2.13 from ever ending
+    dist.destroy_process_group()
+
+
+def train() -> None:
     model = DistributedDataParallel(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
-    dist.destroy_process_group()
 
 
 main()
