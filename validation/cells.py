@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 import fullwire as fw
 from fullwire.answers.verification import Verification, verify
 from fullwire.run.processors import share_of_others
@@ -104,25 +102,22 @@ def main() -> None:
         [held for job, cells in chosen.items() for held in _crossed(*job, cells, place)]
         for chosen in (FITTED, JUDGED)
     )
-    split: list[list[results.Cell]] = []
-    for name, chosen in (
-        ("fitted", fitted),
-        ("judged", judged),
-        ("judged, alone on the machine", [held for held in judged if held.is_quiet]),
-    ):
-        errors = np.abs([held.found.error for held in chosen])
-        figures = (np.median(errors), np.quantile(errors, 0.9), errors.max())
-        inside = f"{sum(held.found.holds for held in chosen)} of {len(chosen)}"
-        split.append([name, str(len(chosen)), *(f"{figure:.1%}" for figure in figures), inside])
-        print(" | ".join(map(str, split[-1])))
-    columns = ["cells are", "predictions", "median", "p90", "worst", "in their interval"]
+    quiet = [held for held in judged if held.is_quiet]
+    kinds = (("fitted", fitted), ("judged", judged), ("judged, alone on the machine", quiet))
+    split = results.split(
+        "predictions",
+        [
+            (name, [held.found.error for held in chosen], [held.found.holds for held in chosen])
+            for name, chosen in kinds
+        ],
+    )
     told = results.said_of(
         [held.found.error for held in judged], [held.found.holds for held in judged]
     )
     results.renew(
         "cells",
         tables=[
-            results.Table(columns=columns, rows=split),
+            split,
             results.Table(
                 columns=COLUMNS, rows=results.rows([held.line for held in judged]), title="Judged"
             ),

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import permutations, product
 from pathlib import Path
 from typing import NamedTuple
@@ -117,7 +117,14 @@ def main() -> None:
     if not judged:
         print("\nno judged cell is recorded and undisturbed: nothing is written")
         return
-    split = _split((("fitted", [e for e in counted if e.is_fitted]), ("judged", judged)))
+    fitted = [each for each in counted if each.is_fitted]
+    split = results.split(
+        "cells",
+        [
+            (name, [each.error for each in chosen], [each.holds for each in chosen])
+            for name, chosen in (("fitted", fitted), ("judged", judged))
+        ],
+    )
     recorded = f"of {len(CELLS)} cells, {len(held)} are recorded, {len(counted)} undisturbed"
     figures = results.said_of([e.error for e in judged], [e.holds for e in judged])
     results.write(
@@ -195,22 +202,6 @@ def _held_in(place: Path, cell: Cell) -> Held | None:
     )
     is_disturbed = max(beside) >= DISTURBED or apart >= UNLIKE
     return Held(is_fitted, is_disturbed, error, holds, line)
-
-
-def _split(kinds: Sequence[tuple[str, Sequence[Held]]]) -> results.Table:
-    """Print the figures of fitted and of judged cells, and return them as a table."""
-    lines = []
-    for name, chosen in kinds:
-        if chosen:
-            figures = results.spread([each.error for each in chosen])
-            holding = sum(each.holds for each in chosen)
-            lines.append(
-                f"| {name} | {len(chosen)} | {figures['median']:.1%} | {figures['p90']:.1%} | "
-                f"{figures['worst']:.1%} | {holding} of {len(chosen)} |"
-            )
-    columns = ["cells are", "cells", "median", "p90", "worst", "in their interval"]
-    print("\n".join(["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines]))
-    return results.Table(columns=columns, rows=results.rows(lines))
 
 
 def _crossed(place: Path) -> Iterator[Held]:

@@ -109,6 +109,24 @@ def rows(lines: Sequence[str]) -> list[list[Cell]]:
     return [[cell.strip() for cell in line.strip().strip("|").split(" |")] for line in lines]
 
 
+def split(counted: str, kinds: Sequence[tuple[str, Sequence[float], Sequence[bool]]]) -> Table:
+    """Print the figures of fitted and of judged cells, and return them as a table.
+
+    A kind has a name, its errors, and whether each interval holds. One without cells has no row.
+    """
+    lines = []
+    for name, errors, holds in kinds:
+        if errors:
+            figures = spread(errors)
+            lines.append(
+                f"| {name} | {len(errors)} | {figures['median']:.1%} | {figures['p90']:.1%} | "
+                f"{figures['worst']:.1%} | {sum(holds)} of {len(holds)} |"
+            )
+    columns = ["cells are", counted, "median", "p90", "worst", "in their interval"]
+    print("\n".join(["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines]))
+    return Table(columns=columns, rows=rows(lines))
+
+
 def said_of(errors: Sequence[float], holds: Sequence[bool] = ()) -> dict[str, Any]:
     """Return the summary, the spread and the coverage of predictions."""
     figures = spread(errors)

@@ -70,7 +70,7 @@ def print_metrics(metrics: Metrics) -> None:
 
 def fact_rows(run: Run) -> list[list[str]]:
     """Return the facts of a run as name, value and meaning."""
-    from fullwire.run.facts import REGISTRY
+    from fullwire.run.facts import REGISTRY, shown_text
 
     shows: Mapping[str, Callable[[float], str]]
     shows = {"bit/s": show_rate, "s": show_time, "B": show_bytes, "": "{:.3g}".format}
@@ -86,11 +86,7 @@ def fact_rows(run: Run) -> list[list[str]]:
         elif name == "group_names":  # a large job has thousands
             names = [part.rpartition(": ")[2].split() for part in str(value).split(", ")]
             text = f"{sum(map(len, names)):,} names"
-        elif name.endswith("_bps") and isinstance(value, float):
-            text = show_rate(value)
-        elif name.endswith("_s") and isinstance(value, float):
-            text = show_time(value)
         else:
-            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            text = shown_text(name, str(value))
         rows.append([name, text, REGISTRY[name].meaning])
     return rows

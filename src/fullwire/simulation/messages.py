@@ -182,8 +182,8 @@ class Messages:
         late_s = jitter.late_s(self.subject.step, workers, apart)[:, None, None]
         if isinstance(transport, MeasuredTransport):
             # On processors that ranks share, computation takes at least its work for all ranks.
-            # The step takes at least that and the transport's work, however much of it is beside
-            # other work, or beside a rank that is late: all of it waits for the same processors.
+            # The step takes at least that and the transport's work. It does not help that some of
+            # it is beside other work or a late rank: it all waits for the same processors.
             step, per_host = self.subject.step, self.subject.ranks_per_host
             own_s, alone_s = _own_s(step), step.alone_ns * 1e-9
             shared_s = own_s * transport.crowd(workers, per_host)[:, None, None]

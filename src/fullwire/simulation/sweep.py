@@ -44,7 +44,7 @@ BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level ca
 PIECE_POINTS = 2**18  # some 10 MB of measures, computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
 _LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
-T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
+_T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
 _LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
 
@@ -128,7 +128,7 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     beside_bits = float(exposed.beside_bits.sum())
     if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
         return crowded
-    told = _Estimate(crowded_ns * 1e-9 / beside_bits, T1_OFF * alone_s / beside_bits)
+    told = _Estimate(crowded_ns * 1e-9 / beside_bits, _T1_OFF * alone_s / beside_bits)
     step, ranks, work = crowded.step, 1.0, 0.0
     busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
     if isinstance(transport, MeasuredTransport) and busy:
