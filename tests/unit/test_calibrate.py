@@ -481,6 +481,10 @@ def test_a_run_without_a_transport_is_refused_by_its_name_and_with_the_reason(
     here = dataclasses.replace(run, facts=run.facts | Facts(hosts="vm,vm", backend="gloo"))
     with pytest.raises(UsageError, match="its ranks share one host, and use no link"):
         fw.whatif(here, workers=4, bandwidth="10Gbps", transport="measured")
+    table = fw.write(run, tmp_path / "cut.run") / "collectives.parquet"
+    table.write_bytes(table.read_bytes()[:900])
+    with pytest.raises(UsageError, match=r"are missing: collectives\.parquet: damaged"):
+        fw.whatif(str(table.parent), workers=4, bandwidth="10Gbps", transport="measured")
 
 
 # A line rate that a run does not know

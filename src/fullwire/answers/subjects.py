@@ -28,6 +28,7 @@ from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.files import name_of
+from fullwire.run.gaps import reasons
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
@@ -248,7 +249,8 @@ def _shows_no_transport(run: Run) -> str | None:
     if line_rate_bps(run) is None:
         return _RATE_UNKNOWN
     if not len(run.collectives):
-        return "it has no collectives"
+        lost = reasons(run.gaps, ("collectives",))
+        return f"its collectives are missing: {lost[0]}" if lost else "it has no collectives"
     return None
 
 
