@@ -27,6 +27,7 @@ class Speeds:
     message_s: float = 2e-4
     is_plain: bool = False
     light_s: float = 4e-4  # of one layer's norms and activations in one pass
+    splitting_s: float = 9e-3  # of a layer and microbatch, by the mesh that names the groups
 
 
 class _Rank:
@@ -182,6 +183,8 @@ def _pass(stage: _Rank, place: int, pp: int, tp: int, *, forward: bool, speeds: 
             stage.work(_BACKWARD_ATTENTION, [heads] * 5, 2 * flops, speeds)
         stage.add("aten::mul", times * speeds.light_s * 1e6, [heads])
         if tp > 1:
+            if not speeds.is_plain:
+                stage.add("PythonSubclass", times * speeds.splitting_s / 3 * 1e6)
             for _ in range(2):
                 values = [1, SEQUENCE, HIDDEN]
                 name = "AR" if speeds.is_plain else "_c10d_functional::wait_tensor"

@@ -308,7 +308,8 @@ def layout_of(
         gradient_bytes=2 if is_low or "pure" in row.get("precision", "").lower() else 4,
         flash_attention=not is_old or "flash" in text,
         tp_overlap=overlaps,
-        dp_overlap=not ("deepspeed" in mode or mode.startswith(("ddp", "none"))),
+        # DeepSpeed gathers parameters ahead (ZeRO-3), and sums gradients at the end without it.
+        dp_overlap=zero == 3 or not ("deepspeed" in mode or mode.startswith(("ddp", "none"))),
     )
     if stated is None:
         assumed.append("recomputation")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullwire.run.intervals import covered_ns, union, within
+from fullwire.run.intervals import covered_ns, union, within, without
 
 MOMENTS = st.integers(-20, 20)
 INTERVALS = st.lists(st.tuples(MOMENTS, st.integers(0, 9)), max_size=8)
@@ -33,6 +33,10 @@ def test_a_union_covers_each_moment_once(
     assert covered_ns(*ends(intervals)) == len(whole)
     expected = [len(moments([other]) & whole) for other in others]
     assert within(*ends(others), (first, last)).tolist() == expected
+    start, end = without((first, last), union(*ends(others)))
+    rest = zip(start.tolist(), (end - start).tolist(), strict=True)
+    assert moments(list(rest)) == whole - moments(others)
+    assert (end > start).all()
 
 
 def test_gaps_up_to_a_length_are_covered_too() -> None:

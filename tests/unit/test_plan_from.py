@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from fullwire.findings.plans import (
     OnHalfTheBandwidth,
     OptimizerOnly,
     OtherDevice,
+    ProcessorsNotTold,
+    ProcessorsShared,
     ProcessorsStay,
+    SplitByMesh,
     UnlikeGroup,
     UsualMlp,
 )
@@ -158,6 +163,21 @@ def test_an_operation_that_waits_for_a_sum_is_not_taken_for_computing(tmp_path: 
     step_s = [traced(tmp_path / str(tp), tp=tp, dp=4 // tp, is_plain=True) for tp in (2, 1)]
     found = fw.plan(recorded=tmp_path / "2", to={"tp": 1, "dp": 4})
     assert found.best.step_s == pytest.approx(step_s[1], rel=0.1)
+
+
+def test_tensor_parallelism_by_hand_splits_nothing(tmp_path: Path) -> None:
+    """A mesh splits tensors on the host. Groups without names are those of a job by hand."""
+    step_s = [traced(tmp_path / str(tp), tp=tp, dp=4 // tp, is_plain=True) for tp in (1, 2)]
+    found = fw.plan(recorded=tmp_path / "1", to={"tp": 2, "dp": 2})
+    assert found.best.step_s == pytest.approx(step_s[1], rel=0.1)
+    assert SplitByMesh(milliseconds=9.0) not in found.assumed
+
+
+def test_a_mesh_that_has_no_tensor_parallelism_yet_will_split_tensors(
+    steps: dict[str, tuple[Path, dict[str, int], float]],
+) -> None:
+    found = fw.plan(recorded=steps["tp 1 pp 1 dp 2"][0], to={"tp": 2, "dp": 1})
+    assert SplitByMesh(milliseconds=9.0) in found.assumed
 
 
 def test_operations_that_are_cut_between_chunks_are_whole(
@@ -311,6 +331,25 @@ def test_shapes_and_groups_are_free_text(
     )
     with contextlib.suppress(FullwireError), np.errstate(all="raise"):
         assert fw.plan(recorded=odd, to={"tp": 2}).best.step_s > 0
+
+
+def test_ranks_on_this_machine_share_its_processors(
+    job: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks on two processors: eight of them take twice as long, and two half as long."""
+    here = replace(job, facts=replace(job.facts, hosts=",".join([platform.node()] * 4)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for to, factor in {"tp=2,dp=1": 0.5, "tp=2,dp=2": 1.0, "tp=2,dp=4": 2.0}.items():
+        apart, shared = (fw.plan(recorded=run, to=to) for run in (job, here))
+        assert shared.best.step_s == pytest.approx(factor * apart.best.step_s, rel=1e-6)
+        assert ProcessorsShared(processors=2) in shared.assumed
+        assert not any(isinstance(note, ProcessorsNotTold) for note in shared.assumed)
+    # While a stage waits for another one, other ranks compute.
+    apart, shared = (fw.plan(recorded=run, to="tp=1,pp=2,dp=2") for run in (job, here))
+    waits = (apart.best.bubble_s + apart.best.exposed.pp_s) / apart.best.step_s
+    assert shared.best.step_s == pytest.approx((1 - waits) * apart.best.step_s, rel=1e-6)
+    elsewhere = fw.plan(recorded=here, cluster="dgx-h100", nodes=1, to="tp=2,dp=4")
+    assert not any(isinstance(note, ProcessorsShared) for note in elsewhere.assumed)
 
 
 def test_degrees_that_are_left_out_stay_as_recorded(

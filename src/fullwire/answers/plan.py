@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -59,18 +61,22 @@ from fullwire.findings.plans import (
     OtherDevice,
     OtherParallelism,
     ProcessorsNotTold,
+    ProcessorsShared,
     ProcessorsStay,
     PublishedFailures,
+    SplitByMesh,
     UnlikeGroup,
     UsualMlp,
     UsualShareOfLinks,
 )
+from fullwire.run.placement import host_of_rank
+from fullwire.run.run import Run
 from fullwire.simulation.goodput import (
     CHECKPOINT_BYTES,
     PUBLISHED_DEVICE_HOURS,
 )
 from fullwire.simulation.recognised_plan import recognised
-from fullwire.simulation.recorded_plan import Recorded, device_in
+from fullwire.simulation.recorded_plan import SPLITTING_S, Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
 from fullwire.units import bits_per_second, ratio, seconds
 from fullwire.workloads.accelerators import Accelerator, accelerator
@@ -86,6 +92,7 @@ _MESSAGES = {  # of each degree
     "tp": "messages of tensor parallelism",
     "pp": "transfers between stages",
     "dp": "sums of gradients",
+    "zero": "gathers of parameters",
 }
 
 
@@ -325,13 +332,21 @@ def _known(
             needed = max(1, -(-seen.layout.devices // machine.devices_per_node))
             here = described_cluster(machine, needed)
             break
-    known = by_recording(seen, None if here is None else usable(here), here_device)
+    here = None if here is None else usable(here)
+    processors = _processors_of_this_host(run) if cluster is None else None
+    known = by_recording(seen, here, here_device, processors)
     if not seen.device and known.ratios[0].ratio > _SIMILAR:
         raise UsageError(
             f"device: expected the device of the trace, got {device}: products of the trace took "
             f"{known.ratios[0].ratio:,.0f} times as long as on this one"
         )
     return known
+
+
+def _processors_of_this_host(run: Run) -> int | None:
+    """Return this machine's processors if a trace names it as the host of all ranks."""
+    hosts = set(host_of_rank(run).values())
+    return len(os.sched_getaffinity(0)) if hosts == {platform.node()} else None
 
 
 def _target(
@@ -427,6 +442,10 @@ def _assumptions(
                     devices=math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp")),
                     recorded=question.recorded.recognised.layout.devices,
                 )
+        if question.recorded.splits_by_mesh and degrees["tp"] > 1:
+            yield SplitByMesh(milliseconds=1e3 * SPLITTING_S)
+        if question.recorded.processors is not None:
+            yield ProcessorsShared(processors=question.recorded.processors)
 
 
 def _worths(searched: Searched) -> tuple[Worth, ...]:

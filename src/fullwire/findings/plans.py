@@ -137,6 +137,30 @@ class ProcessorsNotTold(Finding):
     recorded: int
 
 
+class ProcessorsShared(Finding):
+    """All ranks are on this machine's processors, however many ranks there are."""
+
+    template = (
+        "all ranks share {processors} processors, and each has one thread: the trace names this "
+        "machine as the host of all of them"
+    )
+    is_assumption = True
+
+    processors: int
+
+
+class SplitByMesh(Finding):
+    """A job with a DeviceMesh would get tensor parallelism from PyTorch, on the host's time."""
+
+    template = (
+        "PyTorch splits tensors over the mesh, for {milliseconds:.0f} ms of a processor in each "
+        "layer and microbatch"
+    )
+    is_assumption = True
+
+    milliseconds: float
+
+
 class UnlikeGroup(Finding):
     """A group that is data parallel by its name does not fit the degrees of the plan."""
 

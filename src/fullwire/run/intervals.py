@@ -23,6 +23,22 @@ def union(
     return start[begins], reached[np.append(begins[1:], begins[:1])]
 
 
+def without(
+    stretches: tuple[NDArray[_Number], NDArray[_Number]],
+    others: tuple[NDArray[_Number], NDArray[_Number]],
+) -> tuple[NDArray[_Number], NDArray[_Number]]:
+    """Return the stretches of one union that the other union does not cover."""
+    times = np.concatenate([*stretches, *others])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    sizes = [len(part) for part in (*stretches, *others)]
+    depth, other_depth = (
+        np.cumsum(np.repeat(steps, sizes)[order]) for steps in ([1, -1, 0, 0], [0, 0, 1, -1])
+    )
+    is_open = (depth[:-1] > 0) & (other_depth[:-1] == 0) & (times[1:] > times[:-1])
+    return times[:-1][is_open], times[1:][is_open]
+
+
 def covered_ns(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> int:
     """Return how much time some intervals cover together; one that ends before it starts, none."""
     first_ns, last_ns = union(start_ns, end_ns)

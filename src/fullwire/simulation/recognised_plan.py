@@ -22,7 +22,8 @@ import numpy as np
 
 from fullwire.errors import UsageError
 from fullwire.run.intervals import union, within
-from fullwire.run.run import Collectives, Run
+from fullwire.run.run import Collectives, Run, Whole
+from fullwire.run.usual import marks_of_steps, usual_steps
 from fullwire.simulation.described_groups import degrees_of, descriptions_of, kind_of_messages
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
@@ -30,6 +31,7 @@ from fullwire.workloads.layout import Layout, Precision
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 _BATCHED = ("aten::bmm", "aten::baddbmm")
+_SHARD_COPIES = ("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat")
 _ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_attention_|flash_attn")
 _PRECISIONS: Mapping[str, Precision] = {
     "float": "fp32",
@@ -60,6 +62,7 @@ class Recognised:
     unlike_group: int | None  # the ranks of a data-parallel group that does not fit the degrees
     has_usual_mlp: bool  # no product shows its width: four times the hidden vector is taken
     other_groups: Mapping[str, int]  # ranks of expert or sequence parallelism: ep, sp
+    has_mesh: bool  # groups of PyTorch's DeviceMesh
     open_vocabulary: int | None  # the embedding's rows, if a rank may hold a part of them
     only_kernels: tuple[str, ...]  # classes of work that no operation shows
     source: str
@@ -82,6 +85,19 @@ def _sizes(shapes: str) -> list[list[int]]:
     return [[int(size) for size in shape] for shape in sizes]
 
 
+def _usual(run: Run, steps: Whole) -> list[int]:
+    """Return the numbers of the usual steps among these; the profiler may disturb its first one."""
+    marks = marks_of_steps(run)
+    steps = steps[steps >= 0]
+    marks = marks.rows(np.isin(marks.step, steps))
+    if not len(marks):
+        return sorted(set(steps.tolist()))
+    numbers, place = np.unique(marks.step, return_inverse=True)
+    total_ns = np.bincount(place, (marks.end_ns - marks.start_ns).astype(np.float64))
+    length_ns = np.asarray(total_ns / np.bincount(place))
+    return [int(number) for number in numbers[usual_steps(length_ns)]]
+
+
 class _Recognising:
     """The operations of a run by rank; each method recognises one part of the plan."""
 
@@ -95,7 +111,7 @@ class _Recognising:
         self.open_vocabulary: int | None = None
         self.only_kernels: list[str] = []  # classes of work that kernels show, and no operation
         table = run.operations
-        self.steps = sorted({int(step) for step in table.step[table.step >= 0]})
+        self.steps = _usual(run, table.step)
         if not len(table) or not self.steps:
             raise UsageError(
                 "from: expected a trace of whole steps with the shapes of operations "
@@ -105,8 +121,9 @@ class _Recognising:
         self.spent_ns: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         columns = (table.rank, table.step, table.name, table.shapes, table.calls, table.busy_ns)
         rows = zip(*(column.tolist() for column in columns), strict=True)
+        chosen = set(self.steps)
         for rank, step, name, shapes, calls, busy_ns in rows:
-            if step >= 0:
+            if step in chosen:
                 self.calls[rank][name, shapes] += calls
                 self.spent_ns[rank][name, shapes] += busy_ns
         self.ranks = sorted(self.calls)
@@ -147,10 +164,11 @@ class _Recognising:
             )
         kinds = self._kinds(tokens, hidden, tp)
         zero = 0
-        if dp > 1 and any(op == "reducescatter" for op, *_ in kinds.get("dp", ())):
+        # Gloo sums all gradients where NCCL leaves each rank its part; both gather parameters.
+        if dp > 1 and any(op in ("reducescatter", "allgather") for op, *_ in kinds["dp"]):
             gathers = sum(op == "allgather" for op, *_ in kinds["dp"]) / len(self.steps)
             zero = 3 if gathers > micro else 1
-        beside, busy_s = self._busy(kinds, tokens, hidden, tp)
+        beside, busy_s = self._busy(kinds, tokens, hidden, tp, dp)
         types = Counter(self.run.operations.dtype.tolist())
         types = Counter({kind: n for kind, n in types.items() if kind.lower() in _PRECISIONS})
         kind = types.most_common(1)[0][0] if types else "c10::BFloat16"
@@ -183,6 +201,7 @@ class _Recognising:
                 for kind, ranks in self.told.of.items()
                 if kind in ("ep", "sp") and ranks > 1
             },
+            has_mesh="mesh_" in (self.run.facts.groups or ""),
             open_vocabulary=self.open_vocabulary,
             only_kernels=tuple(_WORK[work] for work in self.only_kernels),
             source=self.run.provenance.source,
@@ -416,12 +435,14 @@ class _Recognising:
     ) -> dict[str, tuple[tuple[str, float, float], ...]]:
         """Return the messages of all steps by kind, with the time of the rank that waited least."""
         table = self.run.collectives
-        least: dict[tuple[str, str, int, int], tuple[str, float, float]] = {}
-        for row in np.flatnonzero((table.step >= 0) & (table.bytes >= _SMALL_BYTES)).tolist():
+        least: dict[tuple[str, str, str, int, int], tuple[str, float, float]] = {}
+        is_chosen = np.isin(table.step, self.steps) & (table.bytes >= _SMALL_BYTES)
+        for row in np.flatnonzero(is_chosen).tolist():
             kind = self.kind_of(table, row, tokens, hidden, tp)
             spent_s = float(table.end_ns[row] - table.issue_ns[row]) * 1e-9
-            key = (kind, str(table.group[row]), int(table.step[row]), int(table.sequence[row]))
-            message = (str(table.op[row]), float(table.bytes[row]), spent_s)
+            step, sequence, op = int(table.step[row]), int(table.sequence[row]), str(table.op[row])
+            key = (kind, str(table.group[row]), op, step, sequence)
+            message = (op, float(table.bytes[row]), spent_s)
             if key not in least or spent_s < least[key][2]:
                 least[key] = message
         kinds: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
@@ -456,7 +477,7 @@ class _Recognising:
         return float(np.mean(lengths)) * 1e-9
 
     def _busy(
-        self, kinds: Mapping[str, object], tokens: int, hidden: int, tp: int
+        self, kinds: Mapping[str, object], tokens: int, hidden: int, tp: int, dp: int
     ) -> tuple[float, dict[str, float]]:
         """Take the slowest rank's step apart; also say how much of sums lies beside computing."""
         answers = []
@@ -471,26 +492,32 @@ class _Recognising:
                     if _ATTENTION.search(name) or name in _BATCHED
                 ),
                 "dispatch": spent_ns["dispatch", ""],
+                "handover": spent_ns["handover", ""],
+                # What FSDP copies to gather parameters and to sum gradients, on this device.
+                "shards": sum(ns for (name, _), ns in spent_ns.items() if name in _SHARD_COPIES),
                 "waiting": sum(ns for (name, _), ns in spent_ns.items() if "wait_tensor" in name),
                 "optimizer": sum(ns for (name, _), ns in spent_ns.items() if "Optimizer" in name),
             }
             if self.only_kernels:
                 by |= self._in_kernels(rank)
             spans = self.run.spans
-            mine = (spans.rank == rank) & (spans.lane == "compute") & (spans.step >= 0)
+            is_chosen = np.isin(spans.step, self.steps)
+            mine = (spans.rank == rank) & (spans.lane == "compute") & is_chosen
             work = union(spans.start_ns[mine], spans.end_ns[mine])
             total_ns = int((work[1] - work[0]).sum())
             is_device = any(name != "operators" for name in set(spans.name[mine].tolist()))
             if is_device:  # marks of the processor say nothing of a device's time
-                by |= {"dispatch": 0, "waiting": 0, "optimizer": 0}
+                by |= {"dispatch": 0, "handover": 0, "waiting": 0, "optimizer": 0}
+            by["dispatch" if tp > 1 else "shards"] += by.pop("handover")
             named = sum(by.values())
             table = self.run.collectives
             shown_ns: dict[str, int] = dict.fromkeys(("tp", "dp", "pp", "cp"), 0)
             sums_ns = beside_ns = 0
+            is_own = (table.rank == rank) & np.isin(table.step, self.steps)
             for kind in shown_ns:
                 rows = [
                     row
-                    for row in np.flatnonzero((table.rank == rank) & (table.step >= 0)).tolist()
+                    for row in np.flatnonzero(is_own).tolist()
                     if self.kind_of(table, row, tokens, hidden, tp) == kind
                 ]
                 sent = union(table.issue_ns[rows], table.end_ns[rows])
@@ -507,6 +534,8 @@ class _Recognising:
             steps_ns = round(self._step_s() * 1e9 * len(self.steps))
             if pipeline:
                 shown_ns["pp"] += self._drained_ns(rank)
+                if dp == 1:  # a barrier at the end of a step, where a stage is drained
+                    shown_ns["dp"] = 0
             by |= shown_ns
             by["host"] = max(0, steps_ns - sum(by.values()))
             seconds = {name: ns * 1e-9 / len(self.steps) for name, ns in by.items()}
@@ -525,7 +554,8 @@ class _Recognising:
     def _in_kernels(self, rank: int) -> dict[str, int]:
         """Return the time of work that no operation shows, by the names of kernels."""
         spans, spent_ns = self.run.spans, self.spent_ns[rank]
-        mine = (spans.rank == rank) & (spans.lane == "compute") & (spans.step >= 0)
+        is_chosen = np.isin(spans.step, self.steps)
+        mine = (spans.rank == rank) & (spans.lane == "compute") & is_chosen
         lengths_ns = (spans.end_ns[mine] - spans.start_ns[mine]).tolist()
         by_name: Counter[str] = Counter()
         for name, length_ns in zip(spans.name[mine].tolist(), lengths_ns, strict=True):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster, Floats, Inside, Ints, Nics, OneSwitch
 from fullwire.errors import UsageError
@@ -25,10 +26,14 @@ from fullwire.workloads.accelerators import Accelerator, Attention, Products, ac
 from fullwire.workloads.layout import Precision
 
 _NETWORK_BPS, _NETWORK_S = 8e9, 2e-5  # of an unknown network; ratios correct it
+# The host's time in which PyTorch's tensor parallelism splits the tensors of a layer for one
+# microbatch (DTensor, EPYC; the jobs of validation/plan_pairs.py). A GPU works meanwhile.
+SPLITTING_S = 9e-3
 # Standard deviations of the logarithm of predicted over measured steps: of plans whose parts the
-# recording shows (traces that were played), and for each part that it does not (60 pairs of real
-# plans of 2 and 4 ranks on two busy processors).
-_WIDTH, _SPREAD, _UNSEEN = 1.645, 0.12, 0.5
+# recording shows (on devices, traces that were played), for each part that it does not show, and
+# where more ranks may share the processors. Those of processors are of the jobs above: half of
+# them set these numbers, and the other half is judged.
+_WIDTH, _SPREAD, _ON_PROCESSORS, _UNSEEN, _OPEN_PROCESSORS = 1.645, 0.12, 0.25, 0.25, 0.5
 # Of the step on another device: the prices of both are off on their own, each by 0.12 as the price
 # of any device is. A family that nobody measured adds its own (`habits`).
 _OTHER_DEVICE, _NOBODY_MEASURED = 0.12 * math.sqrt(2), 0.15
@@ -77,21 +82,31 @@ class Recorded:
     pace: tuple[float, float]  # of messages: times as long as modelled, and seconds more
     factors: Mapping[str, float]  # of parts of a priced step
     pass_s: Mapping[str, float]  # the host's time of one layer and microbatch
+    shard_copies: float = 1.0  # of gathered parameters: times as long as modelled
     sums_each_microbatch: bool = False
+    longest_sums: float = 1.0  # shown ones, where late ranks make them longer than the modelled
     rest: float = 1.0  # of the whole step, which no class explains
     is_network_told: bool = True  # else the pace is that of an unknown network
     recorded_on: Accelerator | None = None  # where `device` is another one
+    processors: int | None = None  # that all ranks share, if it is known
+    crowd: float = 1.0  # of the recorded plan, see `crowded`
 
     def as_recorded(self, plans: Plans, fixed: Mapping[str, int | str]) -> Plans:
         """Return plans with the recorded job's other choices, such as sequence parallelism."""
         layout, same = self.recognised.layout, np.ones_like(plans.tp)
+        # DDP sums beside the backward pass. FSDP gathers ahead, but not on processors with Gloo.
+        usual = np.where(plans.zero == 3, not self.is_on_processors, True)
         return replace(
             plans,
             sequence_parallel=same * layout.sequence_parallel,
             gradient_bytes=same * layout.gradient_bytes,
             tp_overlap=plans.tp_overlap if "tp_overlap" in fixed else 0 * same,
-            dp_overlap=same * layout.dp_overlap,
+            dp_overlap=same * np.where(self.shards_alike(plans), layout.dp_overlap, usual),
         )
+
+    def shards_alike(self, plans: Plans) -> NDArray[np.bool_]:
+        """Say which plans gather parameters for each pass where the recorded one does, or not."""
+        return np.asarray((plans.zero == 3) == (self.recognised.layout.zero == 3))
 
     def on(self, device: Accelerator, precision: Precision) -> Recorded:
         """Return what the recording tells of another device: its work as many times as modelled.
@@ -148,45 +163,79 @@ class Recorded:
         """Return whether nobody tells the device of the recording."""
         return self.device.family == _PROCESSOR
 
+    @property
+    def splits_by_mesh(self) -> bool:
+        """Return whether tensor parallelism would take the host's time, which no trace shows."""
+        found = self.recognised
+        return self.is_on_processors and found.has_mesh and found.layout.tp == 1
+
     def unseen(self, degrees: Mapping[str, int]) -> tuple[str, ...]:
         """Return the degrees whose messages the recorded plan does not have; devices, if on CPUs.
 
-        A trace of ranks on processors does not tell how many processors they share.
+        A trace of ranks on processors does not tell how many processors they share. It names their
+        host, which may be known.
         """
         layout = self.recognised.layout
         found = [
             name for name in ("tp", "pp", "dp") if degrees[name] > 1 and getattr(layout, name) == 1
         ]
+        if degrees["zero"] == 3 and layout.zero < 3:
+            found.append("zero")
         devices = math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp"))
-        if self.is_on_processors and devices != layout.devices:
+        if self.is_on_processors and self.processors is None and devices != layout.devices:
             found.append("devices")
         return tuple(found)
 
     def interval_factor(self, degrees: Mapping[str, int]) -> float:
         """Return the factor from a predicted time to the upper end of its 90 % interval."""
-        terms = [_SPREAD, _UNSEEN * math.sqrt(len(self.unseen(degrees)))]
+        unseen = self.unseen(degrees)
+        messages = sum(name != "devices" for name in unseen)
+        terms = [_ON_PROCESSORS if self.is_on_processors else _SPREAD]
+        terms += [_UNSEEN * math.sqrt(messages), _OPEN_PROCESSORS * ("devices" in unseen)]
         if self.recorded_on is not None:
             is_measured = self.device.family in MEASURED_FAMILIES
             terms += [_OTHER_DEVICE] if is_measured else [_OTHER_DEVICE, _NOBODY_MEASURED]
         return math.exp(_WIDTH * math.hypot(*terms))
 
+    def crowded(self, priced: Priced, ranks: Ints) -> Floats:
+        """Return how many times as long plans take since their ranks share processors.
+
+        Each rank has one thread. While it waits for another stage, another rank computes.
+        """
+        if self.processors is None:
+            return np.ones(len(ranks))
+        share = 1 - (priced.bubble_s + priced.pp_s) / priced.step_s
+        return np.maximum(1.0, ranks * share / self.processors)
+
+    def _as_measured(self, job: Job) -> Job:
+        """Return a job with the recorded rates of work and the recorded pace of messages."""
+        factor, more_s = self.pace
+        groups = _Paced(job.groups.cluster, factor=factor, more_s=more_s)
+        return replace(job, habits=self.habits, groups=groups)
+
+    def whole_sums_s(self, job: Job) -> Floats:
+        """Return the time of sums and gathers that no computing hides."""
+        plans = job.plans
+        late = replace(plans, dp_overlap=np.zeros_like(plans.dp_overlap))
+        times = plans.microbatches if self.sums_each_microbatch else 1
+        return np.asarray(times * price(self._as_measured(replace(job, plans=late))).dp_s)
+
     def priced(self, job: Job) -> Priced:
         """Price plans as the recorded job would work through them."""
         plans = job.plans
-        factor, more_s = self.pace
-        groups = _Paced(job.groups.cluster, factor=factor, more_s=more_s)
-        known = price(replace(job, habits=self.habits, groups=groups))
+        known = price(self._as_measured(job))
         parts = {field.name: getattr(known, field.name) for field in fields(known)}
         passes = plans.microbatches * np.ceil(job.model.layers / plans.pp)
         host_s = passes * (self.pass_s["host"] + (plans.tp > 1) * self.pass_s["dispatch"])
         before_s = _through_s(parts)
         for name, factor in self.factors.items():
-            parts[name] = factor * parts[name]
+            alike = self.shards_alike(plans) if name == "dp_s" else True
+            parts[name] = np.where(alike, factor, 1.0) * parts[name]
         # Sums that nothing hides are the longest ones.
-        late = replace(plans, dp_overlap=np.zeros_like(plans.dp_overlap))
-        whole_s = price(replace(job, plans=late, habits=self.habits, groups=groups)).dp_s
+        longest = np.where(self.shards_alike(plans), self.longest_sums, 1.0)
         times = plans.microbatches if self.sums_each_microbatch else 1
-        parts["dp_s"] = times * np.minimum(parts["dp_s"], whole_s)
+        parts["dp_s"] = np.minimum(times * parts["dp_s"], longest * self.whole_sums_s(job))
+        parts["dp_s"] = parts["dp_s"] + self.shard_copies * shard_copies_s(job)
         parts["host_s"] = parts["host_s"] + host_s
         parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
         parts.pop("step_s")
@@ -194,7 +243,21 @@ class Recorded:
         parts = {name: self.rest * part_s for name, part_s in parts.items()}
         of_compute = {name: parts.pop(name) for name in ("attention_s", "moved_s", "experts_s")}
         step_s = sum(parts.values(), start=np.zeros(len(plans)))
-        return Priced(step_s=step_s, heeded=heeded, **parts, **of_compute)
+        priced = Priced(step_s=step_s, heeded=heeded, **parts, **of_compute)
+        crowd = self.crowded(priced, plans.tp * plans.pp * plans.cp * plans.dp) / self.crowd
+        return priced.times(crowd)
+
+
+def shard_copies_s(job: Job) -> Floats:
+    """Return the time of copies into gathered parameters and out of summed gradients (ZeRO-3).
+
+    A microbatch gathers its parameters twice, and each value is read and written: parameters go
+    into one message and out of it, and gradients into one.
+    """
+    plans, model = job.plans, job.model
+    values = model.parameters / (plans.tp * plans.pp)
+    moved = 2 * values * (2 * (1 + 1 / plans.shard) * job.value_bytes + plans.gradient_bytes)
+    return np.where(plans.zero == 3, plans.microbatches * job.memory_s(moved), 0.0)
 
 
 def _through_s(parts: Mapping[str, Floats]) -> Floats:
@@ -204,41 +267,23 @@ def _through_s(parts: Mapping[str, Floats]) -> Floats:
 
 
 def calibrated(
-    recognised: Recognised, cluster: Cluster | None, device: Accelerator | None
+    recognised: Recognised,
+    cluster: Cluster | None,
+    device: Accelerator | None,
+    processors: int | None = None,
 ) -> Recorded:
     """Price the recorded plan, and compare each class of work with the trace.
 
     - `cluster`: of the recording, if it is known.
     - `device`: of the recording. None is processors as quick as their own products.
+    - `processors`: that all ranks share, if it is known.
     """
     job, pace = _recorded_job(recognised, cluster, device or _processors(recognised))
-    device, habits, plans, here = job.device, job.habits, job.plans, job.groups.cluster
-    is_known = device.family != _PROCESSOR
+    device, here, layout = job.device, job.groups.cluster, recognised.layout
+    is_known, is_sharded = device.family != _PROCESSOR, layout.zero == 3
     plain = price(job)
     busy_s = recognised.busy_s
-
-    def more_s(name: str) -> float:
-        """Return what a class of work takes: the step with twice of it is longer by as much."""
-        twice = replace(job, habits=replace(habits, **{name: 2 * getattr(habits, name)}))
-        return float((price(twice).compute_s - plain.compute_s)[0])
-
-    work_s = {name: more_s(name) for name in ("gemm", "attention", "vector")}
-    fixed_s = float(plain.compute_s[0]) - sum(work_s.values())
-    rest_s = busy_s["rest"] - fixed_s
-    if is_known:  # kernels of the optimizer bear no mark
-        rest_s -= float(plain.optimizer_s[0])
-    ratios = [
-        Ratio("matrix products", busy_s["matmul"], work_s["gemm"]),
-        Ratio("attention", busy_s["attention"], work_s["attention"]),
-        Ratio("norms, activations", max(rest_s, 0.05 * work_s["vector"]), work_s["vector"]),
-    ]
-    gemm, attention, vector = (ratio.ratio for ratio in ratios)
-    known = replace(
-        habits,
-        gemm=habits.gemm * gemm,
-        attention=habits.attention * attention,
-        vector=habits.vector * vector,
-    )
+    ratios, habits = _of_computing(recognised, job, plain)
     factors = {}
     sent = {"tp": "tensor parallelism", "cp": "context parallelism"}
     for kind, name in sent.items():
@@ -249,40 +294,89 @@ def calibrated(
     if busy_s["optimizer"] > 0:
         ratios.append(Ratio("optimizer", busy_s["optimizer"], float(plain.optimizer_s[0])))
         factors["optimizer_s"] = ratios[-1].ratio
-    passes = float(
-        plans.microbatches[0] * math.ceil(recognised.model.layers / recognised.layout.pp)
-    )
-    host_s, dispatch_s = (busy_s[name] / passes for name in ("host", "dispatch"))
-    if recognised.layout.tp > 1:  # splitting tensors takes the host's time, too
-        host_s, dispatch_s = 0.0, host_s + dispatch_s
-    sums_bytes = sum(size for _, size, _ in recognised.messages["dp"]) / max(recognised.steps, 1)
-    own_values = recognised.model.parameters / (recognised.layout.tp * recognised.layout.pp)
+    if is_sharded:
+        modelled_s = float(shard_copies_s(job)[0])
+        ratios.append(Ratio("copies of shards", busy_s["shards"], modelled_s))
     recorded = Recorded(
-        sums_each_microbatch=sums_bytes > 1.5 * recognised.layout.gradient_bytes * own_values,
+        sums_each_microbatch=_sums_each_microbatch(recognised),
         recognised=recognised,
         device=device,
         cluster=here,
         is_network_told=cluster is not None,
         ratios=tuple(ratios),
-        habits=known,
+        habits=habits,
         pace=pace,
+        shard_copies=busy_s["shards"] / modelled_s if is_sharded else float(not is_known),
         factors=factors,
-        pass_s={
-            "host": 0.0 if is_known else host_s,
-            "dispatch": 0.0 if is_known else dispatch_s,
-        },
+        pass_s={"host": 0.0, "dispatch": 0.0} if is_known else _of_host_s(recognised, job.plans),
     )
     job = replace(job, groups=GroupTimes(here))  # the ratios hold the recorded pace
     alone = recorded.priced(job)
     between_s = float((alone.bubble_s + alone.pp_s)[0])
-    if recognised.layout.pp > 1 and busy_s["pp"] > 0:
+    if layout.pp > 1 and busy_s["pp"] > 0:
         ratios.append(Ratio("bubble and transfers between stages", busy_s["pp"], between_s))
-    if recognised.layout.dp > 1 and busy_s["dp"] > 0:
-        ratios.append(Ratio("sums of gradients, shown", busy_s["dp"], float(alone.dp_s[0])))
+    if layout.dp > 1 and busy_s["dp"] > 0:
+        sums_s = float((alone.dp_s - recorded.shard_copies * shard_copies_s(job))[0])
+        ratios.append(Ratio("sums of gradients, shown", busy_s["dp"], sums_s))
         factors["dp_s"] = ratios[-1].ratio
+        longest = max(1.0, busy_s["dp"] / float(recorded.whole_sums_s(job)[0]))
+        recorded = replace(recorded, longest_sums=longest)
+    if not is_known and processors is not None:
+        ranks = np.array([layout.devices])
+        recorded = replace(recorded, processors=processors)
+        crowd = float(recorded.crowded(recorded.priced(job), ranks)[0])
+        recorded = replace(recorded, crowd=crowd)
     step_s = float(recorded.priced(job).step_s[0])
     ratios.append(Ratio("the whole step, after these", recognised.step_s, step_s))
     return replace(recorded, ratios=tuple(ratios), rest=recognised.step_s / step_s)
+
+
+def _of_computing(recognised: Recognised, job: Job, plain: Priced) -> tuple[list[Ratio], Habits]:
+    """Compare the computing of the recorded step, and return the habits that it shows."""
+    habits, busy_s = job.habits, recognised.busy_s
+
+    def more_s(name: str) -> float:
+        """Return what a class of work takes: the step with twice of it is longer by as much."""
+        twice = replace(job, habits=replace(habits, **{name: 2 * getattr(habits, name)}))
+        return float((price(twice).compute_s - plain.compute_s)[0])
+
+    work_s = {name: more_s(name) for name in ("gemm", "attention", "vector")}
+    rest_s = busy_s["rest"] - (float(plain.compute_s[0]) - sum(work_s.values()))
+    if recognised.layout.zero < 3:  # then copies are those of the layers
+        rest_s += busy_s["shards"]
+    if job.device.family != _PROCESSOR:  # kernels of the optimizer bear no mark
+        rest_s -= float(plain.optimizer_s[0])
+    ratios = [
+        Ratio("matrix products", busy_s["matmul"], work_s["gemm"]),
+        Ratio("attention", busy_s["attention"], work_s["attention"]),
+        Ratio("norms, activations", max(rest_s, 0.05 * work_s["vector"]), work_s["vector"]),
+    ]
+    gemm, attention, vector = (ratio.ratio for ratio in ratios)
+    seen = replace(
+        habits,
+        gemm=habits.gemm * gemm,
+        attention=habits.attention * attention,
+        vector=habits.vector * vector,
+    )
+    return ratios, seen
+
+
+def _of_host_s(recognised: Recognised, plans: Plans) -> dict[str, float]:
+    """Return the host's time of one layer and microbatch, and what tensor parallelism adds."""
+    layout, busy_s = recognised.layout, recognised.busy_s
+    passes = float(plans.microbatches[0] * math.ceil(recognised.model.layers / layout.pp))
+    if layout.tp > 1:  # splitting tensors takes the host's time, too
+        return {"host": 0.0, "dispatch": (busy_s["host"] + busy_s["dispatch"]) / passes}
+    return {"host": busy_s["host"] / passes, "dispatch": SPLITTING_S * recognised.has_mesh}
+
+
+def _sums_each_microbatch(recognised: Recognised) -> bool:
+    """Return whether a job without ZeRO-3 adds gradients up after each microbatch."""
+    layout = recognised.layout
+    sums = [size for op, size, _ in recognised.messages["dp"] if op != "allgather"]
+    own_values = recognised.model.parameters / (layout.tp * layout.pp)
+    each_step = sum(sums) / max(recognised.steps, 1)
+    return layout.zero < 3 and each_step > 1.5 * layout.gradient_bytes * own_values
 
 
 _SURE = 0.2  # a smaller share of large messages' rate comes from noise in the small ones
@@ -332,7 +426,7 @@ def _pace(recognised: Recognised, job: Job) -> tuple[float, float]:
     least, most = size == size.min(), size == size.max()
     small_s, large_s = (float(np.quantile(spent_s[of], 0.25)) for of in (least, most))
     small_modelled_s, large_modelled_s = (float(modelled_s[of][0]) for of in (least, most))
-    if size.max() >= 4 * size.min():
+    if size.max() >= 4 * size.min() and size.min() < _LARGE_BYTES:
         factor = (large_s - small_s) / (large_modelled_s - small_modelled_s)
         if factor > _SURE * large_s / large_modelled_s:
             return factor, max(0.0, small_s - factor * small_modelled_s)

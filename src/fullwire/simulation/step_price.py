@@ -36,7 +36,6 @@ from fullwire.workloads.operations import (
 )
 from fullwire.workloads.stage_memory import stage_layers
 
-BF16_BYTES = 2
 _EP_SHOWN = 0.3  # of all-to-all beside computing
 _LIGHT = 0.5  # of moved values, by norms and activation functions
 _LAST_BUCKET = 0.05  # of the gradients, which nothing hides
@@ -91,7 +90,10 @@ class Priced:
 
     def calibrated(self, calibration: Calibration) -> Priced:
         """Return the times that measured steps make likely."""
-        factors = calibration.factors(self.shares)
+        return self.times(calibration.factors(self.shares))
+
+    def times(self, factors: Floats) -> Priced:
+        """Return the times with all parts of each plan longer by a factor."""
         parts = [field.name for field in fields(self) if field.name != "heeded"]
         return replace(self, **{name: factors * getattr(self, name) for name in parts})
 
@@ -111,6 +113,11 @@ class Job:
     def is_narrow(self) -> bool:
         """Whether values are cast to 8 or 4 bits, and parameters sent in 8."""
         return self.device.arithmetic(self.precision) in ("fp8", "fp4")
+
+    @property
+    def value_bytes(self) -> int:
+        """The bytes of a value outside of products: hidden vectors and gathered parameters."""
+        return 4 if self.precision == "fp32" else 2
 
     @property
     def own_tokens(self) -> Floats:
@@ -191,7 +198,7 @@ class Job:
         wide = (2 * model.layer_norms + 6) * self.own_tokens * model.hidden
         inner = (3 if model.is_gated else 2) * rows * ffn / plans.tp
         turned = 1.5 * rows * model.score_dims / plans.tp
-        moved = BF16_BYTES * (wide + inner + turned)
+        moved = self.value_bytes * (wide + inner + turned)
         if self.is_narrow:  # a cast reads 2 bytes and writes 1, and once more transposed
             cast = rows * (2 * model.hidden + (model.score_dims / 2 + ffn) / plans.tp)
             moved = moved + 4 * self.habits.casts * cast
@@ -334,19 +341,19 @@ def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
     for matrix in model.expert_matrices:
         columns, inner = _divided(matrix, plans.etp)
         multiplied_s += job.product_s(rows / local, columns, inner, local)
-    sorted_bytes = BF16_BYTES * rows * (6 * model.hidden + 3.5 * moe.ffn / plans.etp)
+    sorted_bytes = job.value_bytes * rows * (6 * model.hidden + 3.5 * moe.ffn / plans.etp)
     if job.is_narrow:
         cast = rows * (model.hidden + moe.ffn / plans.etp)
         sorted_bytes = sorted_bytes + 4 * habits.casts * cast
     if model.biases == "all":  # these experts also clamp: passes of their own over each row
-        sorted_bytes += BF16_BYTES * rows * (2 * model.hidden + 14 * moe.ffn / plans.etp)
+        sorted_bytes += job.value_bytes * rows * (2 * model.hidden + 14 * moe.ffn / plans.etp)
     sorted_bytes = sorted_bytes + 24 * job.own_tokens * moe.experts  # scores of the router
     stride = np.where(plans.etp > 1, plans.tp, 1)
     # A token goes to a node once, and is copied to its experts there.
     nodes = np.maximum(1.0, plans.ep * stride / job.groups.cluster.devices_per_node)
     copies = nodes * (1 - (1 - 1 / nodes) ** moe.top_k) / moe.top_k
     sent = rows * np.where(nodes > 1, copies, 1.0)
-    sent_s = job.sums_s("alltoall", plans.ep, stride, BF16_BYTES * sent * model.hidden)
+    sent_s = job.sums_s("alltoall", plans.ep, stride, job.value_bytes * sent * model.hidden)
     between = habits.ep_between / habits.ep
     sent_s = sent_s * np.where(nodes > 1, between, 1.0)
     shown = habits.ep * np.where(plans.ep_overlap > 0, _EP_SHOWN, 1.0)
@@ -361,7 +368,7 @@ def _tensor_parallel_s(job: Job, again: Floats, *, has_experts: bool) -> Floats:
     """Return the exposed time of both passes: behind attention, and behind a dense MLP."""
     plans, habits = job.plans, job.habits
     one = np.ones_like(plans.tp)
-    tokens_bytes = plans.rank_tokens * job.model.hidden * BF16_BYTES
+    tokens_bytes = plans.rank_tokens * job.model.hidden * job.value_bytes
     gathered_s = job.sums_s("allgather", plans.tp, one, tokens_bytes)
     scattered_s = job.sums_s("reducescatter", plans.tp, one, tokens_bytes)
     summed_s = job.sums_s("allreduce", plans.tp, one, tokens_bytes)
@@ -384,8 +391,8 @@ def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Fl
     if mla is not None:
         kept = np.full(len(plans), float(mla.kv_rank + mla.rope_dim))
     whole = plans.rank_tokens * plans.cp
-    around_s = job.sums_s("allgather", plans.cp, plans.tp, whole * kept * BF16_BYTES)
-    queries = whole * job.model.hidden / plans.tp * BF16_BYTES / plans.cp
+    around_s = job.sums_s("allgather", plans.cp, plans.tp, whole * kept * job.value_bytes)
+    queries = whole * job.model.hidden / plans.tp * job.value_bytes / plans.cp
     swapped_s = 4 * job.sums_s("alltoall", plans.cp, plans.tp, queries)
     forward_s = np.maximum(0.15 * around_s, around_s - core_s)
     backward_s = np.maximum(0.3 * around_s, 2 * around_s - core_back_s)
@@ -452,7 +459,7 @@ def bubble_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
 def transfers_s(job: Job) -> Floats:
     """Return the exposed transfers between stages; interleaved schedules hide most of them."""
     plans = job.plans
-    size_bytes = job.own_tokens * job.model.hidden * BF16_BYTES
+    size_bytes = job.own_tokens * job.model.hidden * job.value_bytes
     hop_s = job.groups.hop_s(plans.tp * plans.cp * plans.dp, size_bytes)
     shown = np.where(plans.vpp > 1, job.habits.hop_exposed * plans.vpp, 1.0)
     whole_s = 2 * hop_s * (plans.microbatches * shown + plans.pp - 1)
@@ -488,7 +495,7 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
         return dense_s + job.sums_s(op, expert_copies, apart, value_bytes * experts)
 
     gathering = np.where(is_full, habits.gathering, 1.0)
-    sent_bytes = 1 if job.is_narrow else BF16_BYTES
+    sent_bytes = 1 if job.is_narrow else job.value_bytes
     summed_s = over_copies_s("allreduce", plans.gradient_bytes)
     scattered_s = gathering * over_copies_s("reducescatter", plans.gradient_bytes)
     gathered_s = gathering * over_copies_s("allgather", sent_bytes)
@@ -507,8 +514,9 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     once_s = np.maximum(gradients_s - early * backward_s, _LAST_BUCKET * gradients_s)
     once_s = once_s + np.maximum(parameters_s - early * forward_s, _LAST_BUCKET * parameters_s)
     back_s = parameters_s + gradients_s
-    each_s = np.maximum(parameters_s - forward_s, _LAST_LAYER * parameters_s)
-    each_s = each_s + np.maximum(back_s - backward_s, _LAST_LAYER * back_s)
+    ahead = plans.dp_overlap
+    each_s = np.maximum(parameters_s - ahead * forward_s, _LAST_LAYER * parameters_s)
+    each_s = each_s + np.maximum(back_s - ahead * backward_s, _LAST_LAYER * back_s)
     # ZeRO-2 keeps a share of the gradients, so each microbatch adds its own up.
     more = (plans.zero == 2) * (plans.microbatches - 1)
     once_s = once_s + more * np.maximum(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,8 +70,7 @@ def of_kernels(
 
 def of_marks(trace: Trace, steps: Steps) -> Found:
     """Describe the collectives that libraries mark on the processor, from start to end."""
-    is_timed = np.array([name.startswith(_TIMED_LIBRARIES) for name in trace.names])
-    rows = np.flatnonzero(is_timed[trace.marks["name"]])
+    rows = np.flatnonzero(_is_timed(trace))
     rows = rows[np.argsort(trace.marks["start_ns"][rows], kind="stable")]
     ops = _texts([op_of(name.partition(":")[2]) for name in trace.names])
     start_ns, duration_ns = trace.marks["start_ns"][rows], trace.marks["duration_ns"][rows]
@@ -83,6 +83,25 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
         start_ns,
         duration_ns,
     )
+
+
+def within_marks(trace: Trace) -> NDArray[np.bool_]:
+    """Say which operators are a part of a collective: Gloo copies parts while it gathers them."""
+    marks, operators = trace.marks, trace.operators
+    place = last_around(
+        marks["start_ns"],
+        marks["start_ns"] + marks["duration_ns"],
+        marks["thread"],
+        _is_timed(trace),
+        operators["start_ns"],
+        operators["thread"],
+    )
+    return np.asarray(place >= 0)
+
+
+def _is_timed(trace: Trace) -> NDArray[np.bool_]:
+    is_timed = np.array([name.startswith(_TIMED_LIBRARIES) for name in trace.names], bool)
+    return np.asarray(is_timed[trace.marks["name"]])
 
 
 def numbered(
@@ -215,7 +234,7 @@ def _found(
         op.append(named)
         group.append(row.group or str(unnamed[place]))
         members.append(row.members)
-        amount = row.bytes(named)
+        amount = row.bytes(named, trace.gathered)
         size.append(max(amount, 0))
         dtype.append(row.dtype if amount >= 0 or named == "barrier" else SIZE_UNKNOWN)
     sequence = trace.notes["sequence"]
@@ -245,13 +264,14 @@ class _Described:
     elements: int = -1  # number of elements of its larger side
     first_elements: int = -1  # those of its first input, where the rest is unknown
 
-    def bytes(self, op: str) -> int:
+    def bytes(self, op: str, gathered: Mapping[int, int]) -> int:
         """Return the bytes of the larger side; below 0 if they are unknown."""
         if not self.item_bytes:
             return 0 if op == "barrier" else -1
         elements = self.elements
-        if elements < 0 and op not in _GATHERS:  # in a gathering, the input is the smaller side
-            elements = self.first_elements
+        if elements < 0:  # in a gathering, the input is the smaller side
+            first = self.first_elements
+            elements = gathered.get(first, -1) if op in _GATHERS else first
         size = elements * self.item_bytes
         least = 0 if op in _MAY_SEND_NOTHING else 1  # a coalesced one says 0 but sends bytes
         return size if least <= size <= _MOST_BYTES else -1

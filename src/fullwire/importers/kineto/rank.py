@@ -28,6 +28,7 @@ from fullwire.importers.kineto.contention import Slowing, slowing_of
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
 from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, MOST_US, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
+from fullwire.run.intervals import union, without
 from fullwire.run.run import SIZE_UNKNOWN, Gradients, Operations, Spans, Text, Whole
 
 LONG = 0.02  # Share of the span: unknown kernels that together take less change no answer.
@@ -250,12 +251,10 @@ def _processor_spans(trace: Trace, steps: Steps) -> Spans:
     """Return operators as computation, for a job whose trace lacks a device."""
     lane = "host" if _lacks_its_devices(trace) else "compute"
     # Operators that lie side by side or inside each other make one span.
-    order = np.argsort(trace.operators["start_ns"], kind="stable")
-    start_ns = trace.operators["start_ns"][order]
-    reached_ns = np.maximum.accumulate(trace.operators["end_ns"][order])
-    first = np.flatnonzero(np.append([True], start_ns[1:] > reached_ns[:-1])[: len(start_ns)])
-    last = np.append(first[1:], len(start_ns)) - 1 if len(start_ns) else first
-    start_ns, end_ns = start_ns[first], reached_ns[last]
+    computes = ~found_collectives.within_marks(trace)
+    operators = trace.operators
+    working = union(operators["start_ns"][computes], operators["end_ns"][computes])
+    start_ns, end_ns = without(working, trace.waits_ns)
     count = len(start_ns)
     spans = _spans(
         steps.numbered(steps.of(start_ns)),

@@ -31,6 +31,7 @@ from fullwire.packed import (
     has_no_end,
     unpacker,
 )
+from fullwire.run.intervals import union, without
 from fullwire.run.run import Whole
 
 ABSENT = np.iinfo(np.int64).min  # Stands for a number that an event lacks.
@@ -98,6 +99,8 @@ class Trace:
     groups: Mapping[str, int]  # ranks of the largest group with each description
     group_names: Mapping[str, str]  # descriptions by the name that collectives bear
     shaped: tuple[Shaped, ...]
+    waits_ns: tuple[Whole, Whole]  # of FSDP's hooks on the processor
+    gathered: Mapping[int, int]  # elements of a whole gathering by those of a rank's part
 
     @property
     def libraries(self) -> frozenset[str]:
@@ -125,9 +128,10 @@ class _Operator(msgspec.Struct, gc=False):
 # Operations by which a transformer's plan is recognised, with those that wait or wrap others.
 _OPERATOR = re.compile(
     rb'"name"\s*:\s*"(?:aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|embedding'
-    rb"|nll_loss_forward|_scaled_dot_product_\w+|_flash_attention_\w+|_efficient_attention_\w+)"
-    rb"|flash_attn::\w+|(?:_c10d_functional|c10d)::\w+|PythonSubclass|(?:Nested)?Redistribute\w*"
-    rb'|_(?:To|From)TorchTensor\w*|Optimizer\.step#[^"]*)"'
+    rb"|nll_loss_forward|_scaled_dot_product_\w+|_flash_attention_\w+|_efficient_attention_\w+"
+    rb"|_foreach_copy_|split_with_sizes_copy|_chunk_cat)"
+    rb"|flash_attn::\w+|fsdp::\w+|(?:_c10d_functional|c10d)::\w+|PythonSubclass"
+    rb'|(?:Nested)?Redistribute\w*|_(?:To|From)TorchTensor\w*|FSDP::[^"]*|Optimizer\.step#[^"]*)"'
 )
 _KERNEL = re.compile(
     rb'"cat"\s*:\s*"kernel"(?:(?!"ph").)*?"dur"\s*:\s*(\d+(?:\.\d+)?)(?:(?!"ph").)*?'
@@ -139,6 +143,8 @@ _TELLS_SHAPES = b'"Input Dims"'
 _BLOCK_BYTES = 2**20
 WAIT = "_c10d_functional::wait_tensor"
 DISPATCH = "dispatch"  # a wrapper, without the operations within it
+HANDOVER = "handover"  # of a collective to its group, without the operations within it
+_GATHERS = "c10d::_allgather_base_"
 
 
 @dataclass(slots=True)
@@ -181,10 +187,40 @@ class _Shapes:
             if duration_us <= MOST_US:
                 self.kernels_us[number] = self.kernels_us.get(number, 0.0) + duration_us
 
+    def gathered(self) -> dict[int, int]:
+        """Return the elements of a whole gathering by those of a rank's part.
+
+        Gloo marks a gathering with the part alone. Parts of one size in groups of several sizes
+        are left out.
+        """
+        wholes: dict[int, set[int]] = {}
+        for operator in self.operators:
+            if operator.name == _GATHERS:
+                whole, part = [*_sizes(operator.args.get("Input Dims")).split(), "", ""][:2]
+                if whole.isdecimal() and part.isdecimal():
+                    wholes.setdefault(int(part), set()).add(int(whole))
+        return {part: min(found) for part, found in wholes.items() if len(found) == 1}
+
+    def waits_ns(self) -> tuple[Whole, Whole]:
+        """Return when FSDP's hooks waited for collectives: they ran no operation."""
+
+        def union_of(operators: list[_Operator]) -> tuple[Whole, Whole]:
+            start_ns = np.array([round(each.ts * 1000) for each in operators], np.int64)
+            lasted_ns = np.array([round(each.dur * 1000) for each in operators], np.int64)
+            return union(start_ns, start_ns + lasted_ns)
+
+        hooks = [each for each in self.operators if _is_hook(each)]
+        if not hooks:
+            return union_of(hooks)
+        return without(
+            union_of(hooks), union_of([each for each in self.operators if not _is_hook(each)])
+        )
+
     def shaped(self) -> Iterator[Shaped]:
         """Yield the operations. A wrapper is `dispatch`; an optimizer's step is one operation."""
         order = sorted(
-            self.operators, key=lambda operator: (str(operator.tid), operator.ts, -operator.dur)
+            (operator for operator in self.operators if not _is_hook(operator)),
+            key=lambda operator: (str(operator.tid), operator.ts, -operator.dur),
         )
         inside_us = [0.0] * len(order)
         is_within = [False] * len(order)  # of an optimizer
@@ -214,14 +250,19 @@ class _Shapes:
                 max(operator.dur - within_us, 0.0) if is_wrapper else launched_us or operator.dur
             )
             types = operator.args.get("Input type", [])
+            wrapper = HANDOVER if operator.name.startswith(("c10d::", "fsdp::")) else DISPATCH
             yield Shaped(
-                DISPATCH if is_wrapper else operator.name.partition("#")[0],
+                wrapper if is_wrapper else operator.name.partition("#")[0],
                 "" if is_wrapper else _sizes(operator.args.get("Input Dims", [])),
                 "" if is_wrapper or not isinstance(types, list) else _text((types or [""])[0]),
                 round(operator.ts * 1000),
                 round(own_us * 1000),
                 number,
             )
+
+
+def _is_hook(operator: _Operator) -> bool:
+    return operator.name.startswith("FSDP::")
 
 
 def _is_optimizer(operator: _Operator) -> bool:
@@ -300,7 +341,7 @@ def scanned(path: Path) -> Trace:
             f"{scanner.processes} processes launched what is in it, as where ranks' traces "
             "are merged: give each rank's own trace",
         )
-    return _trace(path, scanner, tuple(shapes.shaped()), problems)
+    return _trace(path, scanner, shapes, problems)
 
 
 def _of_list(path: Path, first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -390,9 +431,7 @@ def _refuse_endless(path: Path, packed_bytes: int, unpacked_bytes: int) -> None:
         )
 
 
-def _trace(
-    path: Path, scanner: KinetoScanner, shaped: tuple[Shaped, ...], problems: list[str]
-) -> Trace:
+def _trace(path: Path, scanner: KinetoScanner, shapes: _Shapes, problems: list[str]) -> Trace:
     header = {key.decode(errors="replace"): _decoded(value) for key, value in scanner.header()}
     given = header.get("distributedInfo")
     info: Mapping[str, object] = given if isinstance(given, dict) else {}
@@ -417,7 +456,9 @@ def _trace(
         events=scanner.events,
         groups=groups,
         group_names=group_names,
-        shaped=shaped,
+        shaped=tuple(shapes.shaped()),
+        waits_ns=shapes.waits_ns(),
+        gathered=shapes.gathered(),
     )
 
 
