@@ -73,7 +73,7 @@ PAGES = {
     ),
     "models": ("models",),
     "operations": ("operations", "memory"),
-    "plans": ("plans",),
+    "plans": ("plans", "plan-pairs"),
     "time-to-target": (
         "reference-points",
         "time-to-target",
