@@ -32,6 +32,7 @@ from fullwire.transport.work import (
     InFlight,
     Places,
     Work,
+    arithmetic,
     called,
     cut,
     described,
@@ -242,18 +243,19 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return self._reducing(tensors, opts)
 
     def _reducing(self, tensors: Sequence[Any], opts: Any) -> Work:
-        tasks, kept, spared = [], [*tensors], []
+        tasks, kept, spared, reduction = [], [*tensors], [], called(opts)
         for tensor in tensors:
-            packing = self._packing(tensor, memory_of(tensor, dense=True)[1], called(opts))
+            memory = memory_of(tensor, dense=True)
+            packing = self._packing(tensor, memory[1], reduction)
             places = self._spared(tensor) if packing is not None else None
             if places is not None and len(places) == tensor.numel():
                 packing = places = None
-            tasks.append(self._summing(tensor, opts, packing))
+            tasks.append(self._summing(tensor, memory, reduction, opts, packing))
             if places is not None:
                 # They travel twice: packed among the others, and as they are.
                 flat = tensor.detach()
                 exact = flat[places]
-                tasks.append(self._summing(exact, opts, None))
+                tasks.append(self._summing(exact, memory_of(exact), reduction, opts, None))
                 kept.append(exact)
                 spared.append(partial(flat.index_copy_, 0, places, exact))
 
@@ -268,9 +270,16 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         is_row = tensor.dim() == 1 and not self.wire.packs_small
         return self.small_places.get(tensor.numel()) if is_row else None
 
-    def _summing(self, tensor: Any, opts: Any, packing: Packing | None) -> Callable[[], Any]:
-        how, memory = self._how(tensor, opts), memory_of(tensor, dense=True)
-        what = f"all_reduce({called(opts)}) of {described(tensor)}"
+    def _summing(
+        self,
+        tensor: Any,
+        memory: tuple[int, int],
+        reduction: str,
+        opts: Any,
+        packing: Packing | None,
+    ) -> Callable[[], Any]:
+        how = self._how(tensor, reduction)
+        what = f"all_reduce({reduction}) of {described(tensor)}"
         program = self._program_of_sum(memory[1], packing)
         return self._task(what, program, [memory], [memory], opts, how, packing)
 
@@ -319,12 +328,13 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
         """Leave the reduction of all tensors at the root."""
         tensor, root = only(tensors), root_of(opts, more)
-        how = self._how(tensor, opts)
+        reduction = called(opts)
+        how = self._how(tensor, reduction)
         memory = memory_of(tensor, dense=True)
         small = programs.is_small(memory[1], self.links)
         program = programs.reduce(self._size, self._rank, root, small)
         work = memory if self._rank == root else (0, memory[1])
-        what = f"reduce({called(opts)}) to rank {self._members[root]} of {described(tensor)}"
+        what = f"reduce({reduction}) to rank {self._members[root]} of {described(tensor)}"
         task = self._task(what, program, [memory, _EMPTY], [work, _EMPTY], opts, how)
         return self._work([task], [tensor], tensors)
 
@@ -405,15 +415,16 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _scattering(self, output: Any, parts: Places, opts: Any) -> Any:
-        how = self._how(output, opts)
+        reduction = called(opts)
+        how = self._how(output, reduction)
         memory = memory_of(output)
         self._require_places(parts, memory[1], "reduce_scatter")
-        packing = self._packing(output, memory[1] * self._size, called(opts))
+        packing = self._packing(output, memory[1] * self._size, reduction)
         others = (0, memory[1]) if packing is None else _EMPTY  # a ring passes their sums on
         work = [memory if rank == self._rank else others for rank in range(self._size)]
         direct = packing is not None or programs.is_small(memory[1] * self._size, self.links)
         program = programs.reducescatter(self._size, self._rank, direct)
-        what = f"reduce_scatter({called(opts)}) of {described(output)} a rank"
+        what = f"reduce_scatter({reduction}) of {described(output)} a rank"
         return self._task(what, program, parts, work, opts, how, packing)
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
@@ -552,22 +563,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         of_group = (self._engine, self._completer, self._in_flight)
         return Work(*of_group, issued, result, kept, afterwards)
 
-    def _how(self, tensor: Any, opts: Any) -> tuple[int, int, int]:
+    def _how(self, tensor: Any, reduction: str) -> tuple[int, int, int]:
         """Return the operation of a reduction, its type of number, and its divisor."""
-        name, dtype = called(opts), tensor.dtype
-        if dtype.is_complex and name in ("SUM", "AVG"):
-            dtype = dtype.to_real()  # a complex number is added as two real ones
-        kind = str(dtype).removeprefix("torch.")
-        if kind not in programs.NUMBERS:
-            raise TypeError(f"fullwire cannot reduce {typed(tensor)} by {name}")
-        if name not in programs.REDUCTIONS:
-            raise ValueError(f"fullwire knows no reduction {name}")
-        if name.startswith("B") and (tensor.dtype.is_floating_point):
-            raise ValueError(f"{name}: expected whole numbers, got {typed(tensor)}")
-        if name == "AVG" and tensor.dtype == torch.bool:
-            raise ValueError("AVG: expected numbers, got bool")
-        divide_by = self._size if name == "AVG" else 1
-        return programs.REDUCTIONS[name], programs.NUMBERS[kind], divide_by
+        return *arithmetic(reduction, tensor.dtype), self._size if reduction == "AVG" else 1
 
     def _algorithm(self, size_bytes: int) -> str:
         """Choose an algorithm by the size, rounded to half a power of two; keep each choice."""

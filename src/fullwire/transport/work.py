@@ -377,14 +377,34 @@ def split(memory: tuple[int, int], tensor: Any, splits: Sequence[int], parts: in
     ]
 
 
+_CALLED = {getattr(dist.ReduceOp, name): name for name in programs.REDUCTIONS}
+
+
 def called(opts: Any) -> str:
     """Return the name of the reduction that torch asks for."""
     reduction = getattr(opts, "reduceOp", opts)
     if reduction is None:
         return "SUM"
-    other = str(getattr(reduction, "op", reduction)).removeprefix("RedOpType.")
-    known = (name for name in programs.REDUCTIONS if reduction == getattr(dist.ReduceOp, name))
-    return next(known, other)
+    kind = getattr(reduction, "op", reduction)
+    return _CALLED.get(kind) or str(kind).removeprefix("RedOpType.")
+
+
+@functools.cache
+def arithmetic(reduction: str, dtype: Any) -> tuple[int, int]:
+    """Return the engine's numbers of a reduction and of the type that it works on."""
+    kind = str(dtype).removeprefix("torch.")
+    # A complex number is added as two real ones.
+    is_added = dtype.is_complex and reduction in ("SUM", "AVG")
+    worked_on = str(dtype.to_real()).removeprefix("torch.") if is_added else kind
+    if worked_on not in programs.NUMBERS:
+        raise TypeError(f"fullwire cannot reduce {kind} by {reduction}")
+    if reduction not in programs.REDUCTIONS:
+        raise ValueError(f"fullwire knows no reduction {reduction}")
+    if reduction.startswith("B") and dtype.is_floating_point:
+        raise ValueError(f"{reduction}: expected whole numbers, got {kind}")
+    if reduction == "AVG" and dtype == torch.bool:
+        raise ValueError("AVG: expected numbers, got bool")
+    return programs.REDUCTIONS[reduction], programs.NUMBERS[worked_on]
 
 
 def root_of(opts: Any, more: dict[str, Any]) -> int:
