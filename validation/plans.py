@@ -88,6 +88,7 @@ def one_run_given(rows: Sequence[Measured], predicted_s: Floats, parts: Floats) 
                 parts[[known]],
                 (given.architecture.name,),
                 is_moe=given.is_moe,
+                is_unlike="device" in given.assumed,
                 guessed=guessed_variance(given.assumed),
             )
             models = tuple(rows[number].architecture.name for number in others)

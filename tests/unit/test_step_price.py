@@ -163,6 +163,20 @@ def test_a_measured_step_tells_more_of_plans_with_the_same_parts() -> None:
     assert 1 < far < near < itself
 
 
+def test_a_step_that_is_far_off_tells_most_of_its_own_plan() -> None:
+    step = np.full((1, len(DOUBTED)), 1 / len(DOUBTED))
+
+    def carried(ratio: float, *, is_unlike: bool = False) -> float:
+        given = Calibration(np.log([ratio]), step, is_unlike=is_unlike)
+        assert given.factors(step) == pytest.approx(ratio, rel=0.05)  # the plan has its own time
+        return float(np.log(given.factors(0.9 * step))[0] / np.log(ratio))
+
+    assert carried(1.05) == pytest.approx(carried(1.1))
+    assert carried(4.0) < 0.5 * carried(1.1)
+    # Nobody has measured such a device: all of its steps may be that far off.
+    assert carried(4.0, is_unlike=True) > 1.5 * carried(4.0)
+
+
 def test_a_measured_step_of_a_guessed_model_tells_of_that_model() -> None:
     step = np.full((1, len(DOUBTED)), 1 / len(DOUBTED))
     models, guessed = ("a model",), guessed_variance(["dimensions", "network"])

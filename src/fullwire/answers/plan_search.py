@@ -366,5 +366,6 @@ def calibrated(question: Question, path: Path) -> Question:
         logs.append(math.log(measured_s / priced.step_s[middle]))
         shares.append(priced.shares[middle])
     is_moe = question.model.moe is not None
-    known = Calibration(np.array(logs), np.array(shares), is_moe=is_moe)
+    is_unlike = "device" in question.assumed
+    known = Calibration(np.array(logs), np.array(shares), is_moe=is_moe, is_unlike=is_unlike)
     return replace(question, calibration=known)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Floats
 
@@ -129,10 +130,12 @@ DOUBTED = (
     *("tp_s", "ep_s", "sums_s", "host_s"),
 )
 _PARTS = np.array([0.004, 0.05, 0.04, 0.035, 0.3, 0.05, 0.3, 0.3])
-_ALIKE, _MODEL, _ALONE, _MEASURED = 0.003, 0.001, 0.004, 0.001
+_ALIKE, _MODEL, _ALONE, _MEASURED = 0.0015, 0.001, 0.005, 0.001
 # With experts, a release may be 1.6 times as fast as the one before. Most models share that, so
 # more of a measured step carries over; some stay behind.
 _EXPERTS = 0.1, 0.02, 0.02  # alike, of one model, alone
+_UNLIKE = 0.1  # more of what is alike, on a family of devices that nobody measured
+_TAILS = 4.0  # degrees of freedom: few, so a step far off says little of others
 _SAME = 1e-9  # shares that differ by less are those of one plan
 
 
@@ -143,20 +146,21 @@ class Calibration:
     A step that is mostly sums of gradients tells much about sums, and little about computing. So a
     measured difference carries over to another plan as far as both consist of the same parts, and
     less of it where one plan alone shows it. A step of a model whose dimensions are guessed
-    tells of that model.
+    tells of that model. A step that is off far more than steps usually are tells most of its own
+    plan.
     """
 
     logs: Floats  # of measured over predicted times, for each measured step
     shares: Floats  # of its predicted step, a column for each doubted part
     models: tuple[object, ...] = ()  # the model of each measured step; none: that of all others
     is_moe: bool = False
+    is_unlike: bool = False  # the device is of a family that no constant has seen
     guessed: Floats | float = 0.0  # variance of each measured step by guesses of its model
 
     def factors(self, shares: Floats, models: tuple[object, ...] = ()) -> Floats:
         """Return the factors on predicted times, for steps that consist of such shares."""
         told = np.linalg.solve(self._known(), self.logs)
-        across = self._covariance(shares, models, self.shares, self.models)
-        return np.asarray(np.exp(across @ told))
+        return np.asarray(np.exp(self._covariance(shares, models) @ told))
 
     def spreads(
         self, shares: Floats, models: tuple[object, ...] = (), guessed: Floats | float = 0.0
@@ -165,35 +169,46 @@ class Calibration:
 
         - `guessed`: variance of each step by guesses of its model.
         """
-        across = self._covariance(shares, models, self.shares, self.models)
-        before = sum(self._variances) + _MEASURED + shares**2 @ _PARTS + guessed
+        across = self._covariance(shares, models)
+        before = self._before(shares, guessed) + (self._same(shares) * self._odd).max(axis=1)
         told = (across * np.linalg.solve(self._known(), across.T).T).sum(axis=1)
         return np.asarray(np.sqrt(np.maximum(before - told, _MEASURED)))
 
     @property
     def _variances(self) -> tuple[float, float, float]:
-        return _EXPERTS if self.is_moe else (_ALIKE, _MODEL, _ALONE)
+        alike, model, alone = _EXPERTS if self.is_moe else (_ALIKE, _MODEL, _ALONE)
+        return alike + _UNLIKE * self.is_unlike, model, alone
+
+    def _before(self, shares: Floats, guessed: Floats | float) -> Floats:
+        """Return the variances of steps before anything is measured."""
+        return np.asarray(sum(self._variances) + _MEASURED + shares**2 @ _PARTS + guessed)
+
+    @property
+    def _odd(self) -> Floats:
+        """Return how much more each measured plan alone is off, by Student's distribution."""
+        before = self._before(self.shares, self.guessed)
+        off = self.logs**2 / before
+        return np.asarray(before * np.maximum(0.0, (off - 1) / (_TAILS + 1)))
+
+    def _same(self, shares: Floats) -> NDArray[np.bool_]:
+        """Say which steps are of the plan of each measured one."""
+        return np.asarray(np.abs(shares[:, None] - self.shares).max(axis=2) < _SAME)
 
     def _known(self) -> Floats:
-        own = self._covariance(self.shares, self.models, self.shares, self.models)
+        own = self._covariance(self.shares, self.models)
         return own + _MEASURED * np.eye(len(self.logs))
 
-    def _covariance(
-        self,
-        shares: Floats,
-        models: tuple[object, ...],
-        others: Floats,
-        other_models: tuple[object, ...],
-    ) -> Floats:
-        """Return how much each step is off together with each of the others."""
+    def _covariance(self, shares: Floats, models: tuple[object, ...]) -> Floats:
+        """Return how much each step is off together with each of the measured ones."""
         in_all, in_model, in_plan = self._variances
-        both = in_all + shares * _PARTS @ others.T
-        is_same = np.abs(shares[:, None] - others).max(axis=2) < _SAME
-        if models and other_models:
-            alike = np.array([[one == other for other in other_models] for one in models])
+        both = in_all + shares * _PARTS @ self.shares.T
+        is_same = self._same(shares)
+        if models and self.models:
+            alike = np.array([[one == other for other in self.models] for one in models])
         else:
             alike = np.ones_like(is_same)
-        return np.asarray(both + (in_model + self.guessed) * alike + in_plan * is_same)
+        own = (in_plan + self._odd) * is_same
+        return np.asarray(both + (in_model + self.guessed) * alike + own)
 
 
 _OF_MODEL = ("dimensions", "experts of a token", "parallel plan")
