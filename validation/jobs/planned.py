@@ -233,4 +233,5 @@ if __name__ == "__main__":
     tp, pp, dp, zero, micro = map(int, sys.argv[1:6])
     main(tp, pp, dp, zero, micro, MODELS[sys.argv[6]], Path(sys.argv[7]))
     dist.barrier()
+    time.sleep(0.5)  # the other ranks may still be in the barrier
     os._exit(0)  # a model that outlives its group can keep torch 2.13 from ever ending
