@@ -179,6 +179,30 @@ def test_gloo_on_processors_is_communication(shared_data: Path) -> None:
     assert "1 of 300 ranks are here" in run.missing
 
 
+def test_on_processors_neither_a_wait_nor_a_message_is_computing(tmp_path: Path) -> None:
+    """Gloo copies in its own thread. Our backend marks the thread that goes on computing."""
+    job = Job(0, 1, distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2})
+    job.step(0, 0, 1000)
+    floats: dict[str, Any] = {"Input type": ["float", "float"]}
+    job.event("cpu_op", "aten::mm", 10, 200, tid=1, **{"Input Dims": [[8, 8], [8, 8]]}, **floats)
+    told = {"Input Dims": [[200], [100], [], []], **floats}
+    job.event("cpu_op", "c10d::_allgather_base_", 195, 200, tid=1, **told)
+    given = {"Input Dims": [[100]], "Input type": ["float"]}
+    job.event("user_annotation", "gloo:all_gather", 200, 400, tid=9, **given)
+    job.event("cpu_op", "aten::copy_", 210, 290, tid=9)
+    job.event("user_annotation", "fullwire:all_reduce", 300, 500, tid=1, **given)
+    job.event("cpu_op", "aten::add", 300, 400, tid=1).event("cpu_op", "aten::add", 400, 490, tid=1)
+    job.event("cpu_op", "autograd::engine::evaluate_function: X", 490, 900, tid=1)
+    job.event("user_annotation", "FSDP::pre_backward (layers.1)", 500, 700, tid=1)
+    run = read(job.write(tmp_path / "rank0.json"))
+    computing = run.spans.rows(run.spans.lane == "compute")
+    stretches = zip(computing.start_ns.tolist(), computing.end_ns.tolist(), strict=True)
+    lengths_us = sorted((end - start) / 1000 for start, end in stretches)
+    assert lengths_us == [190, 200, 200]  # 10 to 200, 300 to 500, and 700 to 900
+    gathers = run.collectives.rows(run.collectives.op == "allgather")
+    assert gathers.bytes.tolist() == [800]
+
+
 def test_a_rank_that_is_late_is_named_and_waiting_is_no_transfer(tmp_path: Path) -> None:
     found = fullwire.explain(read(two_ranks(tmp_path, late_us=300)))
     assert found.verdict.kind == "straggler"

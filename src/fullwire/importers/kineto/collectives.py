@@ -86,7 +86,11 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
 
 
 def within_marks(trace: Trace) -> NDArray[np.bool_]:
-    """Say which operators are a part of a collective: Gloo copies parts while it gathers them."""
+    """Say which operators are a part of a collective: Gloo copies parts while it gathers them.
+
+    They are those of threads that do nothing else. A mark of our backend lies on the thread that
+    issued the collective and computes meanwhile.
+    """
     marks, operators = trace.marks, trace.operators
     place = last_around(
         marks["start_ns"],
@@ -96,7 +100,8 @@ def within_marks(trace: Trace) -> NDArray[np.bool_]:
         operators["start_ns"],
         operators["thread"],
     )
-    return np.asarray(place >= 0)
+    elsewhere = operators["thread"][place < 0]
+    return np.asarray((place >= 0) & ~np.isin(operators["thread"], elsewhere))
 
 
 def _is_timed(trace: Trace) -> NDArray[np.bool_]:
