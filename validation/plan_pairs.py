@@ -1,6 +1,6 @@
 """Real jobs under parallel plans, traced, and each predicted from the trace of another plan.
 
-    .venv/bin/python -m validation.plan_pairs DIRECTORY [--rounds 1]
+    .venv/bin/python -m validation.plan_pairs DIRECTORY
 
 Two transformers train under plans of TP, PP and DP over Gloo: `jobs/planned.py`, with PyTorch's own
 parts, on 2 and 4 ranks. From each trace `plan --from` predicts the other plans of the same model.

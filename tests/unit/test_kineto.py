@@ -194,11 +194,12 @@ def test_on_processors_neither_a_wait_nor_a_message_is_computing(tmp_path: Path)
     job.event("cpu_op", "aten::add", 300, 400, tid=1).event("cpu_op", "aten::add", 400, 490, tid=1)
     job.event("cpu_op", "autograd::engine::evaluate_function: X", 490, 900, tid=1)
     job.event("user_annotation", "FSDP::pre_backward (layers.1)", 500, 700, tid=1)
+    job.event("cpu_op", "fsdp::chunk_cat", 600, 650, tid=1)
     run = read(job.write(tmp_path / "rank0.json"))
     computing = run.spans.rows(run.spans.lane == "compute")
     stretches = zip(computing.start_ns.tolist(), computing.end_ns.tolist(), strict=True)
     lengths_us = sorted((end - start) / 1000 for start, end in stretches)
-    assert lengths_us == [190, 200, 200]  # 10 to 200, 300 to 500, and 700 to 900
+    assert lengths_us == [50, 190, 200, 200]  # 600 to 650, 10 to 200, 300 to 500, 700 to 900
     gathers = run.collectives.rows(run.collectives.op == "allgather")
     assert gathers.bytes.tolist() == [800]
 

@@ -173,6 +173,10 @@ def test_a_step_that_is_far_off_tells_most_of_its_own_plan() -> None:
 
     assert carried(1.05) == pytest.approx(carried(1.1))
     assert carried(4.0) < 0.5 * carried(1.1)
+    # Two unequal steps of one plan are between themselves, and move others in their direction.
+    both = Calibration(np.log([4.0, 1.1]), np.repeat(step, 2, axis=0))
+    assert 1.1 < both.factors(step)[0] < 4.0
+    assert 1.0 < both.factors(0.9 * step)[0] < both.factors(step)[0]
     # Nobody has measured such a device: all of its steps may be that far off.
     assert carried(4.0, is_unlike=True) > 1.5 * carried(4.0)
 

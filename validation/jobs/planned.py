@@ -1,8 +1,8 @@
 """A transformer under a parallel plan of PyTorch's own parts: TP PP DP ZERO MICROBATCH MODEL OUT.
 
 TP is `parallelize_module`, and PP is `torch.distributed.pipelining` with 1F1B. DP is FSDP2 with
-ZERO 3. Else it is DDP, or behind a pipeline, where DDP of torch 2.13 fails, a sum of each layer's
-gradients at the end of the step. Rank 0 writes OUT/times: the seconds of each step without the
+ZERO 3, and DDP without it. Behind a pipeline DDP of torch 2.13 fails, so each layer's gradients are
+summed at the end of the step. Rank 0 writes OUT/times: the seconds of each step without the
 profiler. Each rank writes a trace with shapes, OUT/rankN.json.
 """
 
@@ -215,7 +215,7 @@ def main(tp: int, pp: int, dp: int, zero: int, micro: int, sizes: Sizes, place: 
     rank = dist.get_rank()
     with profile(
         activities=[ProfilerActivity.CPU],
-        schedule=schedule_of(wait=0, warmup=1, active=TRACED),
+        schedule=schedule_of(wait=0, warmup=1, active=TRACED, repeat=1),
         on_trace_ready=lambda told: told.export_chrome_trace(str(place / f"rank{rank}.json")),
         record_shapes=True,
     ) as profiler:
@@ -223,6 +223,7 @@ def main(tp: int, pp: int, dp: int, zero: int, micro: int, sizes: Sizes, place: 
             step()
             dist.barrier()
             profiler.step()
+    dist.barrier()  # a folder with times is complete
     if rank == 0:
         (place / "times").write_text("\n".join(map(str, times)))
 

@@ -344,9 +344,10 @@ def _known(
 
 
 def _processors_of_this_host(run: Run) -> int | None:
-    """Return this machine's processors if a trace names it as the host of all ranks."""
-    hosts = set(host_of_rank(run).values())
-    return len(os.sched_getaffinity(0)) if hosts == {platform.node()} else None
+    """Return this machine's processors if the traces name it as the host of all ranks."""
+    hosts = host_of_rank(run)
+    is_here = set(hosts.values()) == {platform.node()} and len(hosts) == run.facts.workers
+    return len(os.sched_getaffinity(0)) if is_here else None
 
 
 def _target(

@@ -153,8 +153,8 @@ class SplitByMesh(Finding):
     """A job with a DeviceMesh would get tensor parallelism from PyTorch, on the host's time."""
 
     template = (
-        "PyTorch splits tensors over the mesh, for {milliseconds:.0f} ms of a processor in each "
-        "layer and microbatch"
+        "PyTorch's splitting of tensors over the mesh takes {milliseconds:.0f} ms of a processor "
+        "for each layer and microbatch"
     )
     is_assumption = True
 

@@ -146,8 +146,8 @@ class Calibration:
     A step that is mostly sums of gradients tells much about sums, and little about computing. So a
     measured difference carries over to another plan as far as both consist of the same parts, and
     less of it where one plan alone shows it. A step of a model whose dimensions are guessed
-    tells of that model. A step that is off far more than steps usually are tells most of its own
-    plan.
+    tells of that model. If a step is off far more than steps usually are, most of its difference
+    stays with its own plan.
     """
 
     logs: Floats  # of measured over predicted times, for each measured step
@@ -185,10 +185,14 @@ class Calibration:
 
     @property
     def _odd(self) -> Floats:
-        """Return how much more each measured plan alone is off, by Student's distribution."""
+        """Return the variance that each measured plan has for itself, by Student's distribution.
+
+        Steps of one plan share the largest of theirs.
+        """
         before = self._before(self.shares, self.guessed)
         off = self.logs**2 / before
-        return np.asarray(before * np.maximum(0.0, (off - 1) / (_TAILS + 1)))
+        more = before * np.maximum(0.0, (off - 1) / (_TAILS + 1))
+        return np.asarray((self._same(self.shares) * more).max(axis=1))
 
     def _same(self, shares: Floats) -> NDArray[np.bool_]:
         """Say which steps are of the plan of each measured one."""

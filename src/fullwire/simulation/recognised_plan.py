@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,16 +86,17 @@ def _sizes(shapes: str) -> list[list[int]]:
 
 
 def _usual(run: Run, steps: Whole) -> list[int]:
-    """Return the numbers of the usual steps among these; the profiler may disturb its first one."""
+    """Return the numbers of the usual steps that all ranks have: the profiler disturbs some."""
     marks = marks_of_steps(run)
     steps = steps[steps >= 0]
     marks = marks.rows(np.isin(marks.step, steps))
     if not len(marks):
         return sorted(set(steps.tolist()))
-    numbers, place = np.unique(marks.step, return_inverse=True)
+    numbers, place, count = np.unique(marks.step, return_inverse=True, return_counts=True)
     total_ns = np.bincount(place, (marks.end_ns - marks.start_ns).astype(np.float64))
-    length_ns = np.asarray(total_ns / np.bincount(place))
-    return [int(number) for number in numbers[usual_steps(length_ns)]]
+    is_shared = count == count.max()
+    length_ns = np.asarray(total_ns / count)[is_shared]
+    return [int(number) for number in numbers[is_shared][usual_steps(length_ns)]]
 
 
 class _Recognising:
@@ -163,11 +164,7 @@ class _Recognising:
                 **self._mlp(tokens, hidden, local_heads * head_dim, vocab, tp),
             )
         kinds = self._kinds(tokens, hidden, tp)
-        zero = 0
-        # Gloo sums all gradients where NCCL leaves each rank its part; both gather parameters.
-        if dp > 1 and any(op in ("reducescatter", "allgather") for op, *_ in kinds["dp"]):
-            gathers = sum(op == "allgather" for op, *_ in kinds["dp"]) / len(self.steps)
-            zero = 3 if gathers > micro else 1
+        zero = self._zero(kinds["dp"], micro, model.parameters / (tp * pp)) if dp > 1 else 0
         beside, busy_s = self._busy(kinds, tokens, hidden, tp, dp)
         types = Counter(self.run.operations.dtype.tolist())
         types = Counter({kind: n for kind, n in types.items() if kind.lower() in _PRECISIONS})
@@ -206,6 +203,20 @@ class _Recognising:
             only_kernels=tuple(_WORK[work] for work in self.only_kernels),
             source=self.run.provenance.source,
         )
+
+    def _zero(
+        self, messages: Sequence[tuple[str, float, float]], micro: int, own_values: float
+    ) -> int:
+        """Return the stage of ZeRO that messages of data parallelism show.
+
+        Gloo sums all gradients where NCCL leaves each rank its part. Then the gathers must have
+        the size of the parameters, in 16 bits or more: a job may also gather its metrics.
+        """
+        gathers = [size for op, size, _ in messages if op == "allgather"]
+        is_scattered = any(op == "reducescatter" for op, *_ in messages)
+        if not is_scattered and sum(gathers) < len(self.steps) * own_values:
+            return 0
+        return 3 if len(gathers) > micro * len(self.steps) else 1
 
     def _layers(self, pp: int, micro: int) -> tuple[int, float]:
         """Return the model's layers, and attention's forward passes for each backward pass.

@@ -105,7 +105,7 @@ class Recorded:
         )
 
     def shards_alike(self, plans: Plans) -> NDArray[np.bool_]:
-        """Say which plans gather parameters for each pass where the recorded one does, or not."""
+        """Say which plans agree with the recorded one on ZeRO-3."""
         return np.asarray((plans.zero == 3) == (self.recognised.layout.zero == 3))
 
     def on(self, device: Accelerator, precision: Precision) -> Recorded:
@@ -217,8 +217,13 @@ class Recorded:
         """Return the time of sums and gathers that no computing hides."""
         plans = job.plans
         late = replace(plans, dp_overlap=np.zeros_like(plans.dp_overlap))
-        times = plans.microbatches if self.sums_each_microbatch else 1
-        return np.asarray(times * price(self._as_measured(replace(job, plans=late))).dp_s)
+        known = price(self._as_measured(replace(job, plans=late)))
+        return np.asarray(self._sums_of_a_step(plans) * known.dp_s)
+
+    def _sums_of_a_step(self, plans: Plans) -> Ints:
+        """Return how often gradients are added up; ZeRO-2 and ZeRO-3 are priced so anyway."""
+        is_each = self.sums_each_microbatch & (plans.zero < 2)
+        return np.where(is_each, plans.microbatches, 1)
 
     def priced(self, job: Job) -> Priced:
         """Price plans as the recorded job would work through them."""
@@ -233,8 +238,8 @@ class Recorded:
             parts[name] = np.where(alike, factor, 1.0) * parts[name]
         # Sums that nothing hides are the longest ones.
         longest = np.where(self.shards_alike(plans), self.longest_sums, 1.0)
-        times = plans.microbatches if self.sums_each_microbatch else 1
-        parts["dp_s"] = np.minimum(times * parts["dp_s"], longest * self.whole_sums_s(job))
+        shown_s = self._sums_of_a_step(plans) * parts["dp_s"]
+        parts["dp_s"] = np.minimum(shown_s, longest * self.whole_sums_s(job))
         parts["dp_s"] = parts["dp_s"] + self.shard_copies * shard_copies_s(job)
         parts["host_s"] = parts["host_s"] + host_s
         parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
@@ -244,7 +249,7 @@ class Recorded:
         of_compute = {name: parts.pop(name) for name in ("attention_s", "moved_s", "experts_s")}
         step_s = sum(parts.values(), start=np.zeros(len(plans)))
         priced = Priced(step_s=step_s, heeded=heeded, **parts, **of_compute)
-        crowd = self.crowded(priced, plans.tp * plans.pp * plans.cp * plans.dp) / self.crowd
+        crowd = self.crowded(priced, plans.devices) / self.crowd
         return priced.times(crowd)
 
 
@@ -294,8 +299,8 @@ def calibrated(
     if busy_s["optimizer"] > 0:
         ratios.append(Ratio("optimizer", busy_s["optimizer"], float(plain.optimizer_s[0])))
         factors["optimizer_s"] = ratios[-1].ratio
-    if is_sharded:
-        modelled_s = float(shard_copies_s(job)[0])
+    modelled_s = float(shard_copies_s(job)[0])
+    if is_sharded and busy_s["shards"] > 0:
         ratios.append(Ratio("copies of shards", busy_s["shards"], modelled_s))
     recorded = Recorded(
         sums_each_microbatch=_sums_each_microbatch(recognised),

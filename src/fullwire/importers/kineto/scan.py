@@ -188,7 +188,7 @@ class _Shapes:
                 self.kernels_us[number] = self.kernels_us.get(number, 0.0) + duration_us
 
     def gathered(self) -> dict[int, int]:
-        """Return the elements of a whole gathering by those of a rank's part.
+        """Return the elements of a whole gathering by those of a rank's part, for flat tensors.
 
         Gloo marks a gathering with the part alone. Parts of one size in groups of several sizes
         are left out.
@@ -202,19 +202,19 @@ class _Shapes:
         return {part: min(found) for part, found in wholes.items() if len(found) == 1}
 
     def waits_ns(self) -> tuple[Whole, Whole]:
-        """Return when FSDP's hooks waited for collectives: they ran no operation."""
+        """Return when FSDP's hooks waited for collectives: they ran none of the operations here.
 
-        def union_of(operators: list[_Operator]) -> tuple[Whole, Whole]:
-            start_ns = np.array([round(each.ts * 1000) for each in operators], np.int64)
-            lasted_ns = np.array([round(each.dur * 1000) for each in operators], np.int64)
+        Casts and sums in a hook are not among these, and count as waiting. They are short.
+        """
+
+        def union_of(*, hooks: bool) -> tuple[Whole, Whole]:
+            chosen = [each for each in self.operators if _is_hook(each) == hooks]
+            start_ns = np.array([round(each.ts * 1000) for each in chosen], np.int64)
+            lasted_ns = np.array([round(each.dur * 1000) for each in chosen], np.int64)
             return union(start_ns, start_ns + lasted_ns)
 
-        hooks = [each for each in self.operators if _is_hook(each)]
-        if not hooks:
-            return union_of(hooks)
-        return without(
-            union_of(hooks), union_of([each for each in self.operators if not _is_hook(each)])
-        )
+        hooks_ns = union_of(hooks=True)
+        return without(hooks_ns, union_of(hooks=False)) if len(hooks_ns[0]) else hooks_ns
 
     def shaped(self) -> Iterator[Shaped]:
         """Yield the operations. A wrapper is `dispatch`; an optimizer's step is one operation."""
