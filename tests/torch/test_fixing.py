@@ -41,12 +41,17 @@ EXACT = {
 }
 
 
-def told_by(*command: str) -> tuple[Mapping[str, Any], str]:
+def ended(*command: str) -> subprocess.CompletedProcess[str]:
     for _ in range(3):  # torch alone sometimes aborts at the end of a Gloo job, one in 14 here
         done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
         if done.returncode != signal.SIGABRT:
             break
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def told_by(*command: str) -> tuple[Mapping[str, Any], str]:
+    done = ended(*command)
     return json.loads(done.stdout), done.stderr
 
 
@@ -515,6 +520,7 @@ def train(rank, store):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
+    del model, optimizer  # they must not outlive the group
     dist.barrier()
     dist.destroy_process_group()
 
@@ -556,9 +562,7 @@ def test_ranks_that_a_script_starts_itself_are_bound_and_keep_their_numbers(
     script = tmp_path / "train.py"
     script.write_text(MULTIPROCESSING)
     fixes = "processors:own,placement:0,1"
-    command = [*FULLWIRE, "apply", fixes, "--", sys.executable, str(script), way]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ended(*FULLWIRE, "apply", fixes, "--", sys.executable, str(script), way)
     bound = [line for line in done.stderr.splitlines() if "own: applied: processors " in line]
     assert len(bound) == 2, done.stderr
     assert "fix placement:0,1: not applied: the script numbers its ranks itself" in done.stderr
