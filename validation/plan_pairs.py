@@ -13,11 +13,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import fullwire as fw
+from fullwire.findings.plans import NotInRecording
 from fullwire.run.run import Run
 from fullwire.run.usual import usual_step_s
 from validation import arguments, results
@@ -74,7 +76,7 @@ class Pair(NamedTuple):
     low_s: float
     high_s: float
     measured_s: float
-    unseen: tuple[str, ...]  # the kinds of parallelism that the trace has nothing of
+    unseen: tuple[str, ...]  # messages that the trace has none of
 
     @property
     def error(self) -> float:
@@ -90,12 +92,10 @@ class Pair(NamedTuple):
 def predicted(known: Job, asked: Job, run: Run, measured_s: float) -> Pair:
     """Predict a plan from the trace of another one."""
     degrees = {"tp": asked.tp, "pp": asked.pp, "dp": asked.dp, "zero": asked.zero}
-    best = fw.plan(recorded=run, to=degrees).best
-    kinds = ("tp", "pp", "dp")
-    unseen = [name for name in kinds if getattr(known, name) == 1 < getattr(asked, name)]
-    unseen += ["zero"] * (asked.zero > known.zero)
-    found = (best.step_s, best.interval.low_s, best.interval.high_s, measured_s)
-    return Pair(known, asked, *found, tuple(unseen))
+    answer = fw.plan(recorded=run, to=degrees)
+    step_s, between = answer.best.step_s, answer.best.interval
+    unseen = tuple(note.messages for note in answer.assumed if isinstance(note, NotInRecording))
+    return Pair(known, asked, step_s, between.low_s, between.high_s, measured_s, unseen)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -119,11 +119,9 @@ def main(given: Sequence[str] | None = None) -> None:
         print(f"| {' | '.join([job.name, *shown, traced])} |")
     print("\n| traced | asked | measured | predicted | 90 % | error | not in the trace |")
     print("|---" * 7 + "|")
-    for known, run in runs.items():
-        for other in jobs:
-            if known == other or known.model != other.model:
-                continue
-            pair = predicted(known, other, run, steps_s[other])
+    for known, other in permutations(jobs, 2):
+        if known.model == other.model:
+            pair = predicted(known, other, runs[known], steps_s[other])
             pairs.append(pair)
             cells = [known.name, other.name, f"{1e3 * pair.measured_s:.0f} ms"]
             cells += [f"{1e3 * pair.predicted_s:.0f} ms"]

@@ -150,7 +150,7 @@ def loss_of(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def sum_gradients(model: Stage, group: Any, ranks: int) -> None:
-    """Average the gradients of each layer, and of what is beside the layers."""
+    """Average the gradients: those of a layer in one message, and the others in one."""
     layers = list(model.layers)
     own = {parameter for layer in layers for parameter in layer.parameters()}
     beside = [parameter for parameter in model.parameters() if parameter not in own]

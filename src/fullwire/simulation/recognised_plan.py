@@ -504,7 +504,7 @@ class _Recognising:
                 ),
                 "dispatch": spent_ns["dispatch", ""],
                 "handover": spent_ns["handover", ""],
-                # What FSDP copies to gather parameters and to sum gradients, on this device.
+                # FSDP copies parameters before and after a gather, and gradients before a sum.
                 "shards": sum(ns for (name, _), ns in spent_ns.items() if name in _SHARD_COPIES),
                 "waiting": sum(ns for (name, _), ns in spent_ns.items() if "wait_tensor" in name),
                 "optimizer": sum(ns for (name, _), ns in spent_ns.items() if "Optimizer" in name),

@@ -367,7 +367,7 @@ def _of_computing(recognised: Recognised, job: Job, plain: Priced) -> tuple[list
 
 
 def _of_host_s(recognised: Recognised, plans: Plans) -> dict[str, float]:
-    """Return the host's time of one layer and microbatch, and what tensor parallelism adds."""
+    """Return the host's time of one layer and microbatch, and more of it by splitting tensors."""
     layout, busy_s = recognised.layout, recognised.busy_s
     passes = float(plans.microbatches[0] * math.ceil(recognised.model.layers / layout.pp))
     if layout.tp > 1:  # splitting tensors takes the host's time, too
