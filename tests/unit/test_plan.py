@@ -345,6 +345,11 @@ def test_the_plan_with_the_best_goodput_depends_on_the_failures_that_are_given()
     assert often.best.devices < seldom.best.devices == 128
 
 
+def test_to_is_named_where_its_degree_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"to: expected one of tp, .*, got 'order'"):
+        fw.plan(recorded=tmp_path, to="order=ring")
+
+
 def test_fix_names_the_degrees_before_it_reads_a_value() -> None:
     with pytest.raises(UsageError, match=r"fix: expected one of tp, .*, got 'order'"):
         fw.plan("llama3-8b", cluster="dgx-h100", nodes=1, global_batch=64, fix="order=ring")

@@ -30,6 +30,7 @@ from fullwire.findings.plans import (
     UsualMlp,
 )
 from fullwire.importers.kineto import scan
+from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Run
 from fullwire.simulation import recorded_plan
 from fullwire.simulation.recognised_plan import Recognised, recognised
@@ -146,6 +147,18 @@ def test_what_a_trace_leaves_open_is_told_in_the_terminal_and_in_json(
     assert plan_data(found)["recorded"]["not_recognised"] == [told]
     print_plan(found)
     assert f"Not recognised: {told}." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_partial_recording_is_told_as_such(
+    steps: dict[str, tuple[Path, dict[str, int], float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fullwire.report.plans import plan_data, print_plan
+
+    run = fw.read(steps["tp 2 pp 2 dp 1"][0])
+    found = fw.plan(recorded=replace(run, gaps=(Gap("rank 1 ends early"),)), to="tp=1,pp=2")
+    assert plan_data(found)["recorded"]["missing"] == ("rank 1 ends early",)
+    print_plan(found)
+    assert "\nThe run is partial: rank 1 ends early.\n" in capsys.readouterr().out
 
 
 def test_plain_attention_and_groups_without_names_are_recognised(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def plan(
     if recorded is None and to is not None:
         raise UsageError("to: expected a recorded run that the plan is worked out from (--from)")
     model = None if model is None else architecture(model)
-    other = fixed_degrees(to)
+    other = fixed_degrees(to, "to")
     known = None if recorded is None else _known(recorded, cluster, nodes, model, device)
     if known is not None:
         layout = known.recognised.layout
@@ -392,6 +392,7 @@ def _from_run(known: Recorded) -> FromRun:
         step_s=found.step_s,
         ratios=known.ratios,
         not_recognised=tuple(not_recognised),
+        missing=found.missing,
     )
 
 

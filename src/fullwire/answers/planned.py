@@ -157,6 +157,7 @@ class FromRun:
     step_s: float
     ratios: tuple[Ratio, ...]
     not_recognised: tuple[Finding, ...]
+    missing: tuple[str, ...]  # data of the recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +244,10 @@ def named_device(cluster: Cluster) -> Accelerator | None:
         return None
 
 
-def fixed_degrees(given: OneOrMany | Mapping[str, int | str]) -> dict[str, int | str]:
-    """Read "tp=8,pp=4": the degrees of a plan that are decided."""
+def fixed_degrees(
+    given: OneOrMany | Mapping[str, int | str], option: str = "fix"
+) -> dict[str, int | str]:
+    """Read "tp=8,pp=4", as an option gives it: the degrees of a plan that are decided."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -253,11 +256,11 @@ def fixed_degrees(given: OneOrMany | Mapping[str, int | str]) -> dict[str, int |
     for part in several(given, str):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
-            raise UsageError(f"fix: expected NAME=VALUE such as tp=8, got {shown(part)}")
+            raise UsageError(f"{option}: expected NAME=VALUE such as tp=8, got {shown(part)}")
         if name not in FIXABLE:
-            raise UsageError(f"fix: expected one of {', '.join(FIXABLE)}, got {shown(name)}")
+            raise UsageError(f"{option}: expected one of {', '.join(FIXABLE)}, got {shown(name)}")
         if name in fixed:
-            raise UsageError(f"fix: expected one {name}, got {fixed[name]} and {value}")
+            raise UsageError(f"{option}: expected one {name}, got {fixed[name]} and {value}")
         is_word = name in ("recompute", "schedule", "context")
         is_none = name in MAY_BE_NONE and value == "0"
         fixed[name] = value if is_word else 0 if is_none else count(value, name)

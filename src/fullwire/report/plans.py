@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fullwire.findings.notes import RunIsPartial
 from fullwire.findings.plans import (
     AnotherChoice,
     BestCheckpoints,
@@ -131,6 +132,8 @@ def _print_recorded(one: FromRun) -> None:
     print_table(["work of the recorded step", "measured", "modelled", "ratio"], rows, {"work"})
     for part in sentences(one.not_recognised):
         say(f"Not recognised: {part}.")
+    for line in sentences([RunIsPartial(what=gap) for gap in one.missing]):
+        say(line)
     say("")
 
 

@@ -65,6 +65,7 @@ class Recognised:
     has_mesh: bool  # groups of PyTorch's DeviceMesh
     open_vocabulary: int | None  # the embedding's rows, if a rank may hold a part of them
     only_kernels: tuple[str, ...]  # classes of work that no operation shows
+    missing: tuple[str, ...]  # data of the run
     source: str
 
 
@@ -201,6 +202,7 @@ class _Recognising:
             has_mesh="mesh_" in (self.run.facts.groups or ""),
             open_vocabulary=self.open_vocabulary,
             only_kernels=tuple(_WORK[work] for work in self.only_kernels),
+            missing=self.run.missing,
             source=self.run.provenance.source,
         )
 
