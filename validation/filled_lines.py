@@ -5,8 +5,8 @@
 `used` is the share of the line rate that exposed transfers used; the verdict depends on it. `limit`
 is the rate up to which the line limits the transport, by the transport that is fitted to the run.
 The verdict does not use `limit`. It counts as right if it names the line below this rate, or the
-transport above it. Other verdicts, such as `contention`, name neither and do not count. All runs in
-the directories are taken.
+transport above it. Verdicts such as `contention` are left out: they blame something else. All runs
+in the directories are taken.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> None:
         claim="Of the line and the transport, the verdict names the one that limits the job.",
         anchor="runs in the lab, each against the transport that is fitted to it",
         measure="",
-        summary=f"{right} of {len(either)} right; {len(found) - len(either)} verdicts name neither",
+        summary=f"{right} of {len(either)} right; {len(found) - len(either)} other verdicts",
         cases=len(either),
         tables=[
             results.Table(columns=columns, rows=rows),

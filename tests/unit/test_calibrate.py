@@ -23,7 +23,7 @@ from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling, ob
 from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.grid import AXES, MEASURES, Crowding, Grid, Residue
 from fullwire.simulation.subject import plain_subject
-from fullwire.simulation.sweep import sweep, with_contention
+from fullwire.simulation.sweep import residues, sweep, with_contention
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence, setting
@@ -329,6 +329,61 @@ def test_few_bytes_beside_computing_tell_little_of_contention() -> None:
 def test_ranks_that_leave_a_processor_take_their_contention_along() -> None:
     half_busy = Crowding(s_per_bit=1e-10, busy_by_a_rank=0.5, recorded_ranks=1.0)
     assert half_busy.with_ranks(np.array([0.5, 1.0, 2.0, 4.0])).tolist() == [0.5, 1.0, 2.0, 2.0]
+
+
+def four_ranks_by_turns(rate_bps: float = 2 * GBPS, slower_ms: float = 0.0) -> Run:
+    """Return a job of four ranks on two processors, each of which computes without a pause."""
+    facts: dict[str, FactValue] = {
+        name: tuple((float(rank), time_s) for rank in range(4))
+        for name, time_s in (("communication_processor_s", 0.03), ("processor_s", 0.095))
+    }
+    return a_trained_job(
+        dataclasses.replace(a_transport(), workers=4),
+        workers=4,
+        rate_bps=rate_bps,
+        gradients_mib=(10, 10, 10, 10),
+        buckets="ddp:10MiB",
+        slower_ms=slower_ms,
+        facts=facts,
+    )
+
+
+def test_turns_on_a_processor_are_no_contention_by_messages() -> None:
+    """Two ranks on each processor: half of the computing is the other rank's."""
+    transport = dataclasses.replace(a_transport(), workers=4)
+    subject = plain_subject("a job", four_ranks_by_turns(20 * GBPS))
+    turns, more = (
+        with_contention(subject, alone_s, transport).crowding for alone_s in (0.0325, 0.0275)
+    )
+    assert turns.recorded_ranks == more.recorded_ranks == 2
+    by_messages = more.s_per_bit - turns.s_per_bit
+    assert 0 < by_messages * turns.recorded_bits < 0.010  # the loss beyond turns
+    assert turns.s_per_bit * turns.recorded_bits < 0.5 * 0.0325
+
+
+def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:
+    half = Crowding(s_per_bit=1e-10, recorded_ranks=2.0)
+    assert half.still_late(np.array([0.5, 1.0, 2.0, 4.0])).tolist() == [0.5, 0.5, 1.0, 1.0]
+    assert Crowding(recorded_ranks=0.5).still_late(np.array([0.5, 4.0])).tolist() == [1.0, 1.0]
+
+
+def test_the_place_of_other_ranks_does_not_change_how_the_recorded_step_is_explained() -> None:
+    """Two ranks in place of four on two processors: their interval is about as wide as others."""
+    found = a_forecaster(four_ranks_by_turns(slower_ms=5))
+    transports, measured_ns = found.grid.transports, [found.subject.step.measured_ns]
+    fewer = dataclasses.replace(found.subject, ranks_per_host=2)
+    assert residues(fewer, transports, measured_ns) == residues(
+        found.subject, transports, measured_ns
+    )
+    table = fw.whatif(
+        four_ranks_by_turns(slower_ms=5),
+        workers=2,
+        ranks_per_host=4,
+        bandwidth="2Gbps",
+        transport="measured",
+    )
+    low_s, high_s = table.interval_s
+    assert (high_s - low_s < 0.8 * table["step_s"]).all()
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -142,11 +142,20 @@ class Crowding:
     recorded_bits: float = 0.0  # that were sent beside computing, in the recorded step
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor
+    late_by_turns: float = 1.0  # share of the lateness that ranks on a processor cause
 
     def with_ranks(self, ranks: Floats) -> Floats:
         """Return how many times the recorded contention a bit causes with so many ranks on each."""
         busy = np.minimum(self.busy_by_a_rank * ranks, 1.0)
         return np.asarray(busy / min(self.busy_by_a_rank * self.recorded_ranks, 1.0))
+
+    def still_late(self, ranks: Floats) -> Floats:
+        """Return the share of the recorded lateness that so many ranks on each processor have.
+
+        Ranks that compute by turns are late for each other.
+        """
+        fewer = np.minimum(np.maximum(ranks, 1.0) / max(self.recorded_ranks, 1.0), 1.0)
+        return np.asarray(1 - self.late_by_turns * (1 - fewer))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

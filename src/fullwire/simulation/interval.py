@@ -67,6 +67,7 @@ def interval_s(
     step_s = predictions.measures["step_s"]
     variance = np.square(_FROM_RUN_TO_RUN * step_s) + _of_the_codec(subjects, grid, step_s, crew)
     variance = variance + _of_contention(subjects, grid, step_s, crew)
+    variance = variance + _of_lateness(subjects, grid, step_s, crew)
     own_s = [subject.step.alone_ns * 1e-9 for subject in subjects]  # of a worker, at the least
     if calibration is None:
         below, above = _shares_of_median(subjects)
@@ -245,6 +246,23 @@ def _of_contention(
     longer_s = sweep(more, grid, crew=crew).measures["step_s"] - step_s
     away_s = longer_s - np.array(as_recorded_s).reshape(shaped(run=len(subjects)))
     return np.square(np.where(longer_s == 0, 0.0, away_s))
+
+
+def _of_lateness(
+    subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew
+) -> Floats | float:
+    """Return the variance from ranks that shared a processor, and were late for each other.
+
+    Nothing tells how much of their lateness goes with these ranks. Half of it is a standard
+    deviation.
+    """
+    if all(subject.crowding.recorded_ranks <= 1 for subject in subjects):
+        return 0.0
+    later = [
+        replace(subject, crowding=replace(subject.crowding, late_by_turns=0.5))
+        for subject in subjects
+    ]
+    return np.square(sweep(later, grid, crew=crew).measures["step_s"] - step_s)
 
 
 def _on_each(

@@ -177,20 +177,21 @@ class Messages:
         if apart > 1:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
-        crowded_s = self._crowded_s(exposed, workers, transport, accumulate, local_steps)
-        overhead_s = overhead_s + crowded_s
         late_s = jitter.late_s(self.subject.step, workers, apart)[:, None, None]
+        overhead_s = overhead_s + self._crowded_s(
+            exposed, workers, transport, accumulate, local_steps
+        )
         if isinstance(transport, MeasuredTransport):
-            # On processors that ranks share, computation takes at least its work for all ranks.
-            # The step takes at least that and the transport's work. It does not help that some of
-            # it is beside other work or a late rank: it all waits for the same processors.
-            step, per_host = self.subject.step, self.subject.ranks_per_host
-            own_s, alone_s = _own_s(step), step.alone_ns * 1e-9
-            shared_s = own_s * transport.crowd(workers, per_host)[:, None, None]
-            longer_s = np.maximum(shared_s - alone_s - crowded_s, 0.0)
-            ranks = transport.ranks_per_processor(workers, per_host)[:, None, None]
-            all_s = own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
-            overhead_s = np.maximum(overhead_s + longer_s, all_s - alone_s - late_s)
+            # Ranks on the same processors compute by turns. The step takes at least the work of all
+            # of them and of the transport. It does not help that some of it is beside other work or
+            # a late rank: it all waits for the same processors.
+            step, crowding = self.subject.step, self.subject.crowding
+            ranks = transport.ranks_per_processor(workers, self.subject.ranks_per_host)
+            late_s = late_s * crowding.still_late(ranks)[:, None, None]
+            ranks = ranks[:, None, None]
+            all_s = step.own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
+            least_s = all_s - step.alone_ns * 1e-9 - late_s
+            overhead_s = np.maximum(overhead_s + step.by_turns_s(ranks), least_s)
         if not isinstance(transport, FullTransport):
             overhead_s = overhead_s + residue.beside(overhead_s)
         overhead_s = np.maximum(overhead_s + late_s, 0.0)
@@ -205,13 +206,18 @@ class Messages:
         accumulate: int,
         local_steps: int,
     ) -> Floats:
-        """Return the contention of a step: for each bit beside computing, or else as recorded.
+        """Return the contention of a step that no turns on processors cause.
+
+        It follows the bits beside computing. Where these tell nothing, it is as recorded.
 
         Averages of parameters are sent when no worker computes, unless they go in fragments.
         """
         subject = self.subject
         if not subject.crowding.s_per_bit:
-            return np.array(subject.step.crowded_ns * 1e-9)
+            crowded_s = subject.step.crowded_ns * 1e-9
+            if isinstance(transport, MeasuredTransport):
+                crowded_s -= float(subject.step.by_turns_s(subject.crowding.recorded_ranks))
+            return np.array(max(crowded_s, 0.0))
         passes = accumulate * local_steps
         is_beside = local_steps == 1 or subject.fragments > 1
         per_bit = np.array(subject.crowding.s_per_bit * is_beside / passes)
@@ -417,17 +423,6 @@ def _others(
                 (Routed(on_links.cost(*recorded_as(op), among), float(size)),) for among in workers
             ),
         )
-
-
-def _own_s(step: Step) -> float:
-    """Return a rank's own processor time in a step: at most that of its threads, alone.
-
-    Kernel work for messages is charged to the thread that it interrupts, and computing beside
-    messages takes longer. Both are in the recorded time and neither is the rank's own.
-    """
-    own_s, alone_s = step.processor_ns * 1e-9, step.alone_ns * 1e-9
-    threads = max(1, round(own_s * 1e9 / max(step.step_ns, 1)))
-    return min(own_s, threads * alone_s)
 
 
 def scaling_factor(step: Step, overhead_s: Floats) -> Floats:

@@ -112,11 +112,18 @@ def sweep(
 def with_contention(subject: Subject, alone_s: float, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
-    Bytes that are sent while a worker computes cause it: the more of them, the more of it. Where
-    next to none were, other ranks cause it, and every prediction keeps it as recorded.
+    Ranks that compute by turns on a processor cause a part of it. Bytes that are sent while a
+    worker computes cause the rest: the more of them, the more of it. Where few were, the processor
+    work of the transport tells how much. Without that, all predictions keep it as recorded.
     """
     crowded_ns = max(subject.step.step_ns - round(alone_s * 1e9), 0)
-    crowded = replace(subject, step=replace(subject.step, crowded_ns=crowded_ns))
+    step = replace(subject.step, crowded_ns=crowded_ns)
+    busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
+    ranks, turns_s = 1.0, 0.0
+    if isinstance(transport, MeasuredTransport) and busy and subject.recorded is not None:
+        [ranks] = transport.ranks_per_processor(subject.recorded.workers).tolist()
+        turns_s = float(step.by_turns_s(ranks))
+    crowded = replace(subject, step=step, crowding=Crowding(recorded_ranks=ranks))
     if subject.recorded is None:
         return crowded
     point = replace(subject.recorded, transports=(transport,))
@@ -126,20 +133,21 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
     exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
     beside_bits = float(exposed.beside_bits.sum())
-    if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
-        return crowded
-    told = _Estimate(crowded_ns * 1e-9 / beside_bits, _T1_OFF * alone_s / beside_bits)
-    step, ranks, work = crowded.step, 1.0, 0.0
-    busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
+    told = []
+    if beside_bits and beside_bits >= _LEAST_BESIDE * all_bits:
+        by_messages_s = max(crowded_ns * 1e-9 - turns_s, 0.0)
+        told.append(_Estimate(by_messages_s / beside_bits, _T1_OFF * alone_s / beside_bits))
     if isinstance(transport, MeasuredTransport) and busy:
-        [ranks] = transport.ranks_per_processor(point.workers).tolist()
-        work = float(exposed.work_s.sum()) / all_bits
-    if work and told.off:
         # Work for messages delays computing by its own time at most, and only on busy processors.
-        told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
+        work = float(exposed.work_s.sum()) / all_bits
+        told.append(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
+    told = [each for each in told if each.off]
+    if not told:
+        return crowded
+    value, off = told[0] if len(told) == 1 else told[0].with_another(told[1])
     crowding = Crowding(
-        s_per_bit=told.value,
-        off_s_per_bit=told.off,
+        s_per_bit=value,
+        off_s_per_bit=off,
         recorded_bits=beside_bits,
         busy_by_a_rank=busy or 1.0,
         recorded_ranks=ranks,
@@ -172,7 +180,8 @@ def residues(
     """
     if subject.recorded is None or None in measured_ns:
         return subject.residues * len(transports)
-    step, plain = subject.step, replace(subject, residues=(Residue(),))
+    # Its ranks were placed as recorded, wherever they are asked to be.
+    step, plain = subject.step, replace(subject, residues=(Residue(),), ranks_per_host=None)
     played = sweep([plain], replace(subject.recorded, transports=tuple(transports)))
     found = []
     for at, step_s, overhead_s in zip(

@@ -119,6 +119,20 @@ class Step:
         """Return T1: the step of one worker, without contention."""
         return self.step_ns - self.crowded_ns
 
+    @property
+    def own_s(self) -> float:
+        """Return a rank's own processor time in a step: at most that of its threads, alone.
+
+        Kernel work for messages is charged to the thread that it interrupts, and computing beside
+        messages takes longer. Both are in the recorded time and neither is the rank's own.
+        """
+        threads = max(1, round(self.processor_ns / max(self.step_ns, 1)))
+        return 1e-9 * min(self.processor_ns, threads * self.alone_ns)
+
+    def by_turns_s(self, ranks: Floats | float) -> Floats:
+        """Return how much longer a step is if so many ranks compute on each processor by turns."""
+        return np.maximum(self.own_s * np.asarray(ranks) - self.alone_ns * 1e-9, 0.0)
+
     def with_joined(self, places: Sequence[int]) -> Step:
         """Return the step with some of its collectives joined, which saves the calls for each."""
         after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
