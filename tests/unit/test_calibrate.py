@@ -364,6 +364,8 @@ def test_turns_on_a_processor_are_no_contention_by_messages() -> None:
 def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:
     half = Crowding(s_per_bit=1e-10, recorded_ranks=2.0)
     assert half.still_late(np.array([0.5, 1.0, 2.0, 4.0])).tolist() == [0.5, 0.5, 1.0, 1.0]
+    asleep = Crowding(busy_by_a_rank=0.1, recorded_ranks=2.0)
+    assert asleep.still_late(np.array([1.0, 2.0])).tolist() == [0.95, 1.0]
     assert Crowding(recorded_ranks=0.5).still_late(np.array([0.5, 4.0])).tolist() == [1.0, 1.0]
 
 

@@ -90,8 +90,8 @@ class ContentionIsCarried(Finding):
     """Predictions carry contention for processors to other networks."""
 
     template = (
-        "{run}: contention takes {crowded_s:time} of the recorded step. T1 is without it, and a "
-        "prediction has as much of it as bytes are sent beside computing."
+        "{run}: contention takes {crowded_s:time} of the recorded step. T1 is without it. "
+        "Predicted, it follows the ranks on a processor and the bytes sent beside computing."
     )
 
     run: str

@@ -152,10 +152,10 @@ class Crowding:
     def still_late(self, ranks: Floats) -> Floats:
         """Return the share of the recorded lateness that so many ranks on each processor have.
 
-        Ranks that compute by turns are late for each other.
+        Ranks that compute by turns are late for each other. Ranks that sleep are not.
         """
         fewer = np.minimum(np.maximum(ranks, 1.0) / max(self.recorded_ranks, 1.0), 1.0)
-        return np.asarray(1 - self.late_by_turns * (1 - fewer))
+        return np.asarray(1 - self.busy_by_a_rank * self.late_by_turns * (1 - fewer))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
