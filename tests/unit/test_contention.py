@@ -351,7 +351,7 @@ def test_contention_that_follows_bytes_is_never_said_to_be_kept() -> None:
     run = probed(a_trained_job(), 0.99 * COMPUTES_MS)
     waiting = dataclasses.replace(run, facts=run.facts | Facts(run_delay_s=by_rank(0.03)))
     warnings = fw.whatif(waiting, bandwidth="10Gbps").warnings
-    assert any("as bytes are sent beside computing" in warning for warning in warnings)
+    assert any("the bytes sent beside computing" in warning for warning in warnings)
     assert not any("Predictions keep that as recorded" in warning for warning in warnings)
 
 

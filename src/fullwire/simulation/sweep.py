@@ -113,8 +113,8 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
     Ranks that compute by turns on a processor cause a part of it. Bytes that are sent while a
-    worker computes cause the rest: the more of them, the more of it. Where few were, the processor
-    work of the transport tells how much. Without that, all predictions keep it as recorded.
+    worker computes cause the rest: the more of them, the more of it. Where next to none were, all
+    predictions keep the rest as recorded.
     """
     crowded_ns = max(subject.step.step_ns - round(alone_s * 1e9), 0)
     step = replace(subject.step, crowded_ns=crowded_ns)
@@ -123,7 +123,8 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     if isinstance(transport, MeasuredTransport) and busy and subject.recorded is not None:
         [ranks] = transport.ranks_per_processor(subject.recorded.workers).tolist()
         turns_s = float(step.by_turns_s(ranks))
-    crowded = replace(subject, step=step, crowding=Crowding(recorded_ranks=ranks))
+    crowding = Crowding(busy_by_a_rank=busy or 1.0, recorded_ranks=ranks)
+    crowded = replace(subject, step=step, crowding=crowding)
     if subject.recorded is None:
         return crowded
     point = replace(subject.recorded, transports=(transport,))
@@ -133,26 +134,18 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
     exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
     beside_bits = float(exposed.beside_bits.sum())
-    told = []
-    if beside_bits and beside_bits >= _LEAST_BESIDE * all_bits:
-        by_messages_s = max(crowded_ns * 1e-9 - turns_s, 0.0)
-        told.append(_Estimate(by_messages_s / beside_bits, _T1_OFF * alone_s / beside_bits))
-    if isinstance(transport, MeasuredTransport) and busy:
-        # Work for messages delays computing by its own time at most, and only on busy processors.
-        work = float(exposed.work_s.sum()) / all_bits
-        told.append(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
-    told = [each for each in told if each.off]
-    if not told:
+    if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
         return crowded
-    value, off = told[0] if len(told) == 1 else told[0].with_another(told[1])
-    crowding = Crowding(
-        s_per_bit=value,
-        off_s_per_bit=off,
-        recorded_bits=beside_bits,
-        busy_by_a_rank=busy or 1.0,
-        recorded_ranks=ranks,
-    )
-    return replace(crowded, crowding=crowding)
+    by_messages_s = max(crowded_ns * 1e-9 - turns_s, 0.0)
+    told = _Estimate(by_messages_s / beside_bits, _T1_OFF * alone_s / beside_bits)
+    work = 0.0
+    if isinstance(transport, MeasuredTransport) and busy:
+        work = float(exposed.work_s.sum()) / all_bits
+    if work and told.off:
+        # Work for messages delays computing by its own time at most, and only on busy processors.
+        told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
+    by_bits = {"s_per_bit": told.value, "off_s_per_bit": told.off, "recorded_bits": beside_bits}
+    return replace(crowded, crowding=replace(crowding, **by_bits))
 
 
 class _Estimate(NamedTuple):
