@@ -501,6 +501,21 @@ def test_a_signal_reaches_the_job(number: signal.Signals) -> None:
     process.stdout.close()
 
 
+def test_a_signal_before_the_job_is_there_reaches_it() -> None:
+    """The job is started by a function that sends the signal to us first."""
+    runs = (
+        "import os, signal, subprocess, sys; from fullwire.recorder import launch\n"
+        "true = subprocess.Popen\n"
+        "def started(*words, **more):\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    return true(*words, **more)\n"
+        "subprocess.Popen = started\n"
+        "sys.exit(launch.run_to_its_end(['sleep', '60'], os.environ))"
+    )
+    done = subprocess.run([sys.executable, "-c", runs], timeout=20, check=False)
+    assert done.returncode == 128 + signal.SIGUSR1
+
+
 @pytest.mark.parametrize("way", ["record", "apply", "run"])
 def test_an_interrupt_of_the_command_line_alone_reaches_the_job_which_ends_both(
     tmp_path: Path, way: str

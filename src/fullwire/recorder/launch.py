@@ -126,18 +126,15 @@ def run_to_its_end(
     other signals on, and an interrupt that no terminal sent. The caller's handlers of signals that
     ask to end hear of them meanwhile. What they raise does not end the wait for the job.
     """
-    try:
-        output = None if began is None else subprocess.PIPE
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    except OSError as error:
-        raise UsageError(f"{command[0]}: cannot be run: {error.strerror}") from None
-
-    if began is not None:
-        began(process)
+    jobs: list[subprocess.Popen[bytes]] = []  # one, as soon as it is there
+    early: list[int] = []  # signals that came before
 
     def pass_on(number: int, frame: Any) -> None:
         if number != signal.SIGINT or not _is_before_a_terminal():
-            process.send_signal(number)
+            if jobs:
+                jobs[0].send_signal(number)
+            else:
+                early.append(number)
         of_caller = of_callers[number]
         if number in ENDING and callable(of_caller):
             # It may leave by raising. The job decides how it ends, and we wait for its status.
@@ -150,6 +147,16 @@ def run_to_its_end(
         if of_caller != signal.SIG_IGN:  # as nohup has it
             signal.signal(number, pass_on)
     try:
+        output = None if began is None else subprocess.PIPE
+        try:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        except OSError as error:
+            raise UsageError(f"{command[0]}: cannot be run: {error.strerror}") from None
+        jobs.append(process)
+        for number in early:
+            process.send_signal(number)
+        if began is not None:
+            began(process)
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:
         started = _descendants(process.pid)
