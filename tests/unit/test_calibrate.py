@@ -348,17 +348,29 @@ def four_ranks_by_turns(rate_bps: float = 2 * GBPS, slower_ms: float = 0.0) -> R
     )
 
 
-def test_turns_on_a_processor_are_no_contention_by_messages() -> None:
-    """Two ranks on each processor: half of the computing is the other rank's."""
+def test_messages_of_ranks_by_turns_cause_contention_by_their_own_work() -> None:
+    """Two ranks on each processor take twice as long; a bit of each is as much work as before."""
     transport = dataclasses.replace(a_transport(), workers=4)
-    subject = plain_subject("a job", four_ranks_by_turns(20 * GBPS))
-    turns, more = (
-        with_contention(subject, alone_s, transport).crowding for alone_s in (0.0325, 0.0275)
+    subject = plain_subject("a job", four_ranks_by_turns(2 * GBPS))
+    crowding = with_contention(subject, 0.065, transport).crowding
+    assert crowding.recorded_ranks == 2
+    assert crowding.s_per_bit == pytest.approx(1e-9 / 8, rel=0.1)
+    assert (
+        fw.whatif(
+            four_ranks_by_turns(),
+            workers=4,
+            ranks_per_host=2,
+            bandwidth="2Gbps",
+            transport="measured",
+        )["step_s"][0]
+        < fw.whatif(
+            four_ranks_by_turns(),
+            workers=4,
+            ranks_per_host=4,
+            bandwidth="2Gbps",
+            transport="measured",
+        )["step_s"][0]
     )
-    assert turns.recorded_ranks == more.recorded_ranks == 2
-    by_messages = more.s_per_bit - turns.s_per_bit
-    assert 0 < by_messages * turns.recorded_bits < 0.010  # the loss beyond turns
-    assert turns.s_per_bit * turns.recorded_bits < 0.5 * 0.0325
 
 
 def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:

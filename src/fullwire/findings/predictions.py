@@ -90,12 +90,12 @@ class ContentionIsCarried(Finding):
     """Predictions carry contention for processors to other networks."""
 
     template = (
-        "{run}: contention takes {crowded_s:time} of the recorded step. T1 is without it. "
-        "Predicted, it follows the ranks on a processor and the bytes sent beside computing."
+        "{run}: its ranks and its communication share processors, so computing takes longer. T1 is "
+        "without that. Predicted, it follows the ranks on a processor and the bytes sent beside "
+        "computing."
     )
 
     run: str
-    crowded_s: float
 
 
 class SummedInGroups(Finding):
@@ -463,7 +463,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     crowded_s, notable_s = subject.step.crowded_ns * 1e-9, KEPT * (replayed_ns or 0) * 1e-9
     if max(crowded_s, delay_s) > notable_s > 0:
         if subject.crowding.s_per_bit:
-            yield ContentionIsCarried(run=name, crowded_s=crowded_s)
+            yield ContentionIsCarried(run=name)
         else:
             yield ContentionIsKept(run=name)
     if is_measured:

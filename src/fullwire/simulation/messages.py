@@ -206,7 +206,7 @@ class Messages:
         accumulate: int,
         local_steps: int,
     ) -> Floats:
-        """Return the contention of a step that no turns on processors cause.
+        """Return the contention of a step, without turns on processors.
 
         It follows the bits beside computing. Where these tell nothing, it is as recorded.
 
@@ -214,10 +214,7 @@ class Messages:
         """
         subject = self.subject
         if not subject.crowding.s_per_bit:
-            crowded_s = subject.step.crowded_ns * 1e-9
-            if isinstance(transport, MeasuredTransport):
-                crowded_s -= float(subject.step.by_turns_s(subject.crowding.recorded_ranks))
-            return np.array(max(crowded_s, 0.0))
+            return np.array(subject.step.crowded_ns * 1e-9)
         passes = accumulate * local_steps
         is_beside = local_steps == 1 or subject.fragments > 1
         per_bit = np.array(subject.crowding.s_per_bit * is_beside / passes)

@@ -112,17 +112,16 @@ def sweep(
 def with_contention(subject: Subject, alone_s: float, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
-    Ranks that compute by turns on a processor cause a part of it. Bytes that are sent while a
-    worker computes cause the rest: the more of them, the more of it. Where next to none were, all
-    predictions keep the rest as recorded.
+    Bytes that are sent while a worker computes cause it: the more of them, the more of it. Where
+    next to none were, all predictions keep it as recorded. The turns of ranks on a processor are
+    no part of a typical step.
     """
     crowded_ns = max(subject.step.step_ns - round(alone_s * 1e9), 0)
     step = replace(subject.step, crowded_ns=crowded_ns)
     busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
-    ranks, turns_s = 1.0, 0.0
+    ranks = 1.0
     if isinstance(transport, MeasuredTransport) and busy and subject.recorded is not None:
         [ranks] = transport.ranks_per_processor(subject.recorded.workers).tolist()
-        turns_s = float(step.by_turns_s(ranks))
     crowding = Crowding(busy_by_a_rank=busy or 1.0, recorded_ranks=ranks)
     crowded = replace(subject, step=step, crowding=crowding)
     if subject.recorded is None:
@@ -136,11 +135,10 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     beside_bits = float(exposed.beside_bits.sum())
     if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
         return crowded
-    by_messages_s = max(crowded_ns * 1e-9 - turns_s, 0.0)
-    told = _Estimate(by_messages_s / beside_bits, _T1_OFF * alone_s / beside_bits)
+    told = _Estimate(crowded_ns * 1e-9 / beside_bits, _T1_OFF * alone_s / beside_bits)
     work = 0.0
     if isinstance(transport, MeasuredTransport) and busy:
-        work = float(exposed.work_s.sum()) / all_bits
+        work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
     if work and told.off:
         # Work for messages delays computing by its own time at most, and only on busy processors.
         told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
