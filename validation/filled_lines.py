@@ -5,8 +5,8 @@
 `used` is the share of the line rate that exposed transfers used; the verdict depends on it. `limit`
 is the rate up to which the line limits the transport, by the transport that is fitted to the run.
 The verdict does not use `limit`. It counts as right if it names the line below this rate, or the
-transport above it. Verdicts such as `contention` are left out: they blame something else. All runs
-in the directories are taken.
+transport above it. Other verdicts, such as `contention` and `scales`, are left out. All runs in the
+directories are taken.
 """
 
 from __future__ import annotations

@@ -348,6 +348,8 @@ def test_the_plan_with_the_best_goodput_depends_on_the_failures_that_are_given()
 def test_to_is_named_where_its_degree_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"to: expected one of tp, .*, got 'order'"):
         fw.plan(recorded=tmp_path, to="order=ring")
+    with pytest.raises(UsageError, match=r"to: expected one of tp, .*, got 'order'"):
+        fw.plan(recorded=tmp_path, to={"order": 1})
 
 
 def test_fix_names_the_degrees_before_it_reads_a_value() -> None:

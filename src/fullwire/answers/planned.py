@@ -251,6 +251,10 @@ def fixed_degrees(
     if given is None:
         return {}
     if isinstance(given, Mapping):
+        if unknown := [name for name in given if name not in FIXABLE]:
+            raise UsageError(
+                f"{option}: expected one of {', '.join(FIXABLE)}, got {shown(unknown[0])}"
+            )
         return dict(given)
     fixed: dict[str, int | str] = {}
     for part in several(given, str):

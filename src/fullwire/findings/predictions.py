@@ -80,7 +80,7 @@ class ContentionIsKept(Finding):
     is_assumption = True
     template = (
         "{run}: its ranks and its communication share processors, so computing takes longer. "
-        "Predictions keep that as recorded; T1 is without it."
+        "Predictions keep that as recorded, but for turns on a processor; T1 is without it."
     )
 
     run: str

@@ -280,9 +280,10 @@ def changed(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
         for change in CHANGES.values():
             if change.axis in wanted:
                 subject = change.apply(subject, wanted[change.axis])
-                # The measured length belongs to the recorded step and goes.
-                step = replace(subject.step, measured_ns=None)
-                subject = replace(subject, step=step, recorded=None)
+                if change.axis != "ranks_per_host":  # the step is the recorded one, elsewhere
+                    # The measured length belongs to the recorded step and goes.
+                    step = replace(subject.step, measured_ns=None)
+                    subject = replace(subject, step=step, recorded=None)
         changed_subjects.append(subject)
     return changed_subjects
 

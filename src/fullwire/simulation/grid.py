@@ -18,7 +18,7 @@ from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy
 from fullwire.simulation.stragglers import AsRecorded, Jitter
-from fullwire.simulation.transport import FullTransport, Transport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
 from fullwire.simulation.typical import Step
 
 Order: TypeAlias = Literal["fifo", "priority"]
@@ -142,6 +142,7 @@ class Crowding:
     recorded_bits: float = 0.0  # that were sent beside computing, in the recorded step
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor
+    recorded_on: MeasuredTransport | None = None  # the machines, where ranks take turns
     late_by_turns: float = 1.0  # share of the lateness that ranks on a processor cause
 
     def with_ranks(self, ranks: Floats) -> Floats:
@@ -149,11 +150,14 @@ class Crowding:
         busy = np.minimum(self.busy_by_a_rank * ranks, 1.0)
         return np.asarray(busy / min(self.busy_by_a_rank * self.recorded_ranks, 1.0))
 
-    def still_late(self, ranks: Floats) -> Floats:
-        """Return the share of the recorded lateness that so many ranks on each processor have.
+    def still_late(self, workers: Sequence[int], ranks_per_host: int | None) -> Floats:
+        """Return the share of the recorded lateness that other ranks on each processor have.
 
         Ranks that compute by turns are late for each other. Ranks that sleep are not.
         """
+        if self.recorded_on is None:
+            return np.ones(len(workers))
+        ranks = self.recorded_on.ranks_per_processor(workers, ranks_per_host)
         fewer = np.minimum(np.maximum(ranks, 1.0) / max(self.recorded_ranks, 1.0), 1.0)
         return np.asarray(1 - self.busy_by_a_rank * self.late_by_turns * (1 - fewer))
 

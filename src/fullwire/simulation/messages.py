@@ -34,7 +34,7 @@ from fullwire.simulation.schedule import (
     priority_overhead_s,
     priority_timeline,
 )
-from fullwire.simulation.stragglers import Jitter
+from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
 from fullwire.simulation.typical import Step
 
@@ -178,6 +178,9 @@ class Messages:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
         late_s = jitter.late_s(self.subject.step, workers, apart)[:, None, None]
+        if isinstance(jitter, AsRecorded):
+            crowding, per_host = self.subject.crowding, self.subject.ranks_per_host
+            late_s = late_s * crowding.still_late(workers, per_host)[:, None, None]
         overhead_s = overhead_s + self._crowded_s(
             exposed, workers, transport, accumulate, local_steps
         )
@@ -185,9 +188,8 @@ class Messages:
             # Ranks on the same processors compute by turns. The step takes at least the work of all
             # of them and of the transport. It does not help that some of it is beside other work or
             # a late rank: it all waits for the same processors.
-            step, crowding = self.subject.step, self.subject.crowding
+            step = self.subject.step
             ranks = transport.ranks_per_processor(workers, self.subject.ranks_per_host)
-            late_s = late_s * crowding.still_late(ranks)[:, None, None]
             ranks = ranks[:, None, None]
             all_s = step.own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
             least_s = all_s - step.alone_ns * 1e-9 - late_s

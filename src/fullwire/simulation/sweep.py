@@ -119,10 +119,11 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     crowded_ns = max(subject.step.step_ns - round(alone_s * 1e9), 0)
     step = replace(subject.step, crowded_ns=crowded_ns)
     busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
-    ranks = 1.0
+    crowding = Crowding(busy_by_a_rank=busy or 1.0)
     if isinstance(transport, MeasuredTransport) and busy and subject.recorded is not None:
         [ranks] = transport.ranks_per_processor(subject.recorded.workers).tolist()
-    crowding = Crowding(busy_by_a_rank=busy or 1.0, recorded_ranks=ranks)
+        crowding = replace(crowding, recorded_ranks=ranks, recorded_on=transport)
+    ranks = crowding.recorded_ranks
     crowded = replace(subject, step=step, crowding=crowding)
     if subject.recorded is None:
         return crowded
@@ -142,8 +143,10 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     if work and told.off:
         # Work for messages delays computing by its own time at most, and only on busy processors.
         told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
-    by_bits = {"s_per_bit": told.value, "off_s_per_bit": told.off, "recorded_bits": beside_bits}
-    return replace(crowded, crowding=replace(crowding, **by_bits))
+    crowding = replace(
+        crowding, s_per_bit=told.value, off_s_per_bit=told.off, recorded_bits=beside_bits
+    )
+    return replace(crowded, crowding=crowding)
 
 
 class _Estimate(NamedTuple):
