@@ -94,11 +94,8 @@ def main() -> None:
         print("wrong:", *row)
     columns = ["line rate", "runs", "share of the line used", "the limit lies", "verdicts"]
     others = ["run", "verdict", "line rate", "the limit lies at", "share of the line used"]
-    results.write(
+    results.renew(
         "filled-lines",
-        claim="Of the line and the transport, the verdict names the one that limits the job.",
-        anchor="runs in the lab, each against the transport that is fitted to it",
-        measure="",
         summary=f"{right} of {len(either)} right; {len(found) - len(either)} other verdicts",
         cases=len(either),
         tables=[

@@ -251,24 +251,25 @@ def fixed_degrees(
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        if unknown := [name for name in given if name not in FIXABLE]:
-            raise UsageError(
-                f"{option}: expected one of {', '.join(FIXABLE)}, got {shown(unknown[0])}"
-            )
-        return dict(given)
+        return {_degree(name, option): value for name, value in given.items()}
     fixed: dict[str, int | str] = {}
     for part in several(given, str):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
             raise UsageError(f"{option}: expected NAME=VALUE such as tp=8, got {shown(part)}")
-        if name not in FIXABLE:
-            raise UsageError(f"{option}: expected one of {', '.join(FIXABLE)}, got {shown(name)}")
-        if name in fixed:
+        if _degree(name, option) in fixed:
             raise UsageError(f"{option}: expected one {name}, got {fixed[name]} and {value}")
         is_word = name in ("recompute", "schedule", "context")
         is_none = name in MAY_BE_NONE and value == "0"
         fixed[name] = value if is_word else 0 if is_none else count(value, name)
     return fixed
+
+
+def _degree(name: str, option: str) -> str:
+    """Return the name of a degree, if it is one."""
+    if name not in FIXABLE:
+        raise UsageError(f"{option}: expected one of {', '.join(FIXABLE)}, got {shown(name)}")
+    return name
 
 
 # A degree under another name would count for nothing; other columns, such as notes, may stay.

@@ -124,7 +124,7 @@ def run_to_its_end(
 
     This process outlives the job. A terminal sends Ctrl-C to the job itself; this process passes
     other signals on, and an interrupt that no terminal sent. The caller's handlers of signals that
-    ask to end hear of them meanwhile. What they raise does not end the wait for the job.
+    ask to end hear of them meanwhile. An exception of theirs does not end the wait for the job.
     """
     jobs: list[subprocess.Popen[bytes]] = []  # one, as soon as it is there
     early: list[int] = []  # signals that came before

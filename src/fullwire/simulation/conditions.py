@@ -90,6 +90,7 @@ class Change(Condition):
     help: str
     read: Callable[[Any], Any]  # one value, as people type it
     apply: Callable[[Subject, Any], Subject]
+    keeps_step: bool = False  # only the place of its ranks changes
 
 
 def _at_speed(subject: Subject, speed: float) -> Subject:
@@ -249,6 +250,7 @@ _TABLE = (
         "[default: as recorded]",
         read=_whole("ranks per host", 10**12 - 1),
         apply=lambda subject, ranks: replace(subject, ranks_per_host=ranks),
+        keeps_step=True,
     ),
     Change(
         axis="fragments",
@@ -280,7 +282,7 @@ def changed(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
         for change in CHANGES.values():
             if change.axis in wanted:
                 subject = change.apply(subject, wanted[change.axis])
-                if change.axis != "ranks_per_host":  # the step is the recorded one, elsewhere
+                if not change.keeps_step:
                     # The measured length belongs to the recorded step and goes.
                     step = replace(subject.step, measured_ns=None)
                     subject = replace(subject, step=step, recorded=None)

@@ -238,8 +238,6 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
         "dp": (space.global_batch, "sequences of the global batch"),
     }
     for name, value in fixed.items():
-        if name not in FIXABLE:
-            raise UsageError(f"fix: expected one of {', '.join(FIXABLE)}, got {name!r}")
         if name == "recompute" and value not in RECOMPUTE:
             raise UsageError(f"recompute: expected one of {', '.join(RECOMPUTE)}, got {value!r}")
         if name == "context" and value not in CONTEXT_KINDS:

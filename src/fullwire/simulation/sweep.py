@@ -118,16 +118,15 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     """
     crowded_ns = max(subject.step.step_ns - round(alone_s * 1e9), 0)
     step = replace(subject.step, crowded_ns=crowded_ns)
+    if subject.recorded is None:
+        return replace(subject, step=step)
+    point = replace(subject.recorded, transports=(transport,))
     busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
     crowding = Crowding(busy_by_a_rank=busy or 1.0)
-    if isinstance(transport, MeasuredTransport) and busy and subject.recorded is not None:
-        [ranks] = transport.ranks_per_processor(subject.recorded.workers).tolist()
-        crowding = replace(crowding, recorded_ranks=ranks, recorded_on=transport)
-    ranks = crowding.recorded_ranks
+    if isinstance(transport, MeasuredTransport) and busy:
+        [recorded_ranks] = transport.ranks_per_processor(point.workers).tolist()
+        crowding = replace(crowding, recorded_ranks=recorded_ranks, recorded_on=transport)
     crowded = replace(subject, step=step, crowding=crowding)
-    if subject.recorded is None:
-        return crowded
-    point = replace(subject.recorded, transports=(transport,))
     [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
     telling = replace(crowded, crowding=Crowding(s_per_bit=1.0))
     messages = messages_of(telling, policy, algorithm, latency_s, point)
@@ -137,12 +136,12 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
         return crowded
     told = _Estimate(crowded_ns * 1e-9 / beside_bits, _T1_OFF * alone_s / beside_bits)
-    work = 0.0
-    if isinstance(transport, MeasuredTransport) and busy:
-        work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
-    if work and told.off:
+    if crowding.recorded_on is not None and told.off:
         # Work for messages delays computing by its own time at most, and only on busy processors.
-        told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
+        ranks = crowding.recorded_ranks
+        work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
+        if work:
+            told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
     crowding = replace(
         crowding, s_per_bit=told.value, off_s_per_bit=told.off, recorded_bits=beside_bits
     )
