@@ -16,10 +16,11 @@ from fullwire.simulation.transport import MeasuredTransport
 
 MS = 1_000_000
 MIB = 2**20
+PROCESSORS = 2  # of the machine that all ranks share
 
 
 def a_transport(**changed: float) -> MeasuredTransport:
-    """Make a transport like Gloo's on two processors that all ranks share."""
+    """Make a transport like Gloo's."""
     numbers = {
         "share": 0.95,
         "processor_s_per_byte": 1e-9,
@@ -32,9 +33,6 @@ def a_transport(**changed: float) -> MeasuredTransport:
         processor_s_per_byte=numbers["processor_s_per_byte"],
         processor_s_per_hop=numbers["processor_s_per_hop"],
         apart=numbers["apart"],
-        processors=2,
-        machines=1,
-        workers=2,
         gathers_late=changed.get("gathers_late", 0.0),
     )
 
@@ -182,9 +180,8 @@ def message_s(
     ring = cost(op, "ring", workers, float(size), AddTimes())
     line_s = 8 * ring.wire_bytes / (rate_bps * transport.share)
     line_s = line_s * (1 + transport.gathers_late * half_a_part(op, workers))
-    ranks = crowd_of or workers
-    crowd = transport.crowd([ranks], ranks if transport.machines == 1 else None)
-    return float(transport.message_s(line_s, ring.wire_bytes, np.array(float(ring.hops)), crowd)[0])
+    crowd = np.array(max((crowd_of or workers) / PROCESSORS, 1.0))
+    return float(transport.message_s(line_s, ring.wire_bytes, np.array(float(ring.hops)), crowd))
 
 
 def _spans(rows: Sequence[tuple[int, int, str, str, int, int]]) -> Spans:

@@ -17,6 +17,7 @@ from fullwire.clusters import cluster
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts, FactValue
+from fullwire.run.placement import Placement
 from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling, observations_of
@@ -210,17 +211,16 @@ def test_no_step_is_expected_shorter_than_a_worker_alone_takes() -> None:
 
 
 def test_ranks_on_one_machine_share_its_processors_and_elsewhere_they_do_not() -> None:
-    here = a_transport()
-    apart = dataclasses.replace(here, machines=2)
-    ranks = [1, 2, 3, 8]
-    assert [*map(float, (here.crowd([each], each)[0] for each in ranks))] == [1, 1, 1.5, 4]
-    assert apart.crowd(ranks).tolist() == [1, 1, 1, 1]
+    here = Placement(ranks=8, machines=1, processors=2)
+    apart = dataclasses.replace(here, machines=4)
+    assert here.ranks_per_processor([1, 2, 3, 8]).tolist() == [0.5, 1, 1.5, 4]
+    assert apart.ranks_per_processor([1, 2, 3, 8]).tolist() == [1, 1, 1, 1]
 
 
 def test_more_workers_are_more_hosts_like_the_recorded_one() -> None:
-    here = dataclasses.replace(a_transport(), workers=3)
-    assert here.crowd([1, 2, 3, 8]).tolist() == [1, 1, 1.5, 1.5]
-    assert here.crowd([2, 16], 4).tolist() == [1, 2]
+    here = Placement(ranks=3, machines=1, processors=2)
+    assert here.ranks_per_processor([1, 2, 3, 8]).tolist() == [0.5, 1, 1.5, 1.5]
+    assert here.ranks_per_processor([2, 16], 4).tolist() == [1, 2]
     run = a_trained_job(a_transport(), facts=computing(0.065))
     asked: dict[str, Any] = {"workers": "2,16", "bandwidth": "100Tbps", "transport": "measured"}
     as_recorded, crowded = fw.whatif(run, **asked), fw.whatif(run, **asked, ranks_per_host=16)
@@ -339,7 +339,7 @@ def four_ranks_by_turns(rate_bps: float = 2 * GBPS, slower_ms: float = 0.0) -> R
         for name, time_s in (("communication_processor_s", 0.03), ("processor_s", 0.095))
     }
     return a_trained_job(
-        dataclasses.replace(a_transport(), workers=4),
+        a_transport(),
         workers=4,
         rate_bps=rate_bps,
         gradients_mib=(10, 10, 10, 10),
@@ -351,21 +351,18 @@ def four_ranks_by_turns(rate_bps: float = 2 * GBPS, slower_ms: float = 0.0) -> R
 
 def test_messages_of_ranks_by_turns_cause_contention_by_their_own_work() -> None:
     """Two ranks on each processor take twice as long; a bit of each is as much work as before."""
-    transport = dataclasses.replace(a_transport(), workers=4)
     subject = plain_subject("a job", four_ranks_by_turns(2 * GBPS))
-    crowding = with_contention(subject, 0.065, transport).crowding
+    crowding = with_contention(subject, 0.065, a_transport()).crowding
     assert crowding.recorded_ranks == 2
     assert crowding.s_per_bit == pytest.approx(1e-9 / 8, rel=0.1)
 
 
 def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:
-    here = dataclasses.replace(a_transport(), workers=4)  # two on each processor
-    half = Crowding(s_per_bit=1e-10, recorded_ranks=2.0, recorded_on=here)
-    assert half.still_late([1, 2, 4, 8], None).tolist() == [0.5, 0.5, 1.0, 1.0]
-    assert half.still_late([4], 2).tolist() == [0.5]
+    half, ranks = Crowding(recorded_ranks=2.0), np.array([0.5, 1.0, 2.0, 4.0])
+    assert half.still_late(ranks).tolist() == [0.5, 0.5, 1.0, 1.0]
     asleep = dataclasses.replace(half, busy_by_a_rank=0.1)
-    assert asleep.still_late([2, 4], None).tolist() == [0.95, 1.0]
-    assert Crowding().still_late([2, 4], 1).tolist() == [1.0, 1.0]
+    assert asleep.still_late(ranks).tolist() == [0.95, 0.95, 1.0, 1.0]
+    assert Crowding().still_late(ranks).tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -373,7 +370,7 @@ def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:
 def test_recorded_lateness_alone_follows_the_ranks_on_a_processor(
     way: str, share: float, is_full: bool
 ) -> None:
-    here = dataclasses.replace(a_transport(), workers=4)
+    here = a_transport()
     run = four_ranks_by_turns(slower_ms=5)
     subject = with_contention(plain_subject("a job", run), 0.065, here)
     recorded = subject.recorded
@@ -406,6 +403,46 @@ def test_the_place_of_other_ranks_does_not_change_how_the_recorded_step_is_expla
         for ranks in (None, 4)
     )
     assert np.array(named) == pytest.approx(np.array(usual))
+
+
+def test_each_of_several_runs_keeps_its_own_placement() -> None:
+    """Their order decides nothing: four ranks share two processors, and two have one each."""
+    two, four = (
+        dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, source=name))
+        for name, run in (
+            ("two", a_trained_job(a_transport(), facts=computing(0.065))),
+            ("four", four_ranks_by_turns()),
+        )
+    )
+    asked: dict[str, Any] = {"workers": "2,4,8", "bandwidth": "2Gbps", "transport": "measured"}
+    steps = [
+        dict(zip(zip(table["run"], table["workers"], strict=True), table["step_s"], strict=True))
+        for table in (fw.whatif(runs, **asked) for runs in ([two, four], [four, two]))
+    ]
+    assert steps[0] == pytest.approx(steps[1])
+
+
+def test_other_transports_beside_it_do_not_change_an_answer() -> None:
+    """Ranks compute by turns whatever carries their sums, and full links do not end that."""
+    run = four_ranks_by_turns()
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "10Gbps"}
+    alone = fw.whatif(run, **asked, transport="full")
+    [beside_s, measured_s] = fw.whatif(run, **asked, transport="full,measured")["step_s"]
+    assert alone["step_s"].tolist() == [beside_s]
+    assert 2 * alone["baseline_step_s"][0] < beside_s < measured_s
+    spread = fw.whatif(run, **asked, transport="full,measured", ranks_per_host=2)["step_s"]
+    assert spread[0] < 0.7 * beside_s
+
+
+def test_turns_that_are_in_a_step_are_not_counted_twice() -> None:
+    """Two ranks on a processor rest most of the time: no turns are taken out of their step."""
+    step = typical_step(a_trained_job(a_transport(), workers=4, facts=computing(0.02)))
+    assert (step.shared_by, step.crowded_by_messages_s) == (2.0, 0.0)
+    shown = dataclasses.replace(step, crowded_ns=step.step_ns - 30 * 10**6)
+    turns_s = shown.by_turns_s(2.0)
+    assert turns_s == pytest.approx(0.01)
+    assert shown.crowded_by_messages_s == pytest.approx(shown.crowded_ns * 1e-9 - turns_s)
+    assert typical_step(four_ranks_by_turns()).shared_by == 0  # they are out of this one
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -808,8 +845,8 @@ def test_explain_prints_fixes_and_the_break_even(cli: Cli, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["one switch", "dgx-a100"])
 def test_transports_that_are_computed_at_once_give_the_bits_of_each_alone(name: str) -> None:
     fits = [
-        *(a_transport(share=share, apart=share / 2) for share in (0.5, 0.7, 0.9)),
-        dataclasses.replace(a_transport(), processors=4),
+        a_transport(share=share, apart=share / 2, gathers_late=late)
+        for share, late in ((0.5, 0.0), (0.7, 0.0), (0.9, 0.0), (0.9, 0.8))
     ]
     residues = tuple(Residue(time_s, 0.01) for time_s in (-1e-3, 0.0, 2e-3, 0.0, 1e-3))
     described = None if name == "one switch" else cluster(name)

@@ -246,8 +246,9 @@ def test_steps_in_a_row_may_be_shorter_on_processors_that_stay_warm() -> None:
     """A small step took 5.4 ms after waits of 8 ms, and 3.3 ms without any."""
     used = tuple((float(rank), 0.080) for rank in range(3))
     run = a_trained_job(steps=30)
+    run = replace(run, facts=replace(run.facts, line_rate_bps=None))  # it shows no transport
     on_processors = replace(run, facts=run.facts | Facts(processor_s=used))
-    asked: dict[str, Any] = {"bandwidth": LINE, "local_steps": "1,4"}
+    asked: dict[str, Any] = {"workers": 3, "bandwidth": LINE, "local_steps": "1,4"}
     unknown, known = (fw.whatif(each, **asked).interval_s for each in (run, on_processors))
     assert known[0][0] == unknown[0][0]
     assert unknown[0][1] - known[0][1] == pytest.approx(0.75 * 0.002)

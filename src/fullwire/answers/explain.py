@@ -548,7 +548,8 @@ def break_even(
     [transport] = job.grid.transports
     line_bps = None
     if isinstance(transport, MeasuredTransport):
-        line_bps = transport.line_limits_up_to_bps(job.workers)
+        [crowd] = job.subject.crowd([job.workers])
+        line_bps = transport.line_limits_up_to_bps(crowd)
         if line_bps >= _FAR * job.rate_bps:
             line_bps = None  # The processors' work is too small to have been seen.
     step = job.subject.step

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fullwire.answers.conditions import (
@@ -29,7 +30,7 @@ from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.run.gaps import reasons
-from fullwire.run.placement import shares_one_host
+from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
@@ -87,7 +88,7 @@ def with_batches(
 
 
 class Transports:
-    """The transports by name; a measured one is fitted when it is first used."""
+    """The transports by name, and what the runs show of their own."""
 
     def __init__(
         self,
@@ -103,7 +104,19 @@ class Transports:
         check_calibrating(others)
         self._runs = [*runs, *others]
         self._names = names or tuple(run.provenance.source for run in runs)
-        self.calibration: Calibration | None = None
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What the runs show of their transport; None if that is nothing.
+
+        Any answer rests on it, as it tells how much of a step is contention.
+        """
+        if not any(_shows_no_transport(run) is None for run in self._runs):
+            return None
+        try:
+            return calibrated(self._runs)
+        except UsageError:  # no transport takes such times; `named` says so, if it is asked for
+            return None
 
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
@@ -119,18 +132,16 @@ class Transports:
             return TableTransport(name=Path(text).name, points=table.points())
         if text != "measured":
             return full_transport(text)
-        if self.calibration is None:
-            why = [_shows_no_transport(run) for run in self._runs]
-            if None not in why:
-                pairs = zip(self._names, why, strict=False)
-                told = "; ".join(f"{name}: {reason}" for name, reason in pairs)
-                give = "give it with --line-rate, " if _RATE_UNKNOWN in why else ""
-                raise UsageError(
-                    f"{told}. So nothing is known about the transport: {give}name a run on links "
-                    "of a known rate with --calibrate, or ask for --transport full"
-                )
-            self.calibration = calibrated(self._runs)
-        return self.calibration.transport
+        why = [_shows_no_transport(run) for run in self._runs]
+        if None not in why:
+            pairs = zip(self._names, why, strict=False)
+            told = "; ".join(f"{name}: {reason}" for name, reason in pairs)
+            give = "give it with --line-rate, " if _RATE_UNKNOWN in why else ""
+            raise UsageError(
+                f"{told}. So nothing is known about the transport: {give}name a run on links "
+                "of a known rate with --calibrate, or ask for --transport full"
+            )
+        return (self.calibration or calibrated(self._runs)).transport
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -256,15 +267,16 @@ def _shows_no_transport(run: Run) -> str | None:
 
 def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
-    subject, alone_s = plain_subject(name, run), alone_without_contention_s(run)
+    known, alone_s = transports.calibration, alone_without_contention_s(run)
+    transport, placement = (
+        (FullTransport(), UNKNOWN_PLACEMENT)
+        if known is None
+        else (known.transport, known.placement)
+    )
+    subject = plain_subject(name, run, placement)
     if alone_s is not None:
-        known = (
-            FullTransport() if transports.calibration is None else transports.calibration.transport
-        )
-        subject = with_contention(subject, alone_s, known)
-    if transports.calibration is None:
-        return subject
-    return with_residue(subject, transports.calibration.transport)
+        subject = with_contention(subject, alone_s, transport)
+    return subject if known is None else with_residue(subject, transport)
 
 
 def gradient_bytes(run: Run) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from fullwire.collectives.tuning import AUTO
 from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
 from fullwire.findings.sureness import about_others
-from fullwire.run.placement import shares_one_host, sums_on_processors
+from fullwire.run.placement import Placement, shares_one_host, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import usual_step_s
 from fullwire.simulation.conditions import CONDITIONS
@@ -149,14 +150,13 @@ class MoreHostsAlike(Finding):
 
     is_assumption = True
     template = (
-        "More workers are more hosts like the recorded {hosts:one|ones}, each with {ranks:g} "
-        "{ranks:rank|ranks} on {processors} {processors:processor|processors}. --ranks-per-host "
-        "changes that."
+        "More workers are more hosts like the recorded {at.machines:one|ones}{runs:? of {runs:and}}"
+        ", each with {at.ranks_of_each:g} {at.ranks_of_each:rank|ranks} on {at.processors} "
+        "{at.processors:processor|processors}. --ranks-per-host changes that."
     )
 
-    hosts: int
-    ranks: float
-    processors: int
+    at: Placement
+    runs: tuple[str, ...] = ()  # Where others were recorded elsewhere.
 
 
 class LinkForEachRank(Finding):
@@ -423,18 +423,16 @@ def prediction_notes(
             yield CodecCost(codec=codec, device=packed_on, source=compressor.cost_source)
         elif packed_on:
             yield UnknownCodecCost(codec=codec, device=packed_on)
-    for transport in measured:
-        if max(grid.workers) > transport.workers and not ranks_are_placed:
-            yield MoreHostsAlike(
-                hosts=transport.machines,
-                ranks=transport.workers / transport.machines,
-                processors=transport.processors,
-            )
-    for transport in measured:
-        limits_bps = {workers: transport.line_limits_up_to_bps(workers) for workers in grid.workers}
-        workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
-        if max(grid.bandwidth_bps) > limits_bps[workers]:
-            yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
+    placed = {subject.placement: subject for subject in subjects if measured}
+    for at in placed:
+        if max(grid.workers) > at.ranks and not ranks_are_placed:
+            runs = tuple(each.name for each in subjects if each.placement == at)
+            yield MoreHostsAlike(at=at, runs=runs if len(placed) > 1 else ())
+    for transport, subject in itertools.product(measured, placed.values()):
+        crowds = subject.crowd(grid.workers)
+        limit_bps = transport.line_limits_up_to_bps(float(crowds.max()))
+        if max(grid.bandwidth_bps) > limit_bps:
+            yield BeyondTheLine(workers=grid.workers[int(crowds.argmax())], rate_bps=limit_bps)
     if grid.cluster is not None and grid.is_startup_usual:
         yield UsualStartup(cluster=grid.cluster.name, startup_s=grid.cluster.startup_s)
     where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)

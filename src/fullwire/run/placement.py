@@ -6,9 +6,53 @@ the backend works there. (NCCL's devices have links inside a host as well.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
 from fullwire.run.run import Run
 
 _SUMS_ON_PROCESSORS = ("gloo", "fullwire", "mpi")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The ranks of a job, the machines that they were on, and the processors of each machine."""
+
+    ranks: int = 1
+    machines: int = 1
+    processors: int = 1
+
+    @property
+    def ranks_of_each(self) -> float:
+        """Return how many ranks each machine had."""
+        return self.ranks / self.machines
+
+    def ranks_per_processor(
+        self, ranks: Sequence[int], per_host: int | None = None
+    ) -> NDArray[np.float64]:
+        """Return how many of so many ranks there are for each processor; it may be less than one.
+
+        More ranks are more hosts like the recorded ones, each with the ranks that it had, or with
+        so many. The hosts of a lab share a machine, and count as one.
+        """
+        if per_host is None and self.machines > 1:
+            return np.full(len(ranks), self.ranks_of_each / self.processors)
+        most = self.ranks if per_host is None else per_host
+        return np.minimum(ranks, most) / self.processors
+
+
+UNKNOWN_PLACEMENT = Placement()  # then each rank is taken to have a processor of its own
+
+
+def placement_of(run: Run) -> Placement | None:
+    """Return where the ranks of a job were, if it had several and their processors are known."""
+    ranks, processors = run.facts.workers or 1, processors_of_machine(run)
+    if ranks < 2 or processors is None:
+        return None
+    return Placement(ranks=ranks, machines=run.facts.machines or ranks, processors=processors)
 
 
 def host_of_rank(run: Run) -> dict[int, str]:

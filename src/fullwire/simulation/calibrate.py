@@ -32,7 +32,7 @@ from fullwire.collectives.closed_form import half_a_part, recorded_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
-from fullwire.run.placement import processors_of_machine
+from fullwire.run.placement import Placement, placement_of
 from fullwire.run.processors import KERNEL_FACTOR, share_of_others
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
@@ -96,6 +96,7 @@ class Observation:
     """The time of busy periods that held the same collectives, under the same conditions."""
 
     workers: int
+    crowd: float  # of ranks on each processor, one at the least
     rate_bps: float
     wire_bytes: tuple[float, ...]
     hops: tuple[float, ...]
@@ -113,6 +114,7 @@ class Calibration:
     """
 
     transport: MeasuredTransport
+    placement: Placement  # of the largest of the runs
     observations: tuple[Observation, ...]
     misfit: float  # of a busy period's predicted time: standard deviation of its logarithm
     variants: tuple[MeasuredTransport, ...]
@@ -149,7 +151,8 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
         observations,
         _used(telling),
         known,
-        _frame(telling),
+        _placement(max(telling, key=_workers)),
+        _GLOO_GATHERS_LATE if {run.facts.backend for run in telling} == {"gloo"} else 0.0,
         [kept for _, kept in by_run if kept],
         _work_off(telling),
     )
@@ -246,14 +249,24 @@ def observations_of(run: Run) -> Iterator[Observation]:
     yield from _observed(run, list(_periods(run)))
 
 
+def _workers(run: Run) -> int:
+    return run.facts.workers or 1
+
+
+def _placement(run: Run) -> Placement:
+    """Return where the ranks of a job were; where that is unknown, each has a machine."""
+    ranks = _workers(run)
+    return placement_of(run) or Placement(ranks=ranks, machines=run.facts.machines or ranks)
+
+
 def _periods(run: Run) -> Iterator[_Period]:
-    workers = run.facts.workers or 1
-    if line_rate_bps(run) is not None and workers > 1:
+    if line_rate_bps(run) is not None and _workers(run) > 1:
         yield from _busy_periods(run.collectives, members_of(run))
 
 
 def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
-    rate_bps, workers = line_rate_bps(run), run.facts.workers or 1
+    rate_bps, workers = line_rate_bps(run), _workers(run)
+    [ranks] = _placement(run).ranks_per_processor([workers]).tolist()
     alike: dict[_Held, list[float]] = defaultdict(list)
     for period in periods:
         alike[period.held].append(period.time_s)
@@ -269,6 +282,7 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
         of_median = 1.25 * max(deviation, 0.15 / len(times_s)) / np.sqrt(len(times_s))
         yield Observation(
             workers=workers,
+            crowd=max(ranks, 1.0),
             rate_bps=rate_bps,
             time_s=middle_s,
             count=len(times_s),
@@ -298,7 +312,7 @@ def line_rate_bps(run: Run) -> float | None:
     if rate_bps is None:
         return None
     others = run.facts.other_line_rates_bps or ()
-    workers = run.facts.workers or 1
+    workers = _workers(run)
     usual = [rate_bps] if len(others) != workers else []
     return min([*usual, *(other_bps for _, other_bps in others)])
 
@@ -369,22 +383,6 @@ def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
         yield from (_OTHER_S_PER_BYTE, _OTHER_S_PER_HOP, _APART)
 
 
-def _frame(runs: Sequence[Run]) -> MeasuredTransport:
-    """Return a transport with the places of the ranks; its numbers are still to be fitted."""
-    facts = runs[0].facts
-    workers = facts.workers or 1
-    return MeasuredTransport(
-        share=1.0,
-        processor_s_per_byte=0.0,
-        processor_s_per_hop=0.0,
-        apart=0.0,
-        processors=processors_of_machine(runs[0]) or 1,
-        machines=facts.machines or workers,
-        workers=workers,
-        gathers_late=_GLOO_GATHERS_LATE if facts.backend == "gloo" else 0.0,
-    )
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _Used:
     """The time that a rank's communication threads used in a step, and the bytes that it sent."""
@@ -403,7 +401,8 @@ def _used_in(run: Run) -> _Used | None:
     if run.facts.backend != "gloo" or per_rank is None:
         return None  # other backends poll, and use all the time they get
     rows = run.collectives.rows(run.collectives.step >= 0)
-    if rate_bps is None or not len(rows):
+    processor_s = float(np.mean([used_s for _, used_s in per_rank]))
+    if rate_bps is None or not len(rows) or not processor_s:  # a clock may be too coarse for it
         return None
     rank_steps = len(np.unique(np.stack([rows.rank, rows.step]), axis=1).T)
     by_name = members_of(run)
@@ -417,7 +416,7 @@ def _used_in(run: Run) -> _Used | None:
     return _Used(
         wire_bytes=sum(float(cost.wire_bytes.sum()) for cost in costs) / rank_steps,
         hops=sum(cost.hops * cost.wire_bytes.size for cost in costs) / rank_steps,
-        processor_s=float(np.mean([used_s for _, used_s in per_rank])),
+        processor_s=processor_s,
     )
 
 
@@ -433,7 +432,8 @@ class _Fit:
         observations: Sequence[Observation],
         used: Sequence[_Used],
         known: Sequence[_Known],
-        frame: MeasuredTransport,
+        placement: Placement,
+        gathers_late: float,
         runs: Sequence[Sequence[_Period]],
         work_off: float,
         *,
@@ -443,7 +443,8 @@ class _Fit:
         self._seen = len(observations) if seen is None else seen  # the others are supposed
         self._used = used
         self._known = known
-        self._frame = frame
+        self._placement = placement
+        self._gathers_late = gathers_late
         self._runs = runs
         self._work_off = work_off
 
@@ -478,6 +479,7 @@ class _Fit:
         sooner, later = (self._transport(at + off * _SLOWER) for off in _off(self._runs))
         return Calibration(
             transport=self._transport(at),
+            placement=self._placement,
             observations=tuple(self._observations),
             misfit=misfit,
             variants=tuple(self._transport(at + turn) for turn in turns),
@@ -501,7 +503,8 @@ class _Fit:
             [*self._observations, *supposed],
             [*self._used, *self._used[:1]],
             self._known,
-            self._frame,
+            self._placement,
+            self._gathers_late,
             [*self._runs, self._runs[0]],
             self._work_off,
             seen=self._seen,
@@ -513,7 +516,8 @@ class _Fit:
             self._observations,
             self._used,
             self._known,
-            self._frame,
+            self._placement,
+            self._gathers_late,
             self._runs,
             min(self._work_off, _WORK_FROM_RUN_TO_RUN),
             seen=self._seen,
@@ -521,21 +525,19 @@ class _Fit:
 
     def _transport(self, at: Floats) -> MeasuredTransport:
         share, per_byte, per_hop, apart = np.exp(at).tolist()
-        return replace(
-            self._frame,
+        return MeasuredTransport(
             share=min(share, 1.0),
             processor_s_per_byte=per_byte,
             processor_s_per_hop=per_hop,
             apart=apart,
+            gathers_late=self._gathers_late,
         )
 
     def _predicted_s(self, transport: MeasuredTransport, observed: Observation) -> float:
         wire_bytes, hops = np.array(observed.wire_bytes), np.array(observed.hops)
         line_s = 8 * wire_bytes / (observed.rate_bps * transport.share)
         line_s = line_s * (1 + transport.gathers_late * np.array(observed.halves))
-        # Each run of a lab had all its ranks on the one machine, however many they were.
-        per_host = observed.workers if transport.machines == 1 else None
-        crowd = transport.crowd([observed.workers], per_host)
+        crowd = np.array(observed.crowd)
         return float(transport.message_s(line_s, wire_bytes, hops, crowd).sum())
 
     def _misfits(self, at: Floats) -> Floats:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
+from fullwire.run.placement import UNKNOWN_PLACEMENT
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import (
     PAYLOAD_SHARE,
@@ -144,7 +145,6 @@ def forecaster(
     grid = as_recorded(run)
     if grid is None:
         return None
-    subject = plain_subject(run.provenance.source, run)
     # The share of the line that headers leave. A simulated run names its own transport.
     share, played = run.facts.payload_share or PAYLOAD_SHARE, run.facts.transport or ""
     if played.startswith("full"):
@@ -154,6 +154,8 @@ def forecaster(
     except UsageError:  # it shows no transport: a simulated run, or one rank's trace
         calibration = None
     transport = FullTransport(share) if calibration is None else calibration.transport
+    placement = UNKNOWN_PLACEMENT if calibration is None else calibration.placement
+    subject = plain_subject(run.provenance.source, run, placement)
     if alone_s is not None:
         subject = with_contention(subject, alone_s, transport)
     return Forecaster(

@@ -16,9 +16,10 @@ from fullwire.collectives.registry import names, of_one_switch, open_to, with_fo
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
+from fullwire.run.placement import UNKNOWN_PLACEMENT, Placement
 from fullwire.simulation.buckets import BucketPolicy
 from fullwire.simulation.stragglers import AsRecorded, Jitter
-from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
+from fullwire.simulation.transport import FullTransport, Transport
 from fullwire.simulation.typical import Step
 
 Order: TypeAlias = Literal["fifo", "priority"]
@@ -142,7 +143,6 @@ class Crowding:
     recorded_bits: float = 0.0  # that were sent beside computing, in the recorded step
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor
-    recorded_on: MeasuredTransport | None = None  # the machines, where ranks take turns
     late_by_turns: float = 1.0  # share of the lateness that ranks on a processor cause
 
     def with_ranks(self, ranks: Floats) -> Floats:
@@ -150,14 +150,11 @@ class Crowding:
         busy = np.minimum(self.busy_by_a_rank * ranks, 1.0)
         return np.asarray(busy / min(self.busy_by_a_rank * self.recorded_ranks, 1.0))
 
-    def still_late(self, workers: Sequence[int], ranks_per_host: int | None) -> Floats:
+    def still_late(self, ranks: Floats) -> Floats:
         """Return the share of the recorded lateness that other ranks on each processor have.
 
         Ranks that compute by turns are late for each other. Ranks that sleep are not.
         """
-        if self.recorded_on is None:
-            return np.ones(len(workers))
-        ranks = self.recorded_on.ranks_per_processor(workers, ranks_per_host)
         fewer = np.minimum(np.maximum(ranks, 1.0) / max(self.recorded_ranks, 1.0), 1.0)
         return np.asarray(1 - self.busy_by_a_rank * self.late_by_turns * (1 - fewer))
 
@@ -175,9 +172,18 @@ class Subject:
     meeting_factor: float = 0.0
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residues: tuple[Residue, ...] = (Residue(),)  # of each transport, or one for all of them
+    placement: Placement = UNKNOWN_PLACEMENT  # of the recorded ranks
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
     crowding: Crowding = Crowding()
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
+
+    def ranks_per_processor(self, workers: Sequence[int]) -> Floats:
+        """Return how many ranks there are for each processor, if there are so many workers."""
+        return self.placement.ranks_per_processor(workers, self.ranks_per_host)
+
+    def crowd(self, workers: Sequence[int]) -> Floats:
+        """Return how many ranks share a processor, one at the least."""
+        return np.maximum(self.ranks_per_processor(workers), 1.0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

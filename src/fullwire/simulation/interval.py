@@ -159,8 +159,8 @@ def further_recording(
     best = min([quiet, *(share for share, _ in shares)])
     if best > _WORTH_IT:
         return None
-    transport = calibration.transport
-    lab_workers = transport.workers if transport.machines == 1 else None
+    placement = whole.placement
+    lab_workers = placement.ranks if placement.machines == 1 else None
     if quiet <= _NEAR_BEST * best:  # that costs no other links
         return Further(row=row, rate_bps=None, share=quiet, lab_workers=lab_workers)
     share, rate_bps = next(share for share in shares if share[0] <= _NEAR_BEST * best)

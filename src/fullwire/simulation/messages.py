@@ -179,18 +179,17 @@ class Messages:
         workers = self.workers[chosen]
         late_s = jitter.late_s(self.subject.step, workers, apart)[:, None, None]
         if isinstance(jitter, AsRecorded):
-            crowding, per_host = self.subject.crowding, self.subject.ranks_per_host
-            late_s = late_s * crowding.still_late(workers, per_host)[:, None, None]
+            still_late = self.subject.crowding.still_late(self.subject.ranks_per_processor(workers))
+            late_s = late_s * still_late[:, None, None]
         overhead_s = overhead_s + self._crowded_s(
             exposed, workers, transport, accumulate, local_steps
         )
-        if isinstance(transport, MeasuredTransport):
+        step = self.subject.step
+        if step.own_s or isinstance(transport, MeasuredTransport):
             # Ranks on the same processors compute by turns. The step takes at least the work of all
             # of them and of the transport. It does not help that some of it is beside other work or
             # a late rank: it all waits for the same processors.
-            step = self.subject.step
-            ranks = transport.ranks_per_processor(workers, self.subject.ranks_per_host)
-            ranks = ranks[:, None, None]
+            ranks = self.subject.ranks_per_processor(workers)[:, None, None]
             all_s = step.own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
             least_s = all_s - step.alone_ns * 1e-9 - late_s
             overhead_s = np.maximum(overhead_s + step.by_turns_s(ranks), least_s)
@@ -216,12 +215,12 @@ class Messages:
         """
         subject = self.subject
         if not subject.crowding.s_per_bit:
-            return np.array(subject.step.crowded_ns * 1e-9)
+            return np.array(subject.step.crowded_by_messages_s)
         passes = accumulate * local_steps
         is_beside = local_steps == 1 or subject.fragments > 1
         per_bit = np.array(subject.crowding.s_per_bit * is_beside / passes)
         if isinstance(transport, MeasuredTransport):
-            ranks = transport.ranks_per_processor(workers, subject.ranks_per_host)
+            ranks = subject.ranks_per_processor(workers)
             per_bit = per_bit * subject.crowding.with_ranks(ranks)[:, None, None]
         return np.asarray(exposed.beside_bits * per_bit)
 
@@ -229,7 +228,7 @@ class Messages:
         """Go through the processor work of messages, each in the way with the least."""
         if not isinstance(transport, MeasuredTransport):
             return
-        crowd = self._crowd(chosen, transport)
+        crowd = self._crowd(chosen)
         for number in range(0 if self.subject.step.others.sum_gradients else len(self.buckets)):
             yield functools.reduce(
                 np.minimum,
@@ -253,7 +252,7 @@ class Messages:
         """Go through the messages, with the time of each way to send it."""
         per_bit = 1 / (rate_bps * transport.share)
         per_bit_before_packing = per_bit / ratio
-        crowd = self._crowd(chosen, transport)
+        crowd = self._crowd(chosen)
 
         def time_s(way: _Way, number: int) -> Floats:
             wire_bits = way.wire_bits[number, chosen, None, :]
@@ -276,7 +275,7 @@ class Messages:
 
         The share is as recorded, but no more time hides behind computation than in the recording.
         """
-        crowd = self._crowd(chosen, transport)
+        crowd = self._crowd(chosen)
         total_s: Floats = np.zeros(())
         for other in self.others:
             wire_bits, hops = other.wire_bits[chosen, None, None], other.hops[chosen, None, None]
@@ -293,9 +292,8 @@ class Messages:
         share = others.exposed_ns / max(others.total_ns, 1)
         return np.maximum(share * total_s, total_s - hidden_s)
 
-    def _crowd(self, chosen: slice, transport: Transport) -> Floats:
-        crowd = transport.crowd(self.workers[chosen], self.subject.ranks_per_host)
-        return crowd[:, None, None]
+    def _crowd(self, chosen: slice) -> Floats:
+        return self.subject.crowd(self.workers[chosen])[:, None, None]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.registry import with_formula
 from fullwire.errors import DamagedInput
 from fullwire.run.gaps import reasons
+from fullwire.run.placement import UNKNOWN_PLACEMENT, Placement, placement_of
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
@@ -21,8 +22,8 @@ _GLOO_EXCHANGE, _GLOO_MEETING = 1.03, 0.13
 _RESTS_ON = ("spans", "collectives", "gradients")  # tables
 
 
-def plain_subject(name: str, run: Run) -> Subject:
-    """Take a run's typical step as it is."""
+def plain_subject(name: str, run: Run, unknown: Placement = UNKNOWN_PLACEMENT) -> Subject:
+    """Take a run's typical step as it is, with its ranks at a placement if theirs is unknown."""
     if lost := reasons(run.gaps, _RESTS_ON):
         raise DamagedInput(name, f"nothing is predicted from the rest of it: {lost[0]}")
     points = run.facts.reduce_cost or ()
@@ -34,6 +35,7 @@ def plain_subject(name: str, run: Run) -> Subject:
         exchange_factor=_GLOO_EXCHANGE if run.facts.backend == "gloo" else 1.0,
         meeting_factor=_GLOO_MEETING if run.facts.backend == "gloo" else 0.0,
         recorded=as_recorded(run),
+        placement=placement_of(run) or unknown,
     )
 
 

@@ -124,8 +124,8 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
     crowding = Crowding(busy_by_a_rank=busy or 1.0)
     if isinstance(transport, MeasuredTransport) and busy:
-        [recorded_ranks] = transport.ranks_per_processor(point.workers).tolist()
-        crowding = replace(crowding, recorded_ranks=recorded_ranks, recorded_on=transport)
+        [recorded_ranks] = subject.ranks_per_processor(point.workers).tolist()
+        crowding = replace(crowding, recorded_ranks=recorded_ranks)
     crowded = replace(subject, step=step, crowding=crowding)
     [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
     telling = replace(crowded, crowding=Crowding(s_per_bit=1.0))
@@ -135,8 +135,8 @@ def with_contention(subject: Subject, alone_s: float, transport: Transport) -> S
     beside_bits = float(exposed.beside_bits.sum())
     if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
         return crowded
-    told = _Estimate(crowded_ns * 1e-9 / beside_bits, _T1_OFF * alone_s / beside_bits)
-    if crowding.recorded_on is not None and told.off:
+    told = _Estimate(step.crowded_by_messages_s / beside_bits, _T1_OFF * alone_s / beside_bits)
+    if isinstance(transport, MeasuredTransport) and busy and told.off:
         # Work for messages delays computing by its own time at most, and only on busy processors.
         ranks = crowding.recorded_ranks
         work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
@@ -266,18 +266,16 @@ def _predicted(
 
 
 def _alike(grid: Grid, points: int) -> list[slice]:
-    """Return the transports that are computed at once: measured ones on alike machines.
+    """Return the transports that are computed at once: measured ones in a row.
 
     Small grids ask for many of them, for their intervals, and then each array operation counts.
     """
     together: list[slice] = []
-    machines: object = None
+    is_measured = False
     for number, transport in enumerate(grid.transports):
-        before, machines = machines, None
-        if isinstance(transport, MeasuredTransport):
-            machines = (transport.processors, transport.machines, transport.workers)
+        was_measured, is_measured = is_measured, isinstance(transport, MeasuredTransport)
         first = together[-1].start if together else 0
-        if machines is not None and machines == before and (number - first) * points < BLOCK_POINTS:
+        if was_measured and is_measured and (number - first) * points < BLOCK_POINTS:
             together[-1] = slice(first, number + 1)
         else:
             together.append(slice(number, number + 1))

@@ -49,23 +49,15 @@ class FullTransport:
         del sent_bytes, hops, crowd
         return line_s
 
-    def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
-        """Return how many ranks share a processor: always 1, because it does not matter here."""
-        del ranks_per_host
-        return np.ones(len(workers))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTransport:
-    """A transport with its fitted figures; `machines` machines held `workers` ranks."""
+    """A transport with its fitted figures."""
 
     share: float | Floats  # arrays in a stack only
     processor_s_per_byte: float | Floats
     processor_s_per_hop: float | Floats
     apart: float | Floats  # share of the work for bytes that is done while the line is idle
-    processors: int
-    machines: int
-    workers: int
     # Gloo gathers in halves of a rank's part. A rank that comes later answers with data, and its
     # word that it is ready for the other's half stands in line behind them. So the line carries
     # half a part less at a time, in this share of the gathers. In others, ranks come together.
@@ -76,7 +68,7 @@ class MeasuredTransport:
 
     @classmethod
     def stacked(cls, several: Sequence[MeasuredTransport]) -> MeasuredTransport:
-        """Return several of the same machines as one, along a first axis before the points'."""
+        """Return several as one, along a first axis before the points'."""
         figures: dict[str, Any] = {
             name: np.array([getattr(one, name) for one in several]).reshape(-1, 1, 1, 1)
             for name in ("share", "processor_s_per_byte", "processor_s_per_hop", "apart")
@@ -98,30 +90,9 @@ class MeasuredTransport:
             sent_bytes * self.processor_s_per_byte * crowd + hops * self.processor_s_per_hop
         )
 
-    def line_limits_up_to_bps(self, workers: int, ranks_per_host: int | None = None) -> float:
+    def line_limits_up_to_bps(self, crowd: float) -> float:
         """Return the line rate from which on processors are busier than the line."""
-        [crowd] = self.crowd([workers], ranks_per_host)
         return float(8 / (self.share * self.processor_s_per_byte * crowd))
-
-    def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
-        """Return how many ranks share a processor, one at the least."""
-        return np.maximum(self.ranks_per_processor(workers, ranks_per_host), 1.0)
-
-    def ranks_per_processor(
-        self, workers: Sequence[int], ranks_per_host: int | None = None
-    ) -> Floats:
-        """Return how many ranks there are for each processor, which may be less than one.
-
-        More workers are more hosts like the recorded ones, each with the ranks that it had, or with
-        so many. The hosts of a lab share a machine, and count as one.
-        """
-        if ranks_per_host is not None:
-            on_one = [min(count, ranks_per_host) for count in workers]
-        elif self.machines == 1:
-            on_one = [min(count, self.workers) for count in workers]
-        else:
-            return np.full(len(workers), self.workers / self.machines / self.processors)
-        return np.array(on_one) / self.processors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +119,6 @@ class TableTransport:
         within_s = np.interp(sent_bytes, sent, time_s)
         beyond_s = time_s[-1] * np.asarray(sent_bytes) / max(sent[-1], 1.0)
         return np.asarray(np.maximum(line_s, np.maximum(within_s, beyond_s)))
-
-    def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
-        """Return how many ranks share a processor: always 1, because it does not matter here."""
-        del ranks_per_host
-        return np.ones(len(workers))
 
 
 Transport: TypeAlias = FullTransport | MeasuredTransport | TableTransport

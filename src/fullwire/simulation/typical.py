@@ -106,6 +106,7 @@ class Step:
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
     crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
+    shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
     measured_ns: int | None = None  # in the run, with the workers that it had
     measured_between_ns: tuple[int, int] | None = None  # bounds of it
     count: int = 1  # of the steps that it stands for
@@ -132,6 +133,11 @@ class Step:
     def by_turns_s(self, ranks: Floats | float) -> Floats:
         """Return how much longer a step is if so many ranks compute on each processor by turns."""
         return np.maximum(self.own_s * np.asarray(ranks) - self.alone_ns * 1e-9, 0.0)
+
+    @property
+    def crowded_by_messages_s(self) -> float:
+        """Return its contention, without the turns that its ranks take on processors."""
+        return max(self.crowded_ns * 1e-9 - float(self.by_turns_s(self.shared_by)), 0.0)
 
     def with_joined(self, places: Sequence[int]) -> Step:
         """Return the step with some of its collectives joined, which saves the calls for each."""
@@ -210,7 +216,7 @@ def _on_processors_of_its_own(step: Step, crowd: float) -> Step:
     """Return the step on unshared processors, if sharing them made it long."""
     shared_ns = step.processor_ns * crowd
     if crowd <= 1 or shared_ns < _COMPUTES_THROUGHOUT * step.step_ns:
-        return step
+        return replace(step, shared_by=crowd)
     shorter = min(step.processor_ns / step.step_ns, 1.0)
     others = replace(step.others, calling_ns=round(step.others.calling_ns * shorter))
     return replace(
