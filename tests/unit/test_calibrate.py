@@ -19,6 +19,7 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.placement import Placement
 from fullwire.run.run import Collectives, Hosts, Run
+from fullwire.run.usual import Alone
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling, observations_of
 from fullwire.simulation.forecast import Forecaster, forecaster
@@ -39,6 +40,10 @@ GBPS = 1e9
 
 def used(processor_s: float) -> dict[str, tuple[tuple[float, float], ...]]:
     return {"communication_processor_s": ((0.0, processor_s), (1.0, processor_s))}
+
+
+def told(alone_s: float) -> Alone:
+    return Alone(alone_s, alone_s, alone_s)
 
 
 def a_forecaster(run: Run) -> Forecaster:
@@ -242,7 +247,7 @@ def test_what_is_no_number_of_ranks_is_refused(ranks: object) -> None:
 
 
 def test_ranks_of_a_host_are_refused_where_no_transport_takes_processors() -> None:
-    with pytest.raises(UsageError, match="ranks per host: expected --transport measured with it"):
+    with pytest.raises(UsageError, match="ranks per host: expected a run that shows how"):
         fw.whatif("vgg16@v100", workers=8, bandwidth="1Gbps", ranks_per_host=2)
 
 
@@ -312,7 +317,7 @@ def crowded(rate_bps: float, own_s: float, crowded_s: float = 0.005) -> Crowding
         facts=computing(own_s, 0.06),
     )
     subject = plain_subject("a job", run)
-    return with_contention(subject, 0.065 - crowded_s, a_transport()).crowding
+    return with_contention(subject, told(0.065 - crowded_s), a_transport()).crowding
 
 
 def test_few_bytes_beside_computing_tell_little_of_contention() -> None:
@@ -352,7 +357,7 @@ def four_ranks_by_turns(rate_bps: float = 2 * GBPS, slower_ms: float = 0.0) -> R
 def test_messages_of_ranks_by_turns_cause_contention_by_their_own_work() -> None:
     """Two ranks on each processor take twice as long; a bit of each is as much work as before."""
     subject = plain_subject("a job", four_ranks_by_turns(2 * GBPS))
-    crowding = with_contention(subject, 0.065, a_transport()).crowding
+    crowding = with_contention(subject, told(0.065), a_transport()).crowding
     assert crowding.recorded_ranks == 2
     assert crowding.s_per_bit == pytest.approx(1e-9 / 8, rel=0.1)
 
@@ -372,7 +377,7 @@ def test_recorded_lateness_alone_follows_the_ranks_on_a_processor(
 ) -> None:
     here = a_transport()
     run = four_ranks_by_turns(slower_ms=5)
-    subject = with_contention(plain_subject("a job", run), 0.065, here)
+    subject = with_contention(plain_subject("a job", run), told(0.065), here)
     recorded = subject.recorded
     assert recorded is not None
     grid = dataclasses.replace(
@@ -432,6 +437,24 @@ def test_other_transports_beside_it_do_not_change_an_answer() -> None:
     assert 2 * alone["baseline_step_s"][0] < beside_s < measured_s
     spread = fw.whatif(run, **asked, transport="full,measured", ranks_per_host=2)["step_s"]
     assert spread[0] < 0.7 * beside_s
+
+
+def test_runs_on_several_backends_have_no_transport_in_common() -> None:
+    """Each keeps what it shows by itself, and the measured transport of both is refused."""
+    named = {
+        backend: dataclasses.replace(
+            run,
+            facts=run.facts | Facts(backend=backend),
+            provenance=dataclasses.replace(run.provenance, source=backend),
+        )
+        for backend, run in (("gloo", four_ranks_by_turns()), ("fullwire", four_ranks_by_turns()))
+    }
+    with pytest.raises(UsageError, match="gloo has gloo, fullwire has fullwire"):
+        fw.whatif(list(named.values()), transport="measured")
+    both = fw.whatif(list(named.values()), workers=4, bandwidth="10Gbps")["step_s"].tolist()
+    assert both == [
+        fw.whatif(run, workers=4, bandwidth="10Gbps")["step_s"][0] for run in named.values()
+    ]
 
 
 def test_turns_that_are_in_a_step_are_not_counted_twice() -> None:

@@ -19,7 +19,8 @@ from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.placement import processors_of_machine, ranks_per_processor
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Hosts, Spans
-from fullwire.timeline.account import Part, account, alone_without_contention_s
+from fullwire.timeline.account import Part, account
+from fullwire.timeline.alone import alone, told_alone
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
 RATES = {0: 1e9, 1: 1e9, 2: 1e9}
@@ -300,9 +301,11 @@ def test_only_computings_share_of_the_run_delay_makes_computing_longer() -> None
 def test_a_what_if_takes_the_one_t1_that_the_account_tells() -> None:
     run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
     table = fw.whatif(run, workers=[1, 3])
-    expected_s = fw.explain(run).baseline_step_s
-    assert table["baseline_step_s"] == pytest.approx(expected_s)
-    assert table["step_s"][0] == pytest.approx(expected_s)
+    found = fw.explain(run)
+    assert table["baseline_step_s"] == pytest.approx(found.baseline_step_s)
+    assert table["step_s"][0] == pytest.approx(found.baseline_step_s)
+    between_s = [end_s[0] for end_s in table.interval_s]
+    assert between_s == pytest.approx(found.baseline_between_s)
     assert any("T1 is without that. Predicted" in each for each in table.warnings)
 
 
@@ -310,9 +313,9 @@ def test_an_account_that_was_drawn_up_is_not_drawn_up_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
-    found = account(run, RATES)
+    found = alone(run, account(run, RATES))
     monkeypatch.delattr("fullwire.timeline.account.transfers_of")
-    assert alone_without_contention_s(run) == found.alone_s
+    assert told_alone(run) == found
 
 
 def contention_s(**conditions: Any) -> Any:

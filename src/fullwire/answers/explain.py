@@ -53,16 +53,15 @@ from fullwire.findings.verdicts import (
 )
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.facts import Facts
-from fullwire.run.placement import shares_one_host, sums_on_processors
-from fullwire.run.processors import share_of_others
+from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Provenance, Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.goodput import Goodput, Membership, membership, observed
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
+from fullwire.timeline.alone import REPEATS, alone
 from fullwire.timeline.breakdown import RankBreakdown
-from fullwire.timeline.contention import CrowdingSource
 from fullwire.timeline.passes import equal_work
 from fullwire.timeline.steadiness import judged_account
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
@@ -409,7 +408,7 @@ def _forecaster(
             case.run,
             min(rate_bps.values(), default=None),
             calibrate,
-            alone_s=of_usual.alone_s if of_usual.crowding.is_told else None,
+            alone=alone(case.run, of_usual) if of_usual.crowding.is_told else None,
         )
         if predictor is not None:
             # An impossible step stops predictions only: its account may still be true.
@@ -449,18 +448,6 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-# The error of one run's T1, below and above, as shares of it. With probe steps it is three times
-# the worst error of the 8 fitted cells of validation/contention.py (2 or 4 ranks, two processors).
-# 23 of the 24 judged cells were within the interval.
-_OFF: Mapping[CrowdingSource, tuple[float, float]] = {
-    "probe steps": (0.15, 0.15),
-    "run delay": (0.40, 0.30),  # Work beside memory traffic is slower too.
-    "none": (0.40, 0.10),  # On processors; devices compute beside communication nearly as alone.
-}
-_OFF_ON_DEVICES = (0.10, 0.05)
-_REPEATS = 0.02  # A job that is started again repeats within this.
-
-
 def _baseline(
     run: Run, usual: Account, baseline: RunLike | None
 ) -> tuple[float, tuple[float, float], float | None]:
@@ -470,40 +457,23 @@ def _baseline(
     """
     parts = usual.parts_s
     if baseline is None:
-        alone_s = usual.alone_s
-        if world(run) == 1:
-            below, above = _REPEATS, _REPEATS
-        elif usual.crowding.source == "kernels" or not (
-            usual.crowding.is_told or sums_on_processors(run)
-        ):
-            # Kernels that never ran alone may be slowed twice as much as the others, or not at all.
-            left_out_s = (1 - usual.crowding.compared) * usual.crowded_s
-            open_share = left_out_s / alone_s if alone_s else 0.0
-            below, above = (math.hypot(off, open_share) for off in _OFF_ON_DEVICES)
-        else:
-            below, above = _OFF[usual.crowding.source]
-            by_chance = 2 * usual.crowding.scatter / max(usual.crowding.probes, 1) ** 0.5
-            below, above = math.hypot(below, by_chance), math.hypot(above, by_chance)
-        if usual.crowding.source == "probe steps":
-            # One worker beside the same other programs may wait for a processor, or find one free.
-            left = 1 - share_of_others(run)
-            below, above = 1 - (1 - below) * left, (1 + above) / left - 1
-        return alone_s, (alone_s * max(1 - below, 0.0), alone_s * (1 + above)), None
-    alone = opened(baseline)
-    refuse_other_work(alone.run, run)
-    if world(alone.run) != 1:
-        raise UsageError(f"baseline: expected a run of one worker, got one of {world(alone.run)}")
-    work = equal_work([run], [alone.run])
+        found = alone(run, usual)
+        return found.time_s, (found.low_s, found.high_s), None
+    one = opened(baseline)
+    refuse_other_work(one.run, run)
+    if world(one.run) != 1:
+        raise UsageError(f"baseline: expected a run of one worker, got one of {world(one.run)}")
+    work = equal_work([run], [one.run])
     for told, pair in (("a step of {} passes", work.passes), ("{} samples a pass", work.samples)):
         if pair is not None:
-            job, one = map(told.format, pair)
-            raise UsageError(f"baseline: expected the same work as in the job, {job}, got {one}")
-    by_one = account(alone.run, {}, alone.parts())
+            job, got = map(told.format, pair)
+            raise UsageError(f"baseline: expected the same work as in the job, {job}, got {got}")
+    by_one = account(one.run, {}, one.parts())
     if by_one.is_whole_trace or not by_one.step_s:
         raise UsageError("baseline: expected marked steps, got a run without any")
     lengths_s = by_one.parts_ns[:, by_one.is_kept].sum(axis=2).mean(axis=0) * 1e-9
     by_chance = 2 * float(np.std(lengths_s)) / by_one.step_s / len(lengths_s) ** 0.5
-    off = math.hypot(_REPEATS, by_chance)
+    off = math.hypot(REPEATS, by_chance)
     between_s = by_one.step_s * max(1 - off, 0.0), by_one.step_s * (1 + off)
     longer_s = max(parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key], 0.0)
     return by_one.step_s, between_s, longer_s

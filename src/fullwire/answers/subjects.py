@@ -39,7 +39,7 @@ from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
 from fullwire.simulation.sweep import with_contention, with_residue
 from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
-from fullwire.timeline.account import alone_without_contention_s
+from fullwire.timeline.alone import told_alone
 from fullwire.timeline.timeline import check_collectives
 from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
@@ -106,17 +106,30 @@ class Transports:
         self._names = names or tuple(run.provenance.source for run in runs)
 
     @cached_property
-    def calibration(self) -> Calibration | None:
-        """What the runs show of their transport; None if that is nothing.
+    def _showing(self) -> dict[str | None, list[Run]]:
+        """The runs that show their transport, by backend."""
+        showing: dict[str | None, list[Run]] = {}
+        for run in self._runs:
+            if _shows_no_transport(run) is None:
+                showing.setdefault(run.facts.backend, []).append(run)
+        return showing
 
-        Any answer rests on it, as it tells how much of a step is contention.
+    @cached_property
+    def _fits(self) -> dict[str | None, Calibration | None]:
+        return {backend: _fit(runs) for backend, runs in self._showing.items()}
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Return what all runs show of their transport; None if that is nothing, or several."""
+        [fit, *others] = self._fits.values() or [None]
+        return None if others else fit
+
+    def of(self, run: Run) -> Calibration | None:
+        """Return what a run shows of its transport, and others on its backend.
+
+        Each answer rests on it, as it tells how much of a step is contention.
         """
-        if not any(_shows_no_transport(run) is None for run in self._runs):
-            return None
-        try:
-            return calibrated(self._runs)
-        except UsageError:  # no transport takes such times; `named` says so, if it is asked for
-            return None
+        return self._fits.get(run.facts.backend, self.calibration)
 
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
@@ -140,6 +153,15 @@ class Transports:
             raise UsageError(
                 f"{told}. So nothing is known about the transport: {give}name a run on links "
                 "of a known rate with --calibrate, or ask for --transport full"
+            )
+        if len(self._showing) > 1:
+            told = ", ".join(
+                f"{name} has {run.facts.backend}"
+                for name, run in zip(self._names, self._runs, strict=False)
+            )
+            raise UsageError(
+                f"transport measured: expected runs on one backend, got several: {told}. Ask about "
+                "the runs of each backend by themselves"
             )
         return (self.calibration or calibrated(self._runs)).transport
 
@@ -243,6 +265,14 @@ class Conditions:
         )
 
 
+def _fit(runs: Sequence[Run]) -> Calibration | None:
+    """Fit a transport to runs; None if no transport takes such times."""
+    try:
+        return calibrated(runs)
+    except UsageError:  # a question for the measured transport says it, and others need no fit
+        return None
+
+
 def check_calibrating(runs: Sequence[Run]) -> None:
     """Refuse a run that was given to calibrate and would go unused with any line rate."""
     for run in runs:
@@ -267,15 +297,15 @@ def _shows_no_transport(run: Run) -> str | None:
 
 def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
-    known, alone_s = transports.calibration, alone_without_contention_s(run)
+    known, alone = transports.of(run), told_alone(run)
     transport, placement = (
         (FullTransport(), UNKNOWN_PLACEMENT)
         if known is None
         else (known.transport, known.placement)
     )
     subject = plain_subject(name, run, placement)
-    if alone_s is not None:
-        subject = with_contention(subject, alone_s, transport)
+    if alone is not None:
+        subject = with_contention(subject, alone, transport)
     return subject if known is None else with_residue(subject, transport)
 
 

@@ -31,7 +31,7 @@ from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
-from fullwire.timeline.account import alone_without_contention_s
+from fullwire.timeline.alone import told_alone
 from fullwire.timeline.passes import equal_work, passes_of_step
 from fullwire.words import sentences
 
@@ -103,9 +103,7 @@ def verify(
     if len(set(backends)) > 1 and not becomes_ours:
         return None  # the other backend is unknown
     try:
-        predictor = forecaster(
-            before, calibrate=before_again, alone_s=alone_without_contention_s(before)
-        )
+        predictor = forecaster(before, calibrate=before_again, alone=told_alone(before))
         measured_ns = [typical_step(run).measured_ns for run in (after, *after_again)]
         changes = dict(_changes(before, after))
         if is_other_work:

@@ -59,7 +59,7 @@ from fullwire.simulation.interval import Further, further_recording, interval_s
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
-from fullwire.simulation.transport import FullTransport, MeasuredTransport
+from fullwire.simulation.transport import FullTransport
 from fullwire.units import ratio, seconds, show_time
 from fullwire.words import sentences
 
@@ -374,10 +374,10 @@ def _table(
             "fragments: expected local steps with them, as parameters are averaged after these: "
             "--local-steps 30"
         )
-    if "ranks_per_host" in changes and not any(
-        isinstance(transport, MeasuredTransport) for transport in grid.transports
-    ):
-        raise UsageError("ranks per host: expected --transport measured with it, got full only")
+    if "ranks_per_host" in changes and not any(map(transports.of, only)):
+        raise UsageError(
+            "ranks per host: expected a run that shows how its ranks share processors, got none"
+        )
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         return _predicted(many, transports, grid, changes, wanted, progress, those)

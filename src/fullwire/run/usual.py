@@ -9,6 +9,7 @@ it with their number and time, and so do pauses between steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,14 @@ _MOST_IN_LINE = 0.8  # of the long steps, and of their places
 LONGER = 1.25  # usual steps; a longer one is told beside them
 PAUSE = 0.25  # of the usual step; a longer gap between two steps is a pause
 _ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one kind
+
+
+class Alone(NamedTuple):
+    """T1, the time of a step with one worker, and the range in which it lies."""
+
+    time_s: float
+    low_s: float
+    high_s: float
 
 
 def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
 from fullwire.run.placement import UNKNOWN_PLACEMENT
 from fullwire.run.run import Run
+from fullwire.run.usual import Alone
 from fullwire.simulation.calibrate import (
     PAYLOAD_SHARE,
     Calibration,
@@ -133,12 +134,12 @@ def forecaster(
     line_rate_bps: float | None = None,
     calibrate: Sequence[Run] = (),
     *,
-    alone_s: float | None = None,
+    alone: Alone | None = None,
 ) -> Forecaster | None:
     """Make a job ready to be asked; None where it had one worker or its line rate is unknown.
 
-    Other runs of the same cluster, in `calibrate`, tell more about its transport. `alone_s` is T1
-    by the run's account, where that tells contention.
+    Other runs of the same cluster, in `calibrate`, tell more about its transport. `alone` is T1 by
+    the run's account, where that tells contention.
     """
     if line_rate_bps is not None and run.facts.line_rate_bps is None:
         run = dataclasses.replace(run, facts=run.facts | Facts(line_rate_bps=line_rate_bps))
@@ -156,8 +157,8 @@ def forecaster(
     transport = FullTransport(share) if calibration is None else calibration.transport
     placement = UNKNOWN_PLACEMENT if calibration is None else calibration.placement
     subject = plain_subject(run.provenance.source, run, placement)
-    if alone_s is not None:
-        subject = with_contention(subject, alone_s, transport)
+    if alone is not None:
+        subject = with_contention(subject, alone, transport)
     return Forecaster(
         subject=with_residue(subject, transport),
         grid=dataclasses.replace(grid, transports=(transport,)),

@@ -102,9 +102,22 @@ def interval_s(
     by_run = shaped(run=len(subjects))
     warm_s = _by_warm_processors(subjects, grid)
     alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * _FROM_RUN_TO_RUN) - warm_s
+    t1_s, below, above = (
+        np.array(column).reshape(by_run)
+        for column in zip(
+            *((each.step.alone_ns * 1e-9, *each.step.alone_off) for each in subjects), strict=True
+        )
+    )
+    alone_s = np.minimum(alone_s, t1_s * (1 - below))
     # An interval of a step that scatters a lot may be wider than the step. Times end at 0.
     low_s = np.maximum(np.maximum(step_s - half_s - sooner_s - warm_s, alone_s), 0.0)
-    return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
+    high_s = step_s + half_s + later_s
+    is_t1 = np.reshape(np.array(grid.workers) == 1, shaped(workers=len(grid.workers))) & (above > 0)
+    low_s, high_s = (
+        np.where(is_t1 & is_known, t1_s * share, end_s)
+        for share, end_s in ((1 - below, low_s), (1 + above, high_s))
+    )
+    return low_s.reshape(-1), high_s.reshape(-1)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
+from fullwire.run.usual import Alone
 from fullwire.simulation.grid import (
     AXES,
     MEASURES,
@@ -109,15 +110,18 @@ def sweep(
     return Predictions(axes=axes, measures=measures)
 
 
-def with_contention(subject: Subject, alone_s: float, transport: Transport) -> Subject:
+def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
     Bytes that are sent while a worker computes cause it: the more of them, the more of it. Where
     next to none were, all predictions keep it as recorded. The turns of ranks on a processor are
     no part of a typical step.
     """
-    crowded_ns = max(subject.step.step_ns - round(alone_s * 1e9), 0)
-    step = replace(subject.step, crowded_ns=crowded_ns)
+    alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
+    if alone_ns > step.step_ns > 0:
+        step = step.with_own_work(alone_ns / step.step_ns)
+    off = (1 - alone.low_s / alone_s, alone.high_s / alone_s - 1) if alone_s else (0.0, 0.0)
+    step = replace(step, crowded_ns=max(step.step_ns - alone_ns, 0), alone_off=off)
     if subject.recorded is None:
         return replace(subject, step=step)
     point = replace(subject.recorded, transports=(transport,))

@@ -111,9 +111,9 @@ class Step:
     measured_between_ns: tuple[int, int] | None = None  # bounds of it
     count: int = 1  # of the steps that it stands for
     deviation: float = 0.0  # of them from it, as a share of it
-    spread: Floats = field(
-        default_factory=lambda: np.zeros(0)
-    )  # the time of each rank in each step, alone
+    alone_off: tuple[float, float] = (0.0, 0.0)  # shares of T1: it may be less and more by them
+    # The time of each rank in each step, alone.
+    spread: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def alone_ns(self) -> int:
@@ -133,6 +133,17 @@ class Step:
     def by_turns_s(self, ranks: Floats | float) -> Floats:
         """Return how much longer a step is if so many ranks compute on each processor by turns."""
         return np.maximum(self.own_s * np.asarray(ranks) - self.alone_ns * 1e-9, 0.0)
+
+    def with_own_work(self, times: float) -> Step:
+        """Return the step with a worker's own work so many times as long."""
+        return replace(
+            self,
+            step_ns=round(self.step_ns * times),
+            forward_ns=round(self.forward_ns * times),
+            backward_ns=round(self.backward_ns * times),
+            ready_ns=np.round(self.ready_ns * times).astype(np.int64),
+            others=replace(self.others, calling_ns=round(self.others.calling_ns * times)),
+        )
 
     @property
     def crowded_by_messages_s(self) -> float:
@@ -217,16 +228,7 @@ def _on_processors_of_its_own(step: Step, crowd: float) -> Step:
     shared_ns = step.processor_ns * crowd
     if crowd <= 1 or shared_ns < _COMPUTES_THROUGHOUT * step.step_ns:
         return replace(step, shared_by=crowd)
-    shorter = min(step.processor_ns / step.step_ns, 1.0)
-    others = replace(step.others, calling_ns=round(step.others.calling_ns * shorter))
-    return replace(
-        step,
-        step_ns=round(step.step_ns * shorter),
-        forward_ns=round(step.forward_ns * shorter),
-        backward_ns=round(step.backward_ns * shorter),
-        ready_ns=np.round(step.ready_ns * shorter).astype(np.int64),
-        others=others,
-    )
+    return step.with_own_work(min(step.processor_ns / step.step_ns, 1.0))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -28,14 +28,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal, NoReturn, TypeAlias
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.run.usual import kept_steps, regular_steps, usual_steps
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
@@ -60,7 +58,6 @@ FEWEST_SMALL = 5  # stretches of small collectives, to believe their times of me
 UNDISTURBED = 0.25  # of them: on busy processors the others take up to ten times as long
 
 CULPRIT = 0.5  # of all waiting; ranks that cause more are named, if they are at most half of all
-_ALONE_S: WeakKeyDictionary[Run, float | None] = WeakKeyDictionary()  # T1 by a run's account
 _OFTEN = 0.75  # of the steps; so often each of several ranks has to be among the latest
 
 
@@ -210,7 +207,7 @@ def account(
     parts_ns, excess_ns = _with_stragglers(first)
     floor_ns = sum(float(np.nansum(told.periods.floor_ns)) for told in ranks)
     taken_ns = sum(int((told.periods.end_ns - told.periods.start_ns).sum()) for told in ranks)
-    found = Account(
+    return Account(
         ranks=tuple(told.rank for told in ranks),
         steps=steps,
         is_typical=is_typical,
@@ -234,24 +231,6 @@ def account(
         crowding=crowding,
         crowded_s=float(crowded_ns[:, is_typical].mean()) * 1e-9,
     )
-    _ALONE_S[run] = found.alone_s if crowding.is_told else None
-    return found
-
-
-def alone_without_contention_s(run: Run) -> float | None:
-    """Return T1 by the run's account; None where the run does not tell its contention.
-
-    An account that was drawn up before is not drawn up again: line rates do not change its T1.
-    """
-    facts = run.facts
-    is_told = facts.kernels_slowed_share is not None
-    if sums_on_processors(run):
-        is_told = is_told or facts.run_delay_s is not None or len(probe_steps(run)) > 0
-    if (facts.workers or 1) < 2 or not is_told:
-        return None
-    if run not in _ALONE_S:
-        account(run, {})
-    return _ALONE_S[run]
 
 
 def nothing() -> Account:

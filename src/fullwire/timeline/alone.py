@@ -1,0 +1,71 @@
+"""T1, the step of one worker, as far as a job of several workers tells it, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
+from fullwire.run.placement import sums_on_processors
+from fullwire.run.processors import share_of_others
+from fullwire.run.run import Run
+from fullwire.run.usual import Alone
+from fullwire.timeline.account import Account, account
+from fullwire.timeline.contention import CrowdingSource, probe_steps
+from fullwire.timeline.transfers import world
+
+# The error of one run's T1, below and above, as shares of it. With probe steps it is three times
+# the worst error of the 8 fitted cells of validation/contention.py (2 or 4 ranks, two processors).
+# 23 of the 24 judged cells were within the interval.
+_OFF: Mapping[CrowdingSource, tuple[float, float]] = {
+    "probe steps": (0.15, 0.15),
+    "run delay": (0.40, 0.30),  # Work beside memory traffic is slower too.
+    "none": (0.40, 0.10),  # On processors; devices compute beside communication nearly as alone.
+}
+_OFF_ON_DEVICES = (0.10, 0.05)
+REPEATS = 0.02  # A job that is started again repeats within this.
+
+
+_TOLD: WeakKeyDictionary[Run, Alone] = WeakKeyDictionary()
+
+
+def alone(run: Run, usual: Account) -> Alone:
+    """Return T1 by the account of a run's usual steps."""
+    alone_s, crowding = usual.alone_s, usual.crowding
+    if world(run) == 1:
+        below, above = REPEATS, REPEATS
+    elif crowding.source == "kernels" or not (crowding.is_told or sums_on_processors(run)):
+        # Kernels that never ran alone may be slowed twice as much as the others, or not at all.
+        left_out_s = (1 - crowding.compared) * usual.crowded_s
+        open_share = left_out_s / alone_s if alone_s else 0.0
+        below, above = (math.hypot(off, open_share) for off in _OFF_ON_DEVICES)
+    else:
+        below, above = _OFF[crowding.source]
+        by_chance = 2 * crowding.scatter / max(crowding.probes, 1) ** 0.5
+        below, above = math.hypot(below, by_chance), math.hypot(above, by_chance)
+    if crowding.source == "probe steps":
+        # One worker beside the same other programs may wait for a processor, or find one free.
+        left = 1 - share_of_others(run)
+        below, above = 1 - (1 - below) * left, (1 + above) / left - 1
+    found = Alone(alone_s, alone_s * max(1 - below, 0.0), alone_s * (1 + above))
+    _TOLD[run] = found
+    return found
+
+
+def told_alone(run: Run) -> Alone | None:
+    """Return T1 by the run's account; None where the run does not tell its contention.
+
+    An account that was drawn up before is not drawn up again: line rates do not change its T1.
+    """
+    facts = run.facts
+    is_told = facts.kernels_slowed_share is not None
+    if sums_on_processors(run):
+        is_told = is_told or facts.run_delay_s is not None or len(probe_steps(run)) > 0
+    if (facts.workers or 1) < 2 or not is_told:
+        return None
+    return _TOLD.get(run) or _of_run(run)
+
+
+def _of_run(run: Run) -> Alone | None:
+    usual = account(run, {})
+    return alone(run, usual) if usual.crowding.is_told else None
