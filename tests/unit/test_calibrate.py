@@ -16,6 +16,7 @@ from fullwire.answers.verification import verify
 from fullwire.clusters import cluster
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
+from fullwire.fixes.straggler import Straggler
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.placement import Placement
 from fullwire.run.run import Collectives, Hosts, Run
@@ -29,6 +30,7 @@ from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import residues, sweep, with_contention
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
+from fullwire.timeline.account import account
 from fullwire.words import sentence, setting
 from tests.builders import a_run
 from tests.conftest import Cli
@@ -455,6 +457,28 @@ def test_runs_on_several_backends_have_no_transport_in_common() -> None:
     assert both == [
         fw.whatif(run, workers=4, bandwidth="10Gbps")["step_s"][0] for run in named.values()
     ]
+
+
+def test_equal_ranks_that_share_a_processor_stay_late_for_each_other() -> None:
+    """Half of the lateness of two ranks on each processor is their turns, which no fix ends."""
+    run = four_ranks_by_turns(slower_ms=20)
+    alone = a_forecaster(run)
+    by_turns = with_contention(alone.subject, told(0.065), a_transport())
+    shared = dataclasses.replace(alone, subject=by_turns)
+
+    def gained_s(job: Forecaster) -> float:
+        [fix] = Straggler().predict(run, job, account(run, {}))
+        return job.ask().step_s - fix.step_s
+
+    assert gained_s(shared) == pytest.approx(gained_s(alone) / 2, rel=0.1)
+
+
+def test_a_change_that_changes_nothing_keeps_the_interval() -> None:
+    run = a_trained_job(a_transport(), steps=80, noise=0.3)
+    asked: dict[str, Any] = {"workers": 2, "bandwidth": "1Gbps"}
+    usual, same = (fw.whatif(run, **asked, compute_speed=speed).interval_s for speed in (None, 1))
+    assert np.ptp(usual) > 0.02 * np.mean(usual)
+    assert np.array(same) == pytest.approx(np.array(usual))
 
 
 def test_turns_that_are_in_a_step_are_not_counted_twice() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,8 +82,15 @@ class Straggler(FixKind):
     needs = "hosts that are equal, or shares of the batch by speed: an edit of the script"
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Predict ranks without jitter, where any rank is waited for."""
-        if job.subject.step.waiting_ns:
+        """Predict equal ranks, where any rank is waited for.
+
+        Equal ranks that share a processor still compute by turns, and are late for each other.
+        """
+        step, left = job.subject.step, job.subject.crowding.late_for_each_other
+        if step.waiting_ns and left:
+            equal = replace(step, waiting_ns=round(step.waiting_ns * left))
+            yield _fix(run, account, job.ask(step=equal))
+        elif step.waiting_ns:
             yield _fix(run, account, job.ask(jitters=(NoJitter(),)))
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:

@@ -106,7 +106,8 @@ class Forecaster:
         """Predict the step with these axes of the grid changed, or with another step."""
         subject = self.subject
         if step is not None:  # this step is unmeasured: a replay need not match it
-            subject = dataclasses.replace(subject, step=dataclasses.replace(step, measured_ns=None))
+            step = dataclasses.replace(step, measured_ns=None, measured_off=(0.0, 0.0))
+            subject = dataclasses.replace(subject, step=step)
         grid = dataclasses.replace(self.grid, **changed)
         found = sweep([subject], grid)
         lows_s, highs_s = interval_s([subject], grid, found, self.calibration)

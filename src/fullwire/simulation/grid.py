@@ -158,6 +158,11 @@ class Crowding:
         fewer = np.minimum(np.maximum(ranks, 1.0) / max(self.recorded_ranks, 1.0), 1.0)
         return np.asarray(1 - self.busy_by_a_rank * self.late_by_turns * (1 - fewer))
 
+    @property
+    def late_for_each_other(self) -> float:
+        """Return the share of the recorded lateness that ends only where no ranks take turns."""
+        return 1 - float(self.still_late(np.ones(1))[0])
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Subject:

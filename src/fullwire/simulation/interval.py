@@ -69,10 +69,9 @@ def interval_s(
     variance = variance + _of_contention(subjects, grid, step_s, crew)
     variance = variance + _of_lateness(subjects, grid, step_s, crew)
     own_s = [subject.step.alone_ns * 1e-9 for subject in subjects]  # of a worker, at the least
-    if calibration is None:
-        below, above = _shares_of_median(subjects)
-        sooner_s, later_s = step_s * below, step_s * above
-    else:
+    below, above = _shares_of_median(subjects)
+    sooner_s, later_s = step_s * below, step_s * above
+    if calibration is not None:
         busier = [
             replace(subject, step=in_another_step(subject.step, calibration))
             for subject in subjects
@@ -93,8 +92,11 @@ def interval_s(
             of_transport += np.square(np.maximum(*away_s))
         # With the measured step at its bounds, the predicted one is this much shorter or longer.
         at_bounds_s = next(others_s), next(others_s)
-        sooner_s = np.maximum(step_s - np.minimum(*at_bounds_s), 0.0)
-        later_s = np.maximum(np.maximum(*at_bounds_s) - step_s, 0.0)
+        # No replay has to match a changed step, or another transport. These scatter as recorded.
+        is_changed = np.array([each.step.measured_ns is None for each in subjects])
+        is_free = (is_changed[:, None] | ~measured[None, :]).reshape(is_known.shape)
+        sooner_s = np.maximum(step_s - np.minimum(*at_bounds_s), sooner_s * is_free)
+        later_s = np.maximum(np.maximum(*at_bounds_s) - step_s, later_s * is_free)
         of_run = np.square(next(others_s) - step_s)
         of_run += np.square(next(_on_each((slower_work,), busier, grid, crew)) - step_s)
         variance = variance + of_transport + of_run
@@ -182,14 +184,7 @@ def further_recording(
 
 def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
     """Return how far below and above the measured step its median may be, as shares of it."""
-    shares = []
-    for step in (subject.step for subject in subjects):
-        usual_ns, bounds_ns = step.measured_ns, step.measured_between_ns
-        if not usual_ns or bounds_ns is None:
-            shares.append((0.0, 0.0))
-        else:
-            shares.append((1 - bounds_ns[0] / usual_ns, bounds_ns[1] / usual_ns - 1))
-    below, above = np.array(shares).T
+    below, above = np.array([subject.step.measured_off for subject in subjects]).T
     return below.reshape(shaped(run=len(subjects))), above.reshape(shaped(run=len(subjects)))
 
 
@@ -220,8 +215,9 @@ def _with_residues(subject: Subject, calibration: Calibration) -> Subject:
     """
     step, transports = subject.step, (*calibration.variants, *calibration.between)
     measured_ns = [step.measured_ns] * len(transports)
-    if step.measured_ns is not None and step.measured_between_ns is not None:
-        measured_ns[-2:] = step.measured_between_ns
+    if step.measured_ns is not None:
+        below, above = step.measured_off
+        measured_ns[-2:] = (round(step.measured_ns * share) for share in (1 - below, 1 + above))
     fitted = residues(subject, transports, measured_ns)
     return replace(subject, residues=fitted + subject.residues)
 

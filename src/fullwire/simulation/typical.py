@@ -108,7 +108,7 @@ class Step:
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
     measured_ns: int | None = None  # in the run, with the workers that it had
-    measured_between_ns: tuple[int, int] | None = None  # bounds of it
+    measured_off: tuple[float, float] = (0.0, 0.0)  # shares of it: it may be less and more by them
     count: int = 1  # of the steps that it stands for
     deviation: float = 0.0  # of them from it, as a share of it
     alone_off: tuple[float, float] = (0.0, 0.0)  # shares of T1: it may be less and more by them
@@ -206,9 +206,9 @@ def typical_step(run: Run) -> Step:
         sent_share=sent.share,
         processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns),
-        measured_between_ns=(
-            round(min(around_ns.low, usual_ns)),
-            round(max(around_ns.high, usual_ns)),
+        measured_off=(
+            max(1 - round(around_ns.low) / max(round(usual_ns), 1), 0.0),
+            max(round(around_ns.high) / max(round(usual_ns), 1) - 1, 0.0),
         ),
         count=len(table.numbers),
         deviation=float(deviation),  # a standard deviation

@@ -136,7 +136,8 @@ def blamed(case: Case) -> Blame:
                    computation that had no communication beside it
         transport  in place of either, if the line did not limit transfers: exposed transfers used
                    less than FILLED of it, and the rest of their time, latency included, reaches
-                   the threshold; overlap stays where hardly any communication was overlapped
+                   the threshold and no other loss is longer than it; overlap stays where hardly
+                   any communication was overlapped
         compute    if computation takes longer than with one worker, and no part is larger
         scales     if no part reaches the threshold
         unknown    if the largest part is unexplained, the steps are too few, or some rows of the

@@ -13,6 +13,8 @@ from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Blame, VerdictKind, register
 from fullwire.timeline.account import Part
 
+_NO_OTHER_LOSS = (Part.COMPUTE.key, Part.LINE_RATE.key, Part.LATENCY.key, Part.TRANSPORT.key)
+
 
 class UsedTooLate(Finding):
     """The transfers that computation could have hidden, and the time of that computation."""
@@ -53,10 +55,15 @@ def is_used_too_late(case: Case) -> bool:
 
 
 def is_limited_by_line(case: Case) -> bool:
-    """Say whether the line limits transfers: it is full, or its idle time is short."""
-    exposed_s = exposed_transfer_s(case.account)
+    """Say whether the line limits transfers: it is full, or its idle time is short.
+
+    It is short below the threshold, and where some loss that is no transfer is longer.
+    """
+    exposed_s, parts = exposed_transfer_s(case.account), case.account.parts_s
     unfilled_s = exposed_s - case.floor_s
-    return case.floor_s >= FILLED * exposed_s or not case.reaches_threshold(unfilled_s)
+    others_s = max(time_s for part, time_s in parts.items() if part not in _NO_OTHER_LOSS)
+    is_short = not case.reaches_threshold(unfilled_s) or unfilled_s < others_s
+    return case.floor_s >= FILLED * exposed_s or is_short
 
 
 @register
