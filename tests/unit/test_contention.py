@@ -113,6 +113,11 @@ def test_a_prediction_from_one_host_says_that_each_rank_has_a_link_of_its_own() 
     assert any(told in each for each in fw.whatif(one, bandwidth=["10Gbps"]).warnings)
     across = fw.whatif(run, bandwidth=["10Gbps"])
     assert not any("a link of its own" in each for each in across.warnings)
+    pairs = dataclasses.replace(run, facts=run.facts | named({"hosts": "a,a,b", "machines": 2}))
+    told = "up to 2 workers share one host and use no link"
+    for workers, is_told in (([2, 3, 8], True), ([3, 8], False)):
+        found = fw.whatif(pairs, bandwidth=["10Gbps"], workers=workers).warnings
+        assert any(told in each for each in found) == is_told
 
 
 def test_the_verdict_says_that_the_processors_are_taken() -> None:

@@ -13,8 +13,8 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
-from fullwire.findings.sureness import about_others
-from fullwire.run.placement import Placement, shares_one_host, sums_on_processors
+from fullwire.findings.sureness import about_one_host, about_others
+from fullwire.run.placement import Placement, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import usual_step_s
 from fullwire.simulation.conditions import CONDITIONS
@@ -157,18 +157,6 @@ class MoreHostsAlike(Finding):
 
     at: Placement
     runs: tuple[str, ...] = ()  # Where others were recorded elsewhere.
-
-
-class LinkForEachRank(Finding):
-    """Ranks that shared a host are supposed to have links of their own."""
-
-    is_assumption = True
-    template = (
-        "{run}: its ranks share one host and use no link. Here each rank has a link of its own, as "
-        "on hosts of their own."
-    )
-
-    run: str
 
 
 class RanksDriftApart(Finding):
@@ -412,7 +400,7 @@ def prediction_notes(
                 yield memory_finding(load)
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
-        yield from _of_run(name, run, subject, is_measured=bool(measured))
+        yield from _of_run(name, run, subject, grid.workers, is_measured=bool(measured))
         hook = run.facts.hook if subject.step.sent_share < 1 or named_in(run.facts.hook) else None
         how = hook or (run.facts.wire and f"{run.facts.wire} on the wire")
         if how and any(compressor.ratio > 1 for compressor in grid.compressors):
@@ -447,11 +435,12 @@ def prediction_notes(
         yield TreeAtItsBest()
 
 
-def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iterator[Finding]:
+def _of_run(
+    name: str, run: Run, subject: Subject, workers: Sequence[int], *, is_measured: bool
+) -> Iterator[Finding]:
     if subject.step.is_estimated:
         yield EstimatedFromSeveral(run=name)
-    if shares_one_host(run):
-        yield LinkForEachRank(run=name)
+    yield from about_one_host(name, run, workers)
     replayed_ns, usual_s = subject.step.measured_ns, usual_step_s(run)
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)

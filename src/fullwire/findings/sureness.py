@@ -8,6 +8,7 @@ import numpy as np
 
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding
+from fullwire.run.placement import most_on_one_host, shares_one_host, sums_on_processors
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import MUCH_BESIDE
@@ -135,6 +136,28 @@ def about_others(run: Run) -> Iterator[Finding]:
     share = share_of_others(run)
     if share >= MUCH_BESIDE:
         yield OtherWork(share=share)
+
+
+class LinkForEachRank(Finding):
+    """Ranks that share a host are predicted with links of their own."""
+
+    is_assumption = True
+    template = (
+        "{run}: {few:or its ranks} share one host and use no link. Here each rank has a link of "
+        "its own, as on hosts of their own."
+    )
+
+    run: str
+    few: str = ""  # Where that is not all of them.
+
+
+def about_one_host(name: str, run: Run, workers: Sequence[int]) -> Iterator[Finding]:
+    """Say it where all ranks, or so few workers, are on one host and are predicted with links."""
+    fitting = [count for count in workers if 1 < count <= most_on_one_host(run)]
+    if shares_one_host(run):
+        yield LinkForEachRank(run=name)
+    elif fitting and sums_on_processors(run):
+        yield LinkForEachRank(run=name, few=f"up to {max(fitting)} workers")
 
 
 class KernelsWereCompared(Finding):

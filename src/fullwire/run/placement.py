@@ -6,6 +6,7 @@ the backend works there. (NCCL's devices have links inside a host as well.)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,11 @@ def host_line_rates_bps(run: Run) -> dict[str, float]:
         return {}
     own = {int(rank): rate_bps for rank, rate_bps in run.facts.other_line_rates_bps or ()}
     return {host: own.get(rank, common) for rank, host in host_of_rank(run).items()}
+
+
+def most_on_one_host(run: Run) -> int:
+    """Return the ranks on the host that has most of them; 0 where the run does not say."""
+    return max(Counter(host_of_rank(run).values()).values(), default=0)
 
 
 def shares_one_host(run: Run) -> bool:
