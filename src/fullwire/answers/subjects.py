@@ -88,7 +88,7 @@ def with_batches(
 
 
 class Transports:
-    """The transports by name, and what the runs show of their own."""
+    """The transports of a question, by their names."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Transports:
 
     @property
     def calibration(self) -> Calibration | None:
-        """Return what all runs show of their transport; None if that is nothing, or several."""
+        """Return what the runs show of their transport, if they show one, and the same."""
         [fit, *others] = self._fits.values() or [None]
         return None if others else fit
 
@@ -266,7 +266,7 @@ class Conditions:
 
 
 def _fit(runs: Sequence[Run]) -> Calibration | None:
-    """Fit a transport to runs; None if no transport takes such times."""
+    """Fit a transport to runs, if any takes such times."""
     try:
         return calibrated(runs)
     except UsageError:  # a question for the measured transport says it, and others need no fit
