@@ -27,7 +27,7 @@ from fullwire.crew import ALONE, Crew
 from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
 from fullwire.simulation.sweep import PIECE_POINTS, residues, sweep
-from fullwire.simulation.transport import MeasuredTransport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport
 
 _OF_GRID = dict(zip(AXES_GIVEN, AXES_GIVEN, strict=True)) | {
     "compressors": "codec",
@@ -80,16 +80,20 @@ def interval_s(
             work_s, longer_s = subject.step.processor_ns * 1e-9, other.step.alone_ns * 1e-9
             less_s = own_s[place] - _WIDTH * (longer_s - own_s[place])
             own_s[place] = max(less_s, min(own_s[place], work_s))
-        # For each direction of the transport take the worse sign. Then take another run: one with a
-        # slower line, and one with slower work.
-        of_transport = np.zeros(step_s.shape)
+        # Another run may have slower work, and a slower line.
         slower_line, slower_work = in_another_run(calibration)
+        slower_s = next(_on_each((slower_work,), busier, grid, crew))
+        variance = variance + np.square(slower_s - step_s)
+    if calibration is not None and not all(
+        isinstance(way, FullTransport) for way in grid.transports
+    ):
+        # For each direction of the transport take the worse sign.
         others = (*calibration.variants, *calibration.between, slower_line)
         fitted = [_with_residues(subject, calibration) for subject in subjects]
         others_s = _on_each(others, fitted, grid, crew)
         for _ in calibration.variants[::2]:
             away_s = [np.abs(next(others_s) - step_s) for _ in range(2)]
-            of_transport += np.square(np.maximum(*away_s))
+            variance = variance + np.square(np.maximum(*away_s))
         # With the measured step at its bounds, the predicted one is this much shorter or longer.
         at_bounds_s = next(others_s), next(others_s)
         # No replay has to match a changed step, or another transport. These scatter as recorded.
@@ -97,9 +101,7 @@ def interval_s(
         is_free = (is_changed[:, None] | ~measured[None, :]).reshape(is_known.shape)
         sooner_s = np.maximum(step_s - np.minimum(*at_bounds_s), sooner_s * is_free)
         later_s = np.maximum(np.maximum(*at_bounds_s) - step_s, later_s * is_free)
-        of_run = np.square(next(others_s) - step_s)
-        of_run += np.square(next(_on_each((slower_work,), busier, grid, crew)) - step_s)
-        variance = variance + of_transport + of_run
+        variance = variance + np.square(next(others_s) - step_s)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     by_run = shaped(run=len(subjects))
     warm_s = _by_warm_processors(subjects, grid)
