@@ -17,7 +17,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.plans import DevicesLeftOut, EvenExperts, MemoryOfAnother
+from fullwire.findings.plans import DevicesLeftOut, EvenExperts, FastestStands, MemoryOfAnother
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
@@ -153,6 +153,29 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
     table.write_text("tp,step_time_s\n8,soon\n")
     with pytest.raises(DamagedInput, match=r"measured.csv:2: step_time_s: expected seconds"):
         fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path) -> None:
+    table, fix = tmp_path / "measured.csv", {"tp": 8, "pp": 4, "dp": 2, "microbatch": 1}
+    before = fw.plan("llama3-70b", **ASKED, fix=fix).best
+    names = ("tp", "pp", "dp", "microbatch", "vpp", "zero", "recompute")
+
+    def calibrated_by(step_s: float, *left_out: str) -> PlanAnswer:
+        kept = [name for name in names if name not in left_out]
+        cells = ",".join(str(getattr(before, name)) for name in kept)
+        table.write_text(f"{','.join(kept)},step_time_s\n{cells},{step_s}\n")
+        return fw.plan("llama3-70b", **ASKED, fix=fix, calibrate=table)
+
+    some = calibrated_by(before.step_s, "vpp", "zero", "recompute")
+    assert some.best.step_s == pytest.approx(before.step_s)  # as predicted: nothing is corrected
+    left_out = [one for one in some.assumed if isinstance(one, FastestStands)]
+    assert {"vpp", "zero", "recompute"} <= set(left_out[0].degrees)
+    whole = calibrated_by(before.step_s)
+    assert not any(isinstance(one, FastestStands) for one in whole.assumed)
+    widths = [one.best.interval.high_s / one.best.interval.low_s for one in (some, whole)]
+    assert widths[0] > widths[1]
+    longer = [calibrated_by(share * before.step_s, "vpp").best.step_s for share in (1, 1.1, 1.2)]
+    assert longer == sorted(longer)
 
 
 def test_racks_use_a_power_of_two_of_their_devices() -> None:

@@ -20,7 +20,7 @@ from fullwire.answers.plan_search import (
     Question,
     Searched,
     Troubles,
-    calibrated,
+    calibration_of,
     planned,
     score,
     search,
@@ -164,8 +164,10 @@ def plan(
     asked = model, nodes, global_batch, seq, precision, device, objective, fix, known, other
     questions = [_asked(here, *asked) for here in _clusters(cluster)] or [_asked(None, *asked)]
     if calibrate is not None:
-        first = calibrated(questions[0], Path(calibrate))
-        questions = [replace(each, calibration=first.calibration) for each in questions]
+        measured, about = calibration_of(questions[0], Path(calibrate))
+        questions = [
+            replace(each, calibration=measured, notes=(*each.notes, *about)) for each in questions
+        ]
     troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
     with crew(on) as those:
         searches = _first_that_fits([replace(each, troubles=troubles) for each in questions], those)

@@ -43,6 +43,18 @@ class EvenExperts(Finding):
     is_assumption = True
 
 
+class FastestStands(Finding):
+    """Measured steps leave degrees of their plans out."""
+
+    template = (
+        "the measured steps leave out {degrees:list}: each counts as a step of the fastest plan "
+        "that fits and has its other degrees"
+    )
+    is_assumption = True
+
+    degrees: tuple[str, ...]
+
+
 class PublishedFailures(Finding):
     """The user gave no failures."""
 

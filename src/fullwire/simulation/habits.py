@@ -156,6 +156,7 @@ class Calibration:
     is_moe: bool = False
     is_unlike: bool = False  # the device is of a family that no constant has seen
     guessed: Floats | float = 0.0  # variance of each measured step by guesses of its model
+    unsure: Floats | float = 0.0  # and by guesses of its own plan, which others do not share
 
     def factors(self, shares: Floats, models: tuple[object, ...] = ()) -> Floats:
         """Return the factors on predicted times, for steps that consist of such shares."""
@@ -190,7 +191,7 @@ class Calibration:
         Steps of one plan share the largest of theirs.
         """
         before = self._before(self.shares, self.guessed)
-        off = self.logs**2 / before
+        off = self.logs**2 / (before + self.unsure)
         more = before * np.maximum(0.0, (off - 1) / (_TAILS + 1))
         return np.asarray((self._same(self.shares) * more).max(axis=1))
 
@@ -200,7 +201,7 @@ class Calibration:
 
     def _known(self) -> Floats:
         own = self._covariance(self.shares, self.models)
-        return own + _MEASURED * np.eye(len(self.logs))
+        return np.asarray(own + (_MEASURED + self.unsure) * np.eye(len(self.logs)))
 
     def _covariance(self, shares: Floats, models: tuple[object, ...]) -> Floats:
         """Return how much each step is off together with each of the measured ones."""
@@ -220,7 +221,12 @@ _OF_MODEL = ("dimensions", "experts of a token", "parallel plan")
 
 def guessed_variance(assumed: Iterable[str]) -> float:
     """Return how far a step is off, as a variance, where its model or plan is assumed."""
-    return sum(_ASSUMED[gap] ** 2 for gap in set(assumed) & set(_OF_MODEL))
+    return assumed_variance(set(assumed) & set(_OF_MODEL))
+
+
+def assumed_variance(assumed: Iterable[str]) -> float:
+    """Return how far a step is off, as a variance, by what is assumed of it."""
+    return sum(_ASSUMED[gap] ** 2 for gap in set(assumed))
 
 
 def interval_factor(
