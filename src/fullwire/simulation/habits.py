@@ -117,6 +117,9 @@ _ASSUMED = {
     "sharding": 0.05,
     "device": 0.15,
     "experts of a token": 0.2,
+    "feed-forward": 0.1,
+    "sequence": 0.25,
+    "devices": 0.25,
 }
 _WIDTH = 1.645  # standard deviations on each side of a 90 % interval
 
@@ -216,7 +219,7 @@ class Calibration:
         return np.asarray(both + (in_model + self.guessed) * alike + own)
 
 
-_OF_MODEL = ("dimensions", "experts of a token", "parallel plan")
+_OF_MODEL = ("dimensions", "experts of a token", "feed-forward", "parallel plan")
 
 
 def guessed_variance(assumed: Iterable[str]) -> float:

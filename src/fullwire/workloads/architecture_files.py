@@ -90,9 +90,9 @@ def architecture(given: ArchitectureLike) -> Architecture:
     if isinstance(given, str) and not is_file:
         if re.search(r"(^|\s)--\w", text):
             return from_megatron(text, "arguments")
-        name = None if is_folder and "/" in text else _known_name(text)
-        if name is not None:
-            return _built_in()[name]
+        known = None if is_folder and "/" in text else built_in(text)
+        if known is not None:
+            return known
     if not is_file:
         if is_folder:
             raise UsageError(f"model: expected a config.json in the folder {shown(text)}")
@@ -112,6 +112,12 @@ def architecture(given: ArchitectureLike) -> Architecture:
     if document.lstrip().startswith("{"):
         return from_hugging_face(document, str(path))
     return from_megatron(document, str(path))
+
+
+def built_in(name: str) -> Architecture | None:
+    """Return the built-in transformer of a name, spelt as anyone spells it."""
+    known = _known_name(name)
+    return None if known is None else _built_in()[known]
 
 
 def names() -> tuple[str, ...]:
