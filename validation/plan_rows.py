@@ -340,7 +340,7 @@ def layout_of(
     ranks_of_group = int(sharded[1]) if sharded else here
     group = nearest_divisor(dp * degrees["cp"], ranks_of_group) if ranks_of_group else None
     text = " ".join((row.get("notes", ""), row.get("source", ""), row.get("schedule", ""))).lower()
-    precision = precision_of(row.get("precision", ""), device, assumed)
+    precision = device.runs_as(precision_of(row.get("precision", ""), device, assumed))
     is_low = precision in ("fp8", "mxfp8", "nvfp4") and framework_of(row) == "megatron"
     overlaps = row.get("tp_overlap") == "1"
     if not row.get("tp_overlap") and precision != "fp16" and framework_of(row) == "megatron":

@@ -17,7 +17,13 @@ import pytest
 import fullwire as fw
 from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.plans import DevicesLeftOut, EvenExperts, FastestStands, MemoryOfAnother
+from fullwire.findings.plans import (
+    DevicesLeftOut,
+    EvenExperts,
+    FastestStands,
+    MemoryOfAnother,
+    OtherType,
+)
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
@@ -176,6 +182,28 @@ def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path
     assert widths[0] > widths[1]
     longer = [calibrated_by(share * before.step_s, "vpp").best.step_s for share in (1, 1.1, 1.2)]
     assert longer == sorted(longer)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "lacking", "instead"),
+    [
+        ("dgx-h100", "nvfp4", "fp8"),
+        ("dgx-h100", "mxfp8", "fp8"),
+        ("dgx-a100", "fp8", "bf16"),
+        ("dgx-a100", "nvfp4", "bf16"),
+        ("p3dn", "bf16", "fp16"),
+    ],
+)
+def test_a_type_that_the_device_lacks_is_named_and_costs_as_the_one_that_stands_for_it(
+    cluster: str, lacking: str, instead: str
+) -> None:
+    asked = {**ASKED, "cluster": cluster}
+    without = fw.plan("llama3-8b", **asked, precision=lacking)
+    other = fw.plan("llama3-8b", **asked, precision=instead)
+    assert without.plans == other.plans
+    notes = [one for one in without.assumed if isinstance(one, OtherType)]
+    assert [one.instead for one in notes] == [instead]
+    assert not any(isinstance(one, OtherType) for one in other.assumed)
 
 
 def test_racks_use_a_power_of_two_of_their_devices() -> None:

@@ -60,6 +60,7 @@ from fullwire.findings.plans import (
     OptimizerOnly,
     OtherDevice,
     OtherParallelism,
+    OtherType,
     ProcessorsNotTold,
     ProcessorsShared,
     ProcessorsStay,
@@ -271,6 +272,10 @@ def _asked(
     else:
         target, recorded, about = _for_device(recorded, machine, device, precision)
         notes += about
+    if recorded is None or recorded.recorded_on is not None:
+        asked_for, precision = precision, target.runs_as(precision)
+        if precision != asked_for:
+            notes.append(OtherType(device=target.title, lacks=asked_for, instead=precision))
     fixed = fixed_degrees(fix)
     if recorded is not None and to:
         asked = {**fixed, **to}

@@ -92,6 +92,17 @@ class OtherDevice(Finding):
     is_network_told: bool
 
 
+class OtherType(Finding):
+    """The device cannot multiply in the precision that the user asks for."""
+
+    template = "{device} has no {lacks}: {instead} stands for it, in time and in memory"
+    is_assumption = True
+
+    device: str
+    lacks: str
+    instead: str
+
+
 class ProcessorsStay(Finding):
     """The cluster's name tells a device, and the recording is one of processors."""
 

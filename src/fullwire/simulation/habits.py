@@ -270,7 +270,8 @@ def habits_of(
     """Return the constants for a family of devices, a type and a framework."""
     like = _LIKE.get(family, family)
     kind = {"fp16": "bf16", "fp32": "bf16"}.get(precision, precision)
-    kind = "fp8" if like == "h100" and kind == "mxfp8" else "bf16" if like == "a100" else kind
+    is_narrow = kind in ("fp8", "mxfp8", "nvfp4")
+    kind = "fp8" if like == "h100" and is_narrow else "bf16" if like == "a100" else kind
 
     def factor(*names: str) -> float:
         return math.exp(sum(constants.get(name, 0.0) for name in names))
