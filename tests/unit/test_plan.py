@@ -23,6 +23,10 @@ from fullwire.findings.plans import (
     FastestStands,
     MemoryOfAnother,
     OtherType,
+    PublishedFailures,
+    UsualHours,
+    UsualRestart,
+    UsualStorage,
 )
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.workloads.architecture_files import architecture
@@ -568,12 +572,43 @@ def test_measured_steps_of_another_job_are_refused(tmp_path: Path) -> None:
         ("seq", "8192", "4096"),
         ("gpus", "64", "many"),
         ("precision", "BF16", "fp8"),
+        ("model", "Llama-3-70B", "llama3-8b"),
+        ("model", "our own", "llama3-8b"),
+        ("gpu", "H100-80GB", "A100"),
     ):
         table.write_text(f"tp,{name},step_time_s\n8,{same},20\n8,{other},20\n")
         with pytest.raises(
             DamagedInput, match=rf"csv:3: {name}: expected .* as asked, got '{other}"
         ):
             fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+def test_a_mark_of_byte_order_before_measured_steps_hides_no_column(tmp_path: Path) -> None:
+    table = tmp_path / "measured.csv"
+    tables = [f"{mark}tp,pp,step_time_s\n8,4,20\n" for mark in ("", "\ufeff")]
+    steps_s = []
+    for text in tables:
+        table.write_text(text)
+        steps_s.append(fw.plan("llama3-70b", **ASKED, calibrate=table).best.step_s)
+    assert steps_s[0] == steps_s[1]
+
+
+def test_an_interleaved_schedule_has_several_chunks() -> None:
+    best = fw.plan("llama3-70b", **ASKED, fix="pp=4,schedule=interleaved").plans
+    assert {one.schedule for one in best} == {"interleaved"}
+    with pytest.raises(UsageError, match=r"vpp: expected .*schedule=interleaved.*, got 1"):
+        fw.plan("llama3-70b", **ASKED, fix="pp=4,schedule=interleaved,vpp=1")
+
+
+def test_figures_of_a_training_that_nobody_gives_are_named() -> None:
+    asked: dict[str, Any] = {**ASKED, "objective": "goodput", "fix": "tp=8,pp=4,dp=2"}
+    kinds = (PublishedFailures, UsualStorage, UsualRestart, UsualHours)
+    usual = fw.plan("llama3-70b", **asked).assumed
+    assert [type(one) for one in usual if isinstance(one, kinds)] == list(kinds)
+    given = fw.plan(
+        "llama3-70b", **asked, hours=10, failures=1e4, storage="9GB/s", restart="9s"
+    ).assumed
+    assert not any(isinstance(one, kinds) for one in given)
 
 
 def test_devices_of_a_node_that_no_plan_uses_are_told_and_paid_for() -> None:

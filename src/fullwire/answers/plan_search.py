@@ -23,7 +23,12 @@ from fullwire.clusters.cluster import Cluster, Floats, Ints
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.finding import Finding
-from fullwire.findings.plans import FastestStands
+from fullwire.findings.plans import (
+    FastestStands,
+    PublishedFailures,
+    UsualRestart,
+    UsualStorage,
+)
 from fullwire.simulation.goodput import (
     CHECKPOINT_BYTES,
     NODE_BYTES_PER_S,
@@ -69,6 +74,17 @@ class Troubles:
         given, restart_s = self.device_hours, self.restart_s
         hours = PUBLISHED_DEVICE_HOURS if given is None else (given / 2, given, 2 * given)
         return hours, USUAL_RESTART_S if restart_s is None else (restart_s,) * 3
+
+    def assumptions(self) -> Iterator[Finding]:
+        """Yield what stands for the figures that the user does not give."""
+        if self.device_hours is None:
+            low, usual, high = PUBLISHED_DEVICE_HOURS
+            yield PublishedFailures(usual=usual, low=low, high=high)
+        if self.storage_bps is None:
+            yield UsualStorage(node_bytes_per_s=NODE_BYTES_PER_S)
+        if self.restart_s is None:
+            low, usual, high = USUAL_RESTART_S
+            yield UsualRestart(usual_s=usual, low_s=low, high_s=high)
 
     def goodput(
         self, question: Question, work_s: float, device_hours: float, restart_s: float
@@ -373,6 +389,8 @@ def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[F
         **dict.fromkeys(("sequence", "seq"), question.sequence),
         **dict.fromkeys(("devices", "gpus"), question.cluster.devices),
         precision=question.precision,
+        model=question.model,
+        **dict.fromkeys(("gpu", "device"), question.device),
     )
     logs, shares, unsure = [], [], []
     left_out: set[str] = set()

@@ -69,6 +69,37 @@ class PublishedFailures(Finding):
     high: float
 
 
+class UsualStorage(Finding):
+    """The user gave no rate of the storage."""
+
+    template = "each node writes {node_bytes_per_s:bytes} a second of a checkpoint (--storage)"
+    is_assumption = True
+
+    node_bytes_per_s: float
+
+
+class UsualRestart(Finding):
+    """The user gave no time of a restart."""
+
+    template = (
+        "a restart takes {usual_s:duration}, {low_s:duration} to {high_s:duration} (--restart)"
+    )
+    is_assumption = True
+
+    usual_s: float
+    low_s: float
+    high_s: float
+
+
+class UsualHours(Finding):
+    """The user asked for goodput and gave no hours of training."""
+
+    template = "goodput is that of {hours:.0f} hours of training (--hours)"
+    is_assumption = True
+
+    hours: float
+
+
 class NotInRecording(Finding):
     """The plan has communication that the recorded plan does not show."""
 

@@ -159,11 +159,9 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
             count = share // microbatch
             ways = [way for way in _chunks(model, pp, count) if allowed("vpp", way[0])]
             named = str(fixed.get("schedule", ""))
-            ways = [
-                (vpp, SCHEDULES.index(named) if named in ("zero-bubble", "dualpipe") else kind)
-                for vpp, kind in ways
-                if named in ("", SCHEDULES[kind]) or (vpp == 1 and pp > 1)
-            ]
+            if named in ("zero-bubble", "dualpipe"):
+                ways = [(1, SCHEDULES.index(named)) for vpp, _ in ways if vpp == 1 and pp > 1]
+            ways = [(vpp, kind) for vpp, kind in ways if named in ("", SCHEDULES[kind])]
             for (vpp, kind), ep in product(ways, expert_ways):
                 if (tp * cp * dp) % (ep * each_ways):
                     continue
