@@ -611,6 +611,30 @@ def test_figures_of_a_training_that_nobody_gives_are_named() -> None:
     assert not any(isinstance(one, kinds) for one in given)
 
 
+@pytest.mark.parametrize(
+    ("model", "batch", "fix"),
+    [
+        ("qwen2.5-7b", 256, "tp=8"),
+        ("qwen2.5-7b", 256, "tp=7"),
+        ("llama3-8b", 100, "dp=8"),
+        ("llama3-8b", 100, "dp=10"),
+        ("llama3-8b", 256, "pp=6"),
+        ("llama3-8b", 256, "pp=5"),
+        ("llama3-8b", 256, "pp=5,tp=8,dp=4"),
+        ("qwen3-30b-a3b", 256, "ep=7"),
+    ],
+)
+def test_the_nearest_value_of_a_degree_has_a_plan(model: str, batch: int, fix: str) -> None:
+    asked = {**ASKED, "global_batch": batch}
+    with pytest.raises(UsageError, match=r"The nearest is \d+") as refused:
+        fw.plan(model, **asked, fix=fix)
+    name = str(refused.value).partition(":")[0]
+    nearest = str(refused.value).partition("The nearest is ")[2].partition(":")[0]
+    other = [part for part in fix.split(",") if not part.startswith(name)]
+    result = fw.plan(model, **asked, fix=[*other, f"{name}={nearest}"])
+    assert str(getattr(result.best, name)) == nearest
+
+
 def test_devices_of_a_node_that_no_plan_uses_are_told_and_paid_for() -> None:
     result = fw.plan(
         "qwen3-30b-a3b", cluster="gb200-nvl72", nodes=1, global_batch=256, seq=4096, hours=1, top=1
