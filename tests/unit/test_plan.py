@@ -366,6 +366,16 @@ def test_commands_read_the_step_of_a_plan(cli: Cli, tmp_path: Path) -> None:
     assert "backward" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize("pipeline", ["pp=1", "pp=4,vpp=1"])
+def test_explain_finds_the_communication_that_the_plan_has(pipeline: str) -> None:
+    result = fw.plan("llama3-70b", **ASKED, fix=f"tp=8,cp=1,{pipeline}", top=1)
+    parts = fw.explain(result.run()).account
+    shown = result.best.exposed
+    assert parts["unexplained"] == 0
+    sent_s = parts["line_rate"] + parts["transport"] + parts["latency"]
+    assert sent_s == pytest.approx(shown.tp_s + shown.pp_s + shown.dp_s, rel=0.05)
+
+
 def test_a_schedule_that_is_not_played_is_refused() -> None:
     result = fw.plan("llama3-70b", **ASKED, fix="pp=4,schedule=zero-bubble", top=1)
     with pytest.raises(UsageError, match="expected 1f1b or interleaved for a simulated step"):
