@@ -29,6 +29,8 @@ from validation import arguments, results
 
 TOLERANCE = 0.08
 Row = Mapping[str, str]
+# Columns that a table must have; a cell of another that is empty or absent has Megatron's default.
+_NEEDED = {"test", "gpu", "mem_max_alloc_gib", "num_layers", "hidden_size", "num_attention_heads"}
 # Rows of a vocabulary that a test states by its tokenizer only; the files of two kinds are known.
 VOCABULARIES = {
     **TOKENIZER_VOCABULARIES,
@@ -65,14 +67,21 @@ def cases(path: Path) -> tuple[list[Case], Counter[str]]:
     """Read the jobs that the model can express, and count the others by reason."""
     known, refused = list[Case](), Counter[str]()
     with path.open(newline="") as file:
-        for row in csv.DictReader(file):
+        table = csv.DictReader(file)
+        if absent := _NEEDED - set(table.fieldnames or ()):
+            raise UsageError(
+                f"{path}: expected the columns {', '.join(sorted(_NEEDED))}, "
+                f"got none for {', '.join(sorted(absent))}"
+            )
+        for cells in table:
+            row = defaultdict(str, {key: value or "" for key, value in cells.items() if key})
             reason = _beyond(row)
             if reason:
                 refused[reason] += 1
                 continue
             try:
                 known.append(_case(row))
-            except UsageError as error:
+            except (UsageError, ValueError, ArithmeticError) as error:  # a cell is no number
                 refused[str(error)] += 1
     return known, refused
 
@@ -226,7 +235,10 @@ def main() -> None:
     """Print and write the errors of both halves."""
     taken = arguments.parser(__doc__)
     taken.add_argument("goldens", type=Path)
-    known, refused = cases(taken.parse_args().goldens)
+    try:
+        known, refused = cases(taken.parse_args().goldens)
+    except UsageError as refusal:
+        taken.error(str(refusal))
     halves = {
         "looked at": by_test(known, judged=False),
         "judged": by_test(known, judged=True),

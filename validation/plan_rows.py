@@ -2,8 +2,9 @@
 
 The columns are those of data/llm/train_runs.csv. Sources leave cells empty, or write "?". Each such
 gap is filled by a rule, named in `assumed`, and widens the interval of the prediction. Empty cp and
-ep mean 1 and are no gap. A row is refused for two reasons only: nothing says how long a step
-took, or the device or the model is of an unknown family.
+ep mean 1 and are no gap. Dimensions that a row leaves out are those of the built-in model of its
+name, if there is one. A row is refused for two reasons only: nothing says how long a step
+took, or the device or the model is of an unknown family or of an impossible size.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fullwire.errors import UsageError
 from fullwire.simulation.habits import MEASURED_FAMILIES, Framework
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture, Mla, Moe
+from fullwire.workloads.architecture_files import built_in
 from fullwire.workloads.layout import (
     Layout,
     Precision,
@@ -39,8 +41,15 @@ MACHINES: Mapping[str, tuple[int, float, float]] = {
     "l40s": (8, 32, 25), "mi250x": (8, 100, 25), "mi300x": (8, 448, 50), "mi325x": (8, 448, 50),
     "mi350x": (8, 538, 50), "mi355x": (8, 538, 50), "gaudi2": (8, 262, 37), "gaudi3": (8, 525, 75),
     "tpu-v4": (64, 135, 25), "tpu-v5e": (256, 200, 12), "tpu-v5p": (64, 540, 25),
-    "tpu-v6e": (256, 360, 25), "tpu7x": (64, 540, 50),
+    "tpu-v6e": (256, 360, 25), "tpu7x": (64, 540, 50), "mi250": (8, 100, 12.5),
+    "mi300a": (4, 192, 25), "t4": (4, 16, 1.5), "a10g": (8, 32, 1.5),
 }  # fmt: skip
+_CARDS = 8, 32.0, 12.5  # of other families: cards in PCIe slots, and 100 Gbit/s for each
+
+
+def machine_of(family: str) -> tuple[int, float, float]:
+    """Return the usual machine of a family."""
+    return MACHINES.get(family, _CARDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +87,17 @@ def read(path: Path) -> tuple[list[Measured], dict[str, int]]:
     rows: list[Measured] = []
     refused: dict[str, int] = {}
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        for number, cells in enumerate(csv.DictReader(file)):
+        table = csv.DictReader(file)
+        columns = set(table.fieldnames or ())
+        for needed in ({"gpu"}, {"model", "layers"}, {"step_time_s", "tokens_s_gpu"}):
+            if not needed & columns:
+                raise UsageError(f"{path}: expected a column {' or '.join(sorted(needed))}")
+        for number, cells in enumerate(table):
             row = {key: (value or "").strip() for key, value in cells.items() if key}
+            row = {key: "" if value == "?" else value for key, value in row.items()}
             try:
                 rows.append(measured(row, number))
-            except Refused as error:
+            except (Refused, UsageError) as error:
                 refused[str(error)] = refused.get(str(error), 0) + 1
     return rows, refused
 
@@ -92,7 +107,7 @@ def measured(row: Mapping[str, str], number: int) -> Measured:
     assumed: list[str] = []
     device = device_named(row.get("gpu", ""), assumed)
     architecture = architecture_of(row, assumed)
-    gpus = min(whole(row, "gpus") or 8, MOST_DEVICES // 64)
+    gpus = min(whole(row, "gpus") or _devices_of_degrees(row, assumed), MOST_DEVICES // 64)
     layout, share = layout_of(row, architecture, device, gpus, assumed)
     cluster = cluster_of(row.get("network", ""), device, gpus, assumed)
     step_s = number_in(row, "step_time_s")
@@ -120,14 +135,22 @@ def measured(row: Mapping[str, str], number: int) -> Measured:
     )
 
 
+def _devices_of_degrees(row: Mapping[str, str], assumed: list[str]) -> int:
+    """Return the devices of a row that counts none: the product of its degrees."""
+    degrees = [whole(row, name) for name in ("tp", "pp", "cp", "dp")]
+    together = math.prod(ways or 1 for ways in degrees)
+    if degrees[-1]:
+        return together
+    assumed.append("devices")
+    return max(8, together)
+
+
 def device_named(text: str, assumed: list[str]) -> Accelerator:
     """Recognise family, memory and power limit of a device, as a source wrote it."""
     try:
         device = accelerator(text)
     except UsageError:
         raise Refused(f"unknown device {text or '(empty)'}") from None
-    if device.family not in MACHINES:
-        raise Refused(f"unknown device {text}")
     if not device.is_memory_stated:
         assumed.append("device memory")
     if device.family not in MEASURED_FAMILIES:
@@ -138,45 +161,48 @@ def device_named(text: str, assumed: list[str]) -> Accelerator:
 def architecture_of(row: Mapping[str, str], assumed: list[str]) -> Architecture:
     """Return the model from its dimensions; its name tells what the dimensions leave out."""
     layers, hidden = whole(row, "layers"), whole(row, "hidden")
-    name, notes = row.get("model", "").lower(), row.get("notes", "").lower()
+    name, notes = row.get("model", "").lower().replace("_", "-"), row.get("notes", "").lower()
+    known = built_in(name)
+    if not whole(row, "seq"):
+        assumed.append("sequence")
+    if known is not None and not (layers and hidden):
+        length = whole(row, "seq") or known.sequence
+        return replace(known, layers=layers or known.layers, sequence=length)
     if not layers or not hidden:
         return _by_size(row, name, assumed)
-    heads = whole(row, "heads") or max(1, hidden // 128)
-    if not whole(row, "heads"):
-        assumed.append("heads")
+    if known is not None and (known.layers, known.hidden) != (layers, hidden):
+        known = None  # a smaller copy of it may have other sizes
+
+    def told(column: str, usual: int, gap: str = "", field: str = "") -> int:
+        """Return a cell, else the known model's field, else the usual value as an assumption."""
+        stated = whole(row, column)
+        if known is not None and not row.get(column):
+            stated = getattr(known, field or column)
+        if not stated and gap:
+            assumed.append(gap)
+        return stated or usual
+
+    heads = told("heads", max(1, hidden // 128), "heads")
+    kv_heads = told("kv_heads", heads)
     is_gated = row.get("glu") == "1"
-    is_mla = row.get("head_dim") == "mla"
-    ffn = whole(row, "ffn") or (int(8 * hidden / 3) if is_gated else 4 * hidden)
-    experts = whole(row, "experts")
-    moe_ffn = whole(row, "moe_ffn") or ffn
-    moe = mla = None
-    if experts and experts > 1:
-        shared = whole(row, "shared_experts") or 0
-        first = (
-            3 if "deepseek-v3" in name else 1 if ("kimi" in name or "deepseek-v2" in name) else 0
-        )
-        moe = Moe(
-            experts=experts,
-            top_k=min(whole(row, "topk") or 2, experts),
-            ffn=moe_ffn,
-            shared_ffn=shared * moe_ffn,
-            first_dense=first,
-        )
-        if not whole(row, "topk"):
-            assumed.append("experts of a token")
-    if is_mla:
+    if not row.get("glu") and known is not None:
+        is_gated = known.is_gated
+    moe = _experts(row, name, known, assumed)
+    is_dense = moe is None or moe.first_dense > 0
+    usual_ffn = int(8 * hidden / 3) if is_gated else 4 * hidden
+    mla = known.mla if known is not None and not row.get("head_dim") else None
+    if row.get("head_dim") == "mla":
         mla = Mla(kv_rank=512, query_rank=1536, nope_dim=128, rope_dim=64, value_dim=128)
-    kv_heads = whole(row, "kv_heads") or heads
     return Architecture(
         name=name or "unnamed",
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads if heads % kv_heads == 0 else heads,
-        head_dim=whole(row, "head_dim") or max(1, hidden // heads),
-        ffn=ffn,
-        vocab=whole(row, "vocab") or 50304,
-        sequence=whole(row, "seq") or 2048,
+        head_dim=told("head_dim", max(1, hidden // heads)),
+        ffn=told("ffn", usual_ffn, "feed-forward" * is_dense),
+        vocab=told("vocab", 50304, "vocabulary"),
+        sequence=told("seq", 2048, field="sequence"),
         is_gated=is_gated,
         positions="alibi" if name.startswith("mpt") or "alibi" in notes else "rotary",
         biases="all" if "gpt-oss" in name else "none",
@@ -185,6 +211,35 @@ def architecture_of(row: Mapping[str, str], assumed: list[str]) -> Architecture:
         mla=mla,
         moe=moe,
         mtp_layers=1 if "deepseek-v3" in name and moe else 0,
+    )
+
+
+def _experts(
+    row: Mapping[str, str], name: str, known: Architecture | None, assumed: list[str]
+) -> Moe | None:
+    """Return the experts of a row with dimensions, if its model has any."""
+    usual = None if known is None else known.moe
+    experts = whole(row, "experts")
+    if row.get("experts") in (None, "") and usual is not None:
+        experts = usual.experts
+    if not experts or experts == 1:
+        return None
+    top_k = whole(row, "topk") or (usual and usual.top_k)
+    ffn = whole(row, "moe_ffn") or (usual and usual.ffn) or whole(row, "ffn")
+    shared = whole(row, "shared_experts")
+    if not top_k:
+        assumed.append("experts of a token")
+    if not ffn:
+        assumed.append("feed-forward")
+        ffn = 4 * (whole(row, "hidden") or 1)
+    is_told = bool(row.get("shared_experts")) or usual is None
+    first = 3 if "deepseek-v3" in name else 1 if ("kimi" in name or "deepseek-v2" in name) else 0
+    return Moe(
+        experts=experts,
+        top_k=min(top_k or 2, experts),
+        ffn=ffn,
+        shared_ffn=(shared or 0) * ffn if is_told or usual is None else usual.shared_ffn,
+        first_dense=first,
     )
 
 
@@ -225,8 +280,8 @@ _SIZES = {"nano": 31.6, "super": 120.0, "ultra": 550.0, "v4-flash": 285.0, "ligh
 _ACTIVE = {"nano": 3.2, "super": 12.0, "ultra": 55.0, "v4-flash": 13.0, "lightning": 3.2}
 
 
-# Chunks of a stage, where a row tells neither schedule nor chunks: published recipes for Hopper and
-# later interleave 4 to 12. Older frameworks rarely did.
+# Chunks of a stage, where a row does not tell them, and tells an interleaved schedule or none:
+# published recipes for Hopper and later interleave 4 to 12. Older frameworks rarely did.
 _USUAL_CHUNKS = 6
 
 
@@ -237,6 +292,10 @@ def layout_of(
     degrees = {name: whole(row, name) or 1 for name in ("tp", "pp", "vpp", "cp", "ep", "etp")}
     family = device.family
     mode = row.get("dp_mode", "").lower().replace("hsdp", "fsdp hybrid")
+    schedule = row.get("schedule", "").lower()
+    is_interleaved = "interleav" in schedule and "not stated" not in schedule
+    if not schedule:
+        is_interleaved = family not in ("a100", "v100")
     if not whole(row, "tp"):
         assumed.append("parallel plan")
     together = degrees["tp"] * degrees["pp"] * degrees["cp"]
@@ -246,7 +305,7 @@ def layout_of(
         dp = max(1, gpus // together)
     if degrees["pp"] == 1:
         degrees["vpp"] = 1
-    elif not whole(row, "vpp") and not row.get("schedule") and family not in ("a100", "v100"):
+    elif not whole(row, "vpp") and is_interleaved:
         several = divisors(max(1, model.layers // degrees["pp"]))[1:]
         degrees["vpp"] = min(several, key=lambda part: abs(part - _USUAL_CHUNKS), default=1)
         assumed.append("interleaving")
@@ -255,7 +314,7 @@ def layout_of(
         sequence = nearest_multiple(sequence, 2 * degrees["cp"])
     ranks = degrees["tp"] * degrees["cp"] * dp
     if model.moe is not None and not whole(row, "tp") and not whole(row, "ep"):
-        degrees["ep"] = nearest_divisor(math.gcd(ranks, model.moe.experts), MACHINES[family][0])
+        degrees["ep"] = nearest_divisor(math.gcd(ranks, model.moe.experts), machine_of(family)[0])
     degrees["etp"] = nearest_divisor(ranks, degrees["etp"])
     degrees["ep"] = nearest_divisor(ranks // degrees["etp"], degrees["ep"])
     microbatch = whole(row, "mbs")
@@ -267,18 +326,21 @@ def layout_of(
         batch = dp * microbatch * 8 * degrees["pp"]
         assumed.append("global batch")
     planned = max(dp * microbatch, nearest_multiple(batch, dp * microbatch))
-    is_fsdp = ("fsdp" in mode and "grad_op" not in mode) or "zero3" in mode
-    zero = 3 if is_fsdp else 0 if mode.startswith(("ddp", "none", "zero0")) else 1
-    if "zero2" in mode or "grad_op" in mode:
-        zero = 2
+    stated_zero = re.search(r"zero[\W_]*(?:stage)?[\W_]*([0-3])", mode)
+    is_fsdp = "fsdp" in mode and "grad_op" not in mode
+    zero = (
+        3 if is_fsdp else 2 if "grad_op" in mode else 0 if mode.startswith(("ddp", "none")) else 1
+    )
+    if stated_zero:
+        zero = int(stated_zero[1])
     if not mode:
         assumed.append("sharding")
     sharded = re.search(r"\((\d+)\)", mode)
-    here = MACHINES[family][0] if "hybrid" in mode else 0
+    here = machine_of(family)[0] if "hybrid" in mode else 0
     ranks_of_group = int(sharded[1]) if sharded else here
     group = nearest_divisor(dp * degrees["cp"], ranks_of_group) if ranks_of_group else None
     text = " ".join((row.get("notes", ""), row.get("source", ""), row.get("schedule", ""))).lower()
-    precision = precision_of(row.get("precision", ""), device, assumed)
+    precision = device.runs_as(precision_of(row.get("precision", ""), device, assumed))
     is_low = precision in ("fp8", "mxfp8", "nvfp4") and framework_of(row) == "megatron"
     overlaps = row.get("tp_overlap") == "1"
     if not row.get("tp_overlap") and precision != "fp16" and framework_of(row) == "megatron":
@@ -296,7 +358,7 @@ def layout_of(
         etp=degrees["etp"],
         dp=dp,
         zero=zero,
-        shard=group if is_fsdp else None,
+        shard=group if is_fsdp or zero == 3 else None,
         recompute=stated or "none",
         microbatch=microbatch,
         global_batch=planned,
@@ -316,7 +378,7 @@ def layout_of(
         layout = replace(layout, recompute=assumed_recompute(layout, model, device))
     if not whole(row, "mbs") and layout.pp == 1:
         # Parameters that are gathered for each microbatch make people avoid accumulation.
-        sizes = divisors(planned // dp)[::-1] if is_fsdp else (4, 2)
+        sizes = divisors(planned // dp)[::-1] if is_fsdp or zero == 3 else (4, 2)
         layout = _largest_microbatch(layout, model, device, sizes, is_free=stated is None)
     return layout, batch / planned
 
@@ -405,7 +467,7 @@ def schedule_of(text: str, vpp: int) -> Schedule:
 
 def cluster_of(text: str, device: Accelerator, gpus: int, assumed: list[str]) -> Cluster:
     """Return the cluster of a row: usual machines of the family where the text says nothing."""
-    devices, inside, nic = MACHINES[device.family]
+    devices, inside, nic = machine_of(device.family)
     nic_bps = 8e9 * nic
     plain = text.lower()
     domain = re.search(r"nvl(\d+)", plain)

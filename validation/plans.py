@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from fullwire.clusters.cluster import Floats
+from fullwire.errors import UsageError
 from fullwire.simulation.habits import Calibration, guessed_variance, interval_factor
 from validation import arguments, memory, results
 from validation.plan_fit import Batches, left_out, weighted, weights
@@ -260,7 +261,11 @@ def main(given: Sequence[str] | None = None) -> None:
     for table in (asked.runs, asked.memory):
         if table is not None and not table.is_file():
             parser.error(f"{table}: expected a table of runs, found no file")
-    rows, refused = read(asked.runs)
+    try:
+        rows, refused = read(asked.runs)
+        of_memory = judged_memory(asked.memory)
+    except UsageError as error:
+        parser.error(str(error))
     batches = Batches(rows)
     predicted_s = batches.predicted_s()
     if asked.left_out:
@@ -271,7 +276,7 @@ def main(given: Sequence[str] | None = None) -> None:
     result = {
         "blind": by_kind(blind(rows, predicted_s)),
         "one_run_given": by_kind(one_run_given(rows, predicted_s, batches.shares)),
-        "memory": judged_memory(asked.memory),
+        "memory": of_memory,
         "ranking": ranking(rows, predicted_s),
         "refused": refused,
     }

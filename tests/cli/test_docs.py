@@ -117,6 +117,18 @@ def test_a_python_block_runs(name: str, tmp_path: Path) -> None:
     assert 0.99 < float(done.stdout) <= 1
 
 
+@pytest.mark.parametrize(
+    "name", ["docs/explanation/plan-memory.md", "docs/explanation/operations.md"]
+)
+def test_a_python_block_prints_what_its_comments_say(name: str, tmp_path: Path) -> None:
+    [block] = code(ROOT / name, "python")
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == re.findall(r"^print.*  # (.*)$", block, re.MULTILINE)
+
+
 def test_other_tools_are_told_columns_that_a_run_has(tmp_path: Path) -> None:
     # pandas and DuckDB are not installed here; the names that the blocks use are checked instead.
     write(a_trained_job(), tmp_path / "job.run")

@@ -11,6 +11,7 @@ import pytest
 from fullwire import UsageError
 from fullwire.cli.workloads import workloads as workloads_command
 from fullwire.workloads.architecture_files import architecture, names
+from tests.conftest import Cli
 
 # Counted by Hugging Face from the tensors of each model.
 PUBLISHED = {
@@ -173,6 +174,74 @@ def test_megatrons_arguments_are_read_from_one_line_and_from_a_file(tmp_path: Pa
     path = tmp_path / "llama3.txt"
     path.write_text("# Llama 3\n" + line.replace(" --", " \\\n  --"))
     assert architecture(path).parameters == PUBLISHED["llama3-8b"]
+
+
+_SCRIPT = """#!/bin/bash
+GPUS_PER_NODE=8
+SCRIPT_PATH="pretrain_gpt.py"
+NUM_LAYERS=${NUM_LAYERS:-32}
+SEQ_LENGTH=8192
+DISTRIBUTED_ARGS=( --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES )
+GPT_MODEL_ARGS=(
+    --num-layers $NUM_LAYERS  # (as published)
+    --hidden-size 4096 --ffn-hidden-size 14336
+    --num-attention-heads 32 --group-query-attention --num-query-groups 8
+    --moe-layer-freq "([0]*3+[1]*29)"
+    --seq-length ${SEQ_LENGTH} --max-position-embeddings 8192
+    --position-embedding-type rope --swiglu --normalization RMSNorm
+    --disable-bias-linear --untie-embeddings-and-output-weights
+)
+MORE_ARGS="
+    --micro-batch-size 1 \\
+    --bf16
+"
+MORE_ARGS+=" --lr 3e-4"
+DATA_ARGS=(
+    "--data-path $DATA_PATH"
+    "--vocab-size 128256"
+)
+torchrun ${DISTRIBUTED_ARGS[@]} "$SCRIPT_PATH" \\
+    ${GPT_MODEL_ARGS[@]} \\
+    $MORE_ARGS "${DATA_ARGS[@]}" "$@" 2>&1 | tee log.txt
+set +x
+"""
+
+
+def test_variables_of_a_shell_script_are_filled_in(tmp_path: Path) -> None:
+    path = tmp_path / "llama3.sh"
+    path.write_text(_SCRIPT)
+    assert architecture(path).parameters == PUBLISHED["llama3-8b"]
+    assert architecture(path).sequence == 8192
+    path.write_text(_SCRIPT[: _SCRIPT.index("torchrun")])  # only the variables
+    assert architecture(path).parameters == PUBLISHED["llama3-8b"]
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "said"),
+    [
+        ("$MORE_ARGS", "$OTHER_ARGS", r"expected the flags of \$OTHER_ARGS, which nothing"),
+        ('"$SCRIPT_PATH"', "pretrain.py $MORE", r"expected the flags of \$MORE, which nothing"),
+        ("NUM_LAYERS=${NUM_LAYERS:-32}", "", r"num_layers: expected a whole number, got .\$NUM_LA"),
+        ('128256"\n)', '128256"\n', r"DATA_ARGS: expected \) behind its words"),
+        ("GPUS_PER_NODE=8", "A=aaaaaaaa\n" + 30 * "A=$A$A\n", "bytes in all variables"),
+    ],
+)
+def test_a_variable_that_stays_open_is_named(
+    tmp_path: Path, whole: str, part: str, said: str
+) -> None:
+    path = tmp_path / "llama3.sh"
+    path.write_text(_SCRIPT.replace(whole, part))
+    with pytest.raises(UsageError, match=said):
+        architecture(path)
+
+
+def test_the_command_takes_megatrons_arguments_as_one_word(cli: Cli) -> None:
+    words = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 "
+        "--max-position-embeddings 128 --vocab-size 1000"
+    )
+    done = cli("workloads", words)
+    assert "arguments" in done.stdout
 
 
 def test_an_unknown_argument_of_megatron_is_refused_by_name() -> None:

@@ -53,7 +53,7 @@ GEMMA = {"model_type": "gemma", **sizes(28, 3072, 24576, 16, 16, 256000), "head_
 GEMMA2 = {
     "model_type": "gemma2", **sizes(26, 2304, 9216, 8, 4, 256000), "head_dim": 256,
     "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
-    "query_pre_attn_scalar": 256, "cache_implementation": "hybrid",
+    "query_pre_attn_scalar": 256, "cache_implementation": "hybrid", "sliding_window_size": 4096,
 }  # fmt: skip
 GEMMA3 = {
     "model_type": "gemma3_text", **sizes(26, 1152, 6912, 4, 1, 262144), "head_dim": 256,
@@ -260,6 +260,8 @@ def test_windows_without_one_step_are_refused_by_name(
         (NEOX | {"attention_bias": False}, "attention_bias: expected True, got False"),
         (LLAMA | {"mlp_bias": True}, "mlp_bias: expected false without attention_bias"),
         (LLAMA | {"model_type": "gemma3"}, "model_type: expected one of llama, .* got 'gemma3'"),
+        (GEMMA2 | {"sliding_window_size": 512}, "sliding_window_size: expected 4096 as in sliding"),
+        (LLAMA | {"intermediate_size": 0}, "ffn: expected 1 to 10,000,000, got 0"),
         (GEMMA2 | {"use_bidirectional_attention": True}, "got use_bidirectional_attention"),
         (QWEN | {"num_hidden_layers": 10**9, "max_window_layers": 0}, "layers: expected at most"),
     ],

@@ -17,7 +17,17 @@ import pytest
 import fullwire as fw
 from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.plans import DevicesLeftOut, EvenExperts, MemoryOfAnother
+from fullwire.findings.plans import (
+    DevicesLeftOut,
+    EvenExperts,
+    FastestStands,
+    MemoryOfAnother,
+    OtherType,
+    PublishedFailures,
+    UsualHours,
+    UsualRestart,
+    UsualStorage,
+)
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
@@ -153,6 +163,51 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
     table.write_text("tp,step_time_s\n8,soon\n")
     with pytest.raises(DamagedInput, match=r"measured.csv:2: step_time_s: expected seconds"):
         fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path) -> None:
+    table, fix = tmp_path / "measured.csv", {"tp": 8, "pp": 4, "dp": 2, "microbatch": 1}
+    before = fw.plan("llama3-70b", **ASKED, fix=fix).best
+    names = ("tp", "pp", "dp", "microbatch", "vpp", "zero", "recompute")
+
+    def calibrated_by(step_s: float, *left_out: str) -> PlanAnswer:
+        kept = [name for name in names if name not in left_out]
+        cells = ",".join(str(getattr(before, name)) for name in kept)
+        table.write_text(f"{','.join(kept)},step_time_s\n{cells},{step_s}\n")
+        return fw.plan("llama3-70b", **ASKED, fix=fix, calibrate=table)
+
+    some = calibrated_by(before.step_s, "vpp", "zero", "recompute")
+    assert some.best.step_s == pytest.approx(before.step_s)  # as predicted: nothing is corrected
+    left_out = [one for one in some.assumed if isinstance(one, FastestStands)]
+    assert {"vpp", "zero", "recompute"} <= set(left_out[0].degrees)
+    whole = calibrated_by(before.step_s)
+    assert not any(isinstance(one, FastestStands) for one in whole.assumed)
+    widths = [one.best.interval.high_s / one.best.interval.low_s for one in (some, whole)]
+    assert widths[0] > widths[1]
+    longer = [calibrated_by(share * before.step_s, "vpp").best.step_s for share in (1, 1.1, 1.2)]
+    assert longer == sorted(longer)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "lacking", "instead"),
+    [
+        ("dgx-h100", "nvfp4", "fp8"),
+        ("dgx-h100", "mxfp8", "fp8"),
+        ("dgx-a100", "fp8", "bf16"),
+        ("dgx-a100", "nvfp4", "bf16"),
+        ("p3dn", "bf16", "fp16"),
+    ],
+)
+def test_a_type_that_the_device_lacks_is_named_and_costs_as_the_one_that_stands_for_it(
+    cluster: str, lacking: str, instead: str
+) -> None:
+    asked = {**ASKED, "cluster": cluster}
+    without = fw.plan("llama3-8b", **asked, precision=lacking)
+    other = fw.plan("llama3-8b", **asked, precision=instead)
+    assert without.plans == other.plans
+    notes = [one for one in without.assumed if isinstance(one, OtherType)]
+    assert [one.instead for one in notes] == [instead]
+    assert not any(isinstance(one, OtherType) for one in other.assumed)
 
 
 def test_racks_use_a_power_of_two_of_their_devices() -> None:
@@ -309,6 +364,16 @@ def test_commands_read_the_step_of_a_plan(cli: Cli, tmp_path: Path) -> None:
     assert "step" in compared
     cli("report", both[0], "-o", str(tmp_path / "page.html"))
     assert "backward" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("pipeline", ["pp=1", "pp=4,vpp=1"])
+def test_explain_finds_the_communication_that_the_plan_has(pipeline: str) -> None:
+    result = fw.plan("llama3-70b", **ASKED, fix=f"tp=8,cp=1,{pipeline}", top=1)
+    parts = fw.explain(result.run()).account
+    shown = result.best.exposed
+    assert parts["unexplained"] == 0
+    sent_s = parts["line_rate"] + parts["transport"] + parts["latency"]
+    assert sent_s == pytest.approx(shown.tp_s + shown.pp_s + shown.dp_s, rel=0.05)
 
 
 def test_a_schedule_that_is_not_played_is_refused() -> None:
@@ -517,12 +582,67 @@ def test_measured_steps_of_another_job_are_refused(tmp_path: Path) -> None:
         ("seq", "8192", "4096"),
         ("gpus", "64", "many"),
         ("precision", "BF16", "fp8"),
+        ("model", "Llama-3-70B", "llama3-8b"),
+        ("model", "our own", "llama3-8b"),
+        ("gpu", "H100-80GB", "A100"),
     ):
         table.write_text(f"tp,{name},step_time_s\n8,{same},20\n8,{other},20\n")
         with pytest.raises(
             DamagedInput, match=rf"csv:3: {name}: expected .* as asked, got '{other}"
         ):
             fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+def test_a_mark_of_byte_order_before_measured_steps_hides_no_column(tmp_path: Path) -> None:
+    table = tmp_path / "measured.csv"
+    tables = [f"{mark}tp,pp,step_time_s\n8,4,20\n" for mark in ("", "\ufeff")]
+    steps_s = []
+    for text in tables:
+        table.write_text(text)
+        steps_s.append(fw.plan("llama3-70b", **ASKED, calibrate=table).best.step_s)
+    assert steps_s[0] == steps_s[1]
+
+
+def test_an_interleaved_schedule_has_several_chunks() -> None:
+    best = fw.plan("llama3-70b", **ASKED, fix="pp=4,schedule=interleaved").plans
+    assert {one.schedule for one in best} == {"interleaved"}
+    with pytest.raises(UsageError, match=r"vpp: expected .*schedule=interleaved.*, got 1"):
+        fw.plan("llama3-70b", **ASKED, fix="pp=4,schedule=interleaved,vpp=1")
+
+
+def test_figures_of_a_training_that_nobody_gives_are_named() -> None:
+    asked: dict[str, Any] = {**ASKED, "objective": "goodput", "fix": "tp=8,pp=4,dp=2"}
+    kinds = (PublishedFailures, UsualStorage, UsualRestart, UsualHours)
+    usual = fw.plan("llama3-70b", **asked).assumed
+    assert [type(one) for one in usual if isinstance(one, kinds)] == list(kinds)
+    given = fw.plan(
+        "llama3-70b", **asked, hours=10, failures=1e4, storage="9GB/s", restart="9s"
+    ).assumed
+    assert not any(isinstance(one, kinds) for one in given)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "fix"),
+    [
+        ("qwen2.5-7b", 256, "tp=8"),
+        ("qwen2.5-7b", 256, "tp=7"),
+        ("llama3-8b", 100, "dp=8"),
+        ("llama3-8b", 100, "dp=10"),
+        ("llama3-8b", 256, "pp=6"),
+        ("llama3-8b", 256, "pp=5"),
+        ("llama3-8b", 256, "pp=5,tp=8,dp=4"),
+        ("qwen3-30b-a3b", 256, "ep=7"),
+    ],
+)
+def test_the_nearest_value_of_a_degree_has_a_plan(model: str, batch: int, fix: str) -> None:
+    asked = {**ASKED, "global_batch": batch}
+    with pytest.raises(UsageError, match=r"The nearest is \d+") as refused:
+        fw.plan(model, **asked, fix=fix)
+    name = str(refused.value).partition(":")[0]
+    nearest = str(refused.value).partition("The nearest is ")[2].partition(":")[0]
+    other = [part for part in fix.split(",") if not part.startswith(name)]
+    result = fw.plan(model, **asked, fix=[*other, f"{name}={nearest}"])
+    assert str(getattr(result.best, name)) == nearest
 
 
 def test_devices_of_a_node_that_no_plan_uses_are_told_and_paid_for() -> None:

@@ -106,6 +106,8 @@ def test_a_trace_without_shapes_and_a_plan_without_a_run_are_refused(
     [path, *_] = next(iter(steps.values()))
     with pytest.raises(UsageError, match="tp: expected a divisor of 8 heads, got 3"):
         fw.plan(recorded=path, to="tp=3")
+    with pytest.raises(UsageError, match="fix: expected tp=2 as in --to, got tp=1"):
+        fw.plan(recorded=path, to="tp=2", fix="tp=1")
 
 
 def test_a_written_run_tells_the_same_as_its_traces(

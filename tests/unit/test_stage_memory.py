@@ -201,3 +201,15 @@ def test_runs_that_ran_out_of_memory_do_not_fit() -> None:
         flash_attention=False,
     )
     assert not verdict(model, layout, DEVICE_BYTES).fits
+
+
+def test_sharded_parameters_have_copies_in_8_bits_of_gathered_layers_only() -> None:
+    sharded = Layout(
+        dp=256, zero=3, shard=256, microbatch=2, global_batch=512, sequence=8192, recompute="full"
+    )
+    wide, narrow = (stages(LLAMA, replace(sharded, precision=kind)) for kind in ("bf16", "fp8"))
+    assert narrow.params_bytes == wide.params_bytes
+    more = float(narrow.gathered_bytes[0] - wide.gathered_bytes[0])
+    assert more == pytest.approx(2 * 2 * LLAMA.layer_parameters(0), rel=1e-3)
+    whole = replace(sharded, zero=1, shard=None, precision="fp8")
+    assert stages(LLAMA, whole).params_bytes[0] > 1.9 * wide.params_bytes[0] * 256

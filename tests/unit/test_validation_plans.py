@@ -127,3 +127,123 @@ def test_a_table_that_is_absent_is_refused_in_one_line(capsys: pytest.CaptureFix
         plans.main(["absent.csv"])
     assert stopped.value.code == 2
     assert "absent.csv: expected a table of runs" in capsys.readouterr().err
+
+
+def one_row(folder: Path, **cells: str) -> plan_rows.Measured:
+    """Read a row of a whole description, with some other cells."""
+    usual = {
+        "gpu": "H100-80GB",
+        "gpus": "64",
+        "model": "x",
+        "layers": "32",
+        "hidden": "4096",
+        "heads": "32",
+        "ffn": "16384",
+        "vocab": "50304",
+        "seq": "4096",
+        "gbs": "64",
+        "mbs": "1",
+        "tp": "1",
+        "pp": "1",
+        "vpp": "1",
+        "dp": "64",
+        "dp_mode": "zero1",
+        "schedule": "1f1b",
+        "precision": "bf16",
+        "recompute": "none",
+        "network": "400 Gb/s",
+        "tp_overlap": "0",
+        "step_time_s": "3",
+    }
+    row = {**usual, **cells}
+    path = folder / "row.csv"
+    path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    rows, refused = read(path)
+    assert not refused
+    return rows[0]
+
+
+@pytest.mark.parametrize("gpu", ["MI250", "MI300A", "A10G", "RTX 4090", "T4", "L4", "RTX A6000"])
+def test_devices_without_a_measured_family_stand_in_a_usual_node(tmp_path: Path, gpu: str) -> None:
+    row = one_row(tmp_path, gpu=gpu)
+    assert row.cluster.devices == 64
+    assert "device" in row.assumed
+
+
+@pytest.mark.parametrize(
+    ("mode", "zero"),
+    [("zero-3", 3), ("ZeRO stage 3", 3), ("zero 2", 2), ("zero1 (DeepSpeed)", 1), ("ZeRO_0", 0)],
+)
+def test_stages_of_zero_are_read_as_sources_write_them(
+    tmp_path: Path, mode: str, zero: int
+) -> None:
+    row = one_row(tmp_path, dp_mode=mode)
+    assert row.layout.zero == zero
+    assert not row.assumed
+
+
+@pytest.mark.parametrize(
+    ("cells", "gap"),
+    [
+        ({"dp_mode": "?"}, "sharding"),
+        ({"ffn": ""}, "feed-forward"),
+        ({"vocab": "?"}, "vocabulary"),
+        ({"seq": ""}, "sequence"),
+        ({"heads": ""}, "heads"),
+        ({"gpus": "", "dp": ""}, "devices"),
+        ({"pp": "8", "dp": "8", "vpp": "?", "schedule": "1f1b-interleaved"}, "interleaving"),
+        ({"pp": "8", "dp": "8", "vpp": "", "schedule": "?"}, "interleaving"),
+    ],
+)
+def test_each_gap_is_named(tmp_path: Path, cells: dict[str, str], gap: str) -> None:
+    row = one_row(tmp_path, **cells)
+    assert row.assumed == (gap,)
+    assert (row.layout.vpp > 1) == (gap == "interleaving")
+
+
+def test_devices_that_are_not_counted_are_the_product_of_the_degrees(tmp_path: Path) -> None:
+    row = one_row(tmp_path, gpus="", tp="4", pp="4", dp="32", seq="8192", gbs="2048")
+    assert row.layout.devices == row.cluster.devices == 512
+    assert not row.assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "dimensions", "billions"),
+    [
+        ("llama3-8b", {"layers": "", "hidden": "", "ffn": "", "vocab": ""}, 8.03),
+        ("qwen3-30b-a3b", {"layers": "", "hidden": ""}, 30.53),
+        ("llama3-70b", {"layers": "80", "hidden": "8192", "heads": "", "ffn": ""}, 69.5),
+        ("deepseek_v3", {"layers": "61", "hidden": "7168", "heads": "", "ffn": ""}, 671.0),
+    ],
+)
+def test_the_name_of_a_known_model_tells_its_open_dimensions(
+    tmp_path: Path, name: str, dimensions: dict[str, str], billions: float
+) -> None:
+    vocab = "" if "deepseek" in name else "50304"
+    row = one_row(tmp_path, model=name, **{"vocab": vocab, **dimensions})
+    assert row.architecture.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert not row.assumed
+
+
+def test_a_row_of_an_impossible_size_is_refused_alone(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "gpu,gpus,model,layers,hidden,seq,gbs,step_time_s\n"
+        "H100,8,x,1e9,4096,4096,64,3\nH100,8,x,32,1e11,4096,64,3\nH100,8,x,32,4096,4096,64,3\n"
+    )
+    rows, refused = read(path)
+    assert len(rows) == 1
+    assert sum(refused.values()) == 2
+
+
+@pytest.mark.parametrize("table_kind", ["runs", "memory"])
+def test_a_table_without_its_columns_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], table_kind: str
+) -> None:
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("test,num_layers\na,2\n")
+    runs = wrong if table_kind == "runs" else table(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        plans.main([str(runs), "--memory", str(wrong)])
+    assert stopped.value.code == 2
+    assert "wrong.csv: expected" in capsys.readouterr().err.splitlines()[-1]

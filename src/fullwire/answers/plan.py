@@ -20,7 +20,7 @@ from fullwire.answers.plan_search import (
     Question,
     Searched,
     Troubles,
-    calibrated,
+    calibration_of,
     planned,
     score,
     search,
@@ -60,21 +60,19 @@ from fullwire.findings.plans import (
     OptimizerOnly,
     OtherDevice,
     OtherParallelism,
+    OtherType,
     ProcessorsNotTold,
     ProcessorsShared,
     ProcessorsStay,
-    PublishedFailures,
     SplitByMesh,
     UnlikeGroup,
+    UsualHours,
     UsualMlp,
     UsualShareOfLinks,
 )
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run
-from fullwire.simulation.goodput import (
-    CHECKPOINT_BYTES,
-    PUBLISHED_DEVICE_HOURS,
-)
+from fullwire.simulation.goodput import CHECKPOINT_BYTES
 from fullwire.simulation.recognised_plan import recognised
 from fullwire.simulation.recorded_plan import SPLITTING_S, Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
@@ -86,6 +84,7 @@ from fullwire.workloads.layout import PRECISIONS, RECOMPUTE, Precision
 from fullwire.workloads.stage_memory import GIB
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
+_USUAL_HOURS = 24.0  # of training, where goodput is asked for and no hours are given
 _KINDS = {"ep": "expert", "sp": "sequence"}  # of parallelism that is not recognised
 _SIMILAR = 20  # times as long as modelled: products of a device that is another one than was named
 _MESSAGES = {  # of each degree
@@ -164,8 +163,10 @@ def plan(
     asked = model, nodes, global_batch, seq, precision, device, objective, fix, known, other
     questions = [_asked(here, *asked) for here in _clusters(cluster)] or [_asked(None, *asked)]
     if calibrate is not None:
-        first = calibrated(questions[0], Path(calibrate))
-        questions = [replace(each, calibration=first.calibration) for each in questions]
+        measured, about = calibration_of(questions[0], Path(calibrate))
+        questions = [
+            replace(each, calibration=measured, notes=(*each.notes, *about)) for each in questions
+        ]
     troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
     with crew(on) as those:
         searches = _first_that_fits([replace(each, troubles=troubles) for each in questions], those)
@@ -202,12 +203,12 @@ def _answer(
     question, recorded = searches[0].question, searches[0].question.recorded
     lasting = None
     if hours is not None or question.objective == "goodput":
-        lasting = _lasting(best, ratio(hours if hours is not None else 24.0, "hours"), price)
+        asked_hours = _USUAL_HOURS if hours is None else ratio(hours, "hours")
+        lasting = _lasting(best, asked_hours, price)
     elif price is not None or question.troubles != Troubles():
         raise UsageError("hours: expected the hours of training with failures or a price")
     row = best.order[0]
     degrees = {name: int(getattr(best.plans, name)[row]) for name in DEGREES}
-    is_usual = question.troubles.device_hours is None and lasting is not None
     considered = sum(len(one.plans) for one in searches)
     fitting = sum(int(one.memory.fits(one.question.device.memory_bytes).sum()) for one in searches)
     return PlanAnswer(
@@ -225,7 +226,11 @@ def _answer(
         global_batch=question.global_batch,
         sequence=question.sequence,
         precision=question.precision,
-        assumed=tuple(_assumptions(best.question, degrees, is_usual)),
+        assumed=(
+            *_assumptions(best.question, degrees),
+            *(question.troubles.assumptions() if lasting is not None else ()),
+            *([UsualHours(hours=_USUAL_HOURS)] if lasting is not None and hours is None else []),
+        ),
         why=_worths(best) if why else (),
         networks=networks,
         half_bandwidth=_half(best.question),
@@ -269,8 +274,17 @@ def _asked(
     else:
         target, recorded, about = _for_device(recorded, machine, device, precision)
         notes += about
+    if recorded is None or recorded.recorded_on is not None:
+        asked_for, precision = precision, target.runs_as(precision)
+        if precision != asked_for:
+            notes.append(OtherType(device=target.title, lacks=asked_for, instead=precision))
     fixed = fixed_degrees(fix)
     if recorded is not None and to:
+        for name, value in to.items():
+            if fixed.get(name, value) != value:
+                raise UsageError(
+                    f"fix: expected {name}={value} as in --to, got {name}={fixed[name]}"
+                )
         asked = {**fixed, **to}
         fixed, zero = recorded.fixed(asked, used.devices), recorded.recognised.layout.zero
         if zero > 1 and fixed["zero"] == 1 and "zero" not in asked:
@@ -415,9 +429,7 @@ def _clusters(given: ClusterLike | Sequence[ClusterLike] | None) -> list[Cluster
     return [given] if isinstance(given, Path | Cluster) else list(given)
 
 
-def _assumptions(
-    question: Question, degrees: Mapping[str, int], has_usual_failures: bool
-) -> Iterator[Finding]:
+def _assumptions(question: Question, degrees: Mapping[str, int]) -> Iterator[Finding]:
     device = question.device
     yield from question.notes
     if question.assumed:
@@ -432,9 +444,6 @@ def _assumptions(
         yield UsualShareOfLinks()
     if question.model.moe is not None:
         yield EvenExperts()
-    if has_usual_failures:
-        low, usual, high = PUBLISHED_DEVICE_HOURS
-        yield PublishedFailures(usual=usual, low=low, high=high)
     if question.recorded is not None:
         for name in question.recorded.unseen(degrees):
             if name in _MESSAGES:

@@ -23,6 +23,12 @@ from fullwire.clusters.cluster import Cluster, Floats, Ints
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.finding import Finding
+from fullwire.findings.plans import (
+    FastestStands,
+    PublishedFailures,
+    UsualRestart,
+    UsualStorage,
+)
 from fullwire.simulation.goodput import (
     CHECKPOINT_BYTES,
     NODE_BYTES_PER_S,
@@ -36,11 +42,12 @@ from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import (
     MEASURED_FAMILIES,
     Calibration,
+    assumed_variance,
     habits_of,
     interval_factor,
 )
 from fullwire.simulation.plan_columns import Plans
-from fullwire.simulation.plan_space import Space, every_plan
+from fullwire.simulation.plan_space import FIXABLE, Space, every_plan
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.step_price import Job, Priced, price
 from fullwire.workloads.accelerators import Accelerator
@@ -67,6 +74,17 @@ class Troubles:
         given, restart_s = self.device_hours, self.restart_s
         hours = PUBLISHED_DEVICE_HOURS if given is None else (given / 2, given, 2 * given)
         return hours, USUAL_RESTART_S if restart_s is None else (restart_s,) * 3
+
+    def assumptions(self) -> Iterator[Finding]:
+        """Yield what stands for the figures that the user does not give."""
+        if self.device_hours is None:
+            low, usual, high = PUBLISHED_DEVICE_HOURS
+            yield PublishedFailures(usual=usual, low=low, high=high)
+        if self.storage_bps is None:
+            yield UsualStorage(node_bytes_per_s=NODE_BYTES_PER_S)
+        if self.restart_s is None:
+            low, usual, high = USUAL_RESTART_S
+            yield UsualRestart(usual_s=usual, low_s=low, high_s=high)
 
     def goodput(
         self, question: Question, work_s: float, device_hours: float, restart_s: float
@@ -171,8 +189,7 @@ def search_or_refusal(question: Question) -> Searched | UsageError:
 def search(question: Question) -> Searched:
     """Price all plans on all nodes; refuse a model that no plan fits in the devices' memory."""
     plans = _plans(question)
-    job, recorded = job_of(question, plans), question.recorded
-    priced = price(job) if recorded is None else recorded.priced(job)
+    priced = _priced(question, plans)
     if question.calibration is not None:
         priced = priced.calibrated(question.calibration)
     memory = _held(question, plans)
@@ -201,6 +218,11 @@ def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> 
     fixed = question.fixed if fixed is None else fixed
     plans = every_plan(space, fixed)
     return plans if question.recorded is None else question.recorded.as_recorded(plans, fixed)
+
+
+def _priced(question: Question, plans: Plans) -> Priced:
+    job, recorded = job_of(question, plans), question.recorded
+    return price(job) if recorded is None else recorded.priced(job)
 
 
 def _held(question: Question, plans: Plans) -> Held:
@@ -346,26 +368,53 @@ def _memory(held: Held, row: int) -> Memory:
     )
 
 
-def calibrated(question: Question, path: Path) -> Question:
-    """Return the question, corrected by measured steps of this model and cluster."""
+# Columns of plans that a measured row may leave open, with the assumption that each one is.
+_OPEN = {
+    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep"), "parallel plan"),
+    **dict.fromkeys(("vpp", "schedule"), "interleaving"),
+    **dict.fromkeys(("zero", "shard"), "sharding"),
+    **dict.fromkeys(("recompute", "recomputed"), "recomputation"),
+    "microbatch": "microbatch",
+}
+
+
+def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[Finding, ...]]:
+    """Return the correction by measured steps of this model and cluster, and what it assumes.
+
+    People run the fastest plan that fits, so that one stands for the degrees that a row leaves out.
+    """
     rows = measured_steps(
         path,
         **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
         **dict.fromkeys(("sequence", "seq"), question.sequence),
         **dict.fromkeys(("devices", "gpus"), question.cluster.devices),
         precision=question.precision,
+        model=question.model,
+        **dict.fromkeys(("gpu", "device"), question.device),
     )
-    logs, shares = [], []
+    logs, shares, unsure = [], [], []
+    left_out: set[str] = set()
     for number, (fixed, measured_s) in enumerate(rows, start=2):
         try:
             plans = _plans(question, fixed)
         except UsageError as error:
             raise DamagedInput(path, str(error), line=number) from None
-        priced = price(job_of(question, plans))
-        middle = np.argsort(priced.step_s)[len(plans) // 2]
-        logs.append(math.log(measured_s / priced.step_s[middle]))
-        shares.append(priced.shares[middle])
-    is_moe = question.model.moe is not None
-    is_unlike = "device" in question.assumed
-    known = Calibration(np.array(logs), np.array(shares), is_moe=is_moe, is_unlike=is_unlike)
-    return replace(question, calibration=known)
+        priced, memory = _priced(question, plans), _held(question, plans)
+        might = np.flatnonzero(memory.fits(question.device.memory_bytes))
+        if not len(might):  # it ran, so the leanest did
+            might = np.flatnonzero(memory.peak_allocated_bytes == memory.peak_allocated_bytes.min())
+        taken = might[np.argmin(priced.step_s[might])]
+        logs.append(math.log(measured_s / priced.step_s[taken]))
+        shares.append(priced.shares[taken])
+        is_open = {name for name in _OPEN if len(set(getattr(plans, name)[might])) > 1}
+        unsure.append(assumed_variance({_OPEN[name] for name in is_open}))
+        left_out |= {"recompute_layers" if name == "recomputed" else name for name in is_open}
+    known = Calibration(
+        np.array(logs),
+        np.array(shares),
+        is_moe=question.model.moe is not None,
+        is_unlike="device" in question.assumed,
+        unsure=np.array(unsure),
+    )
+    degrees = tuple(name for name in FIXABLE if name in left_out)
+    return known, (FastestStands(degrees=degrees),) if degrees else ()

@@ -28,6 +28,7 @@ from fullwire.simulation.recorded_plan import Ratio
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.architecture_files import built_in
 from fullwire.workloads.layout import passes
 
 Objective: TypeAlias = Literal["step", "cost", "goodput"]
@@ -276,7 +277,9 @@ def _degree(name: str, option: str) -> str:
 _MISNAMED = ("mbs", "microbatch_size", "shard_group", "context_kind", "step_s", "step_time")
 
 
-def measured_steps(path: Path, **question: int | str) -> list[tuple[dict[str, int | str], float]]:
+def measured_steps(
+    path: Path, **question: int | str | Architecture | Accelerator
+) -> list[tuple[dict[str, int | str], float]]:
     """Read a table of measured steps: a column for each degree, and `step_time_s`.
 
     Columns that say nothing of the plan, such as notes, are passed over.
@@ -286,7 +289,7 @@ def measured_steps(path: Path, **question: int | str) -> list[tuple[dict[str, in
     """
     try:
         with opened(path) as file:
-            table = csv.DictReader(io.StringIO(file.read().decode(), newline=""))
+            table = csv.DictReader(io.StringIO(file.read().decode("utf-8-sig"), newline=""))
             rows, columns = list(table), table.fieldnames or ()
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
@@ -315,8 +318,9 @@ def measured_steps(path: Path, **question: int | str) -> list[tuple[dict[str, in
         for name, value in question.items():
             told = (row.get(name) or "").strip()
             if told and not _is_same(told, value):
+                asked = value if isinstance(value, int | str) else value.name
                 raise DamagedInput(
-                    path, f"{name}: expected {value} as asked, got {shown(told)}", line=number
+                    path, f"{name}: expected {asked} as asked, got {shown(told)}", line=number
                 )
         named = [f"{name}={row[name]}" for name in FIXABLE if row.get(name)]
         try:
@@ -328,10 +332,20 @@ def measured_steps(path: Path, **question: int | str) -> list[tuple[dict[str, in
     return result
 
 
-def _is_same(told: str, value: int | str) -> bool:
-    """Return whether a cell holds a value; a table may write a whole number as 512.0."""
+def _is_same(told: str, value: int | str | Architecture | Accelerator) -> bool:
+    """Return whether a cell holds a value; a table may write a whole number as 512.0.
+
+    A model or a device under a name that nobody knows may be the one that is asked about.
+    """
+    if isinstance(value, Architecture):
+        known = built_in(told)
+        return known is None or known.parameters == value.parameters
     try:
+        if isinstance(value, Accelerator):
+            return accelerator(told).family == value.family
         return told.lower() == value if isinstance(value, str) else float(told) == value
+    except UsageError:
+        return True
     except ValueError:
         return False
 

@@ -69,6 +69,12 @@ def _run_or_refuse() -> None:
     from fullwire.errors import FullwireError
 
     arguments = sys.argv[1:]
+    if arguments[:1] != ["record"]:
+        # A model as Megatron's arguments is one word and no option, which begins without a space.
+        arguments = [
+            f" {word}" if "--num-layers" in word and len(word.split()) > 1 else word
+            for word in arguments
+        ]
     # Nothing that we open may take the place of a standard stream that was closed.
     for standard in (0, 1, 2):
         try:

@@ -43,6 +43,18 @@ class EvenExperts(Finding):
     is_assumption = True
 
 
+class FastestStands(Finding):
+    """Measured steps leave degrees of their plans out."""
+
+    template = (
+        "the measured steps leave out {degrees:list}: each counts as a step of the fastest plan "
+        "that fits and has its other degrees"
+    )
+    is_assumption = True
+
+    degrees: tuple[str, ...]
+
+
 class PublishedFailures(Finding):
     """The user gave no failures."""
 
@@ -55,6 +67,37 @@ class PublishedFailures(Finding):
     usual: float  # Device-hours.
     low: float
     high: float
+
+
+class UsualStorage(Finding):
+    """The user gave no rate of the storage."""
+
+    template = "each node writes {node_bytes_per_s:bytes} a second of a checkpoint (--storage)"
+    is_assumption = True
+
+    node_bytes_per_s: float
+
+
+class UsualRestart(Finding):
+    """The user gave no time of a restart."""
+
+    template = (
+        "a restart takes {usual_s:duration}, {low_s:duration} to {high_s:duration} (--restart)"
+    )
+    is_assumption = True
+
+    usual_s: float
+    low_s: float
+    high_s: float
+
+
+class UsualHours(Finding):
+    """The user asked for goodput and gave no hours of training."""
+
+    template = "goodput is that of {hours:.0f} hours of training (--hours)"
+    is_assumption = True
+
+    hours: float
 
 
 class NotInRecording(Finding):
@@ -78,6 +121,17 @@ class OtherDevice(Finding):
     recorded: str
     device: str
     is_network_told: bool
+
+
+class OtherType(Finding):
+    """The device cannot multiply in the precision that the user asks for."""
+
+    template = "{device} has no {lacks}: {instead} stands for it, in time and in memory"
+    is_assumption = True
+
+    device: str
+    lacks: str
+    instead: str
 
 
 class ProcessorsStay(Finding):

@@ -117,6 +117,9 @@ _ASSUMED = {
     "sharding": 0.05,
     "device": 0.15,
     "experts of a token": 0.2,
+    "feed-forward": 0.1,
+    "sequence": 0.25,
+    "devices": 0.25,
 }
 _WIDTH = 1.645  # standard deviations on each side of a 90 % interval
 
@@ -156,6 +159,7 @@ class Calibration:
     is_moe: bool = False
     is_unlike: bool = False  # the device is of a family that no constant has seen
     guessed: Floats | float = 0.0  # variance of each measured step by guesses of its model
+    unsure: Floats | float = 0.0  # and by guesses of its own plan, which others do not share
 
     def factors(self, shares: Floats, models: tuple[object, ...] = ()) -> Floats:
         """Return the factors on predicted times, for steps that consist of such shares."""
@@ -190,7 +194,7 @@ class Calibration:
         Steps of one plan share the largest of theirs.
         """
         before = self._before(self.shares, self.guessed)
-        off = self.logs**2 / before
+        off = self.logs**2 / (before + self.unsure)
         more = before * np.maximum(0.0, (off - 1) / (_TAILS + 1))
         return np.asarray((self._same(self.shares) * more).max(axis=1))
 
@@ -200,7 +204,7 @@ class Calibration:
 
     def _known(self) -> Floats:
         own = self._covariance(self.shares, self.models)
-        return own + _MEASURED * np.eye(len(self.logs))
+        return np.asarray(own + (_MEASURED + self.unsure) * np.eye(len(self.logs)))
 
     def _covariance(self, shares: Floats, models: tuple[object, ...]) -> Floats:
         """Return how much each step is off together with each of the measured ones."""
@@ -215,12 +219,17 @@ class Calibration:
         return np.asarray(both + (in_model + self.guessed) * alike + own)
 
 
-_OF_MODEL = ("dimensions", "experts of a token", "parallel plan")
+_OF_MODEL = ("dimensions", "experts of a token", "feed-forward", "parallel plan")
 
 
 def guessed_variance(assumed: Iterable[str]) -> float:
     """Return how far a step is off, as a variance, where its model or plan is assumed."""
-    return sum(_ASSUMED[gap] ** 2 for gap in set(assumed) & set(_OF_MODEL))
+    return assumed_variance(set(assumed) & set(_OF_MODEL))
+
+
+def assumed_variance(assumed: Iterable[str]) -> float:
+    """Return how far a step is off, as a variance, by what is assumed of it."""
+    return sum(_ASSUMED[gap] ** 2 for gap in set(assumed))
 
 
 def interval_factor(
@@ -261,7 +270,8 @@ def habits_of(
     """Return the constants for a family of devices, a type and a framework."""
     like = _LIKE.get(family, family)
     kind = {"fp16": "bf16", "fp32": "bf16"}.get(precision, precision)
-    kind = "fp8" if like == "h100" and kind == "mxfp8" else "bf16" if like == "a100" else kind
+    is_narrow = kind in ("fp8", "mxfp8", "nvfp4")
+    kind = "fp8" if like == "h100" and is_narrow else "bf16" if like == "a100" else kind
 
     def factor(*names: str) -> float:
         return math.exp(sum(constants.get(name, 0.0) for name in names))

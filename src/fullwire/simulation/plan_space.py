@@ -11,6 +11,7 @@ A degree that the user fixes need not keep to these habits: it is priced if it d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -69,15 +70,15 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
     rows = list(_rows(space, fixed))
     if not rows:
         for name in (name for name in _COLUMNS if isinstance(fixed.get(name), int)):
-            rest = {other: value for other, value in fixed.items() if other != name}
-            at, asked = _COLUMNS.index(name), int(fixed[name])
-            values = {row[at] for row in _rows(space, rest)}
-            if values:
-                nearest = min(values, key=lambda value: (abs(value - asked), value))
-                beside = "".join(f", {other}={value}" for other, value in rest.items())
+            nearest = _nearest(space, fixed, name)
+            if nearest is not None:
+                beside = "".join(
+                    f", {other}={value}" for other, value in fixed.items() if other != name
+                )
                 raise UsageError(
                     f"{name}: expected a degree of a plan on {space.devices} devices with a global "
-                    f"batch of {space.global_batch}{beside}, got {asked}. The nearest is {nearest}"
+                    f"batch of {space.global_batch}{beside}, got {fixed[name]}. The nearest is "
+                    f"{nearest}"
                 )
         given = ", ".join(f"{name}={value}" for name, value in fixed.items()) or "no degree fixed"
         raise UsageError(
@@ -116,6 +117,14 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         dp_overlap=same,
         ep_overlap=same * int(fixed["ep_overlap"]) if "ep_overlap" in fixed else 1 * is_dual,
     )
+
+
+def _nearest(space: Space, fixed: Mapping[str, int | str], name: str) -> int | None:
+    """Return the value of a degree that is nearest to its own, among plans with the other ones."""
+    rest = {other: value for other, value in fixed.items() if other != name}
+    at, asked = _COLUMNS.index(name), int(fixed[name])
+    values = {row[at] for row in _rows(space, rest)}
+    return min(values, key=lambda value: (abs(value - asked), value), default=None)
 
 
 def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, ...]]:
@@ -159,11 +168,9 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
             count = share // microbatch
             ways = [way for way in _chunks(model, pp, count) if allowed("vpp", way[0])]
             named = str(fixed.get("schedule", ""))
-            ways = [
-                (vpp, SCHEDULES.index(named) if named in ("zero-bubble", "dualpipe") else kind)
-                for vpp, kind in ways
-                if named in ("", SCHEDULES[kind]) or (vpp == 1 and pp > 1)
-            ]
+            if named in ("zero-bubble", "dualpipe"):
+                ways = [(1, SCHEDULES.index(named)) for vpp, _ in ways if vpp == 1 and pp > 1]
+            ways = [(vpp, kind) for vpp, kind in ways if named in ("", SCHEDULES[kind])]
             for (vpp, kind), ep in product(ways, expert_ways):
                 if (tp * cp * dp) % (ep * each_ways):
                     continue
@@ -251,16 +258,19 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
         if name in known and isinstance(value, int):
             number, what = known[name]
             if value < 1 or number % value:
+                both = math.gcd(number, space.devices) if name in ("tp", "dp") else number
+                nearest = None if name == "etp" else _nearest(space, fixed, name)
                 raise UsageError(
                     f"{name}: expected a divisor of {number} {what}, got {value}. The nearest is "
-                    f"{nearest_divisor(number, value)}"
+                    f"{nearest or nearest_divisor(both, value)}"
                 )
         if name == "pp" and isinstance(value, int):
-            _check_stages(model, value)
+            _check_stages(space, fixed, value)
         if name in ("tp", "pp", "dp") and isinstance(value, int) and space.devices % value:
+            nearest = _nearest(space, fixed, name) or nearest_divisor(space.devices, value)
             raise UsageError(
                 f"{name}: expected a divisor of {space.devices} devices, got {value}. The "
-                f"nearest is {nearest_divisor(space.devices, value)}"
+                f"nearest is {nearest}"
             )
     degrees = {
         space.devices // (tp * pp * cp)
@@ -268,22 +278,25 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
         if space.devices % (tp * pp * cp) == 0
     }
     if degrees and all(space.global_batch % dp for dp in degrees):
-        nearest = min(
+        batch = min(
             (nearest_multiple(space.global_batch, dp) for dp in degrees),
             key=lambda batch: (abs(batch - space.global_batch), batch),
         )
         raise UsageError(
             f"global batch: expected a multiple of dp, got {space.global_batch} on "
-            f"{space.devices} devices. The nearest is {nearest}"
+            f"{space.devices} devices. The nearest is {batch}"
         )
 
 
-def _check_stages(model: Architecture, pp: int) -> None:
+def _check_stages(space: Space, fixed: Mapping[str, int | str], pp: int) -> None:
     """Refuse stages that would be empty, or whose ends would lack too many layers."""
+    model = space.model
     if pp > 0 and _most_layers(model, pp):
         return
     ways = [ways for ways in range(1, model.layers + 1) if _most_layers(model, ways)]
-    nearest = min(ways, key=lambda stages: (abs(stages - pp), stages))
+    nearest = _nearest(space, fixed, "pp") or min(
+        ways, key=lambda stages: (abs(stages - pp), stages)
+    )
     raise UsageError(
         f"pp: expected a divisor of {model.layers} layers, got {pp}. The nearest is {nearest}: "
         f"stages at the ends may lack up to {MOST_FEWER} layers"

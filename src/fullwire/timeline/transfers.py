@@ -122,8 +122,8 @@ def holds_times(run: Run) -> bool:
 
 
 def stands_for_all(run: Run) -> bool:
-    """Return whether one rank of the run stands for every rank, as in a simulation."""
-    return run.provenance.origin == "simulated" and len(recorded_ranks(run)) == 1
+    """Return whether few ranks stand for every rank: one of a simulation, one of each stage."""
+    return run.provenance.origin == "simulated" and len(recorded_ranks(run)) < world(run)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -208,8 +208,8 @@ class _Matched:
 def _members(run: Run, group: Coded, here: Whole) -> tuple[Whole, NDArray[np.bool_]]:
     """Return the size of each row's group, and whether all of it was recorded for this row."""
     recorded, workers = recorded_ranks(run), world(run)
-    if stands_for_all(run):
-        return np.full(len(here), workers), np.ones(len(here), bool)
+    if stands_for_all(run):  # the others of a group that one rank stands for do as that one does
+        return np.where(here == 1, workers, here), np.ones(len(here), bool)
     rank = np.searchsorted(recorded, run.collectives.rank)
     used = np.unique(group.codes * len(recorded) + rank) // max(len(recorded), 1)
     size = np.bincount(used, minlength=len(group.names))

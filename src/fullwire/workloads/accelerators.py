@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from fullwire.errors import UsageError
 from fullwire.files import opened
 from fullwire.units import shown
+from fullwire.workloads.layout import Precision
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -96,6 +97,17 @@ class Accelerator:
             if kind in peaks:
                 return kind
         raise UsageError(f"device {self.name}: expected {' or '.join(peaks)}, got {precision!r}")
+
+    def runs_as(self, precision: Precision) -> Precision:
+        """Return the precision that stands for one that the device lacks.
+
+        Formats with a scale for each block came with products in 4 bits.
+        """
+        has_blocks = "fp4" in dict(self.peaks)
+        kind = self.arithmetic(precision)
+        if kind == "fp4" or (kind == "fp8" and precision == "mxfp8" and has_blocks):
+            return precision
+        return cast(Precision, kind)
 
     def products_of(self, precision: str) -> Products:
         """Return the fit for a type, or for the measured type that is nearest to it."""

@@ -66,7 +66,7 @@ class Moe:
 # A hundred times the largest that anybody trains; layers are gone through one by one.
 _MOST = {
     "layers": 10_000, "hidden": 10_000_000, "heads": 100_000, "kv_heads": 100_000,
-    "head_dim": 100_000, "vocab": 100_000_000, "sequence": 1_000_000_000,
+    "head_dim": 100_000, "ffn": 10_000_000, "vocab": 100_000_000, "sequence": 1_000_000_000,
 }  # fmt: skip
 
 
@@ -119,6 +119,14 @@ class Architecture:
                 raise UsageError(
                     f"model {self.name}: {field}: expected at most {_MOST[field]:,}, got "
                     f"{getattr(self, field):,}"
+                )
+        widths = [self.ffn] if self.moe is None or self.moe_layers < self.layers else []
+        if self.moe is not None:
+            widths.append(self.moe.ffn)
+        for width in widths:
+            if not 1 <= width <= _MOST["ffn"]:
+                raise UsageError(
+                    f"model {self.name}: ffn: expected 1 to {_MOST['ffn']:,}, got {width:,}"
                 )
         if self.heads % self.kv_heads:
             raise UsageError(

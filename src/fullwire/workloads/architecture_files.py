@@ -90,9 +90,9 @@ def architecture(given: ArchitectureLike) -> Architecture:
     if isinstance(given, str) and not is_file:
         if re.search(r"(^|\s)--\w", text):
             return from_megatron(text, "arguments")
-        name = None if is_folder and "/" in text else _known_name(text)
-        if name is not None:
-            return _built_in()[name]
+        known = None if is_folder and "/" in text else built_in(text)
+        if known is not None:
+            return known
     if not is_file:
         if is_folder:
             raise UsageError(f"model: expected a config.json in the folder {shown(text)}")
@@ -112,6 +112,12 @@ def architecture(given: ArchitectureLike) -> Architecture:
     if document.lstrip().startswith("{"):
         return from_hugging_face(document, str(path))
     return from_megatron(document, str(path))
+
+
+def built_in(name: str) -> Architecture | None:
+    """Return the built-in transformer of a name, spelt as anyone spells it."""
+    known = _known_name(name)
+    return None if known is None else _built_in()[known]
 
 
 def names() -> tuple[str, ...]:
@@ -278,21 +284,17 @@ def from_megatron(text: str, place: str) -> Architecture:
 
 
 def _flags(text: str, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield flags and values; a comment ends a line, and a flag without a value is true.
-
-    Of a command line, the flags of the script count: those behind the last word in .py.
-    """
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UsageError(f"{place}: expected Megatron's arguments: {error}") from None
-    scripts = [index for index, word in enumerate(words) if word.endswith(".py")]
-    words = words[scripts[-1] + 1 :] if scripts else words
+    """Yield flags and values; a comment ends a line, and a flag without a value is true."""
+    words = _arguments(text, place)
     if not any(word.startswith("--") for word in words):
         raise UsageError(f"{place}: expected Megatron's arguments such as --num-layers 32")
     name, values = "", list[str]()
     for word in [*words, "--"]:
         if not word.startswith("--"):
+            unset = _VARIABLE.fullmatch(word)
+            # It may hold flags. Behind a flag it may also be a path or another value.
+            if unset and (not name or _OF_FLAGS.fullmatch(unset["braced"] or unset["plain"])):
+                raise UsageError(f"{place}: expected the flags of {word}, which nothing there sets")
             values.append(word)
             continue
         if name:
@@ -302,6 +304,105 @@ def _flags(text: str, place: str) -> Iterator[tuple[str, Any]]:
             yield name, int(value) if is_whole else truth
         flag, _, value = word[2:].partition("=")
         name, values = flag.replace("-", "_"), [value] if value else []
+
+
+# Of a shell script: words behind which a command or an assignment may begin, words that end a
+# command, an assignment, and a variable with the default that it may have.
+_LINE_END = "\0"
+_BEGINS = {
+    _LINE_END,
+    ";",
+    "&&",
+    "||",
+    "then",
+    "else",
+    "do",
+    "export",
+    "local",
+    "declare",
+    "readonly",
+}
+_ENDS = {";", "&", "&&", "|", "||", "|&", ">", ">>", "2>&1", "&>"}
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(
+    r"\$(?:\{(?P<braced>\w+)(?P<all>\[[@*]\])?(?::?-(?P<usual>[^{}]*))?\}|(?P<plain>\w+|[@*]))"
+)
+_OF_FLAGS = re.compile(r".*(args|opts|options|flags)(_list)?", re.IGNORECASE)  # a variable's name
+
+
+def _arguments(text: str, place: str) -> list[str]:
+    """Return the words of the last Python script's command, with the shell's variables filled in.
+
+    Without a command, all words count. If a file only sets variables, their flags count.
+    """
+    lines = text.replace("\\\n", " ").replace("\n", f"\n{_LINE_END} ")
+    try:
+        words = shlex.split(lines, comments=True)
+    except ValueError as error:
+        raise UsageError(f"{place}: expected Megatron's arguments: {error}") from None
+    variables: dict[str, str] = {}
+    command: list[str] = []
+    held = 0
+    place_of, is_beginning = iter(words), True
+    for word in place_of:
+        assignment = _ASSIGNMENT.fullmatch(word) if is_beginning else None
+        if assignment is None:
+            is_beginning = word in _BEGINS
+            filled = _filled(word, variables, place)
+            command += filled
+            held += sum(map(len, filled))
+            if held > MOST_BYTES:
+                raise UsageError(f"{place}: expected at most {MOST_BYTES:,} bytes of arguments")
+            continue
+        name, adds, value = assignment.groups()
+        if value.startswith("("):
+            parts = [value[1:]]
+            while parts[-1].count(")") <= parts[-1].count("("):  # a value may be "([0]*3+[1]*5)"
+                if (part := next(place_of, None)) is None:
+                    raise UsageError(f"{place}: {name}: expected ) behind its words, got none")
+                parts.append(part)
+            value = " ".join(parts)[:-1]
+        value = " ".join(_filled(value.replace(_LINE_END, " "), variables, place))
+        variables[name] = f"{variables.get(name, '')} {value}".strip() if adds else value
+    scripts = [index for index, word in enumerate(command) if word.endswith(".py")]
+    if scripts:
+        return _until_its_end(command[scripts[-1] + 1 :])
+    command = [word for word in command if word != _LINE_END]
+    if any(word.startswith("--") for word in command):
+        return command
+    return " ".join(variables.values()).split()
+
+
+def _filled(word: str, variables: Mapping[str, str], place: str) -> list[str]:
+    """Return a word with its variables filled in: several words, where they hold several.
+
+    A variable that nobody sets stays as it is: it may be the path of a file.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found["braced"] or found["plain"]
+        if name in ("@", "*"):
+            return ""  # arguments of the script itself
+        if name in variables or found["usual"] is not None:
+            return variables.get(name) or found["usual"] or ""
+        return found[0]
+
+    filled = _VARIABLE.sub(value, word)
+    if len(filled) > MOST_BYTES:
+        raise UsageError(f"{place}: expected at most {MOST_BYTES:,} bytes in all variables")
+    is_several = filled != word or word.startswith("--")
+    return filled.split() if is_several else [filled]
+
+
+def _until_its_end(words: list[str]) -> list[str]:
+    """Return the words of a command: a line that goes on with flags is still its own."""
+    kept: list[str] = []
+    for word, following in zip(words, [*words[1:], _LINE_END], strict=True):
+        if word in _ENDS or (word == _LINE_END and kept and not following.startswith("--")):
+            break
+        if word != _LINE_END:
+            kept.append(word)
+    return kept
 
 
 def _vocabulary(config: Fields) -> int:

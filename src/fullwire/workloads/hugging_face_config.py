@@ -236,6 +236,12 @@ def _window(config: Fields, family: _Family, kind: str, layers: int) -> tuple[in
     # A window that is null is none; a window that is absent is that of the family.
     usual = 0 if "sliding_window" in config.held else family.usual_window
     window = config.whole("sliding_window", default=usual)
+    # Gemma 2 was published with both names of it.
+    if (again := config.whole("sliding_window_size", default=window)) != window:
+        raise UsageError(
+            f"{config.place}: sliding_window_size: expected {window} as in sliding_window, got "
+            f"{again}"
+        )
     if family.window == "none" or not is_on:
         window = 0
     config.known.add("layer_types")

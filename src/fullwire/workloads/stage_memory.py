@@ -383,14 +383,14 @@ def _states(
 
     width = 4 if precision == "fp32" else 2
     twice = np.where(np.asarray(plans.schedule) == SCHEDULES.index("dualpipe"), 2, 1)
-    # Weights in 8 bits, and transposed, stay beside those in 16 bits.
-    narrow = 2 * (shared + owned - ends) if precision in _NARROW else 0.0
+    # Weights in 8 bits, and transposed, stay beside those in 16 bits. ZeRO-3 makes them of the
+    # layers that are gathered, and gives them back with those.
     per_layer = (shared - ends + owned) / np.maximum(1, dense + experts)
-    gathered = np.where(
-        (zero >= 3) & (np.asarray(plans.shard) > 1),
-        2 * width * np.maximum(per_layer, ends) + plans.gradient_bytes * per_layer,
-        0.0,
-    )
+    is_gathered = (zero >= 3) & (np.asarray(plans.shard) > 1)
+    copies_bytes = 2 if precision in _NARROW else 0
+    narrow = np.where(is_gathered, 0.0, copies_bytes * (shared + owned - ends))
+    at_work = 2 * (width * np.maximum(per_layer, ends) + copies_bytes * per_layer)
+    gathered = np.where(is_gathered, at_work + plans.gradient_bytes * per_layer, 0.0)
     adam = 8 if precision == "fp32" else ADAM_BYTES
     return (
         twice * (width * sharded(3) + narrow),
