@@ -218,6 +218,7 @@ def fitted() -> ClusterFit:
         cluster=dataclasses.replace(fullwire.cluster("dgx-h100"), measured=measured),
         residuals=(
             Residual(
+                table=1,
                 op="allreduce",
                 workers=8,
                 bytes=2**26,

@@ -480,6 +480,7 @@ MEANINGS: Mapping[str, str] = {
     # ---- cluster fit
     "cluster.median": "The median of the errors, without signs.",
     "cluster.p90": "The error that nine of ten rows stay below.",
+    "residuals.table": "The number of the table, from 1, in the order given.",
     "residuals.algorithm": "The way that the fit believes was used.",
     "residuals.measured_s": "The time in the table.",
     "residuals.predicted_s": "The time of the fit.",

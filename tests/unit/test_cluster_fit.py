@@ -17,9 +17,11 @@ from fullwire.clusters import cluster
 from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster
 from fullwire.clusters.description import as_toml, described
 from fullwire.clusters.measured import Measured, Protocol
+from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
 from fullwire.findings.collective import collective_findings
+from fullwire.report.cluster import print_cluster_fit
 from fullwire.words import sentences
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
@@ -64,7 +66,8 @@ def nccl_text(table: Table, per_host: int = 8, whole: bool = True) -> str:
     ]
     rows = [
         f"{size:12} {size // 4:12} float sum -1 {time_s * 1e6:.2f} {size / time_s / 1e9:.2f} "
-        f"{size / time_s / 1e9:.2f} 0 {time_s * 1e6:.2f} 1.0 1.0 0"
+        f"{bus_factor(table.op, table.workers) * size / time_s / 1e9:.2f} "
+        f"0 {time_s * 1e6:.2f} 1.0 1.0 0"
         for size, time_s in table.points
     ]
     head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
@@ -317,6 +320,24 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
             fw.fit_cluster([written(tmp_path / f"cut{number}.log", cut)], cluster="dgx-h100")
     with pytest.raises(fw.UsageError, match="expected a file"):
         fw.fit_cluster([tmp_path / "none.log"], cluster="dgx-h100")
+
+
+def test_tables_of_one_operation_and_count_keep_columns_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = a_table(a_machine(), 16)
+    slower = replace(table, points=tuple((size, 1.2 * time_s) for size, time_s in table.points))
+    paths = [
+        written(tmp_path / f"{number}.log", nccl_text(each))
+        for number, each in enumerate((table, slower))
+    ]
+    fit = fw.fit_cluster(paths, cluster="dgx-h100")
+    off = {each.table: each.error for each in fit.residuals if each.bytes == 2**26}
+    assert off[1] > off[2]
+    print_cluster_fit(fit)
+    shown = capsys.readouterr().out
+    assert "allreduce 16, table 1" in shown
+    assert "allreduce 16, table 2" in shown
 
 
 def test_a_real_machine_is_predicted_from_two_tables() -> None:

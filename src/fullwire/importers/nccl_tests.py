@@ -241,6 +241,7 @@ class _Reading:
                 op = _op_told(widest, listed, self._reduces, self._has_root)
             told = _ranks_told(op, widest)
             problems = _problems(self._wrong, self._broken, self._beyond, self._off)
+            problems += _not_of(op, self._rows, listed)
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
@@ -341,6 +342,8 @@ def _separated(path: Path, content: bytes) -> list[Table]:
             if is_off(int(size or 0), told["time"], told["algbw"]):
                 off.append(rows[key])
     problems = _problems(int(wrong), broken, len(given) - len(given[:_MOST_ROWS]), off)
+    for (op, ranks), rows in tables.items():
+        problems += _not_of(op, [*rows.values()], ranks)
     found = [
         Table(
             op=op,
@@ -434,8 +437,9 @@ def _reported(path: Path, content: bytes) -> list[Table]:
     problems = _problems(int(wrong), broken, beyond, off)
     if not report.end_time:
         problems.append("it ends before its average, so sizes may be missing")
-    is_damaged = bool(problems)
     listed, nodes, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
+    problems += _not_of(op, rows, listed)
+    is_damaged = bool(problems)
     problems += split
     if not listed:
         problems.append("its ranks are not listed")
@@ -537,6 +541,29 @@ def _ranks_told(op: str, row: Row) -> int | None:
     return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
 
 
+def _not_of(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
+    """Say that bandwidths are not those of the named operation, such as by a file's wrong name."""
+    if not op or ranks < 2 or not rows:
+        return []
+    row = max(rows, key=lambda row: row.bus_gb_s)
+    factor = bus_factor(op, ranks)
+    if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or _fits(row, factor):
+        return []
+    where = f"line {row.line:,}: " if row.line else ""
+    share = row.bus_gb_s / row.algorithm_gb_s
+    return [
+        f"{where}busbw is {share:.3g} times algbw, and the named operation, {op} among {ranks:,}, "
+        f"has {factor:.3g}"
+    ]
+
+
+def _fits(row: Row, factor: float) -> bool:
+    """Say whether a row's bus bandwidth is so many times its algorithm bandwidth, by its digits."""
+    share = row.bus_gb_s / row.algorithm_gb_s
+    unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
+    return abs(factor - share) <= unsure
+
+
 def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
     """Return the operation that the ratio of a row's bus to algorithm bandwidth implies, or "".
 
@@ -544,11 +571,9 @@ def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
     """
     if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
         return ""
-    share = row.bus_gb_s / row.algorithm_gb_s
-    unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
     rooted = ["reduce" if reduces else "broadcast"]
     candidates = rooted if has_root else ["allreduce", "reducescatter"]
-    fits = [op for op in candidates if abs(bus_factor(op, ranks) - share) <= unsure]
+    fits = [op for op in candidates if _fits(row, bus_factor(op, ranks))]
     return fits[0] if len(fits) == 1 else ""
 
 
