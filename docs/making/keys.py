@@ -149,7 +149,8 @@ MEANINGS: Mapping[str, str] = {
     "collective.algorithm": "The algorithm that was played.",
     "chunks": "Pieces into which the bytes are cut.",
     "chunk_order": "pipelined: pieces travel one behind the other; serial: one after another.",
-    "level": "event: played transfer by transfer; closed: a formula.",
+    "level": "event: played transfer by transfer; closed: a formula; tables: tables that were "
+    "measured on the cluster; usual: public tables of its kind of link.",
     "time_s": "The time from the first byte to the last.",
     "bus_bandwidth_bps": "The bus bandwidth, as nccl-tests defines it.",
     "transfers": "Transfers that were played.",
@@ -160,6 +161,8 @@ MEANINGS: Mapping[str, str] = {
     "busiest_link": "The name of one such link.",
     "busiest_share": "The share of time_s in which it is busy.",
     "protocol": "The protocol of the library, where a fit tells it.",
+    "tables_lack": "The operation or the nodes of which a fitted cluster has no table; its "
+    "protocols alone then give the time.",
     # ---- plan
     "plan.model": "The model.",
     "plan.cluster": "The cluster.",

@@ -245,6 +245,35 @@ def test_a_fit_without_adding_switches_keeps_its_answers() -> None:
     assert said.algorithm == "multi-ring"
 
 
+@pytest.mark.parametrize(
+    ("shown", "op", "workers", "how"),
+    [
+        ([("allreduce", 8)], "allreduce", 8, "as its tables say, by protocol"),
+        ([("allreduce", 8)], "allreduce", 64, "for no table is of several nodes"),
+        ([("allreduce", 8)], "alltoall", 64, "for no table is of alltoall or of several nodes"),
+        ([("allreduce", 8)], "allgather", 8, "for no table is of allgather"),
+        (
+            [("allreduce", 16), ("allgather", 8)],
+            "allgather",
+            64,
+            "for no table is of allgather over several nodes",
+        ),
+        ([("allreduce", 16)], "allreduce", 4, "for no table is of one node"),
+        ([("allreduce", 8)], "allreduce", 1, "(one worker sends nothing)"),
+    ],
+)
+def test_an_answer_says_what_no_table_shows(
+    shown: list[tuple[str, int]], op: str, workers: int, how: str
+) -> None:
+    where = fitted(
+        replace(a_machine(), measured=None),
+        [a_table(a_machine(), table_workers, table_op) for table_op, table_workers in shown],
+    )
+    said = fw.collective(op, bytes="64MiB", workers=workers, cluster=where)
+    assert how in " ".join(sentences(list(collective_findings(said))))
+    assert bool(said.tables_lack) == ("no table" in how)
+
+
 def test_an_odd_size_moves_with_the_devices_where_tables_say_so() -> None:
     machine = a_machine()
 

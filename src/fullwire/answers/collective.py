@@ -187,6 +187,7 @@ def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveT
         cluster=where.name,
         busiest=library.busiest,
         protocol=library.protocol,
+        tables_lack=library.lacks,
         interval=Between(low_s=library.low_s, high_s=library.high_s),
     )
 

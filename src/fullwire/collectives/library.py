@@ -132,6 +132,7 @@ class LibraryTime:
     high_s: float
     protocol: str | None = None
     busiest: str | None = None  # kind of link
+    lacks: tuple[str, ...] = ()  # of this, the cluster has no table, though it has tables
 
 
 def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
@@ -334,7 +335,20 @@ def library_time(op: str, cluster: Cluster, size_bytes: int, workers: int) -> Li
         time_s=time_s,
         low_s=time_s / off,
         high_s=time_s * off + (_OF_CLOUD_S if may_be_cloud else 0.0),
+        lacks=_lacks(measured, op, cluster, workers),
     )
+
+
+def _lacks(measured: Measured, op: str, cluster: Cluster, workers: int) -> tuple[str, ...]:
+    """Return the tables that a time would need and the fit lacks; only protocols give it then."""
+    side = _of_this_side(measured, cluster, workers)
+    if not measured.shown or any(table.op == op for table in side):
+        return ()
+    has_op = any(table.op == op for table in measured.shown)
+    nodes = "several nodes" if workers > cluster.devices_per_node else "one node"
+    if side:
+        return (f"{op} over {nodes}" if has_op else op,)
+    return (nodes,) if has_op else (op, nodes)
 
 
 def _spread(measured: Measured, op: str, cluster: Cluster, size: int, workers: int) -> float:
