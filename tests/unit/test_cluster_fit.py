@@ -319,7 +319,14 @@ def test_without_a_description_the_hosts_of_a_table_say_how_many_devices_share_o
     ("changes", "sentence"),
     [
         ({"devices_per_node": 4}, "devices_per_node: dgx-h100 states 8, got --devices-per-node 4"),
-        ({"cluster": "gb200-nvl72"}, "16 ranks on 2 hosts, and devices_per_node = 72"),
+        (
+            {"cluster": "gb200-nvl72"},
+            r"ours\.log, line 17: 16 ranks on 2 hosts, and devices_per_node = 72",
+        ),
+        (
+            {"cluster": cluster("dgx-h100", 1)},
+            r"ours\.log, line 17: 16 ranks, and dgx-h100 states nodes = 1 and devices_per_node = 8",
+        ),
         ({"cluster": "p3dn"}, r"line \d+: allreduce of .*nics.rate of p3dn"),
     ],
 )
@@ -330,6 +337,27 @@ def test_tables_that_contradict_the_description_are_refused(
     asked: dict[str, object] = {"cluster": "dgx-h100", **changes}
     with pytest.raises(fw.UsageError, match=sentence):
         fw.fit_cluster([ours], **asked)  # type: ignore[arg-type]
+
+
+def test_a_contradiction_names_the_line_of_the_table_that_has_it(tmp_path: Path) -> None:
+    """Of two tables in one file, the first has the size too, and is within a node."""
+    first, second = (nccl_text(a_table(a_machine(), workers)) for workers in (8, 16))
+    path = written(tmp_path / "both.log", first + second)
+    slow = cluster("dgx-h100")
+    slow = replace(slow, nics=replace(slow.nics, rate_bps=1e10))
+    with pytest.raises(fw.UsageError, match=r"nics\.rate of dgx-h100") as told:
+        fw.fit_cluster([path], cluster=slow)
+    line = int(str(told.value).partition("line ")[2].partition(":")[0])
+    assert line > first.count("\n")
+    osu = written(
+        tmp_path / "osu.txt",
+        "# mpirun -np 16 osu_allgather\n# OSU MPI Allgather Latency Test v7.5\n"
+        "# Size       Avg Latency(us)\n1048576    1.00\n",
+    )
+    with pytest.raises(fw.UsageError, match=r"osu\.txt, line 4: allgather of 16.78 MB"):
+        fw.fit_cluster([osu], cluster="dgx-h100")
+    with pytest.raises(fw.UsageError, match=r"osu\.txt, line 1: 16 ranks, and dgx-h100 states"):
+        fw.fit_cluster([osu], cluster=cluster("dgx-h100", 1))
 
 
 def test_a_table_that_fills_half_more_than_the_links_in_a_node_is_refused(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ class Table:
     backend: str = "nccl"
     nodes: int = 0  # number of hosts, where the output lists them
     is_damaged: bool = False  # rows are missing, cut or wrong
+    line: int = 0  # of its last listed rank, or the command that tells the ranks; 0 if unknown
 
     def points(self) -> tuple[tuple[float, float], ...]:
         """Return the bytes that each rank sends and the seconds out of place, ascending."""

@@ -158,7 +158,7 @@ class _Reading:
         self._has_marks = False  # has lines that begin with #; the last such line is the average
         self._wrong = 0  # wrong values that the test's validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
-        self._line = 0  # of the row
+        self._line, self._rank_line = 0, 0  # of the row, and of the last listed rank
         self._devices: dict[int, str] = {}  # by rank
         self._groups: dict[int, tuple[int, str]] = {}  # each rank's group and host
         self._reduces, self._has_root = False, False
@@ -179,6 +179,7 @@ class _Reading:
             rank = _RANK.match(text)
             if rank is not None and len(self._devices) < _MOST_RANKS:
                 self._devices[int(rank[1])] = rank[4].strip()
+                self._rank_line = line
                 self._groups[int(rank[1])] = int(rank[2] or 0), rank[3]
             self._has_end = self._has_end or "Avg bus bandwidth" in text
             if (wrong := _WRONG.match(text)) is not None:
@@ -260,6 +261,7 @@ class _Reading:
                 problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
                 nodes=nodes,
                 is_damaged=is_damaged,
+                line=self._rank_line or self._rows[0].line,
             )
 
 

@@ -83,6 +83,7 @@ class _Reading:
     op: str
     ranks: int  # 0 if unknown
     is_bandwidth: bool
+    command_line: int  # the line that tells the ranks; 0 if none does
     dtype: str = ""
     rows: list[tuple[int, float, int]] = field(default_factory=list)  # size, microseconds, line
     words: int = 2  # of a row
@@ -162,6 +163,7 @@ class _Reading:
             tool="osu",
             backend=self.library.lower(),
             is_damaged=bool(damage),
+            line=self.command_line,
         )
 
 
@@ -169,7 +171,7 @@ def read_tables(path: Path) -> list[Table]:
     """Read the tables that one or more of the benchmarks printed into a file."""
     readings: list[_Reading] = []
     left_out: dict[str, None] = {}
-    ranks, is_inside, prefixes = 0, False, Prefixes()
+    ranks, command_line, is_inside, prefixes = 0, 0, False, Prefixes()
     lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
     for number, line in enumerate(lines, 1):
         text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
@@ -179,12 +181,13 @@ def read_tables(path: Path) -> list[Table]:
             if all(told):
                 said = math.prod(int(count[1]) for count in told if count)
                 ranks = said if 0 < said <= _MOST_RANKS else 0
+                command_line = number
         if (title := _TITLE.match(text)) is not None:
             what = title[2].lower().removesuffix(" latency")
             op = "sendrecv" if what in ("latency", "bandwidth") else _OPS.get(what, "")
             is_inside = op != "" and len(readings) < _MOST_TABLES
             if is_inside:
-                readings.append(_Reading(title[1], op, ranks, what == "bandwidth"))
+                readings.append(_Reading(title[1], op, ranks, what == "bandwidth", command_line))
             else:
                 left_out[title[2].encode(errors="backslashreplace").decode()] = None
         elif is_inside:
