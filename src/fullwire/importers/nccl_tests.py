@@ -489,7 +489,7 @@ def _problems(wrong: int, broken: int, beyond: int, off: Sequence[Row]) -> list[
     if off:
         row = off[0]
         where = f"line {row.line:,}: " if row.line else ""
-        more = f", and {len(off) - 1:,} more such" if len(off) > 1 else ""
+        more = f" (and {len(off) - 1:,} more)" if len(off) > 1 else ""
         problems.append(
             f"{where}{row.bytes:,} bytes in {row.time_us:,g} us are "
             f"{row.bytes / row.time_us * 1e-3:,.2f} GB/s, and its algbw is "

@@ -135,7 +135,7 @@ class _Reading:
         """Return the table that was read."""
         damage = [f"line {line:,} is not whole, and is left out" for line in self.damaged[:1]]
         if len(self.damaged) > 1:
-            damage[0] += f", and {len(self.damaged) - 1:,} more such"
+            damage[0] += f" (and {len(self.damaged) - 1:,} more)"
         workers = 2 if self.op == "sendrecv" else self.ranks or 1
         unsure = (
             [] if self.ranks or workers == 2 else ["its number of ranks is not told: taken for one"]
