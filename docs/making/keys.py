@@ -161,6 +161,8 @@ MEANINGS: Mapping[str, str] = {
     "busiest_link": "The name of one such link.",
     "busiest_share": "The share of time_s in which it is busy.",
     "protocol": "The protocol of the library, where a fit tells it.",
+    "library_ways": "Algorithms of auto that were also timed as libraries take them, by the usual "
+    "protocols.",
     "tables_lack": "The operation or the nodes of which a fitted cluster has no table; its "
     "protocols alone then give the time.",
     # ---- plan

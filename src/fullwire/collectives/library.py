@@ -314,12 +314,28 @@ def usual(cluster: Cluster) -> Measured:
     )
 
 
-def library_time(op: str, cluster: Cluster, size_bytes: int, workers: int) -> LibraryTime:
-    """Time a collective by the cluster's tables, or by the usual protocols on such links."""
+def usual_times_s(op: str, cluster: Cluster, workers: int, sizes: Floats) -> dict[str, Floats]:
+    """Return the time of each algorithm of libraries, by the quickest of the usual protocols."""
+    ways, times_s = ways_s(usual(cluster), needs(op, cluster, workers), sizes)
+    return {
+        name: times_s[[way == name for way, _ in ways]].min(axis=0)
+        for name in dict.fromkeys(way for way, _ in ways)
+    }
+
+
+def library_time(
+    op: str, cluster: Cluster, size_bytes: int, workers: int, algorithm: str | None = None
+) -> LibraryTime:
+    """Time a collective by the cluster's tables, or by the usual protocols on such links.
+
+    Without an algorithm, a library is taken to choose the quickest.
+    """
     if workers == 1:
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
     of_algorithms = needs(op, cluster, workers)
+    if algorithm is not None:
+        of_algorithms = {algorithm: of_algorithms[algorithm]}
     sizes = [float(max(size_bytes, 1))]
     ways, times_s = ways_s(measured, of_algorithms, sizes)
     best = int(np.argmin(times_s[:, 0]))

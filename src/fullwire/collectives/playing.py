@@ -94,6 +94,7 @@ class TunedTime(CollectiveTime):
     times_s: Mapping[str, float]
     left_out: Mapping[str, str]  # why an algorithm could not be timed
     tuning: Tuning
+    library_ways: tuple[str, ...] = ()  # that were also timed as libraries take them
 
     def _tables(self) -> Mapping[str, Mapping[str, Any]]:
         return {
@@ -267,11 +268,16 @@ def _taking(known: CollectiveTime, time_s: float) -> CollectiveTime:
 
 
 def quickest_time(
-    names: Sequence[str], timed: Callable[[str], CollectiveTime], tuning: Tuning
+    names: Sequence[str],
+    timed: Callable[[str], CollectiveTime],
+    tuning: Tuning,
+    *,
+    left_out: Mapping[str, str],
+    library_ways: tuple[str, ...],
 ) -> TunedTime:
     """Time a collective by each of these algorithms, and take the quickest."""
     times: list[CollectiveTime] = []
-    left_out: dict[str, str] = {}
+    left_out = dict(left_out)
     for name in names:
         try:
             times.append(timed(name))
@@ -285,6 +291,7 @@ def quickest_time(
         times_s={known.algorithm: known.time_s for known in times},
         left_out=left_out,
         tuning=tuning,
+        library_ways=library_ways,
     )
 
 

@@ -191,6 +191,18 @@ class ByFormulas(Finding):
     choices: Finding
 
 
+class AsLibraries(Finding):
+    """These algorithms were also timed by the protocols of libraries."""
+
+    template = (
+        "{algorithms:list} {count:is|are} also timed as libraries take {count:it|them} on such "
+        "links, by the usual protocols."
+    )
+
+    algorithms: tuple[str, ...]
+    count: int
+
+
 class NoLatencyGiven(Finding):
     """The latency is 0, so the number of messages costs nothing."""
 
@@ -259,6 +271,8 @@ def tuning_findings(result: TunedTime) -> Iterator[Finding]:
     yield Quickest(algorithm=result.algorithm, count=len(result.times_s), others=others)
     for name, why in result.left_out.items():
         yield AlgorithmLeftOut(algorithm=name, why=why)
+    if result.library_ways:
+        yield AsLibraries(algorithms=result.library_ways, count=len(result.library_ways))
     yield ByFormulas(choices=by_size(result.tuning.ranges))
     if result.latency_s == 0:
         yield NoLatencyGiven()
