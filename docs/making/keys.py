@@ -161,8 +161,16 @@ MEANINGS: Mapping[str, str] = {
     "busiest_link": "The name of one such link.",
     "busiest_share": "The share of time_s in which it is busy.",
     "protocol": "The protocol of the library, where a fit tells it.",
-    "library_ways": "Algorithms of auto that were also timed as libraries take them, by the usual "
-    "protocols.",
+    "times_s.*": "With --algorithm auto, the time of each algorithm that was tried.",
+    "left_out": "Why an algorithm could not be timed.",
+    "library_ways": "Algorithms that were also timed as libraries take them, by the usual protocols.",
+    "ranges.algorithm": "The quickest algorithm by the formulas, from one size to another.",
+    "ranges.from_bytes": "The smallest size for which it is the quickest.",
+    "ranges.to_bytes": "The largest; null for the last range.",
+    "table.bytes": "A size.",
+    "table.algorithm": "The quickest algorithm for it by the formulas.",
+    "table.time_s": "Its time.",
+    "table.times_s.*": "The time of each.",
     "tables_lack": "The operation or the nodes of which a fitted cluster has no table; its "
     "protocols alone then give the time.",
     # ---- plan
