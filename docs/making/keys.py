@@ -163,7 +163,7 @@ MEANINGS: Mapping[str, str] = {
     "protocol": "The protocol of the library, where a fit tells it.",
     "times_s.*": "With --algorithm auto, the time of each algorithm that was tried.",
     "left_out": "Why an algorithm could not be timed.",
-    "library_ways": "Algorithms that were also timed as libraries take them, by the usual protocols.",
+    "library_ways": "Algorithms that were also timed as libraries take them on such links.",
     "ranges.algorithm": "The quickest algorithm by the formulas, from one size to another.",
     "ranges.from_bytes": "The smallest size for which it is the quickest.",
     "ranges.to_bytes": "The largest; null for the last range.",
