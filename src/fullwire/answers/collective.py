@@ -190,8 +190,9 @@ class _Asked:
         can_add = op == "allreduce" and self.among > 1 and inside is not None and inside.can_add
         if can_add and not library_ways:
             left_out[BY_NODE_SWITCHES[self.among > where.devices_per_node]] = (
-                "the time of switches that add within a node comes from tables, on a described "
-                "cluster without a start-up, and not with chunks, an order or a level"
+                "tables time switches that add within a node: those of a fitted cluster, or public "
+                "ones where no start-up is stated. None does with chunks, an order, a level, "
+                "several servers or --reduce-cost"
             )
         names = (*dict.fromkeys((*tried, *library_ways)),)
         return quickest_time(
