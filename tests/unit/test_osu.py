@@ -136,7 +136,17 @@ def test_what_is_not_read_is_named(tmp_path: Path, text: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    ["16384 -400.00", "16384 4x0.00", "16384", "16384 400", "16384 400.0", "16y84 400.00"],
+    [
+        "16384 -400.00",
+        "16384 4x0.00",
+        "16384",
+        "16384 400",
+        "16384 400.0",
+        "16y84 400.00",
+        "x16384 400.00",
+        "400.00",
+        "16384 0.00",
+    ],
 )
 def test_a_row_that_is_damaged_is_said_and_the_table_is_not_fitted(
     tmp_path: Path, row: str

@@ -213,7 +213,8 @@ class _Reading:
         """Say whether a line that is no row was one: most of as many words are numbers."""
         length = len(self._row) or len(self._columns) + 8  # as long as the row before
         numbers = sum(_number(word) is not None for word in words)
-        return length - 1 <= len(words) <= length and len(words) < 2 * numbers < 2 * len(words)
+        is_as_long = length - 1 <= len(words) <= length + 1  # a space may join or part two
+        return is_as_long and len(words) < 2 * numbers < 2 * len(words)
 
     def _end_row(self) -> None:
         """Keep the row that was read if it is whole."""

@@ -45,6 +45,7 @@ _NODES = re.compile(r"\s-(?:N|-nodes)[ =]?(\d{1,6})\s")  # of srun, with the ran
 _OF_A_NODE = re.compile(r"\s--(?:ntasks-per-node|npernode)[ =]?(\d{1,6})\s")
 _ROW = re.compile(r"\s*(\d{1,16})\s+(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,8}\s*$", re.ASCII)
 _ALONE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,3}\s*$", re.ASCII)
+_WITHOUT_SIZE = re.compile(r"(?:\S*\d\S*\s+)?\d{1,18}\.\d{1,6}", re.ASCII)
 _DATATYPE = re.compile(r"# Datatype: (MPI_\w{1,20})")
 _DTYPES = {"MPI_CHAR": "int8", "MPI_INT": "int32", "MPI_FLOAT": "float32", "MPI_DOUBLE": "float64"}
 # By the title without "Latency". A final v allows parts of unequal sizes, but these are equal.
@@ -89,6 +90,7 @@ class _Reading:
     words: int = 2  # of a row
     decimals: int | None = None  # of a printed time or bandwidth
     damaged: list[int] = field(default_factory=list)  # lines
+    suspects: list[int] = field(default_factory=list)  # lines that are damaged if a row follows
 
     def take(self, text: str, line: int) -> None:
         """Read a line; pass over lines that are no row of this table."""
@@ -100,17 +102,24 @@ class _Reading:
         if row is None:
             if self._is_like_a_row(text.split()):
                 self.damaged.append(line)
+            elif self.rows and _WITHOUT_SIZE.fullmatch(text):
+                self.suspects.append(line)
             return
         number = row[row.lastindex or 1]
         size, value = 0 if self.op == "barrier" else int(row[1]), float(number)
         time_us = (size / value if value else 0.0) if self.is_bandwidth else value
-        if not (self._is_next(size) and 0 < time_us <= _LONGEST_US and size <= _MOST_BYTES):
+        if not self._is_next(size) or (self.is_bandwidth and not value):
+            return  # of the output after the table, or too slow for its decimals
+        if not 0 < time_us <= _LONGEST_US or size > _MOST_BYTES:
+            self.damaged.append(line)
             return
         decimals = len(number.partition(".")[2])
         if self.decimals is None:
             self.decimals, self.words = decimals, len(text.split())
         if decimals == self.decimals:
             self.rows.append((size, time_us, line))
+            self.damaged += self.suspects
+            self.suspects.clear()
         else:  # The benchmarks print as many decimals in each row: this number is cut.
             self.damaged.append(line)
 
