@@ -496,11 +496,11 @@ def test_a_row_that_is_cut_is_left_out_and_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("1048576 ", "1048576x ", "1 row is not whole, and is left out"),
-        ("1048576 ", "1048576B ", "1 row is not whole, and is left out"),
-        ("1048576 ", "", "1 row is not whole, and is left out"),
-        ("1048576 ", "10485 76 ", "1 row is not whole, and is left out"),
-        ("104.9 ", "10x.9 ", "1 row is not whole, and is left out"),
+        ("1048576 ", "1048576x ", "1 row is not whole, and is left out, from line 10"),
+        ("1048576 ", "1048576B ", "1 row is not whole, and is left out, from line 10"),
+        ("1048576 ", "", "1 row is not whole, and is left out, from line 10"),
+        ("1048576 ", "10485 76 ", "1 row is not whole, and is left out, from line 10"),
+        ("104.9 ", "10x.9 ", "1 row is not whole, and is left out, from line 10"),
         (
             "104.9 ",
             "1049.0 ",

@@ -153,7 +153,8 @@ class _Reading:
     def __init__(self, op: str = "") -> None:
         self.mentioned = ""  # the operation named after the table's end, which is the next table's
         self._op, self._has_end = op, False
-        self._broken, self._beyond = 0, 0  # rows that are not whole, and rows beyond the most
+        self._broken, self._broken_line = 0, 0  # rows that are not whole, and the line of the first
+        self._beyond = 0  # rows beyond the most
         self._off = list[Row]()  # rows whose bandwidth is not their size by their time
         self._has_marks = False  # has lines that begin with #; the last such line is the average
         self._wrong = 0  # wrong values that the test's validation found
@@ -207,7 +208,7 @@ class _Reading:
         ):
             self._row += words
         elif self._columns and self._is_like_a_row(words):
-            self._broken += 1
+            self._broken, self._broken_line = self._broken + 1, self._broken_line or line
 
     def _is_like_a_row(self, words: list[str]) -> bool:
         """Say whether a line that is no row was one: most of as many words are numbers."""
@@ -222,7 +223,7 @@ class _Reading:
             return
         row = _row_of(self._row, self._columns, self._line)
         if row is None:
-            self._broken += 1
+            self._broken, self._broken_line = self._broken + 1, self._broken_line or self._line
         elif len(self._rows) < _MOST_ROWS:
             self._rows.append(row)
             first = 3 + _has_redop(self._row, self._columns) + ("root" in self._columns)
@@ -242,7 +243,9 @@ class _Reading:
             if is_told:
                 op = _op_told(widest, listed, self._reduces, self._has_root)
             told = _ranks_told(op, widest)
-            problems = _problems(self._wrong, self._broken, self._beyond, self._off)
+            problems = _problems(
+                self._wrong, self._broken, self._beyond, self._off, self._broken_line
+            )
             problems += _not_of(op, self._rows, listed)
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
@@ -478,7 +481,9 @@ def _one_group(path: Path, places: Sequence[tuple[int, str]]) -> tuple[int, int,
     return ranks, nodes, [f"{split} (NCCL_TESTS_SPLIT), and is read as one of them"]
 
 
-def _problems(wrong: int, broken: int, beyond: int, off: Sequence[Row]) -> list[str]:
+def _problems(
+    wrong: int, broken: int, beyond: int, off: Sequence[Row], broken_line: int = 0
+) -> list[str]:
     """Say which rows and values of a table cannot be trusted or are missing."""
     problems = []
     if wrong:
@@ -486,7 +491,8 @@ def _problems(wrong: int, broken: int, beyond: int, off: Sequence[Row]) -> list[
         problems.append(f"{wrong:,} {were} wrong, by its own validation")
     if broken:
         are = "row is not whole, and is" if broken == 1 else "rows are not whole, and are"
-        problems.append(f"{broken:,} {are} left out")
+        where = f", from line {broken_line:,}" if broken_line else ""
+        problems.append(f"{broken:,} {are} left out{where}")
     if off:
         row = off[0]
         where = f"line {row.line:,}: " if row.line else ""
@@ -548,8 +554,7 @@ def _not_of(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
     """Say that bandwidths are not those of the named operation, such as by a file's wrong name."""
     if not op or ranks < 2 or not rows:
         return []
-    row = max(rows, key=lambda row: row.bus_gb_s)
-    factor = bus_factor(op, ranks)
+    row, factor = max(rows, key=lambda row: row.bus_gb_s), bus_factor(op, ranks)
     if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or _fits(row, factor):
         return []
     where = f"line {row.line:,}: " if row.line else ""
@@ -574,9 +579,8 @@ def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
     """
     if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
         return ""
-    rooted = ["reduce" if reduces else "broadcast"]
-    candidates = rooted if has_root else ["allreduce", "reducescatter"]
-    fits = [op for op in candidates if _fits(row, bus_factor(op, ranks))]
+    rooted, rootless = ["reduce" if reduces else "broadcast"], ["allreduce", "reducescatter"]
+    fits = [op for op in (rooted if has_root else rootless) if _fits(row, bus_factor(op, ranks))]
     return fits[0] if len(fits) == 1 else ""
 
 
