@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,8 +36,6 @@ IN_NODE = {"gpu", "op", "dtype", "num_gpus", "message_size", "latency_ms"}
 # Of data sheets: the rate at which a device sends over the links of its node, each way.
 INSIDE_GB_S = {"a100": 300, "h100": 450, "h200": 450, "b200": 900, "b300": 900, "gb200": 900}
 INSIDE_GB_S["gb300"] = 900
-OPS = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reducescatter"}
-OPS["alltoall"] = "alltoall"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +128,36 @@ def columns_of(path: Path) -> set[str]:
         return set(next(csv.reader(file), []))
 
 
+def measured(
+    path: Path, op: str, numbers: tuple[str, str, str]
+) -> Iterator[tuple[dict[str, str], str, float, float, float]]:
+    """Yield the rows of a CSV file, each with its operation and these numbers of it.
+
+    Rows that are cut, or of an operation that no fit knows, are left out and told.
+    """
+    left_out: dict[str, list[int]] = defaultdict(list)
+    with path.open(newline="", errors="replace") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            known = (row[op] or "").lower().replace("_", "").replace("-", "") or "allreduce"
+            try:
+                first, second, third = (float(row[name]) for name in numbers)
+                is_whole = all(0 < number < math.inf for number in (first, second, third))
+            except (TypeError, ValueError):
+                is_whole = False
+            if not is_whole or None in row.values():
+                why = f"expected all columns, and numbers above 0 as {', '.join(numbers)}"
+                left_out[why].append(reader.line_num)
+            elif known not in FITTED_OPS:
+                why = f"{op}: expected one of {', '.join(FITTED_OPS)}, got {row[op]}"
+                left_out[why].append(reader.line_num)
+            else:
+                yield row, known, first, second, third
+    for why, lines in left_out.items():
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        print(f"left out: {path}, line {lines[0]}: {why}{more}")
+
+
 def multi_node(path: Path) -> Iterator[Machine]:
     """Read tables of nccl-tests in one CSV file; those of A100-SXM4 are of DGX A100.
 
@@ -137,11 +166,9 @@ def multi_node(path: Path) -> Iterator[Machine]:
     points: dict[str, dict[tuple[str, int], dict[int, float]]] = defaultdict(
         lambda: defaultdict(dict)
     )
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            op = OPS.get(row["collective"].replace("-", "_"), "allreduce")
-            of_size = points[row["system"]][op, int(row["gpus"])]
-            of_size[int(row["size"])] = float(row["oop_time_us"]) * 1e-6
+    columns = ("gpus", "size", "oop_time_us")
+    for row, op, workers, size, time_us in measured(path, "collective", columns):
+        points[row["system"]][op, int(workers)][int(size)] = time_us * 1e-6
     beside = path.with_name("cluster.toml")
     for system, of_tables in points.items():
         tables = [a_table(op, workers, rows) for (op, workers), rows in of_tables.items()]
@@ -155,12 +182,11 @@ def multi_node(path: Path) -> Iterator[Machine]:
 def in_node(path: Path) -> Iterator[Machine]:
     """Read the tables of ai-dynamo/aiconfigurator, of two-byte elements within a node."""
     points: dict[str, dict[tuple[str, int], dict[int, float]]] = defaultdict(dict)
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            if row["dtype"] == "half":
-                key = OPS[row["op"]], int(row["num_gpus"])
-                of_size = points[row["gpu"]].setdefault(key, {})
-                of_size[2 * int(row["message_size"])] = float(row["latency_ms"]) * 1e-3
+    columns = ("num_gpus", "message_size", "latency_ms")
+    for row, op, workers, elements, time_ms in measured(path, "op", columns):
+        if row["dtype"] == "half":
+            of_size = points[row["gpu"]].setdefault((op, int(workers)), {})
+            of_size[2 * int(elements)] = time_ms * 1e-3
     for gpu, of_tables in points.items():
         where, gb_s = None, INSIDE_GB_S.get(gpu.removesuffix("_sxm"))
         if gb_s is not None:
@@ -205,12 +231,16 @@ def main() -> None:
     """Print a line for each machine, and write the result."""
     taken = arguments.parser(__doc__)
     taken.add_argument("tables", nargs="+", type=Path)
+    places = taken.parse_args().tables
+    for place in places:
+        if not place.exists():
+            taken.error(f"{place}: expected a file or a folder, and there is none")
     columns = ["machine", "device counts"]
     columns += [f"described, {name}" for name in ("sizes", "median", "p90", "coverage")]
     columns += [f"fitted, {name}" for name in ("sizes", "median", "p90", "coverage")]
     print(" | ".join(columns))
     rows, all_fits, all_described = [], Judged(), Judged()
-    for machine in machines(taken.parse_args().tables):
+    for machine in machines(places):
         described, of_fits = judged(machine)
         counts = ", ".join(map(str, sorted({table.workers for table in machine.tables})))
         rows.append([machine.name, counts, *described.cells(), *of_fits.cells()])
@@ -218,6 +248,8 @@ def main() -> None:
         for whole, part in ((all_fits, of_fits), (all_described, described)):
             whole.errors += part.errors
             whole.holds += part.holds
+    if not rows:
+        taken.error(f"expected tables, and none was read in {', '.join(map(str, places))}")
     rows.append(["all", "", *all_described.cells(), *all_fits.cells()])
     print(" | ".join(map(str, rows[-1])))
     if all_fits.errors:

@@ -77,6 +77,7 @@ def _answers() -> Iterator[tuple[str, Any]]:
             f"compare {run} {run} --fail-if-slower 5%",
             f"compare {before} {after} --until loss<=1.8",
             "collective allreduce --bytes 64MiB --workers 8 --bandwidth 10Gbps",
+            "collective allreduce --bytes 64MiB --cluster dgx-h100 --workers 8 --algorithm auto",
             "plan llama3-8b --cluster dgx-h100,dgx-a100 --nodes 1 --global-batch 64 --hours 100",
             f"flows {capture}",
             "workloads",
@@ -218,6 +219,7 @@ def fitted() -> ClusterFit:
         cluster=dataclasses.replace(fullwire.cluster("dgx-h100"), measured=measured),
         residuals=(
             Residual(
+                table=1,
                 op="allreduce",
                 workers=8,
                 bytes=2**26,

@@ -149,7 +149,8 @@ MEANINGS: Mapping[str, str] = {
     "collective.algorithm": "The algorithm that was played.",
     "chunks": "Pieces into which the bytes are cut.",
     "chunk_order": "pipelined: pieces travel one behind the other; serial: one after another.",
-    "level": "event: played transfer by transfer; closed: a formula.",
+    "level": "event: played transfer by transfer; closed: a formula; tables: tables that were "
+    "measured on the cluster; usual: public tables of its kind of link.",
     "time_s": "The time from the first byte to the last.",
     "bus_bandwidth_bps": "The bus bandwidth, as nccl-tests defines it.",
     "transfers": "Transfers that were played.",
@@ -160,6 +161,18 @@ MEANINGS: Mapping[str, str] = {
     "busiest_link": "The name of one such link.",
     "busiest_share": "The share of time_s in which it is busy.",
     "protocol": "The protocol of the library, where a fit tells it.",
+    "times_s.*": "With --algorithm auto, the time of each algorithm that was tried.",
+    "left_out": "Why an algorithm could not be timed.",
+    "library_ways": "Algorithms that were also timed as libraries take them on such links.",
+    "ranges.algorithm": "The quickest algorithm by the formulas, from one size to another.",
+    "ranges.from_bytes": "The smallest size for which it is the quickest.",
+    "ranges.to_bytes": "The largest; null for the last range.",
+    "table.bytes": "A size.",
+    "table.algorithm": "The quickest algorithm for it by the formulas.",
+    "table.time_s": "Its time.",
+    "table.times_s.*": "The time of each.",
+    "tables_lack": "The operation or the nodes of which a fitted cluster has no table; its "
+    "protocols alone then give the time.",
     # ---- plan
     "plan.model": "The model.",
     "plan.cluster": "The cluster.",
@@ -480,6 +493,7 @@ MEANINGS: Mapping[str, str] = {
     # ---- cluster fit
     "cluster.median": "The median of the errors, without signs.",
     "cluster.p90": "The error that nine of ten rows stay below.",
+    "residuals.table": "The number of the table, from 1, in the order given.",
     "residuals.algorithm": "The way that the fit believes was used.",
     "residuals.measured_s": "The time in the table.",
     "residuals.predicted_s": "The time of the fit.",

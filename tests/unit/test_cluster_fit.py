@@ -17,9 +17,11 @@ from fullwire.clusters import cluster
 from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster
 from fullwire.clusters.description import as_toml, described
 from fullwire.clusters.measured import Measured, Protocol
+from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
 from fullwire.findings.collective import collective_findings
+from fullwire.report.cluster import print_cluster_fit
 from fullwire.words import sentences
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
@@ -64,7 +66,8 @@ def nccl_text(table: Table, per_host: int = 8, whole: bool = True) -> str:
     ]
     rows = [
         f"{size:12} {size // 4:12} float sum -1 {time_s * 1e6:.2f} {size / time_s / 1e9:.2f} "
-        f"{size / time_s / 1e9:.2f} 0 {time_s * 1e6:.2f} 1.0 1.0 0"
+        f"{bus_factor(table.op, table.workers) * size / time_s / 1e9:.2f} "
+        f"0 {time_s * 1e6:.2f} 1.0 1.0 0"
         for size, time_s in table.points
     ]
     head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
@@ -242,6 +245,35 @@ def test_a_fit_without_adding_switches_keeps_its_answers() -> None:
     assert said.algorithm == "multi-ring"
 
 
+@pytest.mark.parametrize(
+    ("shown", "op", "workers", "how"),
+    [
+        ([("allreduce", 8)], "allreduce", 8, "as its tables say, by protocol"),
+        ([("allreduce", 8)], "allreduce", 64, "for no table is of several nodes"),
+        ([("allreduce", 8)], "alltoall", 64, "for no table is of alltoall or of several nodes"),
+        ([("allreduce", 8)], "allgather", 8, "for no table is of allgather"),
+        (
+            [("allreduce", 16), ("allgather", 8)],
+            "allgather",
+            64,
+            "for no table is of allgather over several nodes",
+        ),
+        ([("allreduce", 16)], "allreduce", 4, "for no table is of one node"),
+        ([("allreduce", 8)], "allreduce", 1, "(one worker sends nothing)"),
+    ],
+)
+def test_an_answer_says_what_no_table_shows(
+    shown: list[tuple[str, int]], op: str, workers: int, how: str
+) -> None:
+    where = fitted(
+        replace(a_machine(), measured=None),
+        [a_table(a_machine(), table_workers, table_op) for table_op, table_workers in shown],
+    )
+    said = fw.collective(op, bytes="64MiB", workers=workers, cluster=where)
+    assert how in " ".join(sentences(list(collective_findings(said))))
+    assert bool(said.tables_lack) == ("no table" in how)
+
+
 def test_an_odd_size_moves_with_the_devices_where_tables_say_so() -> None:
     machine = a_machine()
 
@@ -287,7 +319,14 @@ def test_without_a_description_the_hosts_of_a_table_say_how_many_devices_share_o
     ("changes", "sentence"),
     [
         ({"devices_per_node": 4}, "devices_per_node: dgx-h100 states 8, got --devices-per-node 4"),
-        ({"cluster": "gb200-nvl72"}, "16 ranks on 2 hosts, and devices_per_node = 72"),
+        (
+            {"cluster": "gb200-nvl72"},
+            r"ours\.log, line 17: 16 ranks on 2 hosts, and devices_per_node = 72",
+        ),
+        (
+            {"cluster": cluster("dgx-h100", 1)},
+            r"ours\.log, line 17: 16 ranks, and dgx-h100 states nodes = 1 and devices_per_node = 8",
+        ),
         ({"cluster": "p3dn"}, r"line \d+: allreduce of .*nics.rate of p3dn"),
     ],
 )
@@ -298,6 +337,27 @@ def test_tables_that_contradict_the_description_are_refused(
     asked: dict[str, object] = {"cluster": "dgx-h100", **changes}
     with pytest.raises(fw.UsageError, match=sentence):
         fw.fit_cluster([ours], **asked)  # type: ignore[arg-type]
+
+
+def test_a_contradiction_names_the_line_of_the_table_that_has_it(tmp_path: Path) -> None:
+    """Of two tables in one file, the first has the size too, and is within a node."""
+    first, second = (nccl_text(a_table(a_machine(), workers)) for workers in (8, 16))
+    path = written(tmp_path / "both.log", first + second)
+    slow = cluster("dgx-h100")
+    slow = replace(slow, nics=replace(slow.nics, rate_bps=1e10))
+    with pytest.raises(fw.UsageError, match=r"nics\.rate of dgx-h100") as told:
+        fw.fit_cluster([path], cluster=slow)
+    line = int(str(told.value).partition("line ")[2].partition(":")[0])
+    assert line > first.count("\n")
+    osu = written(
+        tmp_path / "osu.txt",
+        "# mpirun -np 16 osu_allgather\n# OSU MPI Allgather Latency Test v7.5\n"
+        "# Size       Avg Latency(us)\n1048576    1.00\n",
+    )
+    with pytest.raises(fw.UsageError, match=r"osu\.txt, line 4: allgather of 16.78 MB"):
+        fw.fit_cluster([osu], cluster="dgx-h100")
+    with pytest.raises(fw.UsageError, match=r"osu\.txt, line 1: 16 ranks, and dgx-h100 states"):
+        fw.fit_cluster([osu], cluster=cluster("dgx-h100", 1))
 
 
 def test_a_table_that_fills_half_more_than_the_links_in_a_node_is_refused(tmp_path: Path) -> None:
@@ -317,6 +377,24 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
             fw.fit_cluster([written(tmp_path / f"cut{number}.log", cut)], cluster="dgx-h100")
     with pytest.raises(fw.UsageError, match="expected a file"):
         fw.fit_cluster([tmp_path / "none.log"], cluster="dgx-h100")
+
+
+def test_tables_of_one_operation_and_count_keep_columns_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = a_table(a_machine(), 16)
+    slower = replace(table, points=tuple((size, 1.2 * time_s) for size, time_s in table.points))
+    paths = [
+        written(tmp_path / f"{number}.log", nccl_text(each))
+        for number, each in enumerate((table, slower))
+    ]
+    fit = fw.fit_cluster(paths, cluster="dgx-h100")
+    off = {each.table: each.error for each in fit.residuals if each.bytes == 2**26}
+    assert off[1] > off[2]
+    print_cluster_fit(fit)
+    shown = capsys.readouterr().out
+    assert "allreduce 16, table 1" in shown
+    assert "allreduce 16, table 2" in shown
 
 
 def test_a_real_machine_is_predicted_from_two_tables() -> None:

@@ -74,22 +74,22 @@ def test_each_test_has_columns_of_its_own(
 
 
 def test_several_tests_in_one_file_are_told_apart(tmp_path: Path) -> None:
-    row = "        1024     256   float     sum      -1    {}    0.10    0.10      0    9.0 0 0 0\n"
+    row = "     1024000  256000   float     sum      -1    {}    {}      0    9.0 0 0 0\n"
     begins = "# Collective test starting: {}_perf\n"
     (tmp_path / "all.log").write_text(
         "".join(
             [
                 begins.format("all_gather"),
                 HEAD,
-                row.format("10.5"),
+                row.format("10.5", "97.52   48.76"),
                 TAIL,
                 "======== reduce_scatter_perf\n",
                 HEAD,
-                row.format("20.5"),
+                row.format("20.5", "49.95   24.98"),
                 TAIL,
                 begins.format("all_reduce"),
                 HEAD,
-                row.format("30.5"),
+                row.format("30.5", "33.57   33.57"),
                 TAIL,
             ]
         )
@@ -195,11 +195,15 @@ def split(groups: tuple[int, ...], *, is_json: bool) -> str:
             device | {"rank": rank, "group": group, "hostname": f"n{rank // 2}"}
             for rank, group in enumerate(groups)
         ]
-        return json.dumps(a_report(config={"devices": devices}))
+        [row] = a_report()["results"]
+        place = row["out_of_place"] | {"bus_bw": 39.41}  # 1.5 times, as among 4
+        return json.dumps(
+            a_report(config={"devices": devices}, results=[row | {"out_of_place": place}])
+        )
     head, ranks = HEAD.splitlines(keepends=True), ""
     for rank, group in enumerate(groups):
         ranks += f"#  Rank {rank:2} Group {group:2} Pid 7 on n{rank // 2} device 0 [0x00] H100\n"
-    row = "2097152 524288 float sum -1 79.83 26.27 26.27 0 79.35 26.27 26.27 0\n"
+    row = "2097152 524288 float sum -1 79.83 26.27 39.41 0 79.35 26.27 39.41 0\n"
     return "".join([*head[:2], ranks, *head[4:], row, TAIL])
 
 
@@ -255,6 +259,12 @@ def test_rows_of_that_json_that_cannot_be_are_told(tmp_path: Path) -> None:
         "1 row is not whole, and is left out",
         "it ends before its average, so sizes may be missing",
     ]
+    slip = row | {"out_of_place": row["out_of_place"] | {"time": 798.3}}
+    path.write_text(json.dumps(a_report(results=[slip])))
+    [table] = tables(path)
+    assert table.problems == (
+        f"{path}: 2,097,152 bytes in 798.3 us are 2.63 GB/s, and its algbw is 26.27",
+    )
     path.write_text(json.dumps(report)[:-200])
     with pytest.raises(DamagedInput, match="expected the JSON of nccl-tests"):
         tables(path)
@@ -292,6 +302,33 @@ def test_a_table_without_a_name_tells_its_operation_by_its_bandwidths(
     assert any("its operation is not named: by its bandwidths" in each for each in run.missing) is (
         op != "unknown"
     )
+
+
+@pytest.mark.parametrize(("old", "new"), [("allgather", "allreduce"), ("allreduce", "alltoall")])
+def test_a_name_that_the_bandwidths_contradict_is_told(
+    shared_data: Path, tmp_path: Path, old: str, new: str
+) -> None:
+    path = tmp_path / f"{new}_8.log"
+    path.write_text((shared_data / f"nccl/nccl_{old}.log").read_text())
+    with pytest.raises(DamagedInput, match=rf"line \d+: busbw .* operation, {new} among 8, has"):
+        fullwire.fit_cluster([path])
+    assert read(path).missing
+
+
+def test_a_second_operation_in_a_file_does_not_take_the_name_of_the_first(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "all_reduce_2ops.log"
+    both = [shared_data / f"nccl/nccl_{op}.log" for op in ("allreduce", "allgather")]
+    path.write_text("".join(log.read_text() for log in both))
+    assert [table.is_damaged for table in read_tables(path)] == [False, True]
+
+
+def test_old_tables_without_a_root_tell_their_operation(shared_data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "half.log"
+    for op in ("allreduce", "reducescatter", "reduce", "broadcast"):
+        path.write_text((shared_data / f"nccl/nccl_{op}.log").read_text())
+        assert read_table(path).op == op
 
 
 @pytest.mark.parametrize(
@@ -370,6 +407,18 @@ def test_files_that_rccl_tests_write_are_read(
     assert table.is_damaged == bool(broken)
 
 
+@pytest.mark.parametrize(("text", "line"), [(CSV.rpartition("0,AllR")[0], "line 2: "), (JSON, "")])
+def test_a_bandwidth_of_rccl_tests_that_its_time_contradicts_is_told(
+    tmp_path: Path, text: str, line: str
+) -> None:
+    (tmp_path / "out").write_text(text.replace("105.9", "1059.0"))
+    [table] = tables(tmp_path / "out")
+    assert table.is_damaged
+    assert f"{line}1,048,576 bytes in 1,059 us are 0.99 GB/s, and its algbw is 9.9" in str(
+        table.problems
+    )
+
+
 def test_rows_of_rccl_tests_that_are_wrong_or_too_many_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +491,48 @@ def test_a_row_that_is_cut_is_left_out_and_said(tmp_path: Path) -> None:
     assert [row.bytes for row in table.rows] == [8]
     assert "1 row is not whole, and is left out" in table.problems[0]
     assert "ends before its average" in table.problems[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("1048576 ", "1048576x ", "1 row is not whole, and is left out, from line 10"),
+        ("1048576 ", "1048576B ", "1 row is not whole, and is left out, from line 10"),
+        ("1048576 ", "", "1 row is not whole, and is left out, from line 10"),
+        ("1048576 ", "10485 76 ", "1 row is not whole, and is left out, from line 10"),
+        ("104.9 ", "10x.9 ", "1 row is not whole, and is left out, from line 10"),
+        (
+            "104.9 ",
+            "1049.0 ",
+            "line 10: 1,048,576 bytes in 1,049 us are 1.00 GB/s, and its algbw is 10",
+        ),
+    ],
+)
+def test_damage_within_a_row_is_said_and_neither_fitted_nor_a_transport(
+    tmp_path: Path, old: str, new: str, why: str
+) -> None:
+    rows = "".join(
+        f"{size} {size // 4} float sum -1 {time_us} 10.00 10.00 0 9.1 0.1 0.1 0\n"
+        "h:1:2 [0] NCCL WARN 1048576 262144 float sum -1 104.9 10.00 10.00 0 9.1\n"
+        "Warning: 3 of 4 processes are bound to 2 cores on 1 of 2 sockets\n"
+        for size, time_us in ((524288, "52.4"), (1048576, "104.9"))
+    )
+    path = a_log(tmp_path, rows.replace(old, new))
+    if not new.startswith("1049"):
+        assert len(read_table(path).rows) == 1
+    for ask in (
+        lambda: fullwire.fit_cluster([path]),
+        lambda: fullwire.whatif("vgg16@v100", workers=8, transport=str(path)),
+    ):
+        with pytest.raises(DamagedInput, match=why):
+            ask()
+    assert not read_table(a_log(tmp_path, rows)).problems
+
+
+def test_a_table_of_another_operation_is_no_transport(shared_data: Path) -> None:
+    path = shared_data / "nccl/nccl_alltoall.log"
+    with pytest.raises(UsageError, match=r"expected a table of allreduce, .* are: alltoall"):
+        fullwire.whatif("vgg16@v100", workers=8, transport=str(path))
 
 
 def test_values_that_were_wrong_are_said(tmp_path: Path) -> None:
@@ -564,9 +655,10 @@ def test_any_damage_gives_a_run_or_one_line(
 
 
 def test_the_commands_take_a_table(tmp_path: Path, cli: Cli) -> None:
-    rows = "".join(
-        f"{8**n} {8**n // 4} float sum -1 {10 + n}.5 1 1 0 9 1 1 0\n" for n in range(2, 9)
-    )
+    rows = ""
+    for size, time_us in ((8**n, 10.5 + n) for n in range(2, 9)):
+        rate = f"{size / time_us / 1e3:.2f}"
+        rows += f"{size} {size // 4} float sum -1 {time_us} {rate} {rate} 0 9 1 1 0\n"
     path = a_log(tmp_path, rows)
     assert cli("import", path, "-o", tmp_path / "x.run").returncode == 0
     done = cli("whatif", "vgg16@v100", "--workers", "8", "--transport", path)

@@ -134,6 +134,36 @@ def test_what_is_not_read_is_named(tmp_path: Path, text: str, why: str) -> None:
         read(written(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        "16384 -400.00",
+        "16384 4x0.00",
+        "16384",
+        "16384 400",
+        "16384 400.0",
+        "16y84 400.00",
+        "x16384 400.00",
+        "400.00",
+        "16384 0.00",
+    ],
+)
+def test_a_row_that_is_damaged_is_said_and_the_table_is_not_fitted(
+    tmp_path: Path, row: str
+) -> None:
+    head = "# mpirun -np 16 osu_allreduce\n# OSU MPI Allreduce Latency Test v5.9\n"
+    begin = "# Size       Avg Latency(us)\n1024       14.20\n"
+    path = written(tmp_path, f"{head}{begin}{row}\n1048576 6000.00\n")
+    [table] = tables(path)
+    assert [size.bytes for size in table.rows] == [1024, 1048576]
+    for ask in (
+        lambda: fullwire.fit_cluster([path], devices_per_node=8),
+        lambda: fullwire.whatif("vgg16@v100", workers=16, transport=str(path)),
+    ):
+        with pytest.raises(DamagedInput, match="line 5 is not whole, and is left out"):
+            ask()
+
+
 @cases(100)
 @given(place=st.integers(0, len(METRICS) - 1), byte=st.integers(0, 255), cut=st.booleans())
 def test_any_damage_gives_tables_or_one_line(

@@ -137,6 +137,33 @@ def test_without_latency_it_is_the_usual_one_and_that_is_said(cli: Cli) -> None:
     assert "The latency is 0, so fewer messages in a row gain nothing." in said
 
 
+@pytest.mark.parametrize("size", ["4kB", "64KiB", "16MiB", "1GiB"])
+@pytest.mark.parametrize(("name", "workers"), [("dgx-h100", 8), ("dgx-h100", 16), ("p3dn", 16)])
+def test_auto_is_not_slower_than_what_a_library_takes(name: str, workers: int, size: str) -> None:
+    asked: dict[str, Any] = {"bytes": size, "cluster": name, "workers": workers}
+    plain = fw.collective("allreduce", **asked)
+    tuned = fw.collective("allreduce", algorithm="auto", **asked)
+    assert isinstance(tuned, TunedTime)
+    assert tuned.time_s <= plain.time_s
+    assert tuned.times_s[plain.algorithm] <= plain.time_s
+    assert min(tuned.times_s, key=lambda way: tuned.times_s[way]) == tuned.algorithm
+
+
+def test_auto_tries_the_adding_switches_of_nodes_or_says_why_not() -> None:
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": "dgx-h100", "algorithm": "auto"}
+    within = fw.collective("allreduce", workers=8, **asked)
+    assert isinstance(within, TunedTime)
+    assert within.algorithm == "nvls"
+    assert "nvls" in within.library_ways
+    assert "nvls beyond" in sentence(by_size(within.tuning.ranges))
+    played = fw.collective("allreduce", workers=16, level="event", **asked)
+    assert isinstance(played, TunedTime)
+    assert "or public ones where no start-up is stated" in played.left_out["nvls-tree"]
+    assert not played.library_ways
+    with pytest.raises(fw.UsageError, match=r"nvls has no transfers to play.*NVLink SHARP"):
+        fw.collective("allreduce", workers=8, **{**asked, "algorithm": "nvls"})
+
+
 @pytest.mark.parametrize("workers", [1, 2, 12, 16])
 @pytest.mark.parametrize("how", [{}, {"chunks": 8}, {"level": "closed"}])
 def test_auto_is_as_quick_as_the_quickest_that_can_be_asked_for(

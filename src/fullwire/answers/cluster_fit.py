@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from fullwire.clusters import ClusterLike
+from fullwire.clusters import ClusterLike, names
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.measured import Protocol
@@ -129,9 +129,15 @@ def fit_cluster(
             )
         if where.is_torus:
             raise UsageError(f"cluster fit: {where.name} is a torus, expected switches")
-    most = max(curve.workers for curve in kept)
-    if most > where.devices:
-        where = with_nodes(where, -(-most // where.devices_per_node))
+    most = max(kept, key=lambda curve: curve.workers)
+    if most.workers > where.devices:
+        if not (isinstance(cluster, str) and cluster in names()):  # whose nodes are an example
+            raise UsageError(
+                f"{most.place(most.line)}: {most.workers} ranks, and {where.name} states nodes = "
+                f"{where.nodes} and devices_per_node = {where.devices_per_node}, which are "
+                f"{where.devices} devices"
+            )
+        where = with_nodes(where, -(-most.workers // where.devices_per_node))
     for curve in kept:
         _check_against(where, curve)
     rows = [curve.table() for curve in kept]
@@ -160,6 +166,12 @@ class _Shown:
     path: Path
     source: str
     lacks_ranks: bool = False  # the OSU benchmarks do not print them
+    line: int = 0  # that tells the ranks; 0 if unknown
+    lines: Mapping[int, int] = field(default_factory=dict)  # of each size, where files have lines
+
+    def place(self, line: int) -> str:
+        """Return the words for a line of the file."""
+        return f"{self.path}, line {line}" if line else str(self.path)
 
     def table(self) -> Table:
         """Return the table in the form that a fit needs."""
@@ -182,18 +194,7 @@ def _shown(path: Path) -> Iterator[_Shown]:
     ):
         found = _of_bench(path)
     else:
-        found = [
-            _Shown(
-                table.op,
-                table.workers,
-                table.nodes,
-                _points(path, table),
-                path,
-                name_of(path),
-                table.tool == "osu" and table.workers == 1,
-            )
-            for table in printed_tables(path)[:_MOST_TABLES]
-        ]
+        found = [_printed(path, table) for table in printed_tables(path)[:_MOST_TABLES]]
     for shown in found:
         if not all(size > 0 and time_s > 0 for size, time_s in shown.points):
             raise DamagedInput(path, "expected sizes and times above 0")
@@ -214,15 +215,23 @@ def _of_bench(path: Path) -> list[_Shown]:
     return [_Shown("allreduce", workers, workers, curve, path, name_of(path))]
 
 
-def _points(path: Path, table: Printed) -> tuple[tuple[int, float], ...]:
-    """Return sizes and times of a complete table; of a repeated size, the slower time."""
+def _printed(path: Path, table: Printed) -> _Shown:
+    """Take a complete table of a benchmark; of a repeated size, the slower time."""
     if table.is_damaged:
         raise DamagedInput(path, table.problems[0].removeprefix(f"{name_of(path)}: "))
-    slowest: dict[int, float] = {}
-    for row in table.rows:
-        if row.bytes:
-            slowest[row.bytes] = max(slowest.get(row.bytes, 0.0), row.time_us * 1e-6)
-    return tuple(sorted(slowest.items()))
+    slowest = {row.bytes: row for row in sorted(table.rows, key=lambda row: row.time_us)}
+    slowest.pop(0, None)
+    return _Shown(
+        table.op,
+        table.workers,
+        table.nodes,
+        tuple((size, slowest[size].time_us * 1e-6) for size in sorted(slowest)),
+        path,
+        name_of(path),
+        table.tool == "osu" and table.workers == 1,
+        table.line,
+        {size: row.line for size, row in slowest.items()},
+    )
 
 
 def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> Cluster:
@@ -274,7 +283,8 @@ def _check_against(where: Cluster, table: _Shown) -> None:
     nodes = -(-table.workers // where.devices_per_node)
     if table.nodes and table.nodes != nodes:
         raise UsageError(
-            f"{table.path}: {table.workers} ranks on {table.nodes} hosts, and devices_per_node = "
+            f"{table.place(table.line)}: {table.workers} ranks on {table.nodes} "
+            f"{'host' if table.nodes == 1 else 'hosts'}, and devices_per_node = "
             f"{where.devices_per_node} of {where.name} places them on {nodes}"
         )
     inside, nics = where.inside, where.nics
@@ -296,21 +306,10 @@ def _check_against(where: Cluster, table: _Shown) -> None:
     for size, time_s in table.points:
         if 8 * size * least / time_s > _MOST_PAST_LINE_RATE * allowed_bps:
             raise UsageError(
-                f"{table.path}, line {_line_of(table.path, size)}: {table.op} of "
-                f"{show_bytes(size)} among {table.workers} moves "
-                f"{show_rate(8 * size * least / time_s)}, and {told} "
+                f"{table.place(table.lines.get(size, 0))}: {table.op} of {show_bytes(size)} "
+                f"among {table.workers} moves {show_rate(8 * size * least / time_s)}, and {told} "
                 f"{show_rate(allowed_bps)} ({field} of {where.name})"
             )
-
-
-def _line_of(path: Path, size: int) -> int:
-    """Return the line of a file whose first number is this size; 1 if there is none."""
-    wanted = str(size).encode()
-    with opened_plain(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if wanted in line.replace(b",", b" ").split()[:3]:
-                return number
-    return 1
 
 
 def _choices(cluster: Cluster, tables: Sequence[Table]) -> Iterator[Choice]:

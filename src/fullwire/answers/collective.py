@@ -21,7 +21,14 @@ from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, one_switch, scattered, with_workers
 from fullwire.collectives.cost import AddTimes, bus_factor
-from fullwire.collectives.library import FITTED_OPS, around, library_time, usual, with_large
+from fullwire.collectives.library import (
+    FITTED_OPS,
+    around,
+    library_time,
+    needs,
+    usual,
+    with_large,
+)
 from fullwire.collectives.playing import (
     Between,
     CollectiveTime,
@@ -30,8 +37,13 @@ from fullwire.collectives.playing import (
     collective_time,
     quickest_time,
 )
-from fullwire.collectives.registry import open_to, usual_algorithm, with_formula
-from fullwire.collectives.tuning import AUTO, around_a_switch, over_links, tuned
+from fullwire.collectives.registry import (
+    BY_NODE_SWITCHES,
+    open_to,
+    usual_algorithm,
+    with_formula,
+)
+from fullwire.collectives.tuning import AUTO, around_a_switch, or_as_libraries, over_links, tuned
 from fullwire.errors import UsageError
 from fullwire.simulation.on_links import believed_cost
 from fullwire.units import size_bytes
@@ -103,6 +115,7 @@ def collective(
     check_conditions(chunks, chunk_order, level or "event")
     if by_library and (is_fitted or (algorithm is None and not states_startup)):
         return _by_library(op, where, size, among or where.devices)
+    usual_on = where if by_library and cluster is not None and not states_startup else None
     if has_library and not states_startup:
         where = with_large(where, usual(where))
     algorithm = algorithm or usual_algorithm(op, where)
@@ -112,6 +125,7 @@ def collective(
         op=op,
         size_bytes=size,
         where=where,
+        usual_on=usual_on,
         is_described=cluster is not None,
         cuts=_CHUNKS if by_library and cluster is not None else (),
         how=how,
@@ -127,6 +141,7 @@ class _Asked:
     op: str
     size_bytes: int
     where: Cluster
+    usual_on: Cluster | None  # The description, where the usual protocols of libraries apply.
     is_described: bool
     cuts: tuple[int, ...]  # Other chunks that are tried between the phases of a hierarchy.
     chunks: int
@@ -142,17 +157,60 @@ class _Asked:
         time = replace(time, interval=Between(low_s=low_s, high_s=high_s))
         return time if self.is_described else replace(time, cluster=None)
 
+    @property
+    def among(self) -> int:
+        """Return the number of workers."""
+        return self.how["workers"] or self.where.devices
+
+    @property
+    def library_ways(self) -> tuple[str, ...]:
+        """Return the algorithms that are also timed as libraries take them."""
+        if self.usual_on is None or self.among == 1:
+            return ()
+        return tuple(needs(self.op, self.usual_on, self.among))
+
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """Return the algorithms that are played."""
+        is_in_order = self.how["order"] is None
+        return open_to(self.op, self.where, self.how["workers"], in_order=is_in_order)
+
     def quickest(self) -> CollectiveTime:
         """Time the collective by all algorithms that can be used here, and return the quickest."""
         op, where, adds, order = self.op, self.where, self.how["adds"], self.how["order"]
-        tried = open_to(op, where, self.how["workers"], in_order=order is None)
+        tried, library_ways = self.tried, self.library_ways
         if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
-            tuning = tuned(around_a_switch(op, where, adds))
+            times_s = around_a_switch(op, where, adds)
         else:
-            among = self.how["workers"] or where.devices
-            costs = {name: believed_cost(op, name, where, among, order) for name in tried}
-            tuning = tuned(over_links(costs, adds))
-        return quickest_time(tried, self.in_best_chunks, tuning)
+            costs = {name: believed_cost(op, name, where, self.among, order) for name in tried}
+            times_s = over_links(costs, adds)
+        if library_ways and self.usual_on is not None:
+            times_s = or_as_libraries(times_s, op, self.usual_on, self.among)
+        left_out, inside = {}, where.inside
+        can_add = op == "allreduce" and self.among > 1 and inside is not None and inside.can_add
+        if can_add and not library_ways:
+            left_out[BY_NODE_SWITCHES[self.among > where.devices_per_node]] = (
+                "tables time switches that add within a node: those of a fitted cluster, or public "
+                "ones where no start-up is stated. None does with chunks, an order, a level, "
+                "several servers or --reduce-cost"
+            )
+        names = (*dict.fromkeys((*tried, *library_ways)),)
+        return quickest_time(
+            names, self.in_best_way, tuned(times_s), left_out=left_out, library_ways=library_ways
+        )
+
+    def in_best_way(self, name: str) -> CollectiveTime:
+        """Time an algorithm as libraries take it, and played, and return the quicker."""
+        times = []
+        if name in self.library_ways and self.usual_on is not None:
+            times.append(_by_library(self.op, self.usual_on, self.size_bytes, self.among, name))
+        if name in self.tried:
+            try:
+                times.append(self.in_best_chunks(name))
+            except UsageError:  # such as for too many transfers
+                if not times:
+                    raise
+        return min(times, key=lambda timed: timed.time_s)
 
     def in_best_chunks(self, name: str) -> CollectiveTime:
         """Time an algorithm, with its phases side by side where that is quicker."""
@@ -165,9 +223,11 @@ class _Asked:
         return min((self.timed(name, cut) for cut in (None, *cuts)), key=lambda timed: timed.time_s)
 
 
-def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveTime:
+def _by_library(
+    op: str, where: Cluster, size: int, workers: int, algorithm: str | None = None
+) -> CollectiveTime:
     """Time a collective by the tables of the cluster, or of others like it."""
-    library = library_time(op, where, size, workers)
+    library = library_time(op, where, size, workers, algorithm)
     check_times(op, time=library.time_s)
     return CollectiveTime(
         op=op,
@@ -187,6 +247,7 @@ def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveT
         cluster=where.name,
         busiest=library.busiest,
         protocol=library.protocol,
+        tables_lack=library.lacks,
         interval=Between(low_s=library.low_s, high_s=library.high_s),
     )
 

@@ -27,7 +27,7 @@ from fullwire.collectives.library import with_usual_startup
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of
 from fullwire.run.gaps import reasons
 from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
@@ -137,7 +137,14 @@ class Transports:
             from fullwire.importers import tables
 
             of_file = tables(text)
-            table = next((rows for rows in of_file if rows.op == "allreduce"), of_file[0])
+            table = next((rows for rows in of_file if rows.op == "allreduce"), None)
+            if table is None:
+                ops = ", ".join(dict.fromkeys(rows.op or "an unnamed one" for rows in of_file))
+                raise UsageError(
+                    f"{text}: expected a table of allreduce, and its tables are: {ops}"
+                )
+            if table.is_damaged:
+                raise DamagedInput(text, table.problems[0].removeprefix(f"{name_of(Path(text))}: "))
             if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
                 raise UsageError(
                     f"{text}: expected a table of several ranks: one alone sends nothing"

@@ -46,6 +46,7 @@ class Table:
 class Residual:
     """One row of a table, and its time by the fitted protocols."""
 
+    table: int  # its number among those of the fit, from 1
     op: str
     workers: int
     bytes: int
@@ -120,13 +121,14 @@ def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:
     assert cluster.measured is not None
     cluster = replace(cluster, measured=replace(cluster.measured, shown=()))
     residues = []
-    for table in tables:
+    for number, table in enumerate(tables, 1):
         for size, time_s in table.points:
             if size < LEAST_BYTES:
                 continue
             library = library_time(table.op, cluster, size, table.workers)
             residues.append(
                 Residual(
+                    table=number,
                     op=table.op,
                     workers=table.workers,
                     bytes=size,

@@ -132,6 +132,7 @@ class LibraryTime:
     high_s: float
     protocol: str | None = None
     busiest: str | None = None  # kind of link
+    lacks: tuple[str, ...] = ()  # of this, the cluster has no table, though it has tables
 
 
 def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
@@ -313,12 +314,28 @@ def usual(cluster: Cluster) -> Measured:
     )
 
 
-def library_time(op: str, cluster: Cluster, size_bytes: int, workers: int) -> LibraryTime:
-    """Time a collective by the cluster's tables, or by the usual protocols on such links."""
+def usual_times_s(op: str, cluster: Cluster, workers: int, sizes: Floats) -> dict[str, Floats]:
+    """Return the time of each algorithm of libraries, by the quickest of the usual protocols."""
+    ways, times_s = ways_s(usual(cluster), needs(op, cluster, workers), sizes)
+    return {
+        name: times_s[[way == name for way, _ in ways]].min(axis=0)
+        for name in dict.fromkeys(way for way, _ in ways)
+    }
+
+
+def library_time(
+    op: str, cluster: Cluster, size_bytes: int, workers: int, algorithm: str | None = None
+) -> LibraryTime:
+    """Time a collective by the cluster's tables, or by the usual protocols on such links.
+
+    Without an algorithm, a library is taken to choose the quickest.
+    """
     if workers == 1:
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
     of_algorithms = needs(op, cluster, workers)
+    if algorithm is not None:
+        of_algorithms = {algorithm: of_algorithms[algorithm]}
     sizes = [float(max(size_bytes, 1))]
     ways, times_s = ways_s(measured, of_algorithms, sizes)
     best = int(np.argmin(times_s[:, 0]))
@@ -334,7 +351,20 @@ def library_time(op: str, cluster: Cluster, size_bytes: int, workers: int) -> Li
         time_s=time_s,
         low_s=time_s / off,
         high_s=time_s * off + (_OF_CLOUD_S if may_be_cloud else 0.0),
+        lacks=_lacks(measured, op, cluster, workers),
     )
+
+
+def _lacks(measured: Measured, op: str, cluster: Cluster, workers: int) -> tuple[str, ...]:
+    """Return the tables that a time would need and the fit lacks; only protocols give it then."""
+    side = _of_this_side(measured, cluster, workers)
+    if not measured.shown or any(table.op == op for table in side):
+        return ()
+    has_op = any(table.op == op for table in measured.shown)
+    nodes = "several nodes" if workers > cluster.devices_per_node else "one node"
+    if side:
+        return (f"{op} over {nodes}" if has_op else op,)
+    return (nodes,) if has_op else (op, nodes)
 
 
 def _spread(measured: Measured, op: str, cluster: Cluster, size: int, workers: int) -> float:

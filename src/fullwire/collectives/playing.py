@@ -53,7 +53,8 @@ class CollectiveTime(Result):
     At level "tables" the time comes from measured tables of the cluster, at level "usual" from
     those of other machines: by the `protocol` that a library takes. On a described cluster `played`
     transfers stood for all. The busiest link is the one that needs longest for its load. It is busy
-    for `busiest_share` of the time.
+    for `busiest_share` of the time. `tables_lack` names the operation, or the nodes, of which the
+    cluster has no table. The protocols that were fitted to its other tables then give the time.
     """
 
     op: str
@@ -75,6 +76,7 @@ class CollectiveTime(Result):
     busiest_share: float | None = None
     protocol: str | None = None
     interval: Between | None = None
+    tables_lack: tuple[str, ...] = ()
 
     def _in_short(self) -> Iterator[str]:
         where = "" if self.cluster is None else f" on {self.cluster}"
@@ -92,6 +94,7 @@ class TunedTime(CollectiveTime):
     times_s: Mapping[str, float]
     left_out: Mapping[str, str]  # why an algorithm could not be timed
     tuning: Tuning
+    library_ways: tuple[str, ...] = ()  # that were also timed as libraries take them
 
     def _tables(self) -> Mapping[str, Mapping[str, Any]]:
         return {
@@ -265,11 +268,16 @@ def _taking(known: CollectiveTime, time_s: float) -> CollectiveTime:
 
 
 def quickest_time(
-    names: Sequence[str], timed: Callable[[str], CollectiveTime], tuning: Tuning
+    names: Sequence[str],
+    timed: Callable[[str], CollectiveTime],
+    tuning: Tuning,
+    *,
+    left_out: Mapping[str, str],
+    library_ways: tuple[str, ...],
 ) -> TunedTime:
     """Time a collective by each of these algorithms, and take the quickest."""
     times: list[CollectiveTime] = []
-    left_out: dict[str, str] = {}
+    left_out = dict(left_out)
     for name in names:
         try:
             times.append(timed(name))
@@ -283,6 +291,7 @@ def quickest_time(
         times_s={known.algorithm: known.time_s for known in times},
         left_out=left_out,
         tuning=tuning,
+        library_ways=library_ways,
     )
 
 

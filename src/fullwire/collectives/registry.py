@@ -23,6 +23,10 @@ from fullwire.registry import Registry
 OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 
 
+# Libraries add in the switches of a node, or of several. `collectives.library` times these.
+BY_NODE_SWITCHES = ("nvls", "nvls-tree")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wires:
     """Links of equal rate around one switch."""
@@ -157,6 +161,13 @@ def open_to(
 
 def statement(op: str, algorithm: str) -> Statement:
     """Return how an algorithm carries out a collective."""
+    if algorithm in BY_NODE_SWITCHES:
+        raise UsageError(
+            f"algorithm for {op}: {algorithm} has no transfers to play. It is how libraries use "
+            "switches that add within a node (NVLink SHARP), and its time comes from tables: "
+            "`fullwire collective` without --algorithm, or with auto, takes it where it is the "
+            f"quickest. Expected {', '.join(known(op))}"
+        )
     if algorithm not in known(op):
         raise UsageError(f"algorithm for {op}: expected {', '.join(known(op))}, got {algorithm!r}")
     return known(op)[algorithm].ops[op]

@@ -40,6 +40,21 @@ class FromTables(Finding):
     protocol: str | None
 
 
+class FromProtocols(Finding):
+    """The cluster has tables, but none of this operation, or of as many nodes."""
+
+    template = "by the fitted protocol {protocol}, for no table is of {lacking}"
+
+    protocol: str | None
+    lacking: str
+
+
+class SendsNothing(Finding):
+    """One worker has nothing to send."""
+
+    template = "one worker sends nothing"
+
+
 class FromOthersTables(Finding):
     """Public tables of machines with this kind of link gave the time."""
 
@@ -176,6 +191,18 @@ class ByFormulas(Finding):
     choices: Finding
 
 
+class AsLibraries(Finding):
+    """These algorithms were also timed by the protocols of libraries."""
+
+    template = (
+        "{algorithms:list} {count:is|are} also timed as libraries take {count:it|them} on such "
+        "links, by the usual protocols."
+    )
+
+    algorithms: tuple[str, ...]
+    count: int
+
+
 class NoLatencyGiven(Finding):
     """The latency is 0, so the number of messages costs nothing."""
 
@@ -211,7 +238,11 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
         chunk_order=result.chunk_order,
     )
     how: Finding = InClosedForm()
-    if result.level == "tables":
+    if result.workers == 1:
+        how = SendsNothing()
+    elif result.level == "tables" and result.tables_lack:
+        how = FromProtocols(protocol=result.protocol, lacking=" or of ".join(result.tables_lack))
+    elif result.level == "tables":
         how = FromTables(protocol=result.protocol)
     elif result.level == "usual":
         how = FromOthersTables(protocol=result.protocol)
@@ -222,7 +253,7 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
     yield CollectiveTook(time_s=result.time_s, bus_bps=result.bus_bandwidth_bps, found=how)
     if result.interval is not None and result.interval.high_s > 0:  # one worker sends nothing
         yield ExpectedBetween(low_s=result.interval.low_s, high_s=result.interval.high_s)
-    if result.level == "usual":
+    if result.level == "usual" and result.workers > 1:
         yield UsualStartUp(cluster=result.cluster)
     if result.busiest_share is not None:
         yield BusiestLinks(
@@ -240,6 +271,8 @@ def tuning_findings(result: TunedTime) -> Iterator[Finding]:
     yield Quickest(algorithm=result.algorithm, count=len(result.times_s), others=others)
     for name, why in result.left_out.items():
         yield AlgorithmLeftOut(algorithm=name, why=why)
+    if result.library_ways:
+        yield AsLibraries(algorithms=result.library_ways, count=len(result.library_ways))
     yield ByFormulas(choices=by_size(result.tuning.ranges))
     if result.latency_s == 0:
         yield NoLatencyGiven()

@@ -6,6 +6,7 @@ are of the whole vector, as `collectives/cost.py` counts them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,6 +73,18 @@ class Row:
     bus_gb_s: float
     in_place_us: float | None = None
     in_place_bus_gb_s: float | None = None
+    line: int = 0  # in its file; 0 if the file has no lines of rows
+
+
+def is_off(size: int, time_us: str, algorithm_gb_s: str) -> bool:
+    """Say whether a printed bandwidth is not the size by the time, to the digits of both."""
+    time, rate = float(time_us), float(algorithm_gb_s)
+    time_digit, rate_digit = (
+        10.0 ** -len(text.partition(".")[2]) for text in (time_us, algorithm_gb_s)
+    )
+    least = size / (time + time_digit) * 1e-3 - rate_digit
+    most = size / (time - time_digit) * 1e-3 + rate_digit if time > time_digit else math.inf
+    return not least <= rate <= most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +100,7 @@ class Table:
     backend: str = "nccl"
     nodes: int = 0  # number of hosts, where the output lists them
     is_damaged: bool = False  # rows are missing, cut or wrong
+    line: int = 0  # of its last listed rank, or the command that tells the ranks; 0 if unknown
 
     def points(self) -> tuple[tuple[float, float], ...]:
         """Return the bytes that each rank sends and the seconds out of place, ascending."""

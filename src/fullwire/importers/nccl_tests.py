@@ -45,7 +45,7 @@ from fullwire.importers._format import (
     Likeness,
     near_miss,
 )
-from fullwire.importers._tables import Prefixes, Row, Table, run_of, without_tags
+from fullwire.importers._tables import Prefixes, Row, Table, is_off, run_of, without_tags
 from fullwire.importers.nccl_log import Log, log_facts, read_nccl_logs
 from fullwire.run.facts import NO_FACTS
 from fullwire.run.gaps import Gap
@@ -131,7 +131,8 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
             return (
                 _reported(path, content) if _REPORT.match(beginning) else _separated(path, content)
             )
-        for line in lines_in(file, path, most=_MOST_LINES, longest=_LONGEST_LINE):
+        lines = lines_in(file, path, most=_MOST_LINES, longest=_LONGEST_LINE)
+        for number, line in enumerate(lines, 1):
             whole = line.decode(errors="replace")
             if log is not None:
                 log.take(whole)
@@ -139,7 +140,7 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
             if _BEGINS_TABLE.search(text) and reading.has_rows:
                 tables += reading.tables(path)
                 reading = _Reading(op=reading.mentioned)
-            reading.take(text)
+            reading.take(text, number)
     tables += reading.tables(path)
     if not tables:
         raise DamagedInput(path, "expected a table of nccl-tests, and no whole row is in it")
@@ -152,10 +153,13 @@ class _Reading:
     def __init__(self, op: str = "") -> None:
         self.mentioned = ""  # the operation named after the table's end, which is the next table's
         self._op, self._has_end = op, False
-        self._broken, self._beyond = 0, 0  # rows that are not whole, and rows beyond the most
+        self._broken, self._broken_line = 0, 0  # rows that are not whole, and the line of the first
+        self._beyond = 0  # rows beyond the most
+        self._off = list[Row]()  # rows whose bandwidth is not their size by their time
         self._has_marks = False  # has lines that begin with #; the last such line is the average
         self._wrong = 0  # wrong values that the test's validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
+        self._line, self._rank_line = 0, 0  # of the row, and of the last listed rank
         self._devices: dict[int, str] = {}  # by rank
         self._groups: dict[int, tuple[int, str]] = {}  # each rank's group and host
         self._reduces, self._has_root = False, False
@@ -165,7 +169,7 @@ class _Reading:
         """Say whether any row has begun."""
         return bool(self._row or self._rows)
 
-    def take(self, text: str) -> None:
+    def take(self, text: str, line: int) -> None:
         """Read a line, from which other programs' words are removed already."""
         if (perf := _PERF.search(text)) is not None and (op := _op(perf[1])):
             self._op = self._op or op
@@ -176,6 +180,7 @@ class _Reading:
             rank = _RANK.match(text)
             if rank is not None and len(self._devices) < _MOST_RANKS:
                 self._devices[int(rank[1])] = rank[4].strip()
+                self._rank_line = line
                 self._groups[int(rank[1])] = int(rank[2] or 0), rank[3]
             self._has_end = self._has_end or "Avg bus bandwidth" in text
             if (wrong := _WRONG.match(text)) is not None:
@@ -191,25 +196,39 @@ class _Reading:
             self._columns = _columns_of(words)
         if self._columns and begins_row:
             self._reduces |= words[3:4] != [] and words[3] in _REDUCTIONS
-            self._has_root |= words[4:5] != [] and words[4].isdigit()
+            if "root" in self._columns:
+                root = words[3 + _has_redop(words, self._columns) :][:1]
+                self._has_root |= root != [] and root[0].isdigit()
             self._end_row()
-            self._row = words
+            self._row, self._line = words, line
         elif (
             self._row
             and len(self._row) < len(self._columns) + 8
             and all(word == "N/A" or _number(word) is not None for word in words)
         ):
             self._row += words
+        elif self._columns and self._is_like_a_row(words):
+            self._broken, self._broken_line = self._broken + 1, self._broken_line or line
+
+    def _is_like_a_row(self, words: list[str]) -> bool:
+        """Say whether a line that is no row was one: most of as many words are numbers."""
+        length = len(self._row) or len(self._columns) + 8  # as long as the row before
+        numbers = sum(_number(word) is not None for word in words)
+        is_as_long = length - 1 <= len(words) <= length + 1  # a space may join or part two
+        return is_as_long and len(words) < 2 * numbers < 2 * len(words)
 
     def _end_row(self) -> None:
         """Keep the row that was read if it is whole."""
         if not self._row:
             return
-        row = _row_of(self._row, self._columns)
+        row = _row_of(self._row, self._columns, self._line)
         if row is None:
-            self._broken += 1
+            self._broken, self._broken_line = self._broken + 1, self._broken_line or self._line
         elif len(self._rows) < _MOST_ROWS:
             self._rows.append(row)
+            first = 3 + _has_redop(self._row, self._columns) + ("root" in self._columns)
+            if is_off(row.bytes, *self._row[first : first + 2]):
+                self._off.append(row)
         else:
             self._beyond += 1
 
@@ -224,7 +243,10 @@ class _Reading:
             if is_told:
                 op = _op_told(widest, listed, self._reduces, self._has_root)
             told = _ranks_told(op, widest)
-            problems = _problems(self._wrong, self._broken, self._beyond)
+            problems = _problems(
+                self._wrong, self._broken, self._beyond, self._off, self._broken_line
+            )
+            problems += _not_of(op, self._rows, listed)
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
@@ -243,6 +265,7 @@ class _Reading:
                 problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
                 nodes=nodes,
                 is_damaged=is_damaged,
+                line=self._rank_line or self._rows[0].line,
             )
 
 
@@ -286,14 +309,16 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     text = content.decode(errors="replace")
     try:
         if text.lstrip()[:1] == "[":
-            given: Any = msgspec.json.decode(content, type=list[dict[str, str | int | float]])
+            results: Any = msgspec.json.decode(content, type=list[dict[str, str | int | float]])
+            given = [(0, result) for result in results]
         else:
-            given = list(csv.DictReader(text.splitlines(), restkey="", restval=""))
+            reader = csv.DictReader(text.splitlines(), restkey="", restval="")
+            given = [(reader.line_num, result) for result in reader]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, csv.Error) as error:
         raise DamagedInput(path, f"expected the results of rccl-tests: {error}") from None
     tables: dict[tuple[str, int], dict[tuple[str, str, str, str], Row]] = {}
-    broken, wrong = 0, 0.0
-    for entry in given[:_MOST_ROWS]:
+    broken, wrong, off = 0, 0.0, list[Row]()
+    for line, entry in given[:_MOST_ROWS]:
         told = {key.lower().strip(): str(value).strip(' "') for key, value in entry.items()}
         op = _op(told.get("collective", told.get("name", path.stem)))
         counts = [_number(told.get(name, "1")) for name in ("ranks", "gpusperrank", "gpus")]
@@ -318,8 +343,13 @@ def _separated(path: Path, content: bytes) -> list[Table]:
                 time_us=time_us or 0.0,
                 algorithm_gb_s=algorithm or 0.0,
                 bus_gb_s=bus or 0.0,
+                line=line,
             )
-    problems = _problems(int(wrong), broken, len(given) - len(given[:_MOST_ROWS]))
+            if is_off(int(size or 0), told["time"], told["algbw"]):
+                off.append(rows[key])
+    problems = _problems(int(wrong), broken, len(given) - len(given[:_MOST_ROWS]), off)
+    for (op, ranks), rows in tables.items():
+        problems += _not_of(op, [*rows.values()], ranks)
     found = [
         Table(
             op=op,
@@ -375,7 +405,7 @@ def _reported(path: Path, content: bytes) -> list[Table]:
         report = msgspec.json.decode(_INFINITE.sub(b":null", content), type=_Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedInput(path, f"expected the JSON of nccl-tests: {error}") from None
-    rows, broken, wrong = list[Row](), 0, 0.0
+    rows, broken, wrong, off = list[Row](), 0, 0.0, list[Row]()
     for result in report.results[:_MOST_ROWS]:
         outside, inside = result.out_of_place or _Place(), result.in_place or _Place()
         time_us = outside.time or outside.cpu_time or 0.0
@@ -403,15 +433,19 @@ def _reported(path: Path, content: bytes) -> list[Table]:
                 in_place_bus_gb_s=rates[2],
             )
         )
+        if is_off(result.size, str(time_us), str(rates[0])):
+            off.append(rows[-1])
     if not rows:
         raise DamagedInput(path, "expected the JSON of nccl-tests, and no whole row is in it")
     op = _op(Path((report.args or [""])[0] or path.stem).name)
     devices, widest = report.config.devices, max(rows, key=lambda row: row.bus_gb_s)
-    problems = _problems(int(wrong), broken, len(report.results) - len(report.results[:_MOST_ROWS]))
+    beyond = len(report.results) - len(report.results[:_MOST_ROWS])
+    problems = _problems(int(wrong), broken, beyond, off)
     if not report.end_time:
         problems.append("it ends before its average, so sizes may be missing")
-    is_damaged = bool(problems)
     listed, nodes, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
+    problems += _not_of(op, rows, listed)
+    is_damaged = bool(problems)
     problems += split
     if not listed:
         problems.append("its ranks are not listed")
@@ -447,7 +481,9 @@ def _one_group(path: Path, places: Sequence[tuple[int, str]]) -> tuple[int, int,
     return ranks, nodes, [f"{split} (NCCL_TESTS_SPLIT), and is read as one of them"]
 
 
-def _problems(wrong: int, broken: int, beyond: int) -> list[str]:
+def _problems(
+    wrong: int, broken: int, beyond: int, off: Sequence[Row], broken_line: int = 0
+) -> list[str]:
     """Say which rows and values of a table cannot be trusted or are missing."""
     problems = []
     if wrong:
@@ -455,7 +491,17 @@ def _problems(wrong: int, broken: int, beyond: int) -> list[str]:
         problems.append(f"{wrong:,} {were} wrong, by its own validation")
     if broken:
         are = "row is not whole, and is" if broken == 1 else "rows are not whole, and are"
-        problems.append(f"{broken:,} {are} left out")
+        where = f", from line {broken_line:,}" if broken_line else ""
+        problems.append(f"{broken:,} {are} left out{where}")
+    if off:
+        row = off[0]
+        where = f"line {row.line:,}: " if row.line else ""
+        more = f" (and {len(off) - 1:,} more)" if len(off) > 1 else ""
+        problems.append(
+            f"{where}{row.bytes:,} bytes in {row.time_us:,g} us are "
+            f"{row.bytes / row.time_us * 1e-3:,.2f} GB/s, and its algbw is "
+            f"{row.algorithm_gb_s:,g}{more}"
+        )
     if beyond:
         are = "row is" if beyond == 1 else "rows are"
         problems.append(f"{beyond:,} {are} left out, for it has over {_MOST_ROWS:,}")
@@ -466,12 +512,15 @@ def _number(text: str) -> float | None:
     return float(text) if re.fullmatch(r"\d{1,18}(?:\.\d{1,18})?", text, re.ASCII) else None
 
 
-def _row_of(words: list[str], columns: list[str]) -> Row | None:
+def _has_redop(words: list[str], columns: list[str]) -> bool:
+    """Say whether a row names its reduction; some versions leave it empty if there is none."""
+    return "redop" in columns and words[3:4] != [] and words[3][:1].isalpha()
+
+
+def _row_of(words: list[str], columns: list[str], line: int) -> Row | None:
     """Return the row of these words, or None if it is not whole."""
     size, dtype = int(words[0]), words[2][:40]
-    # If an operation does not reduce, some versions leave the column "redop" empty.
-    has_redop = "redop" in columns and words[3:4] != [] and words[3][:1].isalpha()
-    first = 3 + has_redop + ("root" in columns)
+    first = 3 + _has_redop(words, columns) + ("root" in columns)
     numbers = [_number(word) for word in words[first : first + 7]]
     if len(numbers) < 3 or None in numbers[:3] or size > _MOST_BYTES:
         return None
@@ -486,6 +535,7 @@ def _row_of(words: list[str], columns: list[str]) -> Row | None:
         bus_gb_s=bus,
         in_place_us=numbers[4] if len(numbers) > 6 else None,
         in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
+        line=line,
     )
 
 
@@ -500,6 +550,28 @@ def _ranks_told(op: str, row: Row) -> int | None:
     return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
 
 
+def _not_of(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
+    """Say that bandwidths are not those of the named operation, such as by a file's wrong name."""
+    if not op or ranks < 2 or not rows:
+        return []
+    row, factor = max(rows, key=lambda row: row.bus_gb_s), bus_factor(op, ranks)
+    if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or _fits(row, factor):
+        return []
+    where = f"line {row.line:,}: " if row.line else ""
+    share = row.bus_gb_s / row.algorithm_gb_s
+    return [
+        f"{where}busbw is {share:.3g} times algbw, and the named operation, {op} among {ranks:,}, "
+        f"has {factor:.3g}"
+    ]
+
+
+def _fits(row: Row, factor: float) -> bool:
+    """Say whether a row's bus bandwidth is so many times its algorithm bandwidth, by its digits."""
+    share = row.bus_gb_s / row.algorithm_gb_s
+    unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
+    return abs(factor - share) <= unsure
+
+
 def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
     """Return the operation that the ratio of a row's bus to algorithm bandwidth implies, or "".
 
@@ -507,11 +579,8 @@ def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
     """
     if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
         return ""
-    share = row.bus_gb_s / row.algorithm_gb_s
-    unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
-    rooted = ["reduce" if reduces else "broadcast"]
-    candidates = rooted if has_root else ["allreduce", "reducescatter"]
-    fits = [op for op in candidates if abs(bus_factor(op, ranks) - share) <= unsure]
+    rooted, rootless = ["reduce" if reduces else "broadcast"], ["allreduce", "reducescatter"]
+    fits = [op for op in (rooted if has_root else rootless) if _fits(row, bus_factor(op, ranks))]
     return fits[0] if len(fits) == 1 else ""
 
 

@@ -45,6 +45,7 @@ _NODES = re.compile(r"\s-(?:N|-nodes)[ =]?(\d{1,6})\s")  # of srun, with the ran
 _OF_A_NODE = re.compile(r"\s--(?:ntasks-per-node|npernode)[ =]?(\d{1,6})\s")
 _ROW = re.compile(r"\s*(\d{1,16})\s+(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,8}\s*$", re.ASCII)
 _ALONE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,3}\s*$", re.ASCII)
+_WITHOUT_SIZE = re.compile(r"(?:\S*\d\S*\s+)?\d{1,18}\.\d{1,6}", re.ASCII)
 _DATATYPE = re.compile(r"# Datatype: (MPI_\w{1,20})")
 _DTYPES = {"MPI_CHAR": "int8", "MPI_INT": "int32", "MPI_FLOAT": "float32", "MPI_DOUBLE": "float64"}
 # By the title without "Latency". A final v allows parts of unequal sizes, but these are equal.
@@ -83,26 +84,67 @@ class _Reading:
     op: str
     ranks: int  # 0 if unknown
     is_bandwidth: bool
+    command_line: int  # the line that tells the ranks; 0 if none does
     dtype: str = ""
-    rows: list[tuple[int, float]] = field(default_factory=list)  # size as printed, microseconds
+    rows: list[tuple[int, float, int]] = field(default_factory=list)  # size, microseconds, line
+    words: int = 2  # of a row
+    decimals: int | None = None  # of a printed time or bandwidth
+    damaged: list[int] = field(default_factory=list)  # lines
+    suspects: list[int] = field(default_factory=list)  # lines that are damaged if a row follows
 
-    def take(self, text: str) -> None:
+    def take(self, text: str, line: int) -> None:
         """Read a line; pass over lines that are no row of this table."""
         if (told := _DATATYPE.match(text)) is not None:
             self.dtype = _DTYPES.get(told[1], "")
         row = (_ALONE if self.op == "barrier" else _ROW).fullmatch(text)
-        if row is None or len(self.rows) >= _MOST_ROWS:
+        if len(self.rows) >= _MOST_ROWS:
             return
-        size, value = (0, float(row[1])) if self.op == "barrier" else (int(row[1]), float(row[2]))
+        if row is None:
+            if self._is_like_a_row(text.split()):
+                self.damaged.append(line)
+            elif self.rows and _WITHOUT_SIZE.fullmatch(text):
+                self.suspects.append(line)
+            return
+        number = row[row.lastindex or 1]
+        size, value = 0 if self.op == "barrier" else int(row[1]), float(number)
         time_us = (size / value if value else 0.0) if self.is_bandwidth else value
-        is_next = (
-            not self.rows or size > self.rows[-1][0]
-        )  # else the line belongs to the output after the table
-        if is_next and 0 < time_us <= _LONGEST_US and size <= _MOST_BYTES:
-            self.rows.append((size, time_us))
+        if not self._is_next(size) or (self.is_bandwidth and not value):
+            return  # of the output after the table, or too slow for its decimals
+        if not 0 < time_us <= _LONGEST_US or size > _MOST_BYTES:
+            self.damaged.append(line)
+            return
+        decimals = len(number.partition(".")[2])
+        if self.decimals is None:
+            self.decimals, self.words = decimals, len(text.split())
+        if decimals == self.decimals:
+            self.rows.append((size, time_us, line))
+            self.damaged += self.suspects
+            self.suspects.clear()
+        else:  # The benchmarks print as many decimals in each row: this number is cut.
+            self.damaged.append(line)
+
+    def _is_next(self, size: int) -> bool:
+        """Say whether sizes go on with this one; else a line is of the output after the table."""
+        return not self.rows or size > self.rows[-1][0]
+
+    def _is_like_a_row(self, words: list[str]) -> bool:
+        """Say whether a line that is no row was one: it begins with the next size, or is as long.
+
+        A line that is as long has a time at its place, and at least a digit of a size.
+        """
+        if self.op == "barrier" or not 0 < len(words) <= self.words:
+            return False
+        first = words[0]
+        if first.isascii() and first.isdigit():
+            return len(first) <= 16 and self._is_next(int(first))
+        has_time = len(words) == self.words and re.fullmatch(r"\d+\.\d+", words[1]) is not None
+        return has_time and first[0] in "-0123456789"
 
     def table(self, path: Path, problems: Sequence[str]) -> Table:
         """Return the table that was read."""
+        damage = [f"line {line:,} is not whole, and is left out" for line in self.damaged[:1]]
+        if len(self.damaged) > 1:
+            damage[0] += f" (and {len(self.damaged) - 1:,} more)"
         workers = 2 if self.op == "sendrecv" else self.ranks or 1
         unsure = (
             [] if self.ranks or workers == 2 else ["its number of ranks is not told: taken for one"]
@@ -120,12 +162,17 @@ class _Reading:
                     time_us=time_us,
                     algorithm_gb_s=size * parts / time_us * 1e-3,
                     bus_gb_s=size * parts * factor / time_us * 1e-3,
+                    line=line,
                 )
-                for size, time_us in self.rows
+                for size, time_us, line in self.rows
             ),
-            problems=tuple(f"{name_of(path)}: {problem}" for problem in [*unsure, *problems]),
+            problems=tuple(
+                f"{name_of(path)}: {problem}" for problem in [*damage, *unsure, *problems]
+            ),
             tool="osu",
             backend=self.library.lower(),
+            is_damaged=bool(damage),
+            line=self.command_line,
         )
 
 
@@ -133,8 +180,9 @@ def read_tables(path: Path) -> list[Table]:
     """Read the tables that one or more of the benchmarks printed into a file."""
     readings: list[_Reading] = []
     left_out: dict[str, None] = {}
-    ranks, is_inside, prefixes = 0, False, Prefixes()
-    for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
+    ranks, command_line, is_inside, prefixes = 0, 0, False, Prefixes()
+    lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
+    for number, line in enumerate(lines, 1):
         text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
         if "osu_" in text:
             told = [_RANKS.search(f"{text} ")]
@@ -142,16 +190,17 @@ def read_tables(path: Path) -> list[Table]:
             if all(told):
                 said = math.prod(int(count[1]) for count in told if count)
                 ranks = said if 0 < said <= _MOST_RANKS else 0
+                command_line = number
         if (title := _TITLE.match(text)) is not None:
             what = title[2].lower().removesuffix(" latency")
             op = "sendrecv" if what in ("latency", "bandwidth") else _OPS.get(what, "")
             is_inside = op != "" and len(readings) < _MOST_TABLES
             if is_inside:
-                readings.append(_Reading(title[1], op, ranks, what == "bandwidth"))
+                readings.append(_Reading(title[1], op, ranks, what == "bandwidth", command_line))
             else:
                 left_out[title[2].encode(errors="backslashreplace").decode()] = None
         elif is_inside:
-            readings[-1].take(text)
+            readings[-1].take(text, number)
     problems = [f"these tables are not read: {', '.join([*left_out][:8])}"] if left_out else []
     found = [reading for reading in readings if reading.rows]
     if not found:

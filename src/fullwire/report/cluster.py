@@ -243,39 +243,46 @@ def print_cluster_fit(fit: ClusterFit) -> None:
         for choice in fit.choices
     ]
     print_table(heads, rows, texts={"collective", "algorithm", "protocol"})
-    tables = dict.fromkeys((residual.op, residual.workers) for residual in fit.residuals)
-    names = [f"{op} {workers}" for op, workers in tables]
-    errors = {
-        (residual.op, residual.workers, residual.bytes): residual.error
-        for residual in fit.residuals
-    }
+    names = _table_names(fit)
+    errors = {(residual.table, residual.bytes): residual.error for residual in fit.residuals}
     off = f"median {fit.quantile(0.5):.1%}, p90 {fit.quantile(0.9):.1%}"
     say(f"The protocols against the tables, off by size ({off}):")
     rows = [
         [
             show_bytes(size),
             *(
-                "" if (error := errors.get((*table, size))) is None else f"{error:+.1%}"
-                for table in tables
+                "" if (error := errors.get((table, size))) is None else f"{error:+.1%}"
+                for table in names
             ),
         ]
         for size in sorted({residual.bytes for residual in fit.residuals})
     ]
-    print_table(["bytes", *names], rows, texts=set())
+    print_table(["bytes", *names.values()], rows, texts=set())
     say("")
     say_flush(_CARRIED_OVER)
+
+
+def _table_names(fit: ClusterFit) -> dict[int, str]:
+    """Return the name of each table by its number; alike ones are told apart by the number."""
+    asked = {residual.table: (residual.op, residual.workers) for residual in fit.residuals}
+    several = [*asked.values()]
+    return {
+        table: f"{op} {workers}" + (f", table {table}" if several.count((op, workers)) > 1 else "")
+        for table, (op, workers) in asked.items()
+    }
 
 
 def plot_cluster_fit(fit: ClusterFit, path: Path) -> None:
     """Draw the tables as points and the fitted cluster's predictions as lines."""
     import altair as alt
 
+    names = _table_names(fit)
     points = [
         {
             "bytes": residual.bytes,
             "measured": residual.measured_s * 1e6,
             "predicted": residual.predicted_s * 1e6,
-            "table": f"{residual.op}, {residual.workers}",
+            "table": names[residual.table],
         }
         for residual in fit.residuals
     ]
