@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
 from fullwire.run.run import Metrics, Noise, Run, Spans
 from fullwire.words import sentence
+from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
 
 LEAST, CRITICAL = 4000, 200  # samples of a tiny batch to the target, and the critical batch
@@ -362,6 +364,59 @@ def test_the_side_that_reaches_a_goal_first_is_told_with_noise() -> None:
     several = until([slow] * 1, [fast, a_job(32, metrics=falling(104, seed=5))], GOAL)
     assert several.high / several.low < found.high / found.low
     assert found.before[0].device_hours == pytest.approx(2 * found.before[0].time_s / 3600)
+
+
+def spread_out(job: Run, times: Any) -> Run:
+    """Make each step, and the way to the next one, longer by its own factor."""
+    starts_ns = job.spans.start_ns[job.spans.name == "step"][:: job.facts.workers]
+    ends_ns = np.append(starts_ns[1:], job.spans.end_ns.max())
+    late_ns = np.append([0], np.cumsum((ends_ns - starts_ns) * times)).astype(np.int64)
+    spans = job.spans.rows(job.spans.name == "step")
+    slower = dataclasses.replace(
+        spans, start_ns=late_ns[spans.step], end_ns=late_ns[spans.step + 1]
+    )
+    return dataclasses.replace(job, spans=slower)
+
+
+def test_equal_jobs_on_a_machine_whose_load_changes_differ_by_noise() -> None:
+    """Both reach the loss at the same step, while the steps scatter more than the samples do."""
+    table = falling(100)
+    random = np.random.default_rng(3)
+    loads = [np.repeat(random.uniform(1, 1.6, 4), 3) for _ in range(2)]
+    later = dataclasses.replace(table, time_ns=np.round(table.time_ns * 1.4).astype(np.int64))
+    first, second = (
+        spread_out(a_job(32, metrics=values), load)
+        for values, load in zip((table, later), loads, strict=True)
+    )
+    found = until(first, second, GOAL)
+    assert found.ratio == pytest.approx(1.4, rel=0.1)
+    assert not found.is_significant
+    assert f"start anew differ by {found.scatter:.0%}" in sentence(found.finding)
+    assert found.scatter > 0.08
+    steady = until(a_job(32, metrics=table), a_job(32, metrics=later), GOAL)
+    assert steady.is_significant
+
+
+def test_the_time_of_stalls_is_noise_between_single_runs() -> None:
+    table, stalls = falling(100), np.where(np.arange(12) % 4 == 3, 6.0, 1.0)
+    later = dataclasses.replace(table, time_ns=np.round(table.time_ns * 2.2).astype(np.int64))
+    steady, stalling = a_job(32, metrics=table), a_job(32, metrics=later)
+    assert until(steady, stalling, GOAL).is_significant
+    assert not until(steady, spread_out(stalling, stalls), GOAL).is_significant
+
+
+def test_curves_without_steps_differ_by_the_usual_scatter() -> None:
+    bare = dataclasses.replace(a_job(32), spans=Spans.empty())
+    assert until(bare, bare, GOAL).scatter == pytest.approx(0.038)
+
+
+def test_runs_are_named_as_they_were_given(cli: Cli, tmp_path: Path) -> None:
+    paths = [str(fw.write(a_job(32), tmp_path / f"{name}.run")) for name in ("one", "two")]
+    told = cli("compare", *paths, "--until", GOAL, "--json")
+    shown = json.loads(told.stdout)["until"]
+    assert [side["run"] for side in (*shown["before"], *shown["after"])] == paths
+    refused = cli("compare", *paths, "--until", "loss<=0.01")
+    assert f"{paths[0]}: loss<=0.01 is not reached" in refused.stderr
 
 
 def test_a_side_that_has_not_reached_a_goal_is_refused() -> None:

@@ -272,7 +272,7 @@ class ReachedAlike(Finding):
         "No difference beyond noise at {goal}: after {after_s:duration}, before "
         "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}); {after_hours:.4g} and "
         "{before_hours:.4g} "
-        "device-hours. Runs that start anew differ by 4 %."
+        "device-hours. Runs that start anew differ by {scatter:.0%}."
     )
 
     goal: str
@@ -282,6 +282,7 @@ class ReachedAlike(Finding):
     high: float
     before_hours: float
     after_hours: float
+    scatter: float
 
 
 class NoiseTellsNothing(Finding):
