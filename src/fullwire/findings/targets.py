@@ -179,8 +179,9 @@ class LocalStepsCost(Finding):
     is_assumption = True
     template = (
         "Workers that average every few steps end at a higher loss. How much higher is taken from "
-        "DiLoCo's papers, which use an outer optimizer"
-        "{is_beyond:? and tried fewer replicas, steps or parameters}."
+        "DiLoCo's papers, which use an outer optimizer{is_beyond:?. They tried 2 to 8 workers, 30 "
+        "and 100 steps, and models of 35 million to 10 billion parameters. Some settings here lie "
+        "outside, so their intervals are wider}."
     )
 
     is_beyond: bool
