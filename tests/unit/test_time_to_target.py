@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers import samples_to_goal
 from fullwire.answers.time_to_target import read_price
 from fullwire.answers.until import until
 from fullwire.answers.whatif import WhatIf
-from fullwire.convergence.batches import computing, excess, noise_scale
+from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.report.as_data import whatif_object
@@ -486,6 +488,50 @@ def test_local_steps_need_the_loss_that_diloco_costs(jobs: tuple[Run, Run]) -> N
     assert (
         "35 million to 10 billion parameters. Some settings here lie outside" in cost
     )  # 13 million
+
+
+def test_many_local_steps_agree_with_few_and_fit_few_laws(
+    jobs: tuple[Run, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = jobs
+    asked: dict[str, Any] = {"target": GOAL, "curve": large, "bandwidth": "1Gbps"}
+    asked["global_batch"] = [64, 256]
+    fits = []
+
+    def counted(*points: Any) -> BatchLaw:
+        fits.append(points)
+        return fit_batches(*points)
+
+    monkeypatch.setattr(samples_to_goal, "fit_batches", counted)
+    many = fw.whatif(small, workers=[2, 4, 8], local_steps=list(range(1, 61)), **asked)
+    assert len(fits) <= 65
+    few = fw.whatif(small, workers=[2, 4, 8], local_steps=[1, 30], **asked)
+    columns, is_few = many.columns(), np.isin(many.columns()["local_steps"], [1, 30])
+    assert columns["steps"][is_few] == pytest.approx(few.columns()["steps"], rel=0.01, nan_ok=True)
+    assert np.isfinite(few.columns()["steps"]).any()
+
+
+@pytest.mark.parametrize("count", [1, 7, 79, 80, 81, 500])
+def test_a_goal_is_reached_where_the_running_median_is(count: int) -> None:
+    random = np.random.default_rng(count)
+    values = np.round(1 / (1 + np.arange(count) / 20) + 0.2 * random.standard_normal(count), 1)
+    half = count // 40 // 2
+    smooth = [np.median(values[max(0, at - half) : at + half + 1]) for at in range(count)]
+    for wanted in (0.05, 0.1, 0.3, 0.5):
+        there = [at for at, value in enumerate(smooth) if value <= wanted]
+        if there and there[0]:
+            curve = curve_of(metrics(np.arange(1, count + 1), values), "loss", "a")
+            found = reach(curve, read_goal(f"loss<={wanted}"), "a")
+            assert (found.low, found.high) == (there[0], there[0] + 1)
+
+
+def test_a_long_curve_is_read_in_a_moment() -> None:
+    """A median of each of 400,000 windows took a minute."""
+    steps = np.arange(1, 400_001)
+    curve = curve_of(metrics(steps, 1 / (1 + steps / 1e5)), "loss", "a")
+    begin_s = time.process_time()
+    assert reach(curve, read_goal(GOAL), "a").steps == pytest.approx(233_333, rel=1e-4)
+    assert time.process_time() - begin_s < 5
 
 
 def test_settings_beyond_the_curve_have_no_time(jobs: tuple[Run, Run], tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -25,11 +24,7 @@ from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
 from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import FLOAT_BYTES
-from fullwire.convergence.batches import (
-    Excess,
-    computing,
-    excess,
-)
+from fullwire.convergence.batches import computing, excess
 from fullwire.convergence.curves import Goal, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
@@ -180,17 +175,16 @@ def to_goal(
     else:
         first = predict(more)
         sizes = first.grid.workers
-    goal = read_goal(str(asked.target))
     many = [(name, run), *(named(asked.curve) if asked.curve else [])]
     recorded_batch = _counts(asked.recorded_batch, "recorded batch")
-    known_at = partial(
-        evidence,
+    known = evidence(
         many,
+        read_goal(str(asked.target)),
         recorded_batch=recorded_batch,
         critical_batch=asked.critical_batch,
         is_same_batch=not batches and sizes == (run.facts.workers,),
     )
-    known, shown_s = known_at(goal), own_work(many, recorded_batch)
+    shown_s = own_work(many, recorded_batch)
     law, own_samples = computing(shown_s), shown_s[0][1]
     predictions, between_s = first.predictions, first.interval_s
     speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
@@ -209,7 +203,7 @@ def to_goal(
     if batches:
         batch = predictions["batch"].astype(float)
     parameters = sum(gradient_bytes(run)) / FLOAT_BYTES
-    needed = _needed(known, known_at, predictions, batch, parameters)
+    needed = _needed(known, predictions, batch, parameters)
     notes = list(needed.notes)
     is_far = known.law.is_far(batch)
     if is_far.any():
@@ -271,48 +265,18 @@ class _Needed:
     notes: tuple[Finding, ...]
 
 
-def _needed(
-    known: Evidence,
-    known_at: Callable[[Goal], Evidence],
-    predictions: Predictions,
-    batch: Floats,
-    parameters: float,
-) -> _Needed:
+def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters: float) -> _Needed:
     """Find the samples of each row: by its batch, its replicas and its codec."""
-    goal, notes = known.goal, list(known.notes)
+    notes = list(known.notes)
     samples, low, high = (sample.copy() for sample in known.law.samples(batch))
     more, less = np.log(high / samples), np.log(samples / low)
-    pairs = np.stack([predictions["workers"], predictions["local_steps"]], axis=1)
-    unreached: list[Finding] = []
-    beyond: list[Excess] = []
-    for workers, apart in np.unique(pairs[(pairs > 1).all(axis=1)], axis=0).tolist():
-        rows = (pairs == (workers, apart)).all(axis=1)
-        extra = excess(replicas=workers, steps=apart, parameters=parameters)
-        beyond += [extra] if extra.is_beyond else []
-        try:
-            middle, least, most = (
-                known_at(_lower(goal, ratio_)).law.samples(batch[rows])[0]
-                for ratio_ in (extra.ratio, extra.low, extra.high)
-            )
-        except UsageError as error:
-            unreached.append(
-                LocalStepsBeyondTheCurve(local_steps=apart, workers=workers, why=str(error))
-            )
-            middle = least = most = np.full(int(rows.sum()), np.nan)
-        is_seldom = middle < apart * batch[rows]
-        if is_seldom.any():
-            fewest = float((middle / batch[rows])[is_seldom].min())
-            unreached.append(FewerStepsThanLocal(local_steps=apart, steps=fewest))
-            middle = np.where(is_seldom, np.nan, middle)
-        samples[rows] = middle
-        more[rows] = np.hypot(more[rows], np.log(most / middle))
-        less[rows] = np.hypot(less[rows], np.log(middle / least))
-    if np.isnan(samples).all():
-        raise UsageError(sentence(unreached[0]))
-    if unreached:
-        notes.append(BeyondTheCurve(why=unreached[0], count=int(np.isnan(samples).sum())))
-    if (pairs > 1).all(axis=1).any():
-        notes.append(LocalStepsCost(is_beyond=bool(beyond)))
+    local = _local_steps(known, predictions, batch, parameters)
+    if local is not None:
+        rows = local.rows
+        samples[rows] *= local.times[0]
+        less[rows] = np.hypot(less[rows], np.log(local.times[0] / local.times[1]))
+        more[rows] = np.hypot(more[rows], np.log(local.times[2] / local.times[0]))
+        notes += local.notes
     place_of_codec = predictions.place("codec")
     for place, codec in enumerate(predictions.axes["codec"]):
         if codec.steps is None or codec.steps == _AS_MANY:
@@ -344,13 +308,110 @@ def _needed(
     if unknown:
         notes.append(CodecStepsUnknown(codecs=tuple(sorted(unknown))))
     return _Needed(
-        goal=goal,
+        goal=known.goal,
         batch=batch,
         samples=samples,
         low=samples * np.exp(-less),
         high=samples * np.exp(more),
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _LocalSteps:
+    """How many times the samples workers need that average their parameters every few steps."""
+
+    rows: NDArray[np.bool_]  # of the predictions, with several workers and local steps
+    times: tuple[Floats, Floats, Floats]  # for these: in the middle, at least and at most
+    notes: tuple[Finding, ...]
+
+
+def _local_steps(
+    known: Evidence, predictions: Predictions, batch: Floats, parameters: float
+) -> _LocalSteps | None:
+    """Find the samples to the lower loss that plain training must reach; None without such rows."""
+    workers, apart = (predictions.axes[axis] for axis in ("workers", "local_steps"))
+    pairs = [(size, steps) for size in workers for steps in apart]
+    place = predictions.place("workers") * len(apart) + predictions.place("local_steps")
+    is_local = np.array([min(pair) > 1 for pair in pairs])
+    rows = is_local[place]
+    if not rows.any():
+        return None
+    place, batch = place[rows], batch[rows]
+    found = [excess(replicas=size, steps=steps, parameters=parameters) for size, steps in pairs]
+    ratios = np.array([(each.ratio, each.low, each.high) for each in found])
+    later = _Later.of(known, ratios[is_local], batch)
+    middle, least, most = (later.times(ratios[place, end], batch) for end in range(3))
+    steps_each = np.array([pair[1] for pair in pairs])[place]
+    all_steps = middle * known.law.samples(batch)[0] / batch
+    is_seldom = all_steps < steps_each
+    is_untold = np.isnan(middle + least + most) | is_seldom
+    notes: list[Finding] = []
+    if is_untold.any():
+        first = int(np.argmax(is_untold))
+        size, steps = pairs[place[first]]
+        why: Finding = LocalStepsBeyondTheCurve(
+            local_steps=steps, workers=size, why=str(later.why_not)
+        )
+        if is_seldom[first]:
+            fewest = float(all_steps[is_seldom & (place == place[first])].min())
+            why = FewerStepsThanLocal(local_steps=steps, steps=fewest)
+        if is_untold.all() and rows.all():
+            raise UsageError(sentence(why))
+        notes.append(BeyondTheCurve(why=why, count=int(is_untold.sum())))
+    is_beyond = any(each.is_beyond for each, is_so in zip(found, is_local, strict=True) if is_so)
+    notes.append(LocalStepsCost(is_beyond=is_beyond))
+    return _LocalSteps(
+        rows=rows,
+        times=(np.where(is_untold, np.nan, middle), least, most),
+        notes=tuple(notes),
+    )
+
+
+_MOST_RATIOS, _MOST_BATCHES = 64, 8  # more are read off between these
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Later:
+    """How many times the samples a lower loss needs, by its ratio and the batch."""
+
+    ratios: Floats
+    batches: Floats
+    logs: Floats  # of the times, a row for each ratio; NaN where the curve cannot tell
+    why_not: UsageError | None
+
+    @classmethod
+    def of(cls, known: Evidence, ratios: Floats, batches: Floats) -> _Later:
+        """Fit the law for each ratio, or for some between which the others are read off."""
+        at_ratios, at_batches = _some(ratios, _MOST_RATIOS), _some(batches, _MOST_BATCHES)
+        plain = np.log(known.law.samples(at_batches)[0])
+        logs = np.full((len(at_ratios), len(at_batches)), np.nan)
+        why_not: UsageError | None = None
+        for place, ratio_ in enumerate(at_ratios.tolist()):
+            try:
+                law = known.law_of(_lower(known.goal, ratio_))
+            except UsageError as error:
+                why_not = why_not or error
+            else:
+                logs[place] = np.log(law.samples(at_batches)[0]) - plain
+        return cls(ratios=at_ratios, batches=at_batches, logs=logs, why_not=why_not)
+
+    def times(self, ratios: Floats, batches: Floats) -> Floats:
+        """Return how many times the samples each ratio needs, at each batch."""
+        by_batch = [
+            np.interp(np.log(ratios), np.log(self.ratios), column) for column in self.logs.T
+        ]
+        place = np.interp(np.log(batches), np.log(self.batches), np.arange(len(self.batches)))
+        below = place.astype(int)
+        above = np.minimum(below + 1, len(self.batches) - 1)
+        lower, upper = (np.choose(at, by_batch) for at in (below, above))
+        return np.asarray(np.exp(lower + (place - below) * (upper - lower)))
+
+
+def _some(values: Floats, most: int) -> Floats:
+    """Return the distinct values, or so many from the least to the largest."""
+    distinct = np.unique(values)
+    return distinct if len(distinct) <= most else np.geomspace(distinct[0], distinct[-1], most)
 
 
 def _lower(goal: Goal, ratio_: float) -> Goal:

@@ -165,9 +165,14 @@ class BatchLaw:
         around = (self.weight * (np.square(middle - centre) + np.square(width))).sum()
         share = np.linspace(-1, 1, _PLACES)
         places = centre + _REACH * math.sqrt(around) * np.sign(share) * np.square(share)
-        off = (places - middle[:, None]) / width[:, None]
-        power = -(self.freedom + 1) / 2
-        density = (self.weight / width) @ (1 + np.square(off) / self.freedom) ** power
+        # In place: arrays of this size cost more to allocate than to compute.
+        shape = places - middle[:, None]
+        shape /= width[:, None]
+        np.square(shape, out=shape)
+        shape /= self.freedom
+        shape += 1
+        shape **= -(self.freedom + 1) / 2
+        density = (self.weight / width) @ shape
         steps = (density[1:] + density[:-1]) / 2 * np.diff(places)
         reached = np.concatenate([[0.0], np.cumsum(steps)])
         return np.interp(wanted, reached / reached[-1], places)
