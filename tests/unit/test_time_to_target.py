@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,33 @@ def test_computing_has_a_part_that_follows_the_samples(
     doubts = found.doubt(np.array([4, shown_s[0][0], shown_s[-1][0], 4 * shown_s[-1][0]]))
     assert doubts[1] == doubts[2] == 0
     assert min(doubts[0], doubts[3]) > 0
+
+
+def test_many_sizes_of_a_job_are_read_and_summed_up_once(
+    jobs: tuple[Run, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fw.write(jobs[0], tmp_path / "small.run")
+    calls: list[str] = []
+
+    def count(name: str) -> None:
+        counted = getattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2])
+
+        def call(*given: Any, **more: Any) -> Any:
+            calls.append(name)
+            return counted(*given, **more)
+
+        monkeypatch.setattr(name, call)
+
+    count("fullwire.importers.read")
+    count("fullwire.answers.whatif.subject_of")
+    sizes = list(range(1, 41))
+    asked: dict[str, Any] = {"target": GOAL, "curve": jobs[1], "bandwidth": "1Gbps,10Gbps"}
+    table = fw.whatif(path, workers=sizes, global_batch=[64, 256], **asked)
+    assert sorted(calls) == ["fullwire.answers.whatif.subject_of", "fullwire.importers.read"]
+    alone = fw.whatif(path, workers=sizes[7], global_batch=[64, 256], **asked)
+    for name in ("step_s", "time_to_target_s"):
+        of_size = table.columns()["workers"] == sizes[7]
+        assert table.columns()[name][of_size].tolist() == alone.columns()[name].tolist()
 
 
 def test_without_a_batch_each_worker_keeps_its_own(jobs: tuple[Run, Run]) -> None:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.conditions import Asked, OneOrMany, count, several, worker_count
-from fullwire.answers.opening import RunLike
 from fullwire.answers.samples_to_goal import Evidence, evidence, own_work
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
@@ -45,11 +44,13 @@ from fullwire.findings.targets import (
     Soonest,
     StepsOnly,
 )
+from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions
 from fullwire.units import NUMBER, ratio, shown
 from fullwire.words import sentence
 
+Swept: TypeAlias = tuple[Predictions, tuple[Floats, Floats]]  # with each row's interval
 _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
 )
@@ -144,23 +145,23 @@ def read_price(text: str | None) -> Price | None:
 
 def to_goal(
     predict: Callable[..., AnyPredicted],
-    runs: RunLike | Sequence[RunLike],
+    at_speeds: Callable[..., Iterable[Swept]],
+    runs: Sequence[tuple[str, Run]],
     asked: Asked,
     conditions: Conditions,
     more: Mapping[str, OneOrMany],
 ) -> tuple[AnyPredicted, Predictions, tuple[Floats, Floats], ToTarget]:
     """Predict the time until a metric reaches its value.
 
-    `predict` answers for the length of a step, under other changes and conditions than asked. A
-    batch makes it another step for each number of workers, so it is asked once for each of them.
+    `predict` answers for the length of a step, with other workers than asked. A batch makes
+    computing slower or faster for each number of workers, and `at_speeds` predicts each of them so.
     """
-    opened = named(runs)
-    if len(opened) != 1:
+    if len(runs) != 1:
         raise UsageError(
-            f"target: expected one run to predict, got {len(opened)}. --curve takes runs that show "
+            f"target: expected one run to predict, got {len(runs)}. --curve takes runs that show "
             "the metric at other batches"
         )
-    [(name, run)] = opened
+    [(name, run)] = runs
     price = read_price(asked.price)
     together = several(conditions.accumulate, lambda value: count(value, "accumulate"))
     if len(together) > 1:
@@ -171,9 +172,9 @@ def to_goal(
     batches = _counts(asked.global_batch, "global batch")
     if batches and conditions.workers is not None:
         sizes: tuple[int, ...] = several(conditions.workers, worker_count)
-        first = predict(more, workers=sizes[0])
+        first = predict(workers=sizes[0])
     else:
-        first = predict(more)
+        first = predict()
         sizes = first.grid.workers
     many = [(name, run), *(named(asked.curve) if asked.curve else [])]
     recorded_batch = _counts(asked.recorded_batch, "recorded batch")
@@ -191,13 +192,12 @@ def to_goal(
     if batches:
         if len(speed) > 1:
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
-        parts = []
-        for size in sizes:
-            shares = np.array(batches) / (together[0] * size)
-            speeds = speed[0] * law.time_s(np.array(own_samples)) / law.time_s(shares)
-            asked_more = {**more, "compute_speed": speeds.tolist()}
-            parts.append(predict(asked_more, workers=size, nodes=None))
-        predictions, between_s = _joined(parts, batches)
+        passes_s = {size: law.time_s(np.array(batches) / (together[0] * size)) for size in sizes}
+        own_s = float(law.time_s(np.array(own_samples)))
+        speeds = {
+            size: tuple((speed[0] * own_s / each_s).tolist()) for size, each_s in passes_s.items()
+        }
+        predictions, between_s = _joined(list(at_speeds(first, speeds)), batches)
     whole = own_samples * together[0]
     batch = predictions["workers"].astype(float) * whole
     if batches:
@@ -226,14 +226,13 @@ def _counts(given: OneOrMany, what: str) -> tuple[int, ...]:
     return () if given is None else several(given, lambda value: count(value, what))
 
 
-def _joined(
-    parts: Sequence[Predicted], batches: Sequence[float]
-) -> tuple[Predictions, tuple[Floats, Floats]]:
+def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
     """Join predictions that differ in their workers, with batches in place of speeds."""
-    first = parts[0].predictions
+    tables, intervals = zip(*parts, strict=True)
+    first = tables[0]
     axes = {name.replace("compute_speed", "batch"): values for name, values in first.axes.items()}
     axes["batch"] = tuple(batches)
-    axes["workers"] = tuple(part.predictions.axes["workers"][0] for part in parts)
+    axes["workers"] = tuple(table.axes["workers"][0] for table in tables)
     place = list(axes).index("workers")
     shape = [len(values) for values in axes.values()]
     shape[place] = 1
@@ -243,11 +242,10 @@ def _joined(
         return np.concatenate(whole, axis=place)
 
     measures = {
-        name: along_workers([part.predictions.measures[name] for part in parts])
-        for name in first.measures
+        name: along_workers([table.measures[name] for table in tables]) for name in first.measures
     }
     low_s, high_s = (
-        along_workers([part.interval_s[end].reshape(shape) for part in parts]).reshape(-1)
+        along_workers([ends[end].reshape(shape) for ends in intervals]).reshape(-1)
         for end in (0, 1)
     )
     return Predictions(axes=axes, measures=measures), (low_s, high_s)
@@ -255,22 +253,22 @@ def _joined(
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Needed:
-    """The samples that each row needs to a goal, with the ends of their interval."""
+    """The samples that each row needs to a goal, and how far their logarithm may be off."""
 
     goal: Goal
     batch: Floats
     samples: Floats  # NaN where the curve cannot tell
-    low: Floats
-    high: Floats
+    less: Floats
+    more: Floats
     notes: tuple[Finding, ...]
 
 
 def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters: float) -> _Needed:
     """Find the samples of each row: by its batch, its replicas and its codec."""
     notes = list(known.notes)
-    samples, low, high = (sample.copy() for sample in known.law.samples(batch))
+    samples, low, high = known.law.samples(batch)
     more, less = np.log(high / samples), np.log(samples / low)
-    local = _local_steps(known, predictions, batch, parameters)
+    local = _local_steps(known, predictions, batch, samples, parameters)
     if local is not None:
         rows = local.rows
         samples[rows] *= local.times[0]
@@ -311,8 +309,8 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
         goal=known.goal,
         batch=batch,
         samples=samples,
-        low=samples * np.exp(-less),
-        high=samples * np.exp(more),
+        less=less,
+        more=more,
         notes=tuple(notes),
     )
 
@@ -327,9 +325,12 @@ class _LocalSteps:
 
 
 def _local_steps(
-    known: Evidence, predictions: Predictions, batch: Floats, parameters: float
+    known: Evidence, predictions: Predictions, batch: Floats, plain: Floats, parameters: float
 ) -> _LocalSteps | None:
-    """Find the samples to the lower loss that plain training must reach; None without such rows."""
+    """Find the samples to the lower loss that plain training must reach; None without such rows.
+
+    `plain` holds the samples without local steps.
+    """
     workers, apart = (predictions.axes[axis] for axis in ("workers", "local_steps"))
     pairs = [(size, steps) for size in workers for steps in apart]
     place = predictions.place("workers") * len(apart) + predictions.place("local_steps")
@@ -343,7 +344,7 @@ def _local_steps(
     later = _Later.of(known, ratios[is_local], batch)
     middle, least, most = (later.times(ratios[place, end], batch) for end in range(3))
     steps_each = np.array([pair[1] for pair in pairs])[place]
-    all_steps = middle * known.law.samples(batch)[0] / batch
+    all_steps = middle * plain[rows] / batch
     is_seldom = all_steps < steps_each
     is_untold = np.isnan(middle + least + most) | is_seldom
     notes: list[Finding] = []
@@ -452,11 +453,8 @@ def _times(
     step_low = np.where(is_known, np.maximum(between_s[0], 1e-12) / predictions["step_s"], 1.0)
     step_high = np.where(is_known, between_s[1] / predictions["step_s"], 1.0)
     less, more = (
-        np.hypot(np.hypot(np.log(samples), np.log(step)), doubt)
-        for samples, step in (
-            (needed.samples / needed.low, step_low),
-            (needed.high / needed.samples, step_high),
-        )
+        np.hypot(np.hypot(off, np.log(step)), doubt)
+        for off, step in ((needed.less, step_low), (needed.more, step_high))
     )
     return ToTarget(
         goal=needed.goal,

@@ -139,7 +139,7 @@ class BatchLaw:
             ends = np.stack(
                 [np.interp(np.log(distinct), np.log(at), end) for end in ends.T], axis=1
             )
-        middle, low, high = np.exp(ends.T[:, place.reshape(np.shape(batches))])
+        middle, low, high = np.exp(ends.T)[:, place.reshape(np.shape(batches))]
         return middle, low, high
 
     def critical_between(self) -> tuple[float, float, float]:
