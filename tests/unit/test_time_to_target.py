@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 import sys
@@ -21,7 +22,7 @@ from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
-from fullwire.report.as_data import whatif_object
+from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
@@ -224,6 +225,18 @@ def test_the_rows_of_json_have_the_contracts_keys(jobs: tuple[Run, Run]) -> None
     assert shown["target"]["front"][0] in (0, 1)
     best = min(shown["rows"], key=lambda row: row["time_to_target_s"])
     assert shown["best"] == [best]
+
+
+def test_data_frames_and_csv_have_the_interval_of_the_time_and_json_rows_as_before(
+    jobs: tuple[Run, Run],
+) -> None:
+    table = fw.whatif(jobs[0], target=GOAL, curve=jobs[1], workers=[4, 8], global_batch=64)
+    columns, text = table.columns(), io.StringIO()
+    assert (columns["time_to_target_low_s"] < columns["time_to_target_s"]).all()
+    assert (columns["time_to_target_s"] < columns["time_to_target_high_s"]).all()
+    write_whatif_csv(table, text)
+    assert "time_to_target_low_s,time_to_target_high_s" in text.getvalue().splitlines()[0]
+    assert "time_to_target_low_s" not in next(table.rows())
 
 
 def test_the_front_holds_what_nothing_beats(jobs: tuple[Run, Run]) -> None:

@@ -109,7 +109,7 @@ class ToTarget:
         return None if self.price is None else self.device_hours * self.price.amount
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
-        """Return the columns by name, as JSON and data frames have them."""
+        """Return the columns by name, as the rows of JSON have them."""
         columns = {
             "batch": self.batch,
             "steps": self.steps,
@@ -117,6 +117,10 @@ class ToTarget:
             "device_hours": self.device_hours,
         }
         return columns if self.cost is None else columns | {"cost": self.cost}
+
+    def interval_columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return the ends of the interval of each time."""
+        return {"time_to_target_low_s": self.low_s, "time_to_target_high_s": self.high_s}
 
     def front(self) -> list[int]:
         """Return the rows that no other row beats in time and device-hours, soonest first."""

@@ -181,7 +181,9 @@ class WhatIf(Result):
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns by name, as a data frame takes them."""
         columns = self.predictions.columns() | self._interval_columns()
-        return columns if self.to_target is None else columns | self.to_target.columns()
+        if self.to_target is None:
+            return columns
+        return columns | self.to_target.columns() | self.to_target.interval_columns()
 
     def _interval_columns(self) -> dict[str, NDArray[Any]]:
         if not self.has_intervals:
