@@ -22,6 +22,7 @@ from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
+from fullwire.findings.targets import CriticalFromRuns
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
@@ -337,6 +338,14 @@ def test_an_accuracy_rises_to_its_goal() -> None:
     assert found.steps == pytest.approx(45.5, abs=1.5)
 
 
+def test_the_name_of_a_metric_may_have_spaces() -> None:
+    """As Megatron's: `lm loss`."""
+    goal = read_goal(" lm loss <= 0.5 ")
+    assert (goal.metric, goal.value, str(goal)) == ("lm loss", 0.5, "lm loss<=0.5")
+    table = metrics(np.arange(1, 101), np.linspace(1, 0.1, 100), "lm loss")
+    assert reach(curve_of(table, "lm loss", "a"), goal, "a").steps == pytest.approx(56, abs=1)
+
+
 @pytest.mark.parametrize(
     ("values", "goal", "said"),
     [
@@ -387,6 +396,16 @@ def test_a_run_without_its_batch_asks_for_it() -> None:
         fw.whatif(run, target=GOAL, bandwidth="1Gbps")
     table = fw.whatif(run, target=GOAL, bandwidth="1Gbps", recorded_batch=32)
     assert table.columns()["batch"].tolist() == [32]
+
+
+def test_large_critical_batches_are_written_out() -> None:
+    found = fw.whatif(
+        a_job(32), target=GOAL, global_batch=64, critical_batch=123_456, bandwidth="1Gbps"
+    ).to_target
+    assert found is not None
+    assert "taken as given: 123,456 samples." in " ".join(map(sentence, found.notes))
+    told = CriticalFromRuns(batch=16852.3, low=9000, high=2.5e6, batches=("32", "128"))
+    assert "batch, 16,850 samples (9,000 to 2,500,000), a training" in sentence(told)
 
 
 def test_prices_have_a_currency_or_none() -> None:

@@ -113,7 +113,7 @@ def evidence(
     law = fit_batches(points, known)
     if known is None:
         middle, low, high = law.critical_between()
-        batches = tuple(f"{batch:g}" for batch in sorted({point.batch for point in points}))
+        batches = tuple(f"{batch:.0f}" for batch in sorted({point.batch for point in points}))
         basis = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
     notes = [*([] if basis is None else [basis]), *notes]
     return Evidence(

@@ -19,9 +19,9 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 from fullwire.run.run import Metrics, Whole
-from fullwire.units import NUMBER, shown
+from fullwire.units import NUMBER, show_number, shown
 
-_GOAL = re.compile(rf"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*")
+_GOAL = re.compile(rf"\s*([^<>=]*[^\s<>=])\s*(<=|>=|<|>)\s*({NUMBER})\s*")
 FEWEST = 8  # values, for a forecast
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
 WIDEST = 10.0  # times, from the low end of a forecast to the high one
@@ -230,7 +230,7 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     if high > WIDEST * low:
         raise UsageError(
             f"{where} is not reached by step {last:.0f}. The forecast is too wide to use: "
-            f"steps {low:.0f} to {high:.3g}"
+            f"steps {low:,.0f} to {show_number(high)}"
         )
     return Reach(steps=middle, low=low, high=high, recorded=int(last), is_forecast=True)
 
