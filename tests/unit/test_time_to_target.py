@@ -398,6 +398,34 @@ def test_a_run_without_its_batch_asks_for_it() -> None:
     assert table.columns()["batch"].tolist() == [32]
 
 
+def test_a_run_whose_curve_cannot_tell_is_left_out_if_others_reach_the_goal(
+    jobs: tuple[Run, Run],
+) -> None:
+    short = dataclasses.replace(a_job(64), metrics=falling(100, steps=5))
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 64, "bandwidth": "1Gbps"}
+    found = fw.whatif(short, curve=list(jobs), **asked)
+    assert found.to_target is not None
+    told = " ".join(map(sentence, found.to_target.notes))
+    assert (
+        "is not reached in 5 values, expected 8 for a forecast. So this curve is left out" in told
+    )
+    assert "from runs at batches 32, 128" in told
+    with pytest.raises(UsageError, match="is not reached in 5 values"):
+        fw.whatif(short, curve=jobs[0], **asked)
+    with pytest.raises(UsageError, match="is not reached in 5 values"):
+        fw.whatif(short, **asked)
+
+
+def test_a_batch_that_contradicts_the_run_is_told(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 64, "bandwidth": "1Gbps"}
+    given = fw.whatif(small, curve=large, recorded_batch=[32, 1280], **asked).to_target
+    assert given is not None
+    told = " ".join(map(sentence, given.notes))
+    assert "to be 1,280, as --recorded-batch says. The run itself has 128." in told
+    assert "The run itself has 32" not in told
+
+
 def test_large_critical_batches_are_written_out() -> None:
     found = fw.whatif(
         a_job(32), target=GOAL, global_batch=64, critical_batch=123_456, bandwidth="1Gbps"

@@ -20,9 +20,11 @@ from fullwire.convergence.curves import Curve, Goal, Reach, curve_of, reach
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
+    BatchContradictsRun,
     CriticalAsGiven,
     CriticalFromNoise,
     CriticalFromRuns,
+    CurveIsLeftOut,
     CurveWasCleaned,
     GoalIsForecast,
     NoiseTellsNothing,
@@ -77,7 +79,8 @@ def evidence(
 
     The first run is the predicted one; each has its name.
     `recorded_batch` is the batch of the whole job for each run, where a run does not know its own.
-    With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown.
+    With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown. A
+    run whose curve cannot tell is left out if others reach the goal.
     """
     if recorded_batch and len(recorded_batch) != len(many):
         raise UsageError(
@@ -86,7 +89,11 @@ def evidence(
     recorded: list[Recorded] = []
     points: list[Point] = []
     notes: list[Finding] = []
+    refusals: list[UsageError] = []
     for number, (name, run) in enumerate(many):
+        if recorded_batch and run.facts.pass_samples is not None:
+            own, given = global_batch(name, run), recorded_batch[number]
+            notes += [] if own == given else [BatchContradictsRun(run=name, own=own, given=given)]
         if number == 0 and many[1:] and goal.metric not in set(run.metrics.name.tolist()):
             continue  # the predicted run may be a workload, and the curves others' runs
         whole = recorded_batch[number] if recorded_batch else global_batch(name, run)
@@ -95,7 +102,11 @@ def evidence(
             cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
             notes.append(CurveWasCleaned(run=name, metric=goal.metric, **cleaned))
         shown = Recorded(run=name, batch=whole, curve=curve)
-        point, reached = shown.point(goal)
+        try:
+            point, reached = shown.point(goal)
+        except UsageError as error:
+            refusals.append(error)
+            continue
         if reached.is_forecast:
             notes.append(
                 GoalIsForecast(
@@ -109,7 +120,12 @@ def evidence(
             )
         recorded.append(shown)
         points.append(point)
+    if refusals and not points:
+        raise refusals[0]
     known, basis = _critical(many, points, recorded_batch, critical_batch, is_same_batch)
+    if refusals and known is None and len({point.batch for point in points}) == 1:
+        raise refusals[0]  # the run that would have shown another batch
+    notes += [CurveIsLeftOut(why=str(refusal)) for refusal in refusals]
     law = fit_batches(points, known)
     if known is None:
         middle, low, high = law.critical_between()

@@ -240,6 +240,28 @@ class CurveWasCleaned(Finding):
     not_numbers: int
 
 
+class CurveIsLeftOut(Finding):
+    """A run's curve cannot tell when the goal is reached, and those of others can."""
+
+    template = "{why}. So this curve is left out, and the others count."
+
+    why: str  # As the curve's reader put it.
+
+
+class BatchContradictsRun(Finding):
+    """The user gives another batch than a run knows."""
+
+    is_assumption = True
+    template = (
+        "{run}: its batch is taken to be {given:,}, as --recorded-batch says. The run itself has "
+        "{own:,}."
+    )
+
+    run: str
+    own: int
+    given: int
+
+
 class StepsOnly(Finding):
     """The interval of a time holds the steps alone."""
 
