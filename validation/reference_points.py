@@ -15,12 +15,12 @@ pairs.
 
 The unit differs between benchmarks: epochs, samples, tokens, and once steps. A curve that falls
 clearly as the batch grows counts steps, which times the batch are samples. Points of one benchmark
-in two units lie far apart, and each unit has a curve of its own.
+in two units lie far apart, and each unit has a curve of its own. Only the published table renews
+`results/reference-points.json`.
 """
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 from collections import defaultdict
@@ -33,12 +33,13 @@ import numpy as np
 
 from fullwire.convergence.batches import BatchLaw, Point, fit_batches
 from fullwire.errors import DamagedInput
-from validation import arguments, results
+from validation import arguments, results, tables
 
 FEWEST = 3  # batches
 FALLING = -0.2  # the slope of log samples by log batch; true samples never fall
 OTHER_UNIT = 20.0  # times: no benchmark's samples grow so much from one point to the next
 _PAIR, _BEYOND = (2.0, 8.0), 2.0  # times: how far two batches are apart, and others from both
+TABLE = "mlperf_rcp.csv"
 COLUMNS = ("suite", "benchmark", "batch", "n", "olympic_mean", "std")
 
 Curve: TypeAlias = tuple[Point, ...]
@@ -70,20 +71,15 @@ class LeftOut:
 def curves(path: Path) -> dict[str, Curve]:
     """Read one curve for each benchmark, and unit of it."""
     rounds: dict[str, dict[str, dict[float, Point]]] = defaultdict(lambda: defaultdict(dict))
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if lacking := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-            raise DamagedInput(path, f"expected the columns {', '.join(COLUMNS)}: no {lacking[0]}")
-        for row in reader:
-            mean, spread = float(row["olympic_mean"]), float(row["std"] or 0)
-            if mean > 0:
-                point = Point(
-                    batch=float(row["batch"]),
-                    samples=mean,
-                    runs=max(1, int(float(row["n"] or 1))),
-                    spread=spread / mean,
-                )
-                rounds[row["benchmark"]][row["suite"]].setdefault(point.batch, point)
+    for row in tables.read(path, COLUMNS):
+        mean = row.number("olympic_mean")
+        point = Point(
+            batch=row.number("batch"),
+            samples=mean,
+            runs=max(1, int(row.number("n", otherwise=1, may_be_zero=True))),
+            spread=row.number("std", otherwise=0, may_be_zero=True) / mean,
+        )
+        rounds[row["benchmark"]][row["suite"]].setdefault(point.batch, point)
     found: dict[str, Curve] = {}
     for benchmark, of_suites in rounds.items():
         candidates: dict[str, Curve] = {}
@@ -203,6 +199,8 @@ def main() -> None:
                 f"{each.predicted:>14,.5g} ({each.low:,.5g} - {each.high:,.5g})  {each.error:+.1%}"
                 f"{'' if each.is_inside else '  *'}"
             )
+    print(json.dumps(figures, allow_nan=False), flush=True)
+    if not asked.json and tables.is_published(asked.points, TABLE):
         results.write(
             "reference-points",
             claim="Samples to a target follow E0 (1 + B/Bc): a batch is predicted from the others.",
@@ -226,8 +224,7 @@ def main() -> None:
                 )
             ],
         )
-    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    main()
+    arguments.run(main)

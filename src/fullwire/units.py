@@ -148,6 +148,12 @@ def show_duration(time_s: float) -> str:
     return _scaled(float(f"{time_s:.2e}"), [(1.0, "s"), (1e-3, "ms"), (1e-6, "us")], "s")
 
 
+def show_number(number: float) -> str:
+    """Return a number with four digits, whole from 1000 on: 16852.3 is "16,850"."""
+    rounded = float(f"{number:.4g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.4g}"
+
+
 def show_ranks(ranks: Sequence[int]) -> str:
     """Return the names of ranks: "rank 3", "ranks 1 and 6", "ranks 4 to 7, 12 and 13"."""
     runs: list[list[int]] = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fullwire.convergence.batches import Critical, Point, fit_batches
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from validation import reference_points
 
 
@@ -96,3 +96,23 @@ def test_points_in_two_units_and_in_steps_become_curves_in_samples(tmp_path: Pat
         "steps": 3,
     }
     assert curves["steps"][2].samples == pytest.approx(9000 * 1.8)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ("256,20,,1", "olympic_mean: expected a number above 0, got ''"),
+        ("256,20,NaN,1", "olympic_mean: expected a number above 0, got 'NaN'"),
+        ("abc,20,5,1", "batch: expected a number above 0, got 'abc'"),
+        ("0,20,5,1", "batch: expected a number above 0, got '0'"),
+        ("256,20,5,-1", "std: expected a number, 0 or above, got '-1'"),
+    ],
+)
+def test_a_point_that_is_no_number_is_refused_with_its_line(
+    cells: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text(f"suite,benchmark,batch,n,olympic_mean,std\nt,bert,128,,5,\nt,bert,{cells}\n")
+    with pytest.raises(DamagedInput) as refused:
+        reference_points.curves(path)
+    assert str(refused.value) == f"{path}:3: {said}"

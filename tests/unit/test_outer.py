@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fullwire.errors import DamagedInput
 from fullwire.simulation.outer import Outer, utilization, waits_s
 from validation import diloco
 
@@ -56,3 +60,59 @@ def test_other_tables_have_sizes_cadences_and_cells_beyond_the_grid(tmp_path: Pa
     assert left_out == ["Chinchilla gossip"]
     assert [name for name, _ in rows][1] == "Chinchilla diloco H=100"
     assert all(abs(each) <= 1 for _, those in rows for each in those)
+
+
+HEADS = "model,params_B,step_s,method,H,cu50_gbps"
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (f"{HEADS}\nx,10,,diloco,30,10\n", ":2: step_s: expected a number above 0, got ''"),
+        (f"{HEADS}\nx,10,-0.8,diloco,30,10\n", ":2: step_s: expected a number above 0"),
+        (f"{HEADS}\nx,10,1,diloco,30,5\n\nx,10,1,diloco,30,inf\n", ":4: cu50_gbps: expected"),
+        (f"{HEADS}\nx,10,1,diloco,30,0\n", ":2: cu50_gbps: expected a number above 0, got '0'"),
+        (f"{HEADS}\nx,10,1,diloco,often,5\n", ":2: H: expected a number above 0, got 'often'"),
+        (f"{HEADS}\nx,ten,1,diloco,30,5\n", ":2: params_B: expected a number above 0"),
+        (f"{HEADS}\nx,10,1\n", ":2: method: expected a name such as diloco, got none"),
+        (f"{HEADS}\nx,10,1,diloco,30,1,000.0+\n", ":2: expected 6 cells, got 7"),
+        (f"{HEADS}\nx,10,1,diloco,30,\n", ": expected cells in columns such as cu50_gbps"),
+        ("model,step_s,cu50_gbps\n10B,1,5\n", ": expected the columns step_s, method: no method"),
+        (f"{HEADS}\n", ": expected rows below the heading, got none"),
+        ("", ": expected the columns step_s, method: no step_s"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_with_its_place(
+    table: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(table)
+    with pytest.raises(DamagedInput) as refused:
+        diloco.offsets(path)
+    assert str(refused.value).startswith(f"{path}{said}")
+
+
+def test_spreadsheets_tables_and_cells_beyond_the_grid_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(f"\ufeff{HEADS}\nx,671,0.1,data_parallel,,>1000\nx,10,0.8,diloco,100.0,1.7\n")
+    rows, _ = diloco.offsets(path)
+    assert [those for _, those in rows] == [[0], [0]]
+
+
+@pytest.mark.parametrize("script", ["diloco", "reference_points"])
+def test_a_scripts_refusal_is_one_line_and_its_results_stay(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(f"{HEADS}\nx,671,0.1,data_parallel,,1000.0+\n")
+    results = Path(diloco.__file__).with_name("results")
+    before = {file: file.read_bytes() for file in results.glob("*.json")}
+    command = [sys.executable, "-m", f"validation.{script}", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert {file: file.read_bytes() for file in results.glob("*.json")} == before
+    if script == "diloco":
+        assert json.loads(done.stdout.splitlines()[-1]) == {"cells": 1, "exact": 1, "within_one": 1}
+    else:
+        assert done.returncode == 3
+        assert done.stderr == (
+            f"validation.reference_points: {path}: expected the columns suite, benchmark, batch, "
+            "n, olympic_mean, std: no suite\n"
+        )

@@ -37,3 +37,14 @@ def test_beyond_what_was_published_the_interval_is_wide() -> None:
     beyond = excess(replicas=16, steps=100, parameters=1e9)
     assert beyond.is_beyond
     assert beyond.high - beyond.low > 2 * (within.high - within.low)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "steps", "parameters"),
+    [(2, 2, 1.6e9), (2, 10, 1.6e9), (2, 30, 10e9), (4, 2, 1e11)],
+)
+def test_averaging_seldom_is_no_way_to_a_lower_loss(
+    replicas: int, steps: int, parameters: float
+) -> None:
+    found = excess(replicas=replicas, steps=steps, parameters=parameters)
+    assert found.low < found.ratio == 1 < found.high

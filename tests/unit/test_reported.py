@@ -52,12 +52,42 @@ def written(directory: Path, journal: Journal, steps: Steps) -> Metrics:
         ("loss: (.*)", "loss: soon", {}),
         ("loss: ([0-9.]+)", "accuracy: 0.5", {}),
         ("([0-9.]+)", "0.5", {"metric": 0.5}),
+        ("loss: ([0-9.]+)", "loss: 5.5e-18", {"loss": 5.5e-18}),
+        ("loss: ([0-9.]+)", "loss: 5.5 e-18 and 3each", {"loss": 5.5}),
+        ("loss: ([0-9.]+)", "step 3, loss: 2.3220.", {"loss": 2.322}),
+        ("loss: (.*)", "loss: 1,234.5", {"loss": 1234.5}),
+        ("loss: ([0-9.]+)", "loss: 1,234.5 lr 0.1", {"loss": 1234.5}),
+        ("loss: ([0-9.]+)", "loss: 2,100,3", {"loss": 2}),
+        (r"step (\d+),(\d+)", "step 3,100", {"step": 3, "metric": 100}),
+        ("loss: ([0-9]+([.][0-9]+)?)", "loss: 2.5", {"loss": 2.5}),
         (r"(?P<step>\S+) loss: (\S+)", "nan loss: 0.5", {"loss": 0.5}),
         (r"(?P<step>\S+) loss: (\S+)", "1e300 loss: 0.5", {"loss": 0.5}),
     ],
 )
 def test_a_pattern_reads_a_line(pattern: str, line: str, read: dict[str, float]) -> None:
     assert Pattern(pattern).read(line) == pytest.approx(read, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        (r"\bloss\b: (\S+)", "loss"),
+        (r"loss:\t(\S+)", "loss"),
+        (r"loss: (?:tensor\()?([0-9.]+)", "loss"),
+        (r"(?:loss|cost): (\S+)", "cost"),
+        ("loss [a-z]+ ([0-9.]+)", "loss"),
+        ("[Ll]oss: ([0-9.]+)", "loss"),
+        (r"val\.loss\s*=\s*([0-9.]+)", "val.loss"),
+        ("train/loss.*?([0-9.]+)", "train/loss"),
+        ("(?i)'loss': ([0-9.]+)", "loss"),
+        (r"\[epoch\] ([0-9.]+)", "epoch"),
+    ],
+)
+def test_the_word_before_a_group_names_its_metric(pattern: str, name: str) -> None:
+    line = (
+        f"val.loss=1 train/loss 1 [epoch] 1 'loss': 1 loss:\t1 loss: 1 cost: 1 {name} is 1 loss 1"
+    )
+    assert list(Pattern(pattern).read(line)) == [name]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +158,15 @@ def test_a_pattern_that_takes_years_is_given_up_and_the_output_passes_on(tmp_pat
     assert (tmp_path / "said").read_text() == (
         "fullwire: --metric '(a+)+$' took more than 0.5 s on a line of 41 characters: "
         "it is read no further\n"
+    )
+
+
+def test_a_match_without_a_number_is_told_apart_from_no_match(tmp_path: Path) -> None:
+    with (tmp_path / "output").open("wb") as output:
+        assert played("print('loss: soon')", tmp_path, output.fileno(), "loss: (.*)") == 0
+    assert (tmp_path / "said").read_text() == (
+        "fullwire: --metric 'loss: (.*)' has matched lines without a number in its group, as in "
+        "'loss: soon': expected a group around the number alone\n"
     )
 
 

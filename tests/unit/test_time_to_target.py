@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import re
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +15,21 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers import samples_to_goal
 from fullwire.answers.time_to_target import read_price
 from fullwire.answers.until import until
 from fullwire.answers.whatif import WhatIf
-from fullwire.convergence.batches import computing, excess, noise_scale
+from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
-from fullwire.report.as_data import whatif_object
+from fullwire.findings.targets import CriticalFromRuns
+from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
 from fullwire.run.run import Metrics, Noise, Run, Spans
 from fullwire.words import sentence
+from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
 
 LEAST, CRITICAL = 4000, 200  # samples of a tiny batch to the target, and the critical batch
@@ -170,6 +177,33 @@ def test_computing_has_a_part_that_follows_the_samples(
     assert min(doubts[0], doubts[3]) > 0
 
 
+def test_many_sizes_of_a_job_are_read_and_summed_up_once(
+    jobs: tuple[Run, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fw.write(jobs[0], tmp_path / "small.run")
+    calls: list[str] = []
+
+    def count(name: str) -> None:
+        counted = getattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2])
+
+        def call(*given: Any, **more: Any) -> Any:
+            calls.append(name)
+            return counted(*given, **more)
+
+        monkeypatch.setattr(name, call)
+
+    count("fullwire.importers.read")
+    count("fullwire.answers.whatif.subject_of")
+    sizes = list(range(1, 41))
+    asked: dict[str, Any] = {"target": GOAL, "curve": jobs[1], "bandwidth": "1Gbps,10Gbps"}
+    table = fw.whatif(path, workers=sizes, global_batch=[64, 256], **asked)
+    assert sorted(calls) == ["fullwire.answers.whatif.subject_of", "fullwire.importers.read"]
+    alone = fw.whatif(path, workers=sizes[7], global_batch=[64, 256], **asked)
+    for name in ("step_s", "time_to_target_s"):
+        of_size = table.columns()["workers"] == sizes[7]
+        assert table.columns()[name][of_size].tolist() == alone.columns()[name].tolist()
+
+
 def test_without_a_batch_each_worker_keeps_its_own(jobs: tuple[Run, Run]) -> None:
     small, large = jobs
     table = fw.whatif(small, target=GOAL, curve=large, workers=[2, 8], bandwidth="1Gbps")
@@ -192,6 +226,18 @@ def test_the_rows_of_json_have_the_contracts_keys(jobs: tuple[Run, Run]) -> None
     assert shown["target"]["front"][0] in (0, 1)
     best = min(shown["rows"], key=lambda row: row["time_to_target_s"])
     assert shown["best"] == [best]
+
+
+def test_data_frames_and_csv_have_the_interval_of_the_time_and_json_rows_as_before(
+    jobs: tuple[Run, Run],
+) -> None:
+    table = fw.whatif(jobs[0], target=GOAL, curve=jobs[1], workers=[4, 8], global_batch=64)
+    columns, text = table.columns(), io.StringIO()
+    assert (columns["time_to_target_low_s"] < columns["time_to_target_s"]).all()
+    assert (columns["time_to_target_s"] < columns["time_to_target_high_s"]).all()
+    write_whatif_csv(table, text)
+    assert "time_to_target_low_s,time_to_target_high_s" in text.getvalue().splitlines()[0]
+    assert "time_to_target_low_s" not in next(table.rows())
 
 
 def test_the_front_holds_what_nothing_beats(jobs: tuple[Run, Run]) -> None:
@@ -292,6 +338,14 @@ def test_an_accuracy_rises_to_its_goal() -> None:
     assert found.steps == pytest.approx(45.5, abs=1.5)
 
 
+def test_the_name_of_a_metric_may_have_spaces() -> None:
+    """As Megatron's: `lm loss`."""
+    goal = read_goal(" lm loss <= 0.5 ")
+    assert (goal.metric, goal.value, str(goal)) == ("lm loss", 0.5, "lm loss<=0.5")
+    table = metrics(np.arange(1, 101), np.linspace(1, 0.1, 100), "lm loss")
+    assert reach(curve_of(table, "lm loss", "a"), goal, "a").steps == pytest.approx(56, abs=1)
+
+
 @pytest.mark.parametrize(
     ("values", "goal", "said"),
     [
@@ -344,6 +398,44 @@ def test_a_run_without_its_batch_asks_for_it() -> None:
     assert table.columns()["batch"].tolist() == [32]
 
 
+def test_a_run_whose_curve_cannot_tell_is_left_out_if_others_reach_the_goal(
+    jobs: tuple[Run, Run],
+) -> None:
+    short = dataclasses.replace(a_job(64), metrics=falling(100, steps=5))
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 64, "bandwidth": "1Gbps"}
+    found = fw.whatif(short, curve=list(jobs), **asked)
+    assert found.to_target is not None
+    told = " ".join(map(sentence, found.to_target.notes))
+    assert (
+        "is not reached in 5 values, expected 8 for a forecast. So this curve is left out" in told
+    )
+    assert "from runs at batches 32, 128" in told
+    with pytest.raises(UsageError, match="is not reached in 5 values"):
+        fw.whatif(short, curve=jobs[0], **asked)
+    with pytest.raises(UsageError, match="is not reached in 5 values"):
+        fw.whatif(short, **asked)
+
+
+def test_a_batch_that_contradicts_the_run_is_told(jobs: tuple[Run, Run]) -> None:
+    small, large = jobs
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 64, "bandwidth": "1Gbps"}
+    given = fw.whatif(small, curve=large, recorded_batch=[32, 1280], **asked).to_target
+    assert given is not None
+    told = " ".join(map(sentence, given.notes))
+    assert "to be 1,280, as --recorded-batch says. The run itself has 128." in told
+    assert "The run itself has 32" not in told
+
+
+def test_large_critical_batches_are_written_out() -> None:
+    found = fw.whatif(
+        a_job(32), target=GOAL, global_batch=64, critical_batch=123_456, bandwidth="1Gbps"
+    ).to_target
+    assert found is not None
+    assert "taken as given: 123,456 samples." in " ".join(map(sentence, found.notes))
+    told = CriticalFromRuns(batch=16852.3, low=9000, high=2.5e6, batches=("32", "128"))
+    assert "batch, 16,850 samples (9,000 to 2,500,000), a training" in sentence(told)
+
+
 def test_prices_have_a_currency_or_none() -> None:
     for text in ("2.10 EUR/device-hour", "EUR2.10/device-hour", "2.10EUR/device-hour"):
         price = read_price(text)
@@ -362,6 +454,59 @@ def test_the_side_that_reaches_a_goal_first_is_told_with_noise() -> None:
     several = until([slow] * 1, [fast, a_job(32, metrics=falling(104, seed=5))], GOAL)
     assert several.high / several.low < found.high / found.low
     assert found.before[0].device_hours == pytest.approx(2 * found.before[0].time_s / 3600)
+
+
+def spread_out(job: Run, times: Any) -> Run:
+    """Make each step, and the way to the next one, longer by its own factor."""
+    starts_ns = job.spans.start_ns[job.spans.name == "step"][:: job.facts.workers]
+    ends_ns = np.append(starts_ns[1:], job.spans.end_ns.max())
+    late_ns = np.append([0], np.cumsum((ends_ns - starts_ns) * times)).astype(np.int64)
+    spans = job.spans.rows(job.spans.name == "step")
+    slower = dataclasses.replace(
+        spans, start_ns=late_ns[spans.step], end_ns=late_ns[spans.step + 1]
+    )
+    return dataclasses.replace(job, spans=slower)
+
+
+def test_equal_jobs_on_a_machine_whose_load_changes_differ_by_noise() -> None:
+    """Both reach the loss at the same step, while the steps scatter more than the samples do."""
+    table = falling(100)
+    random = np.random.default_rng(3)
+    loads = [np.repeat(random.uniform(1, 1.6, 4), 3) for _ in range(2)]
+    later = dataclasses.replace(table, time_ns=np.round(table.time_ns * 1.4).astype(np.int64))
+    first, second = (
+        spread_out(a_job(32, metrics=values), load)
+        for values, load in zip((table, later), loads, strict=True)
+    )
+    found = until(first, second, GOAL)
+    assert found.ratio == pytest.approx(1.4, rel=0.1)
+    assert not found.is_significant
+    assert f"start anew differ by {found.scatter:.0%}" in sentence(found.finding)
+    assert found.scatter > 0.08
+    steady = until(a_job(32, metrics=table), a_job(32, metrics=later), GOAL)
+    assert steady.is_significant
+
+
+def test_the_time_of_stalls_is_noise_between_single_runs() -> None:
+    table, stalls = falling(100), np.where(np.arange(12) % 4 == 3, 6.0, 1.0)
+    later = dataclasses.replace(table, time_ns=np.round(table.time_ns * 2.2).astype(np.int64))
+    steady, stalling = a_job(32, metrics=table), a_job(32, metrics=later)
+    assert until(steady, stalling, GOAL).is_significant
+    assert not until(steady, spread_out(stalling, stalls), GOAL).is_significant
+
+
+def test_curves_without_steps_differ_by_the_usual_scatter() -> None:
+    bare = dataclasses.replace(a_job(32), spans=Spans.empty())
+    assert until(bare, bare, GOAL).scatter == pytest.approx(0.038)
+
+
+def test_runs_are_named_as_they_were_given(cli: Cli, tmp_path: Path) -> None:
+    paths = [str(fw.write(a_job(32), tmp_path / f"{name}.run")) for name in ("one", "two")]
+    told = cli("compare", *paths, "--until", GOAL, "--json")
+    shown = json.loads(told.stdout)["until"]
+    assert [side["run"] for side in (*shown["before"], *shown["after"])] == paths
+    refused = cli("compare", *paths, "--until", "loss<=0.01")
+    assert f"{paths[0]}: loss<=0.01 is not reached" in refused.stderr
 
 
 def test_a_side_that_has_not_reached_a_goal_is_refused() -> None:
@@ -427,7 +572,54 @@ def test_local_steps_need_the_loss_that_diloco_costs(jobs: tuple[Run, Run]) -> N
     assert found.time_s[1] < found.time_s[0] / 5  # on a slow link, it pays
     widths = np.log(found.high_s / found.low_s)
     assert widths[1] > widths[0]
-    assert any("DiLoCo's papers" in sentence(note) for note in found.notes)
+    [cost] = [told for note in found.notes if "DiLoCo's papers" in (told := sentence(note))]
+    assert (
+        "35 million to 10 billion parameters. Some settings here lie outside" in cost
+    )  # 13 million
+
+
+def test_many_local_steps_agree_with_few_and_fit_few_laws(
+    jobs: tuple[Run, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = jobs
+    asked: dict[str, Any] = {"target": GOAL, "curve": large, "bandwidth": "1Gbps"}
+    asked["global_batch"] = [64, 256]
+    fits = []
+
+    def counted(*points: Any) -> BatchLaw:
+        fits.append(points)
+        return fit_batches(*points)
+
+    monkeypatch.setattr(samples_to_goal, "fit_batches", counted)
+    many = fw.whatif(small, workers=[2, 4, 8], local_steps=list(range(1, 61)), **asked)
+    assert len(fits) <= 65
+    few = fw.whatif(small, workers=[2, 4, 8], local_steps=[1, 30], **asked)
+    columns, is_few = many.columns(), np.isin(many.columns()["local_steps"], [1, 30])
+    assert columns["steps"][is_few] == pytest.approx(few.columns()["steps"], rel=0.01, nan_ok=True)
+    assert np.isfinite(few.columns()["steps"]).any()
+
+
+@pytest.mark.parametrize("count", [1, 7, 79, 80, 81, 500])
+def test_a_goal_is_reached_where_the_running_median_is(count: int) -> None:
+    random = np.random.default_rng(count)
+    values = np.round(1 / (1 + np.arange(count) / 20) + 0.2 * random.standard_normal(count), 1)
+    half = count // 40 // 2
+    smooth = [np.median(values[max(0, at - half) : at + half + 1]) for at in range(count)]
+    for wanted in (0.05, 0.1, 0.3, 0.5):
+        there = [at for at, value in enumerate(smooth) if value <= wanted]
+        if there and there[0]:
+            curve = curve_of(metrics(np.arange(1, count + 1), values), "loss", "a")
+            found = reach(curve, read_goal(f"loss<={wanted}"), "a")
+            assert (found.low, found.high) == (there[0], there[0] + 1)
+
+
+def test_a_long_curve_is_read_in_a_moment() -> None:
+    """A median of each of 400,000 windows took a minute."""
+    steps = np.arange(1, 400_001)
+    curve = curve_of(metrics(steps, 1 / (1 + steps / 1e5)), "loss", "a")
+    begin_s = time.process_time()
+    assert reach(curve, read_goal(GOAL), "a").steps == pytest.approx(233_333, rel=1e-4)
+    assert time.process_time() - begin_s < 5
 
 
 def test_settings_beyond_the_curve_have_no_time(jobs: tuple[Run, Run], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fullwire.units import (
     ratio,
     seconds,
     show_bytes,
+    show_number,
     show_rate,
     show_time,
     shown,
@@ -253,3 +254,17 @@ def test_what_is_shown_fits_a_line() -> None:
     assert shown("x" * 1000) == "'" + "x" * 56 + "..."
     assert shown(10**5000) == "a very large int"
     assert "\n" not in shown(np.zeros((3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (16852.3, "16,850"),
+        (999.96, "1,000"),
+        (225.64, "225.6"),
+        (2.5e6, "2,500,000"),
+        (0.05, "0.05"),
+    ],
+)
+def test_large_numbers_have_no_exponent(number: float, shown: str) -> None:
+    assert show_number(number) == shown

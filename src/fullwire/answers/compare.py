@@ -426,7 +426,7 @@ def noise_of(
 ) -> Noise | None:
     """Return the noise from drifts and differences of recordings; None with too few steps."""
     recordings = [lengths for side in lengths_s for lengths in side]
-    if min(map(len, recordings)) < FEWEST_STEPS:
+    if min(map(len, recordings), default=0) < FEWEST_STEPS:
         return None
     drifts = []  # The variance of the fifths' steps; one slow stretch among steady steps is none.
     for lengths in recordings:

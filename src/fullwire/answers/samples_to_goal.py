@@ -16,13 +16,15 @@ import numpy as np
 
 from fullwire.answers.subjects import gradient_bytes
 from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches, noise_scale
-from fullwire.convergence.curves import Goal, curve_of, reach
+from fullwire.convergence.curves import Curve, Goal, Reach, curve_of, reach
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
+    BatchContradictsRun,
     CriticalAsGiven,
     CriticalFromNoise,
     CriticalFromRuns,
+    CurveIsLeftOut,
     CurveWasCleaned,
     GoalIsForecast,
     NoiseTellsNothing,
@@ -36,12 +38,33 @@ _ANY = 12.0  # the factor within which a critical batch lies near any recorded o
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Recorded:
+    """A metric's curve in one run, and the batch of the whole job there."""
+
+    run: str
+    batch: int
+    curve: Curve
+
+    def point(self, goal: Goal) -> tuple[Point, Reach]:
+        """Return the samples to a goal, and the way there."""
+        reached = reach(self.curve, goal, self.run)
+        own = Point(batch=self.batch, samples=reached.steps * self.batch)
+        return replace(own, spread=math.hypot(own.spread, reached.spread)), reached
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Evidence:
     """The steps to a goal, as recorded runs show them."""
 
     goal: Goal
     law: BatchLaw
     notes: tuple[Finding, ...]
+    recorded: tuple[Recorded, ...]
+    critical: Critical | None  # where it comes from elsewhere than these runs
+
+    def law_of(self, goal: Goal) -> BatchLaw:
+        """Fit the samples to another goal of the same metric."""
+        return fit_batches([each.point(goal)[0] for each in self.recorded], self.critical)
 
 
 def evidence(
@@ -56,15 +79,21 @@ def evidence(
 
     The first run is the predicted one; each has its name.
     `recorded_batch` is the batch of the whole job for each run, where a run does not know its own.
-    With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown.
+    With `is_same_batch`, no other batch is asked about, and the critical one may stay unknown. A
+    run whose curve cannot tell is left out if others reach the goal.
     """
     if recorded_batch and len(recorded_batch) != len(many):
         raise UsageError(
             f"recorded batch: expected one for each of {len(many)} runs, got {len(recorded_batch)}"
         )
+    recorded: list[Recorded] = []
     points: list[Point] = []
     notes: list[Finding] = []
+    refusals: list[UsageError] = []
     for number, (name, run) in enumerate(many):
+        if recorded_batch and run.facts.pass_samples is not None:
+            own, given = global_batch(name, run), recorded_batch[number]
+            notes += [] if own == given else [BatchContradictsRun(run=name, own=own, given=given)]
         if number == 0 and many[1:] and goal.metric not in set(run.metrics.name.tolist()):
             continue  # the predicted run may be a workload, and the curves others' runs
         whole = recorded_batch[number] if recorded_batch else global_batch(name, run)
@@ -72,7 +101,12 @@ def evidence(
         if curve.repeated or curve.not_numbers:
             cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
             notes.append(CurveWasCleaned(run=name, metric=goal.metric, **cleaned))
-        reached = reach(curve, goal, name)
+        shown = Recorded(run=name, batch=whole, curve=curve)
+        try:
+            point, reached = shown.point(goal)
+        except UsageError as error:
+            refusals.append(error)
+            continue
         if reached.is_forecast:
             notes.append(
                 GoalIsForecast(
@@ -84,16 +118,23 @@ def evidence(
                     is_far=reached.is_far,
                 )
             )
-        own = Point(batch=whole, samples=reached.steps * whole)
-        points.append(replace(own, spread=math.hypot(own.spread, reached.spread)))
+        recorded.append(shown)
+        points.append(point)
+    if refusals and not points:
+        raise refusals[0]
     known, basis = _critical(many, points, recorded_batch, critical_batch, is_same_batch)
+    if refusals and known is None and len({point.batch for point in points}) == 1:
+        raise refusals[0]  # the run that would have shown another batch
+    notes += [CurveIsLeftOut(why=str(refusal)) for refusal in refusals]
     law = fit_batches(points, known)
     if known is None:
         middle, low, high = law.critical_between()
-        batches = tuple(f"{batch:g}" for batch in sorted({point.batch for point in points}))
+        batches = tuple(f"{batch:.0f}" for batch in sorted({point.batch for point in points}))
         basis = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
     notes = [*([] if basis is None else [basis]), *notes]
-    return Evidence(goal=goal, law=law, notes=tuple(notes))
+    return Evidence(
+        goal=goal, law=law, notes=tuple(notes), recorded=tuple(recorded), critical=known
+    )
 
 
 def own_work(

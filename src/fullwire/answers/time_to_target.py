@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.conditions import Asked, OneOrMany, count, several, worker_count
-from fullwire.answers.opening import RunLike
 from fullwire.answers.samples_to_goal import Evidence, evidence, own_work
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
 from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import FLOAT_BYTES
-from fullwire.convergence.batches import (
-    Excess,
-    computing,
-    excess,
-)
+from fullwire.convergence.batches import computing, excess
 from fullwire.convergence.curves import Goal, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
@@ -50,11 +44,13 @@ from fullwire.findings.targets import (
     Soonest,
     StepsOnly,
 )
+from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions
 from fullwire.units import NUMBER, ratio, shown
 from fullwire.words import sentence
 
+Swept: TypeAlias = tuple[Predictions, tuple[Floats, Floats]]  # with each row's interval
 _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
 )
@@ -113,7 +109,7 @@ class ToTarget:
         return None if self.price is None else self.device_hours * self.price.amount
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
-        """Return the columns by name, as JSON and data frames have them."""
+        """Return the columns by name, as the rows of JSON have them."""
         columns = {
             "batch": self.batch,
             "steps": self.steps,
@@ -121,6 +117,10 @@ class ToTarget:
             "device_hours": self.device_hours,
         }
         return columns if self.cost is None else columns | {"cost": self.cost}
+
+    def interval_columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return the ends of the interval of each time."""
+        return {"time_to_target_low_s": self.low_s, "time_to_target_high_s": self.high_s}
 
     def front(self) -> list[int]:
         """Return the rows that no other row beats in time and device-hours, soonest first."""
@@ -149,23 +149,23 @@ def read_price(text: str | None) -> Price | None:
 
 def to_goal(
     predict: Callable[..., AnyPredicted],
-    runs: RunLike | Sequence[RunLike],
+    at_speeds: Callable[..., Iterable[Swept]],
+    runs: Sequence[tuple[str, Run]],
     asked: Asked,
     conditions: Conditions,
     more: Mapping[str, OneOrMany],
 ) -> tuple[AnyPredicted, Predictions, tuple[Floats, Floats], ToTarget]:
     """Predict the time until a metric reaches its value.
 
-    `predict` answers for the length of a step, under other changes and conditions than asked. A
-    batch makes it another step for each number of workers, so it is asked once for each of them.
+    `predict` answers for the length of a step, with other workers than asked. A batch makes
+    computing slower or faster for each number of workers, and `at_speeds` predicts each of them so.
     """
-    opened = named(runs)
-    if len(opened) != 1:
+    if len(runs) != 1:
         raise UsageError(
-            f"target: expected one run to predict, got {len(opened)}. --curve takes runs that show "
+            f"target: expected one run to predict, got {len(runs)}. --curve takes runs that show "
             "the metric at other batches"
         )
-    [(name, run)] = opened
+    [(name, run)] = runs
     price = read_price(asked.price)
     together = several(conditions.accumulate, lambda value: count(value, "accumulate"))
     if len(together) > 1:
@@ -176,40 +176,38 @@ def to_goal(
     batches = _counts(asked.global_batch, "global batch")
     if batches and conditions.workers is not None:
         sizes: tuple[int, ...] = several(conditions.workers, worker_count)
-        first = predict(more, workers=sizes[0])
+        first = predict(workers=sizes[0])
     else:
-        first = predict(more)
+        first = predict()
         sizes = first.grid.workers
-    goal = read_goal(str(asked.target))
     many = [(name, run), *(named(asked.curve) if asked.curve else [])]
     recorded_batch = _counts(asked.recorded_batch, "recorded batch")
-    known_at = partial(
-        evidence,
+    known = evidence(
         many,
+        read_goal(str(asked.target)),
         recorded_batch=recorded_batch,
         critical_batch=asked.critical_batch,
         is_same_batch=not batches and sizes == (run.facts.workers,),
     )
-    known, shown_s = known_at(goal), own_work(many, recorded_batch)
+    shown_s = own_work(many, recorded_batch)
     law, own_samples = computing(shown_s), shown_s[0][1]
     predictions, between_s = first.predictions, first.interval_s
     speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
     if batches:
         if len(speed) > 1:
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
-        parts = []
-        for size in sizes:
-            shares = np.array(batches) / (together[0] * size)
-            speeds = speed[0] * law.time_s(np.array(own_samples)) / law.time_s(shares)
-            asked_more = {**more, "compute_speed": speeds.tolist()}
-            parts.append(predict(asked_more, workers=size, nodes=None))
-        predictions, between_s = _joined(parts, batches)
+        passes_s = {size: law.time_s(np.array(batches) / (together[0] * size)) for size in sizes}
+        own_s = float(law.time_s(np.array(own_samples)))
+        speeds = {
+            size: tuple((speed[0] * own_s / each_s).tolist()) for size, each_s in passes_s.items()
+        }
+        predictions, between_s = _joined(list(at_speeds(first, speeds)), batches)
     whole = own_samples * together[0]
     batch = predictions["workers"].astype(float) * whole
     if batches:
         batch = predictions["batch"].astype(float)
     parameters = sum(gradient_bytes(run)) / FLOAT_BYTES
-    needed = _needed(known, known_at, predictions, batch, parameters)
+    needed = _needed(known, predictions, batch, parameters)
     notes = list(needed.notes)
     is_far = known.law.is_far(batch)
     if is_far.any():
@@ -232,14 +230,13 @@ def _counts(given: OneOrMany, what: str) -> tuple[int, ...]:
     return () if given is None else several(given, lambda value: count(value, what))
 
 
-def _joined(
-    parts: Sequence[Predicted], batches: Sequence[float]
-) -> tuple[Predictions, tuple[Floats, Floats]]:
+def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
     """Join predictions that differ in their workers, with batches in place of speeds."""
-    first = parts[0].predictions
+    tables, intervals = zip(*parts, strict=True)
+    first = tables[0]
     axes = {name.replace("compute_speed", "batch"): values for name, values in first.axes.items()}
     axes["batch"] = tuple(batches)
-    axes["workers"] = tuple(part.predictions.axes["workers"][0] for part in parts)
+    axes["workers"] = tuple(table.axes["workers"][0] for table in tables)
     place = list(axes).index("workers")
     shape = [len(values) for values in axes.values()]
     shape[place] = 1
@@ -249,11 +246,10 @@ def _joined(
         return np.concatenate(whole, axis=place)
 
     measures = {
-        name: along_workers([part.predictions.measures[name] for part in parts])
-        for name in first.measures
+        name: along_workers([table.measures[name] for table in tables]) for name in first.measures
     }
     low_s, high_s = (
-        along_workers([part.interval_s[end].reshape(shape) for part in parts]).reshape(-1)
+        along_workers([ends[end].reshape(shape) for ends in intervals]).reshape(-1)
         for end in (0, 1)
     )
     return Predictions(axes=axes, measures=measures), (low_s, high_s)
@@ -261,58 +257,28 @@ def _joined(
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Needed:
-    """The samples that each row needs to a goal, with the ends of their interval."""
+    """The samples that each row needs to a goal, and how far their logarithm may be off."""
 
     goal: Goal
     batch: Floats
     samples: Floats  # NaN where the curve cannot tell
-    low: Floats
-    high: Floats
+    less: Floats
+    more: Floats
     notes: tuple[Finding, ...]
 
 
-def _needed(
-    known: Evidence,
-    known_at: Callable[[Goal], Evidence],
-    predictions: Predictions,
-    batch: Floats,
-    parameters: float,
-) -> _Needed:
+def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters: float) -> _Needed:
     """Find the samples of each row: by its batch, its replicas and its codec."""
-    goal, notes = known.goal, list(known.notes)
-    samples, low, high = (sample.copy() for sample in known.law.samples(batch))
+    notes = list(known.notes)
+    samples, low, high = known.law.samples(batch)
     more, less = np.log(high / samples), np.log(samples / low)
-    pairs = np.stack([predictions["workers"], predictions["local_steps"]], axis=1)
-    unreached: list[Finding] = []
-    beyond: list[Excess] = []
-    for workers, apart in np.unique(pairs[(pairs > 1).all(axis=1)], axis=0).tolist():
-        rows = (pairs == (workers, apart)).all(axis=1)
-        extra = excess(replicas=workers, steps=apart, parameters=parameters)
-        beyond += [extra] if extra.is_beyond else []
-        try:
-            middle, least, most = (
-                known_at(_lower(goal, ratio_)).law.samples(batch[rows])[0]
-                for ratio_ in (extra.ratio, extra.low, extra.high)
-            )
-        except UsageError as error:
-            unreached.append(
-                LocalStepsBeyondTheCurve(local_steps=apart, workers=workers, why=str(error))
-            )
-            middle = least = most = np.full(int(rows.sum()), np.nan)
-        is_seldom = middle < apart * batch[rows]
-        if is_seldom.any():
-            fewest = float((middle / batch[rows])[is_seldom].min())
-            unreached.append(FewerStepsThanLocal(local_steps=apart, steps=fewest))
-            middle = np.where(is_seldom, np.nan, middle)
-        samples[rows] = middle
-        more[rows] = np.hypot(more[rows], np.log(most / middle))
-        less[rows] = np.hypot(less[rows], np.log(middle / least))
-    if np.isnan(samples).all():
-        raise UsageError(sentence(unreached[0]))
-    if unreached:
-        notes.append(BeyondTheCurve(why=unreached[0], count=int(np.isnan(samples).sum())))
-    if (pairs > 1).all(axis=1).any():
-        notes.append(LocalStepsCost(is_beyond=bool(beyond)))
+    local = _local_steps(known, predictions, batch, samples, parameters)
+    if local is not None:
+        rows = local.rows
+        samples[rows] *= local.times[0]
+        less[rows] = np.hypot(less[rows], np.log(local.times[0] / local.times[1]))
+        more[rows] = np.hypot(more[rows], np.log(local.times[2] / local.times[0]))
+        notes += local.notes
     place_of_codec = predictions.place("codec")
     for place, codec in enumerate(predictions.axes["codec"]):
         if codec.steps is None or codec.steps == _AS_MANY:
@@ -344,13 +310,113 @@ def _needed(
     if unknown:
         notes.append(CodecStepsUnknown(codecs=tuple(sorted(unknown))))
     return _Needed(
-        goal=goal,
+        goal=known.goal,
         batch=batch,
         samples=samples,
-        low=samples * np.exp(-less),
-        high=samples * np.exp(more),
+        less=less,
+        more=more,
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _LocalSteps:
+    """How many times the samples workers need that average their parameters every few steps."""
+
+    rows: NDArray[np.bool_]  # of the predictions, with several workers and local steps
+    times: tuple[Floats, Floats, Floats]  # for these: in the middle, at least and at most
+    notes: tuple[Finding, ...]
+
+
+def _local_steps(
+    known: Evidence, predictions: Predictions, batch: Floats, plain: Floats, parameters: float
+) -> _LocalSteps | None:
+    """Find the samples to the lower loss that plain training must reach; None without such rows.
+
+    `plain` holds the samples without local steps.
+    """
+    workers, apart = (predictions.axes[axis] for axis in ("workers", "local_steps"))
+    pairs = [(size, steps) for size in workers for steps in apart]
+    place = predictions.place("workers") * len(apart) + predictions.place("local_steps")
+    is_local = np.array([min(pair) > 1 for pair in pairs])
+    rows = is_local[place]
+    if not rows.any():
+        return None
+    place, batch = place[rows], batch[rows]
+    found = [excess(replicas=size, steps=steps, parameters=parameters) for size, steps in pairs]
+    ratios = np.array([(each.ratio, each.low, each.high) for each in found])
+    later = _Later.of(known, ratios[is_local], batch)
+    middle, least, most = (later.times(ratios[place, end], batch) for end in range(3))
+    steps_each = np.array([pair[1] for pair in pairs])[place]
+    all_steps = middle * plain[rows] / batch
+    is_seldom = all_steps < steps_each
+    is_untold = np.isnan(middle + least + most) | is_seldom
+    notes: list[Finding] = []
+    if is_untold.any():
+        first = int(np.argmax(is_untold))
+        size, steps = pairs[place[first]]
+        why: Finding = LocalStepsBeyondTheCurve(
+            local_steps=steps, workers=size, why=str(later.why_not)
+        )
+        if is_seldom[first]:
+            fewest = float(all_steps[is_seldom & (place == place[first])].min())
+            why = FewerStepsThanLocal(local_steps=steps, steps=fewest)
+        if is_untold.all() and rows.all():
+            raise UsageError(sentence(why))
+        notes.append(BeyondTheCurve(why=why, count=int(is_untold.sum())))
+    is_beyond = any(each.is_beyond for each, is_so in zip(found, is_local, strict=True) if is_so)
+    notes.append(LocalStepsCost(is_beyond=is_beyond))
+    return _LocalSteps(
+        rows=rows,
+        times=(np.where(is_untold, np.nan, middle), least, most),
+        notes=tuple(notes),
+    )
+
+
+_MOST_RATIOS, _MOST_BATCHES = 64, 8  # more are read off between these
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Later:
+    """How many times the samples a lower loss needs, by its ratio and the batch."""
+
+    ratios: Floats
+    batches: Floats
+    logs: Floats  # of the times, a row for each ratio; NaN where the curve cannot tell
+    why_not: UsageError | None
+
+    @classmethod
+    def of(cls, known: Evidence, ratios: Floats, batches: Floats) -> _Later:
+        """Fit the law for each ratio, or for some between which the others are read off."""
+        at_ratios, at_batches = _some(ratios, _MOST_RATIOS), _some(batches, _MOST_BATCHES)
+        plain = np.log(known.law.samples(at_batches)[0])
+        logs = np.full((len(at_ratios), len(at_batches)), np.nan)
+        why_not: UsageError | None = None
+        for place, ratio_ in enumerate(at_ratios.tolist()):
+            try:
+                law = known.law_of(_lower(known.goal, ratio_))
+            except UsageError as error:
+                why_not = why_not or error
+            else:
+                logs[place] = np.log(law.samples(at_batches)[0]) - plain
+        return cls(ratios=at_ratios, batches=at_batches, logs=logs, why_not=why_not)
+
+    def times(self, ratios: Floats, batches: Floats) -> Floats:
+        """Return how many times the samples each ratio needs, at each batch."""
+        by_batch = [
+            np.interp(np.log(ratios), np.log(self.ratios), column) for column in self.logs.T
+        ]
+        place = np.interp(np.log(batches), np.log(self.batches), np.arange(len(self.batches)))
+        below = place.astype(int)
+        above = np.minimum(below + 1, len(self.batches) - 1)
+        lower, upper = (np.choose(at, by_batch) for at in (below, above))
+        return np.asarray(np.exp(lower + (place - below) * (upper - lower)))
+
+
+def _some(values: Floats, most: int) -> Floats:
+    """Return the distinct values, or so many from the least to the largest."""
+    distinct = np.unique(values)
+    return distinct if len(distinct) <= most else np.geomspace(distinct[0], distinct[-1], most)
 
 
 def _lower(goal: Goal, ratio_: float) -> Goal:
@@ -391,11 +457,8 @@ def _times(
     step_low = np.where(is_known, np.maximum(between_s[0], 1e-12) / predictions["step_s"], 1.0)
     step_high = np.where(is_known, between_s[1] / predictions["step_s"], 1.0)
     less, more = (
-        np.hypot(np.hypot(np.log(samples), np.log(step)), doubt)
-        for samples, step in (
-            (needed.samples / needed.low, step_low),
-            (needed.high / needed.samples, step_high),
-        )
+        np.hypot(np.hypot(off, np.log(step)), doubt)
+        for off, step in ((needed.less, step_low), (needed.more, step_high))
     )
     return ToTarget(
         goal=needed.goal,

@@ -1,8 +1,13 @@
 """Which of two sides reached a metric's value first, by how much, and is that more than noise?
 
 Trainings of the same job differ from run to run, mostly by some 4 % in the samples that they need
-(MLPerf's reference points). Several runs of a side show their own scatter. Both are estimates of
-one variance, and the interval of the ratio is Student's.
+(MLPerf's reference points). Their usual steps differ too, by as much as `compare` finds. Several
+runs of a side show their own scatter. All are estimates of one variance, and the interval of the
+ratio is Student's.
+
+The time beyond usual steps is that of stalls and pauses. One run of each side cannot tell a job
+that stalls from a machine that was busy. So the interval is wider by the whole part of the ratio
+that this time makes. Several runs of a side show how much it differs.
 """
 
 from __future__ import annotations
@@ -15,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.answers.compare import student
+from fullwire.answers.compare import noise_of, paces_s, student, usual_length_s
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import named
+from fullwire.collectives.cost import Floats
 from fullwire.convergence.batches import USUAL_SPREAD
 from fullwire.convergence.curves import Goal, curve_of, reach, read_goal
 from fullwire.errors import UsageError
@@ -50,6 +56,7 @@ class Until:
     ratio: float
     low: float  # 95 %
     high: float
+    scatter: float  # standard deviation of one run's time, in relation to it
 
     @property
     def is_significant(self) -> bool:
@@ -70,7 +77,7 @@ class Until:
             "after_hours": hours[1],
         }
         if not self.is_significant:
-            return ReachedAlike(**told)
+            return ReachedAlike(**told, scatter=self.scatter)
         share = 1 - self.ratio if self.ratio < 1 else self.ratio - 1
         return ReachedFirst(**told, is_sooner=self.ratio < 1, share=share)
 
@@ -79,12 +86,20 @@ def until(
     before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLike], target: str
 ) -> Until:
     """Compare the times that two sides took to a metric's value, such as 'loss<=0.3'."""
-    goal = read_goal(target)
-    sides = [
-        tuple(_reached(name, run, goal) for name, run in named(side)) for side in (before, after)
-    ]
-    logs = [[math.log(reached.time_s) for reached in side] for side in sides]
-    squares, counts = _USUAL_COUNTS * USUAL_SPREAD**2, _USUAL_COUNTS
+    return until_of_named(named(before), named(after), target)
+
+
+def until_of_named(
+    before: Sequence[tuple[str, Run]], after: Sequence[tuple[str, Run]], target: str
+) -> Until:
+    """Compare the times of opened runs, each with the name that the user gave it."""
+    goal, runs = read_goal(target), (before, after)
+    first, second = (tuple(_reached(name, run, goal) for name, run in side) for side in runs)
+    logs = [[math.log(reached.time_s) for reached in side] for side in (first, second)]
+    paces = [_known_paces_s([run for _, run in side]) for side in runs]
+    noise = noise_of(paces)
+    usual = USUAL_SPREAD**2 + (0 if noise is None else noise.variance)
+    squares, counts = _USUAL_COUNTS * usual, _USUAL_COUNTS
     for side in logs:
         if len(side) > 1:
             squares += variance(side) * (len(side) - 1)
@@ -93,8 +108,10 @@ def until(
     off = student(_SURE, counts) * math.sqrt(
         squares / counts * (1 / len(logs[0]) + 1 / len(logs[1]))
     )
+    if counts == _USUAL_COUNTS and all(paces):
+        stalls = [math.log(float(side[0].mean()) / usual_length_s(side[0])) for side in paces]
+        off += abs(stalls[1] - stalls[0])
     ratio = math.exp(means[1] - means[0])
-    first, second = sides
     return Until(
         goal=goal,
         before=first,
@@ -102,7 +119,14 @@ def until(
         ratio=ratio,
         low=ratio * math.exp(-off),
         high=ratio * math.exp(off),
+        scatter=math.sqrt(squares / counts),
     )
+
+
+def _known_paces_s(side: Sequence[Run]) -> list[Floats]:
+    """Return the times from step to step of the runs that have some; imported curves have none."""
+    paces = [paces_s(run) for run in side]
+    return [times_s[times_s > 0] for times_s in paces if (times_s > 0).any()]
 
 
 def _reached(name: str, run: Run, goal: Goal) -> Reached:

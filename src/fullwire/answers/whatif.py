@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 
 # Targets, searches and suspicions are loaded where they are asked for: most questions start faster.
 
+# A table, and the ends of the interval of each row.
+Swept: TypeAlias = tuple[Predictions, tuple[Floats, Floats]]
 MOST_TUNED = 16  # Clusters for which a result gives the tuner's choices.
 
 
@@ -98,6 +100,7 @@ class WhatIf(Result):
     notes: tuple[Finding, ...]  # The notes on the predictions.
     tuning: tuple[Tuned, ...]
     subjects: tuple[Subject, ...]
+    whole: tuple[Subject, ...]  # Before changes.
     grid: Grid
     changes: Changes = field(default_factory=dict)
     suspicions: tuple[Suspicion, ...] = ()  # On a described cluster.
@@ -178,7 +181,9 @@ class WhatIf(Result):
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns by name, as a data frame takes them."""
         columns = self.predictions.columns() | self._interval_columns()
-        return columns if self.to_target is None else columns | self.to_target.columns()
+        if self.to_target is None:
+            return columns
+        return columns | self.to_target.columns() | self.to_target.interval_columns()
 
     def _interval_columns(self) -> dict[str, NDArray[Any]]:
         if not self.has_intervals:
@@ -301,21 +306,26 @@ def whatif(
         table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
         table.to_pandas()
     """
-    changes: dict[str, OneOrMany] = {**more}
-    goal, conditions = taken(Asked, changes), taken(Conditions, changes)
-    opened = with_batches(runs, batch)
-    goodputs = () if failures is None else _goodputs(opened, failures)
-    predict = partial(_table, opened, calibrate=calibrate, line_rate=line_rate, on=on)
+    others: dict[str, OneOrMany] = {**more}
+    goal, conditions = taken(Asked, others), taken(Conditions, others)
+    changes = asked_changes("whatif", others, Conditions, Asked)
+    many = named(with_batches(runs, batch), line_rate)
+    goodputs = () if failures is None else _goodputs(many, failures)
+    names, only = zip(*many, strict=True)
+    transports = Transports(only, calibrate, names, line_rate)
+    predict = partial(_table, many, transports=transports, on=on)
     if not goal.is_metric:
         found = predict(conditions, changes, target=goal.target, progress=progress)
         return replace(found, goodputs=goodputs)
 
-    def changed_to(others: Mapping[str, OneOrMany], **changed: OneOrMany) -> WhatIf:
-        return predict(replace(conditions, **changed), others)
+    def with_workers(**workers: OneOrMany) -> WhatIf:
+        return predict(replace(conditions, **workers), changes)
 
     from fullwire.answers.time_to_target import to_goal
 
-    first, predictions, around_s, to_target = to_goal(changed_to, opened, goal, conditions, changes)
+    first, predictions, around_s, to_target = to_goal(
+        with_workers, partial(_at_speeds, transports, on), many, goal, conditions, others
+    )
     return replace(
         first,
         predictions=predictions,
@@ -326,12 +336,11 @@ def whatif(
     )
 
 
-def _goodputs(runs: RunLike | Sequence[RunLike], failures: OneOrMany) -> tuple[GoodputWith, ...]:
+def _goodputs(many: Sequence[tuple[str, Run]], failures: OneOrMany) -> tuple[GoodputWith, ...]:
     """Predict the goodput of one elastic job for each time between failures."""
     from fullwire.findings.plans import GoodputWith
     from fullwire.simulation.goodput import with_failures
 
-    many = named(runs)
     if len(many) != 1:
         raise UsageError(f"failures: expected one run with them, got {len(many)}")
     [(name, run)] = many
@@ -353,21 +362,17 @@ def _goodputs(runs: RunLike | Sequence[RunLike], failures: OneOrMany) -> tuple[G
 
 
 def _table(
-    runs: RunLike | Sequence[RunLike],
+    many: Sequence[tuple[str, Run]],
     conditions: Conditions,
-    more: Mapping[str, OneOrMany],
+    changes: Changes,
     *,
-    calibrate: RunLike | Sequence[RunLike],
-    line_rate: str | float | None,
+    transports: Transports,
     on: str,
     target: str | float | None = None,
     progress: Progress | None = None,
 ) -> WhatIf:
-    """Read the runs and the conditions, and predict; a target is a scaling factor here."""
-    changes = asked_changes("whatif", more, Conditions, Asked)
-    many = named(runs, line_rate)
+    """Read the conditions, and predict; a target is a scaling factor here."""
     only = [run for _, run in many]
-    transports = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
     grid = conditions.grid(only, transports)
     if max(changes.get("fragments", (1,))) > 1 and max(grid.local_steps) == 1:
         raise UsageError(
@@ -395,19 +400,7 @@ def _predicted(
     """Predict each run under every change and every point of the grid."""
     whole = [subject_of(name, run, transports) for name, run in many]
     subjects = changed(whole, changes)
-    predictions = sweep(subjects, grid, progress, those)
-    around_s = interval_s(subjects, grid, predictions, transports.calibration, those)
-    measures = predictions.measures
-    names = np.array(predictions.axes["run"], object).reshape(shaped(run=len(subjects)))
-    check_steps(names, step=measures["step_s"], step_of_one_worker=measures["baseline_step_s"])
-    check_times(
-        names, backward_pass=measures["backward_s"], communication=measures["communication_s"]
-    )
-    low_s, high_s = (np.reshape(end_s, measures["step_s"].shape) for end_s in around_s)
-    check_times(names, low_end=low_s, high_end=high_s)
-    workers = np.reshape(predictions.axes["workers"], shaped(workers=len(grid.workers)))
-    check_scaling(names, workers, measures["scaling_factor"])
-    check_shares(names, network_utilization=measures["network_utilization"])
+    predictions, around_s = _swept(subjects, grid, transports, progress, those)
     reaching = None
     if wanted is not None:
         from fullwire.simulation.target import targets
@@ -429,11 +422,49 @@ def _predicted(
         ),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
+        whole=tuple(whole),
         grid=grid,
         changes=changes,
         further=further_recording(subjects, grid, predictions, around_s, transports.calibration),
         suspicions=suspected,
     )
+
+
+def _swept(
+    subjects: Sequence[Subject],
+    grid: Grid,
+    transports: Transports,
+    progress: Progress | None,
+    those: Crew,
+) -> Swept:
+    """Predict each subject at every point of the grid, and check the numbers."""
+    predictions = sweep(subjects, grid, progress, those)
+    around_s = interval_s(subjects, grid, predictions, transports.calibration, those)
+    measures = predictions.measures
+    names = np.array(predictions.axes["run"], object).reshape(shaped(run=len(subjects)))
+    check_steps(names, step=measures["step_s"], step_of_one_worker=measures["baseline_step_s"])
+    check_times(
+        names, backward_pass=measures["backward_s"], communication=measures["communication_s"]
+    )
+    low_s, high_s = (np.reshape(end_s, measures["step_s"].shape) for end_s in around_s)
+    check_times(names, low_end=low_s, high_end=high_s)
+    workers = np.reshape(predictions.axes["workers"], shaped(workers=len(grid.workers)))
+    check_scaling(names, workers, measures["scaling_factor"])
+    check_shares(names, network_utilization=measures["network_utilization"])
+    return predictions, around_s
+
+
+def _at_speeds(
+    transports: Transports, on: str, first: WhatIf, speeds: Mapping[int, tuple[float, ...]]
+) -> Iterator[Swept]:
+    """Predict the same job again for each number of workers, with its own speeds of computing."""
+    with crew(on) as those:
+        for workers, own in speeds.items():
+            changes = {**first.changes, "compute_speed": own}
+            subjects = changed(first.whole, changes)
+            grid = replace(first.grid, workers=(workers,))
+            predictions, around_s = _swept(subjects, grid, transports, None, those)
+            yield unfolded(predictions, changes), around_s
 
 
 @arguments_of(Conditions)

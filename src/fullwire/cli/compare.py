@@ -93,7 +93,7 @@ def compare(
     from fullwire.answers.compare import compare as answer
     from fullwire.answers.compare import refuse_without_steps
     from fullwire.answers.opening import completed
-    from fullwire.answers.until import until as reached
+    from fullwire.answers.until import until_of_named
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import whole_comparison
     from fullwire.report.explanation import comparison_markdown, print_comparison
@@ -106,7 +106,11 @@ def compare(
     before, after = two_sides(context, runs)
     sides = [[completed(run, line_rate) for run in side] for side in (before, after)]
     first, second = ([recording.run for recording in side] for side in sides)
-    goal = None if until is None else reached(first, second, until)
+    goal = None
+    if until is not None:
+        goal = until_of_named(
+            list(zip(before, first, strict=True)), list(zip(after, second, strict=True)), until
+        )
     try:
         for name, each in zip(runs, itertools.chain(*sides), strict=True):
             refuse_without_steps(each.run, name)

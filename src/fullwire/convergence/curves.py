@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 from fullwire.run.run import Metrics, Whole
-from fullwire.units import NUMBER, shown
+from fullwire.units import NUMBER, show_number, shown
 
-_GOAL = re.compile(rf"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*")
+_GOAL = re.compile(rf"\s*([^<>=]*[^\s<>=])\s*(<=|>=|<|>)\s*({NUMBER})\s*")
 FEWEST = 8  # values, for a forecast
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
 WIDEST = 10.0  # times, from the low end of a forecast to the high one
@@ -116,43 +117,69 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
 def reach(curve: Curve, goal: Goal, run: str) -> Reach:
     """Return when the curve reaches the goal: as recorded, or else by a forecast."""
     sign = 1.0 if goal.is_least else -1.0
-    values, wanted = sign * _smooth(curve.values), sign * goal.value
+    wanted = sign * goal.value
     steps = curve.steps.astype(float)
-    is_there = values <= wanted
-    if is_there[0]:
+    after = _first_at(sign * curve.values, wanted)
+    if after == 0:
         raise UsageError(
             f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at step "
             f"{curve.steps[0]}: expected a target that takes training"
         )
-    if not is_there.any():
-        return _forecast(steps, sign * curve.values, wanted, f"{run}: {goal}")
-    after = int(np.argmax(is_there))
+    if after is None:
+        return _forecast(curve, goal, f"{run}: {goal}")
     before = after - 1
-    share = (values[before] - wanted) / (values[before] - values[after])
+    high, low = (_running_median(sign * curve.values, at) for at in (before, after))
+    share = (high - wanted) / (high - low)
     at = float(steps[before] + share * (steps[after] - steps[before]))
     if at <= 0:
         raise UsageError(f"{run}: {goal} is reached at step {at:g}, expected steps above 0")
     last = int(curve.steps[-1])
-    low = max(float(steps[before]), min(at, 1.0))  # not even one step at the first value
-    return Reach(steps=at, low=low, high=float(steps[after]), recorded=last)
+    fewest = max(float(steps[before]), min(at, 1.0))  # not even one step at the first value
+    return Reach(steps=at, low=fewest, high=float(steps[after]), recorded=last)
 
 
-def _smooth(values: Floats) -> Floats:
-    """Return a running median; near the ends its window is shorter."""
-    half = len(values) // _WINDOWS // 2
-    if half == 0:
-        return values
-    return np.array(
-        [np.median(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
-    )
+def _first_at(values: Floats, wanted: float) -> int | None:
+    """Return the first place at which the running median is at a value or below it.
+
+    A median is there if more than half of its window is, so counts tell it without sorting. With
+    just a half of an even window, as near the ends, the median itself decides.
+    """
+    half = _half_window(values)
+    at = np.arange(len(values))
+    first, end = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
+    counts = np.append(0, np.cumsum(values <= wanted))
+    more = 2 * (counts[end] - counts[first]) - (end - first)
+    for place in np.flatnonzero(more >= 0).tolist():
+        if more[place] > 0 or _running_median(values, place) <= wanted:
+            return int(place)
+    return None
 
 
-def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach:
-    """Extend a falling curve to a value that it has not reached."""
-    if len(values) < FEWEST:
-        raise UsageError(
-            f"{where} is not reached in {len(values)} values, expected {FEWEST} for a forecast"
-        )
+def _running_median(values: Floats, at: int) -> float:
+    """Return the median of the values around a place; near the ends its window is shorter."""
+    half = _half_window(values)
+    return float(np.median(values[max(0, at - half) : at + half + 1]))
+
+
+def _half_window(values: Floats) -> int:
+    return len(values) // _WINDOWS // 2
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Extended:
+    """The power laws that go on from a curve: v = level + scale (t / last)^-power."""
+
+    level: Floats
+    scale: Floats
+    power: Floats
+    weight: Floats  # adds up to 1
+    last: float  # the middle of the last stretch, in steps
+
+
+@lru_cache(maxsize=64)  # the same curve is asked for many goals
+def _extended(curve: Curve, is_least: bool) -> _Extended | None:
+    """Fit power laws to a falling curve; None if it does not fall."""
+    steps, values = curve.steps.astype(float), (1.0 if is_least else -1.0) * curve.values
     late = steps >= WARM_UP * steps[-1]
     times, means, counts = _stretches(np.maximum(steps, 1.0)[late], values[late])
     share = np.sqrt(counts / counts.max())  # neighbours are alike: less than their number
@@ -160,7 +187,7 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
     scatter = float(np.std(np.diff(means[third:]))) if len(means) > third + 2 else 0.0
     span = float(means[0] - means[-1])
     if not span > 2 * scatter or span <= 0:
-        raise UsageError(f"{where} is not reached: the metric stays, or moves away from it")
+        return None
     power, below = (values.reshape(-1) for values in np.meshgrid(_POWERS, _LEVELS))
     level = means.min() - span * below
     shapes = (times[None, :] / times[-1]) ** -power[:, None]
@@ -171,26 +198,41 @@ def _forecast(steps: Floats, values: Floats, wanted: float, where: str) -> Reach
     likely = -(len(means) - 3) / 2 * np.log(squares + floor)
     weight = np.exp(likely - likely.max())
     weight /= weight.sum()
-    gets_there = level < wanted
-    if float(weight[~gets_there].sum()) > MOST_NOT_REACHING:
-        flat = level[np.argmax(weight)]
+    return _Extended(level=level, scale=scale, power=power, weight=weight, last=float(times[-1]))
+
+
+def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
+    """Extend a curve to a value that it has not reached."""
+    if len(curve.values) < FEWEST:
         raise UsageError(
-            f"{where} is not reached by step {steps[-1]:.0f}. The curve may flatten at "
+            f"{where} is not reached in {len(curve.values)} values, expected {FEWEST} for a "
+            "forecast"
+        )
+    found = _extended(curve, goal.is_least)
+    if found is None:
+        raise UsageError(f"{where} is not reached: the metric stays, or moves away from it")
+    wanted = goal.value if goal.is_least else -goal.value
+    last = float(curve.steps[-1])
+    gets_there = found.level < wanted
+    if float(found.weight[~gets_there].sum()) > MOST_NOT_REACHING:
+        flat = found.level[np.argmax(found.weight)]
+        raise UsageError(
+            f"{where} is not reached by step {last:.0f}. The curve may flatten at "
             f"{abs(flat):.3g}, before it gets there"
         )
-    needed = times[-1] * (scale[gets_there] / (wanted - level[gets_there])) ** (
-        1 / power[gets_there]
+    needed = found.last * (found.scale[gets_there] / (wanted - found.level[gets_there])) ** (
+        1 / found.power[gets_there]
     )
     order = np.argsort(needed)
-    reached = np.cumsum(weight[gets_there][order])
+    reached = np.cumsum(found.weight[gets_there][order])
     ends = np.interp((0.5, 0.05, 0.95), reached / reached[-1], np.log(needed[order]))
-    middle, low, high = np.maximum(np.exp(ends), steps[-1]).tolist()
+    middle, low, high = np.maximum(np.exp(ends), last).tolist()
     if high > WIDEST * low:
         raise UsageError(
-            f"{where} is not reached by step {steps[-1]:.0f}. The forecast is too wide to use: "
-            f"steps {low:.0f} to {high:.3g}"
+            f"{where} is not reached by step {last:.0f}. The forecast is too wide to use: "
+            f"steps {low:,.0f} to {show_number(high)}"
         )
-    return Reach(steps=middle, low=low, high=high, recorded=int(steps[-1]), is_forecast=True)
+    return Reach(steps=middle, low=low, high=high, recorded=int(last), is_forecast=True)
 
 
 def _stretches(steps: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:

@@ -2,6 +2,8 @@
 
 A pattern is a regular expression whose groups are numbers. A named group is a metric, and a group
 `step` is the step. A group without a name takes the word before it: 'loss: ([0-9.]+)' is `loss`.
+A number may end a sentence or have commas between thousands. If an exponent follows the group, it
+belongs to the number: [0-9.]+ takes 5.5 of 5.5e-18.
 
 A pattern may take years on a line, and Python stands still meanwhile. So lines are matched in a
 process of its own, which gives up a pattern after `LONGEST_MATCH_S` on one line. Only the end of a
@@ -41,10 +43,19 @@ TOLD_BY = 15  # steps: a pattern without a match is told before the twentieth
 LONGEST_MATCH_S = 0.5  # of processor time
 _LOOK_S = 0.05
 _LONGEST_LINE = 8 * 1024  # of its end
+_SHOWN = 60  # characters of a match, in a message
 _MOST_WAITING = 8192  # lines, thus at most 64 MiB
 _MOST_ROWS = 1_000_000
-_WORD = re.compile(r"([A-Za-z_][\w./-]*)[^\w(]*(?:\\s[*+]?|\\W[*+]?|[^\w(])*\((?!\?)")
+_PART = re.compile(  # of a pattern
+    r"\\(?P<escaped>.)|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<kept>\((?:\?P<\w+>|(?!\?)))"
+    r"|(?P<begin>\((?:\?P=\w+|\?[^\w\s]*))|(?P<end>\))|(?P<other>.)",
+    re.DOTALL,
+)
+_WORD = re.compile(r"[A-Za-z_][\w-]*(?:[./][\w-]+)*")
 _NUMBER = re.compile(NUMBER)
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3}){1,10}(?:\.[0-9]{0,40})?")
+_EXPONENT = re.compile(r"[eE][+-]?[0-9]{1,3}(?!\w)")
+_MORE_THOUSANDS = re.compile(r"(?:,[0-9]{3}){1,10}(?:\.[0-9]{0,40})?(?![\w,])")
 _TELL = b"tell\n"
 _MATCHER = (
     "import sys; _, path, kept, *patterns = sys.argv; sys.path[:] = path.split('\\n'); "
@@ -67,27 +78,78 @@ class Pattern:
                 f"metric: expected a group around the number, like 'loss: ([0-9.]+)', got {text!r}"
             )
         named = {number: name for name, number in self._pattern.groupindex.items()}
-        words = iter(_WORD.findall(text))
-        self._names = [
-            named.get(number) or next(words, "metric")
-            for number in range(1, self._pattern.groups + 1)
-        ]
+        groups = self._pattern.groups
+        words = [*_words_before_groups(text), *["metric"] * groups][:groups]  # (?x) may hide some
+        self._names = [named.get(number) or word for number, word in enumerate(words, 1)]
         self.text = text
 
-    def read(self, line: str) -> dict[str, float]:
-        """Return the numbers of a line by name; none if it is another line."""
-        found = self._pattern.search(line)
-        if found is None:
-            return {}
-        pairs = zip(self._names, found.groups(), strict=True)
+    def search(self, line: str) -> re.Match[str] | None:
+        """Return where the pattern matches a line."""
+        return self._pattern.search(line)
+
+    def numbers(self, found: re.Match[str]) -> dict[str, float]:
+        """Return the numbers in the groups of a match, by name."""
         numbers = {
-            name: float(value)
-            for name, value in pairs
-            if value is not None and (_NUMBER.fullmatch(value) or value.lower() in ("nan", "inf"))
+            name: value
+            for group, name in enumerate(self._names, 1)
+            if name and (value := _number(found, group)) is not None
         }
         if not abs(numbers.get("step", 0)) < MOST_STEPS:  # NaN is no step either
             del numbers["step"]
         return numbers
+
+    def read(self, line: str) -> dict[str, float]:
+        """Return the numbers of a line by name; none if it is another line."""
+        found = self.search(line)
+        return {} if found is None else self.numbers(found)
+
+
+def _number(found: re.Match[str], group: int) -> float | None:
+    """Return the number in a group of a match, with what belongs to it behind the group."""
+    text = (found[group] or "").strip()
+    if text and found[group][-1] == text[-1]:
+        behind = found.string[found.end(group) :]
+        exponent = None if "e" in text.lower() else _EXPONENT.match(behind)
+        if exponent is not None:
+            text += exponent[0]
+        elif found.end(group) == found.end() and text.lstrip("+-").isdigit():
+            thousands = _MORE_THOUSANDS.match(behind)
+            text += "" if thousands is None else thousands[0]
+    text = text.rstrip(".,")  # of the sentence
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    is_number = _NUMBER.fullmatch(text) or text.lower() in ("nan", "inf", "-inf")
+    return float(text) if is_number else None
+
+
+def _words_before_groups(pattern: str) -> list[str]:
+    """Return the word before each group of a pattern; a group within another has none.
+
+    Escapes, sets and operators are no words. A word within a group that keeps nothing, as in
+    `loss: (?:tensor)?(...)`, counts if there is no other.
+    """
+    words: list[str] = []
+    outside = everywhere = ""  # since the last group that is kept
+    are_kept: list[bool] = []  # of the groups that are open here
+    for part in _PART.finditer(pattern):
+        kind, text = part.lastgroup, part[0]
+        if kind == "kept":
+            near = _WORD.findall(outside) or _WORD.findall(everywhere) or ["metric"]
+            words.append("" if any(are_kept) else near[-1])
+            outside = everywhere = ""
+        elif kind == "escaped":
+            text = " " if text[1].isalnum() else text[1]
+        elif kind == "set":
+            is_one_letter = len(text) == 4 and text[1].lower() == text[2].lower()
+            text = text[2] if is_one_letter else " "
+        if kind in ("kept", "begin"):
+            are_kept.append(kind == "kept")
+        elif kind == "end":
+            are_kept[-1:] = []
+        elif not any(are_kept):
+            everywhere += text
+            outside += " " if are_kept else text
+    return words
 
 
 class Output:
@@ -219,6 +281,7 @@ def match(path: str, texts: Sequence[str], lines: Iterable[bytes]) -> None:
     """Match lines, each after its time, and append their numbers to a file."""
     patterns = [Pattern(text) for text in texts]
     matched = dict.fromkeys(texts, 0)
+    without_number: dict[str, str] = {}  # a match of each pattern whose groups held none
     count, is_matching, has_told = 0, False, False
 
     def too_long(number: int, frame: Any) -> None:
@@ -230,7 +293,7 @@ def match(path: str, texts: Sequence[str], lines: Iterable[bytes]) -> None:
         for line in lines:
             if line == _TELL:
                 if not has_told:
-                    _tell_unmatched(matched, count)
+                    _tell_unmatched(matched, without_number, count)
                 has_told = count > 0  # a job that has printed nothing yet is told of again
                 continue
             time_ns, _, rest = line.partition(b" ")
@@ -240,7 +303,10 @@ def match(path: str, texts: Sequence[str], lines: Iterable[bytes]) -> None:
                 try:
                     is_matching = True
                     signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_MATCH_S)
-                    values = pattern.read(text)
+                    found = pattern.search(text)
+                    values = {} if found is None else pattern.numbers(found)
+                    if found is not None and not values:
+                        without_number.setdefault(pattern.text, found[0])
                 except _TooLong:
                     values = {}
                     patterns.remove(pattern)
@@ -269,11 +335,18 @@ def match(path: str, texts: Sequence[str], lines: Iterable[bytes]) -> None:
                     return
 
 
-def _tell_unmatched(matched: Mapping[str, int], lines: int) -> None:
+def _tell_unmatched(
+    matched: Mapping[str, int], without_number: Mapping[str, str], lines: int
+) -> None:
     for text, count in matched.items():
         if not lines:
             sys.stderr.write(
                 f"fullwire: --metric {text!r} has matched nothing: the job has printed no line\n"
+            )
+        elif not count and text in without_number:
+            sys.stderr.write(
+                f"fullwire: --metric {text!r} has matched lines without a number in its group, as "
+                f"in {without_number[text][:_SHOWN]!r}: expected a group around the number alone\n"
             )
         elif not count:
             sys.stderr.write(

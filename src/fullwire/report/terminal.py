@@ -16,7 +16,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fullwire.simulation.conditions import CONDITIONS
-from fullwire.units import show_bytes, show_duration, show_rate, show_time, visible
+from fullwire.units import show_bytes, show_duration, show_number, show_rate, show_time, visible
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _print_to_target(result: WhatIf, targets: ToTarget, best: int | None) -> Non
                 f"{targets.steps[row]:,.0f}",
                 step,
                 f"{middle} {unit} ({between})",
-                f"{targets.device_hours[row]:.4g}",
+                show_number(float(targets.device_hours[row])),
                 *cost,
                 "*" if row in front else "",
             ]

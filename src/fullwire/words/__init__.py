@@ -19,7 +19,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from fullwire.units import show_bytes, show_duration, show_ranks, show_rate, show_time
+from fullwire.units import show_bytes, show_duration, show_number, show_ranks, show_rate, show_time
 
 
 class Told(Protocol):
@@ -111,6 +111,7 @@ def _text(value: Any) -> str:
 _UNITS: Mapping[str, Callable[[Any], str]] = {
     "time": show_time,
     "duration": show_duration,
+    "number": show_number,
     "rate": show_rate,
     "bytes": show_bytes,
     "ranks": show_ranks,

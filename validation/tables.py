@@ -1,0 +1,77 @@
+"""Tables that others published, as CSV: a refusal names the file and the line."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullwire.errors import DamagedInput, UsageError
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data" / "accuracy"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The cells of a row by column, without spaces around them; "" where the row is short."""
+
+    path: Path
+    line: int
+    cells: Mapping[str, str]
+
+    def __getitem__(self, column: str) -> str:
+        return self.cells.get(column, "")
+
+    def number(
+        self, column: str, *, otherwise: float | None = None, may_be_zero: bool = False
+    ) -> float:
+        """Return a number above 0; `otherwise` stands for an empty cell."""
+        text = self[column]
+        if not text and otherwise is not None:
+            return otherwise
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (0 < number < math.inf or (may_be_zero and number == 0)):
+            wanted = "a number, 0 or above" if may_be_zero else "a number above 0"
+            raise self.damaged(f"{column}: expected {wanted}, got {text!r}")
+        return number
+
+    def damaged(self, problem: str) -> DamagedInput:
+        """Return the error of this row."""
+        return DamagedInput(self.path, problem, line=self.line)
+
+
+def read(path: Path, columns: Sequence[str]) -> list[Row]:
+    """Read a table that has these columns and maybe more."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            heads = [head.strip() for head in reader.fieldnames or ()]
+            if lacking := [name for name in columns if name not in heads]:
+                raise DamagedInput(
+                    path, f"expected the columns {', '.join(columns)}: no {lacking[0]}"
+                )
+            rows = []
+            for cells in reader:
+                if None in cells:
+                    count = len(heads) + len(cells[None])
+                    problem = f"expected {len(heads)} cells, got {count}"
+                    raise DamagedInput(path, problem, line=reader.line_num)
+                texts = [(cells[head] or "").strip() for head in reader.fieldnames or ()]
+                rows.append(Row(path, reader.line_num, dict(zip(heads, texts, strict=True))))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DamagedInput(path, f"expected a CSV file in UTF-8: {error}") from None
+    if not rows:
+        raise DamagedInput(path, "expected rows below the heading, got none")
+    return rows
+
+
+def is_published(path: Path, name: str) -> bool:
+    """Whether this is the published table of that name: other tables leave our results alone."""
+    return path.resolve() == PUBLISHED / name
