@@ -43,10 +43,6 @@ def in_a_shell(command: str) -> subprocess.CompletedProcess[str]:
         (("lab", "up"), "No such command 'up'. See fullwire lab -h"),
         (("watch", "train.py"), "process, got 'train.py'; --job finds a job by the words"),
         (("whatif", "vgg16@v100", "--bandwith", "1Gbps"), "No such option: --bandwith"),
-        (
-            ("whatif", "vgg16@v100", "--format", "csv", "--best", "1"),
-            "--best: expected it with a table or --json",
-        ),
         (("collective", "allreduce", "--chunks", "many"), "Invalid value for '--chunks'"),
         (("show", "\x1b[2J"), r"\x1b[2J: there is no such file"),
         (

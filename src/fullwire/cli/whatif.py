@@ -156,7 +156,8 @@ def whatif(
     best: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Show so many of the best rows, and the gain of each of their conditions"
+            min=1,
+            help="Show so many of the best rows, and the gain of each of their conditions; csv has all",
         ),
     ] = None,
     plot: Annotated[
@@ -191,7 +192,7 @@ def whatif(
     """
     from fullwire.answers import whatif as answers
 
-    _check_together(format_, json, best, asked["calibrate"], asked["transport"])
+    _check_together(format_, json, asked["calibrate"], asked["transport"])
     if output is not None and len(runs) != 1:
         raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
     if plot is not None:
@@ -213,18 +214,12 @@ def whatif(
     _show(result, "json" if json else format_, best, is_full=verbose)
 
 
-def _check_together(
-    format_: str, json: bool, best: int | None, calibrate: object, transport: str
-) -> None:
+def _check_together(format_: str, json: bool, calibrate: object, transport: str) -> None:
     """Refuse options of which one would be ignored."""
     if format_ not in ("table", "csv", "json"):
         raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
     if json and format_ == "csv":
         raise UsageError("--json: expected it or --format csv, got both")
-    if best is not None and format_ == "csv":
-        raise UsageError(
-            "--best: expected it with a table or --json, got --format csv, of all rows"
-        )
     if calibrate and "measured" not in transport.split(","):
         raise UsageError(
             f"--calibrate: expected --transport measured with it, got --transport {transport}"
