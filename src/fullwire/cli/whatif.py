@@ -157,7 +157,7 @@ def whatif(
         int | None,
         typer.Option(
             min=1,
-            help="Show so many of the best rows, and the gain of each of their conditions; csv has all",
+            help="Show so many of the best rows, each with the gain of its conditions; csv has all",
         ),
     ] = None,
     plot: Annotated[
