@@ -531,8 +531,18 @@ def test_damage_within_a_row_is_said_and_neither_fitted_nor_a_transport(
 
 def test_a_table_of_another_operation_is_no_transport(shared_data: Path) -> None:
     path = shared_data / "nccl/nccl_alltoall.log"
-    with pytest.raises(UsageError, match=r"expected a table of allreduce, .* are: alltoall"):
+    with pytest.raises(UsageError, match=r"expected one table of allreduce, .* are: alltoall of"):
         fullwire.whatif("vgg16@v100", workers=8, transport=str(path))
+
+
+def test_of_several_tables_none_is_taken_as_the_transport(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    table = (shared_data / "nccl/nccl_allreduce.log").read_bytes()
+    (tmp_path / "twice.log").write_bytes(table + table)
+    told = r"are: allreduce of 8 ranks, allreduce of 8 ranks"
+    with pytest.raises(UsageError, match=told):
+        fullwire.whatif("vgg16@v100", workers=8, transport=str(tmp_path / "twice.log"))
 
 
 def test_values_that_were_wrong_are_said(tmp_path: Path) -> None:

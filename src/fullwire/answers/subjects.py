@@ -137,11 +137,13 @@ class Transports:
             from fullwire.importers import tables
 
             of_file = tables(text)
-            table = next((rows for rows in of_file if rows.op == "allreduce"), None)
-            if table is None:
-                ops = ", ".join(dict.fromkeys(rows.op or "an unnamed one" for rows in of_file))
+            table, *others = [rows for rows in of_file if rows.op == "allreduce"] or [None]
+            if table is None or others:
+                names = ", ".join(
+                    f"{rows.op or 'an unnamed one'} of {rows.workers} ranks" for rows in of_file
+                )
                 raise UsageError(
-                    f"{text}: expected a table of allreduce, and its tables are: {ops}"
+                    f"{text}: expected one table of allreduce, and its tables are: {names}"
                 )
             if table.is_damaged:
                 raise DamagedInput(text, table.problems[0].removeprefix(f"{name_of(Path(text))}: "))
