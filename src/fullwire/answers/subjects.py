@@ -137,14 +137,15 @@ class Transports:
             from fullwire.importers import tables
 
             of_file = tables(text)
-            table, *others = [rows for rows in of_file if rows.op == "allreduce"] or [None]
-            if table is None or others:
+            fitting = [rows for rows in of_file if rows.op == "allreduce"]
+            if len(fitting) != 1:
                 names = ", ".join(
                     f"{rows.op or 'an unnamed one'} of {rows.workers} ranks" for rows in of_file
                 )
                 raise UsageError(
                     f"{text}: expected one table of allreduce, and its tables are: {names}"
                 )
+            [table] = fitting
             if table.is_damaged:
                 raise DamagedInput(text, table.problems[0].removeprefix(f"{name_of(Path(text))}: "))
             if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
