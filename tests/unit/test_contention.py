@@ -323,6 +323,15 @@ def test_an_account_that_was_drawn_up_is_not_drawn_up_again(
     assert told_alone(run) == found
 
 
+def test_an_account_that_tells_no_contention_tells_no_t1_to_a_what_if(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = probed(a_trained_job(), 0.8 * COMPUTES_MS, probes=1)  # of which none is believed
+    alone(run, account(run, RATES))
+    monkeypatch.delattr("fullwire.timeline.account.transfers_of")
+    assert told_alone(run) is None
+
+
 def contention_s(**conditions: Any) -> Any:
     """Return the contention in predictions of the job with 20 ms of it as recorded."""
     plain, crowded = a_trained_job(), probed(a_trained_job(), 0.8 * COMPUTES_MS)

@@ -24,9 +24,7 @@ _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
 }
 _OFF_ON_DEVICES = (0.10, 0.05)
 REPEATS = 0.02  # A job that is started again repeats within this.
-
-
-_TOLD: WeakKeyDictionary[Run, Alone] = WeakKeyDictionary()
+_TOLD: WeakKeyDictionary[Run, Alone | None] = WeakKeyDictionary()  # None: contention is not told
 
 
 def alone(run: Run, usual: Account) -> Alone:
@@ -48,7 +46,7 @@ def alone(run: Run, usual: Account) -> Alone:
         left = 1 - share_of_others(run)
         below, above = 1 - (1 - below) * left, (1 + above) / left - 1
     found = Alone(alone_s, alone_s * max(1 - below, 0.0), alone_s * (1 + above))
-    _TOLD[run] = found
+    _TOLD[run] = found if crowding.is_told else None
     return found
 
 
@@ -63,9 +61,6 @@ def told_alone(run: Run) -> Alone | None:
         is_told = is_told or facts.run_delay_s is not None or len(probe_steps(run)) > 0
     if (facts.workers or 1) < 2 or not is_told:
         return None
-    return _TOLD.get(run) or _of_run(run)
-
-
-def _of_run(run: Run) -> Alone | None:
-    usual = account(run, {})
-    return alone(run, usual) if usual.crowding.is_told else None
+    if run not in _TOLD:
+        alone(run, account(run, {}))
+    return _TOLD[run]
