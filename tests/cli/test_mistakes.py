@@ -45,6 +45,7 @@ def in_a_shell(command: str) -> subprocess.CompletedProcess[str]:
         (("whatif", "vgg16@v100", "--bandwith", "1Gbps"), "No such option: --bandwith"),
         (("collective", "allreduce", "--chunks", "many"), "Invalid value for '--chunks'"),
         (("show", "\x1b[2J"), r"\x1b[2J: there is no such file"),
+        (("show", "a --num-layers 2"), "fullwire: a --num-layers 2: there is no such file"),
         (
             ("watch", "--recording", ".", "--hosts", "gpu1"),
             "watch --recording: expected no --hosts; its folder has all of them",
