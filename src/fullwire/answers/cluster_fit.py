@@ -217,8 +217,7 @@ def _of_bench(path: Path) -> list[_Shown]:
 
 def _printed(path: Path, table: Printed) -> _Shown:
     """Take a complete table of a benchmark; of a repeated size, the slower time."""
-    if table.is_damaged:
-        raise DamagedInput(path, table.problems[0].removeprefix(f"{name_of(path)}: "))
+    table.refuse_damage(path)
     slowest = {row.bytes: row for row in sorted(table.rows, key=lambda row: row.time_us)}
     slowest.pop(0, None)
     return _Shown(

@@ -27,7 +27,7 @@ from fullwire.collectives.library import with_usual_startup
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
-from fullwire.errors import DamagedInput, UsageError
+from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.run.gaps import reasons
 from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
@@ -97,13 +97,15 @@ class Transports:
         names: tuple[str, ...] = (),
         line_rate: str | float | None = None,
     ) -> None:
-        others = [run for _, run in named(calibrate)] if calibrate else []
+        calibrating = named(calibrate) if calibrate else []
+        others = [run for _, run in calibrating]
         if line_rate is not None:  # Of the same cluster; where links differ, runs know theirs.
             rate_bps = bits_per_second(line_rate, "line rate")
             others = [with_line_rate(run, rate_bps) for run in others]
         check_calibrating(others)
         self._runs = [*runs, *others]
         self._names = names or tuple(run.provenance.source for run in runs)
+        self._names += tuple(name for name, _ in calibrating)
 
     @cached_property
     def _showing(self) -> dict[str | None, list[Run]]:
@@ -146,8 +148,7 @@ class Transports:
                     f"{text}: expected one table of allreduce, and its tables are: {names}"
                 )
             [table] = fitting
-            if table.is_damaged:
-                raise DamagedInput(text, table.problems[0].removeprefix(f"{name_of(Path(text))}: "))
+            table.refuse_damage(Path(text))
             if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
                 raise UsageError(
                     f"{text}: expected a table of several ranks: one alone sends nothing"
@@ -157,7 +158,7 @@ class Transports:
             return full_transport(text)
         why = [_shows_no_transport(run) for run in self._runs]
         if None not in why:
-            pairs = zip(self._names, why, strict=False)
+            pairs = zip(self._names, why, strict=True)
             told = "; ".join(f"{name}: {reason}" for name, reason in pairs)
             give = "give it with --line-rate, " if _RATE_UNKNOWN in why else ""
             raise UsageError(
@@ -167,7 +168,7 @@ class Transports:
         if len(self._showing) > 1:
             told = ", ".join(
                 f"{name} has {run.facts.backend}"
-                for name, run in zip(self._names, self._runs, strict=False)
+                for name, run in zip(self._names, self._runs, strict=True)
             )
             raise UsageError(
                 f"transport measured: expected runs on one backend, got several: {told}. Ask about "

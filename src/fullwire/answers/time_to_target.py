@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +46,10 @@ from fullwire.findings.targets import (
 )
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
-from fullwire.simulation.grid import Grid, Predictions
+from fullwire.simulation.grid import Grid, Predictions, Swept
 from fullwire.units import NUMBER, ratio, shown
 from fullwire.words import sentence
 
-Swept: TypeAlias = tuple[Predictions, tuple[Floats, Floats]]  # with each row's interval
 _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
 )

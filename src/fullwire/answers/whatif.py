@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ from fullwire.simulation.grid import (
     Order,
     Predictions,
     Subject,
+    Swept,
     shaped,
     tried,
 )
@@ -73,8 +74,6 @@ if TYPE_CHECKING:
 
 # Targets, searches and suspicions are loaded where they are asked for: most questions start faster.
 
-# A table, and the ends of the interval of each row.
-Swept: TypeAlias = tuple[Predictions, tuple[Floats, Floats]]
 MOST_TUNED = 16  # Clusters for which a result gives the tuner's choices.
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.collectives.cost import bus_factor
+from fullwire.errors import DamagedInput
 from fullwire.files import name_of, plain_line
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -101,6 +102,11 @@ class Table:
     nodes: int = 0  # number of hosts, where the output lists them
     is_damaged: bool = False  # rows are missing, cut or wrong
     line: int = 0  # of its last listed rank, or the command that tells the ranks; 0 if unknown
+
+    def refuse_damage(self, path: Path) -> None:
+        """Refuse a table that is not whole, with the first of its problems."""
+        if self.is_damaged:
+            raise DamagedInput(path, self.problems[0].removeprefix(f"{name_of(path)}: "))
 
     def points(self) -> tuple[tuple[float, float], ...]:
         """Return the bytes that each rank sends and the seconds out of place, ascending."""

@@ -248,6 +248,10 @@ class Predictions:
         return np.broadcast_to(column.reshape(shape), self._shape()).reshape(-1)
 
 
+# A table, and the ends of the interval of each row.
+Swept: TypeAlias = tuple[Predictions, tuple[Floats, Floats]]
+
+
 def tried(grid: Grid) -> tuple[str, ...]:
     """List the choices of "auto": the algorithms that all of a grid's workers can use."""
     usual = of_one_switch("allreduce")
