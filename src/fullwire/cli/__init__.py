@@ -69,7 +69,7 @@ def _run_or_refuse() -> None:
     from fullwire.errors import FullwireError
 
     arguments = sys.argv[1:]
-    if arguments[:1] in (["plan"], ["whatif"]):  # others take a job's words, which stay as they are
+    if arguments and arguments[0] in ("plan", "whatif", "workloads"):  # none runs a job's words
         # A model as Megatron's arguments is one word and no option, which begins without a space.
         arguments = [
             f" {word}" if "--num-layers" in word and len(word.split()) > 1 else word
