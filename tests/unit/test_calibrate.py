@@ -455,6 +455,8 @@ def test_runs_on_several_backends_have_no_transport_in_common() -> None:
         fw.whatif(list(named.values()), transport="measured")
     with pytest.raises(UsageError, match="gloo has gloo, fullwire has fullwire"):
         fw.whatif(named["gloo"], transport="measured", calibrate=named["fullwire"])
+    with pytest.raises(UsageError, match="runs on gloo, as gloo: fullwire is on fullwire"):
+        fw.explain(named["gloo"], calibrate=named["fullwire"])
     both = fw.whatif(list(named.values()), workers=4, bandwidth="10Gbps")["step_s"].tolist()
     assert both == [
         fw.whatif(run, workers=4, bandwidth="10Gbps")["step_s"][0] for run in named.values()

@@ -292,6 +292,16 @@ def check_calibrating(runs: Sequence[Run]) -> None:
             raise UsageError(f"calibrate: expected runs that show their transport: {name}: {why}")
 
 
+def check_backends(asked: Run, calibrating: Sequence[Run]) -> None:
+    """Refuse a run on another backend: it shows another transport than that of the asked run."""
+    for run in calibrating:
+        if run.facts.backend != asked.facts.backend:
+            raise UsageError(
+                f"calibrate: expected runs on {asked.facts.backend}, as {asked.place}: "
+                f"{run.place} is on {run.facts.backend}"
+            )
+
+
 def _shows_no_transport(run: Run) -> str | None:
     """Return why a run hides its transport; None if it may show it."""
     if (run.facts.workers or 1) < 2:
