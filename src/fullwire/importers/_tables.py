@@ -29,6 +29,8 @@ _TAGS = re.compile(
 )
 _MOST_PREFIXES = 16
 _LONGEST_PREFIX = 200
+_LAST_DIGIT = 0.01  # the last printed digit of bandwidths
+_OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
 
 
 def without_tags(line: str) -> str:
@@ -118,6 +120,51 @@ class Table:
             sent = factor * row.bytes
             slowest[sent] = max(slowest.get(sent, 0.0), row.time_us * 1e-6)
         return tuple(sorted(slowest.items()))
+
+
+def ranks_told(op: str, row: Row) -> int | None:
+    """Return the number of ranks that both bandwidths of a row imply, if their digits suffice."""
+    algorithm_gb_s = max(row.algorithm_gb_s, _LAST_DIGIT)
+    share = row.bus_gb_s / algorithm_gb_s / (2 if op == "allreduce" else 1)
+    if op not in _OF_ALL or not 0 < share < 1:
+        return None
+    ranks = 1 / (1 - share)
+    unsure = ranks**2 * _LAST_DIGIT / algorithm_gb_s
+    return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
+
+
+def not_of(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
+    """Say that bandwidths are not those of the named operation, such as by a file's wrong name."""
+    if not op or ranks < 2 or not rows:
+        return []
+    row, factor = max(rows, key=lambda row: row.bus_gb_s), bus_factor(op, ranks)
+    if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or _fits(row, factor):
+        return []
+    where = f"line {row.line:,}: " if row.line else ""
+    share = row.bus_gb_s / row.algorithm_gb_s
+    return [
+        f"{where}busbw is {share:.3g} times algbw, and the named operation, {op} among {ranks:,}, "
+        f"has {factor:.3g}"
+    ]
+
+
+def _fits(row: Row, factor: float) -> bool:
+    """Say whether a row's bus bandwidth is so many times its algorithm bandwidth, by its digits."""
+    share = row.bus_gb_s / row.algorithm_gb_s
+    unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
+    return abs(factor - share) <= unsure
+
+
+def op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
+    """Return the operation that the ratio of a row's bus to algorithm bandwidth implies, or "".
+
+    The result is "" for operations that just move data and lack a root: several have one ratio.
+    """
+    if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
+        return ""
+    rooted, rootless = ["reduce" if reduces else "broadcast"], ["allreduce", "reducescatter"]
+    fits = [op for op in (rooted if has_root else rootless) if _fits(row, bus_factor(op, ranks))]
+    return fits[0] if len(fits) == 1 else ""
 
 
 def run_of(paths: Sequence[Path], tables: Sequence[Table]) -> Run:

@@ -34,7 +34,6 @@ from typing import Any
 
 import msgspec
 
-from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import SNIFFED_BYTES, lines_in, name_of, opened_plain
 from fullwire.importers._format import (
@@ -45,7 +44,17 @@ from fullwire.importers._format import (
     Likeness,
     near_miss,
 )
-from fullwire.importers._tables import Prefixes, Row, Table, is_off, run_of, without_tags
+from fullwire.importers._tables import (
+    Prefixes,
+    Row,
+    Table,
+    is_off,
+    not_of,
+    op_told,
+    ranks_told,
+    run_of,
+    without_tags,
+)
 from fullwire.importers.nccl_log import Log, log_facts, read_nccl_logs
 from fullwire.run.facts import NO_FACTS
 from fullwire.run.gaps import Gap
@@ -57,7 +66,6 @@ _MOST_ROWS = 10_000
 _MOST_RANKS = 100_000
 _MOST_BYTES = 2**50
 _LONGEST_US = 3.6e9
-_LAST_DIGIT = 0.01  # the last printed digit of bandwidths
 _OF_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] ")
 _RANK = re.compile(
     r"#\s+Rank\s+(\d{1,6})(?:\s+Group\s+(\d{1,6}))?\s.*?"
@@ -98,7 +106,6 @@ _OPS = {
 }
 _DTYPES = {"float": "float32", "half": "float16"}
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg")
-_OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
 
 
 def looks_like(beginning: bytes) -> Likeness:
@@ -241,12 +248,12 @@ class _Reading:
             is_told = not op
             listed, nodes, split = _one_group(path, [*self._groups.values()])
             if is_told:
-                op = _op_told(widest, listed, self._reduces, self._has_root)
-            told = _ranks_told(op, widest)
+                op = op_told(widest, listed, self._reduces, self._has_root)
+            told = ranks_told(op, widest)
             problems = _problems(
                 self._wrong, self._broken, self._beyond, self._off, self._broken_line
             )
-            problems += _not_of(op, self._rows, listed)
+            problems += not_of(op, self._rows, listed)
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
@@ -349,7 +356,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
                 off.append(rows[key])
     problems = _problems(int(wrong), broken, len(given) - len(given[:_MOST_ROWS]), off)
     for (op, ranks), rows in tables.items():
-        problems += _not_of(op, [*rows.values()], ranks)
+        problems += not_of(op, [*rows.values()], ranks)
     found = [
         Table(
             op=op,
@@ -444,7 +451,7 @@ def _reported(path: Path, content: bytes) -> list[Table]:
     if not report.end_time:
         problems.append("it ends before its average, so sizes may be missing")
     listed, nodes, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
-    problems += _not_of(op, rows, listed)
+    problems += not_of(op, rows, listed)
     is_damaged = bool(problems)
     problems += split
     if not listed:
@@ -452,7 +459,7 @@ def _reported(path: Path, content: bytes) -> list[Table]:
     return [
         Table(
             op=op,
-            workers=listed or _ranks_told(op, widest) or 1,
+            workers=listed or ranks_told(op, widest) or 1,
             device=", ".join(sorted({device.device_info or "" for device in devices} - {""})[:8]),
             rows=tuple(rows),
             problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
@@ -537,51 +544,6 @@ def _row_of(words: list[str], columns: list[str], line: int) -> Row | None:
         in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
         line=line,
     )
-
-
-def _ranks_told(op: str, row: Row) -> int | None:
-    """Return the number of ranks that both bandwidths of a row imply, if their digits suffice."""
-    algorithm_gb_s = max(row.algorithm_gb_s, _LAST_DIGIT)
-    share = row.bus_gb_s / algorithm_gb_s / (2 if op == "allreduce" else 1)
-    if op not in _OF_ALL or not 0 < share < 1:
-        return None
-    ranks = 1 / (1 - share)
-    unsure = ranks**2 * _LAST_DIGIT / algorithm_gb_s
-    return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
-
-
-def _not_of(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
-    """Say that bandwidths are not those of the named operation, such as by a file's wrong name."""
-    if not op or ranks < 2 or not rows:
-        return []
-    row, factor = max(rows, key=lambda row: row.bus_gb_s), bus_factor(op, ranks)
-    if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or _fits(row, factor):
-        return []
-    where = f"line {row.line:,}: " if row.line else ""
-    share = row.bus_gb_s / row.algorithm_gb_s
-    return [
-        f"{where}busbw is {share:.3g} times algbw, and the named operation, {op} among {ranks:,}, "
-        f"has {factor:.3g}"
-    ]
-
-
-def _fits(row: Row, factor: float) -> bool:
-    """Say whether a row's bus bandwidth is so many times its algorithm bandwidth, by its digits."""
-    share = row.bus_gb_s / row.algorithm_gb_s
-    unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
-    return abs(factor - share) <= unsure
-
-
-def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
-    """Return the operation that the ratio of a row's bus to algorithm bandwidth implies, or "".
-
-    The result is "" for operations that just move data and lack a root: several have one ratio.
-    """
-    if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
-        return ""
-    rooted, rootless = ["reduce" if reduces else "broadcast"], ["allreduce", "reducescatter"]
-    fits = [op for op in (rooted if has_root else rootless) if _fits(row, bus_factor(op, ranks))]
-    return fits[0] if len(fits) == 1 else ""
 
 
 def _op(text: str) -> str:
