@@ -339,6 +339,30 @@ def test_tables_that_contradict_the_description_are_refused(
         fw.fit_cluster([ours], **asked)  # type: ignore[arg-type]
 
 
+def test_a_host_with_more_ranks_than_a_node_has_devices_is_refused(tmp_path: Path) -> None:
+    text = nccl_text(a_table(a_machine(), 16))
+    moved = text.replace("on host1 device 0", "on host0 device 8")
+    assert moved != text
+    path = written(tmp_path / "uneven.log", moved)
+    with pytest.raises(fw.UsageError, match="9 of its 16 ranks are on one host, and devices_per_n"):
+        fw.fit_cluster([path], devices_per_node=8)
+
+
+@pytest.mark.parametrize("workers", [0, 2, 2_000_000_000])
+@pytest.mark.parametrize("size", [0, 2**20, 10**21])
+@pytest.mark.parametrize("time_s", [0.0, 1e-30, 1e-3])
+def test_sizes_and_times_of_a_bench_that_cannot_be_are_damage(
+    tmp_path: Path, workers: int, size: int, time_s: float
+) -> None:
+    bench = {"workers": workers, "rows": [{"bytes": size, "ours_s": time_s}]}
+    path = written(tmp_path / "bench.json", json.dumps(bench))
+    if (workers, size, time_s) == (2, 2**20, 1e-3):
+        assert fw.fit_cluster([path], devices_per_node=1).cluster.devices == 2
+    else:
+        with pytest.raises(fw.DamagedInput, match="expected JSON of fullwire bench transport"):
+            fw.fit_cluster([path], devices_per_node=1)
+
+
 def test_a_contradiction_names_the_line_of_the_table_that_has_it(tmp_path: Path) -> None:
     """Of two tables in one file, the first has the size too, and is within a node."""
     first, second = (nccl_text(a_table(a_machine(), workers)) for workers in (8, 16))

@@ -529,6 +529,35 @@ def test_damage_within_a_row_is_said_and_neither_fitted_nor_a_transport(
     assert not read_table(a_log(tmp_path, rows)).problems
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("2097152 524288 float", "2097152 524288\n", "1 row is not whole, and is left out, from"),
+        ("209.8 10.00 10.00 0\n", "209.8 10.00 10.00\n", "1 row is not whole.*from line 8"),
+        ("209.8 10.00 10.00 0\n", "20x.8 10.00 10.00 0\n", "1 row is not whole.*from line 8"),
+        ("209.8 10.00 10.00 0\n", "209.8 10.00 10.00 5\n", "5 values were wrong, by its own"),
+        (
+            "209.7 10.00 10.00",
+            "209.7 10.00 5.00",
+            r"line 8: busbw is 0\.5 times algbw, and 1 times in other rows",
+        ),
+    ],
+)
+def test_damage_in_a_column_that_no_fit_uses_or_at_a_rows_end_is_said(
+    tmp_path: Path, old: str, new: str, why: str
+) -> None:
+    rows = "".join(
+        f"{size} {size // 4} float sum -1 {size / 1e4:.1f} 10.00 10.00 0 "
+        f"{size / 1e4 + 0.1:.1f} 10.00 10.00 0\n"
+        for size in (2**20, 2**21, 2**22, 2**23)
+    )
+    assert rows.count(old) == 1
+    assert not read_table(a_log(tmp_path, rows)).problems
+    path = a_log(tmp_path, rows.replace(old, new))
+    with pytest.raises(DamagedInput, match=why):
+        fullwire.fit_cluster([path])
+
+
 def test_a_table_of_another_operation_is_no_transport(shared_data: Path) -> None:
     path = shared_data / "nccl/nccl_alltoall.log"
     with pytest.raises(UsageError, match=r"expected one table of allreduce, .* are: alltoall of"):

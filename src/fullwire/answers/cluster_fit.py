@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -66,15 +67,15 @@ class ClusterFit:
 
 
 class _BenchRow(msgspec.Struct):
-    bytes: int
-    ours_s: float
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)]
+    ours_s: Annotated[float, msgspec.Meta(ge=1e-9, le=1e6)]
     wire: str = "float32"
 
 
 class _Bench(msgspec.Struct):
     """The fields that are read from the output of `fullwire bench transport --json`."""
 
-    workers: int
+    workers: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     rows: list[_BenchRow]
 
 
@@ -167,6 +168,7 @@ class _Shown:
     source: str
     lacks_ranks: bool = False  # the OSU benchmarks do not print them
     line: int = 0  # that tells the ranks; 0 if unknown
+    fullest: int = 0  # ranks of the host with the most; 0 if unknown
     lines: Mapping[int, int] = field(default_factory=dict)  # of each size, where files have lines
 
     def place(self, line: int) -> str:
@@ -209,7 +211,10 @@ def _of_bench(path: Path) -> list[_Shown]:
             bench = msgspec.json.decode(file.read(), type=_Bench)
     except msgspec.MsgspecError as error:
         raise DamagedInput(path, f"expected JSON of fullwire bench transport: {error}") from None
-    points = {row.bytes: row.ours_s for row in bench.rows if row.wire == "float32"}
+    points: dict[int, float] = {}  # of a repeated size, the slower time
+    for row in bench.rows:
+        if row.wire == "float32":
+            points[row.bytes] = max(row.ours_s, points.get(row.bytes, 0.0))
     workers = bench.workers
     curve = tuple(sorted(points.items()))
     return [_Shown("allreduce", workers, workers, curve, path, name_of(path))]
@@ -229,6 +234,7 @@ def _printed(path: Path, table: Printed) -> _Shown:
         name_of(path),
         table.tool == "osu" and table.workers == 1,
         table.line,
+        table.fullest,
         {size: row.line for size, row in slowest.items()},
     )
 
@@ -236,7 +242,7 @@ def _printed(path: Path, table: Printed) -> _Shown:
 def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> Cluster:
     """Return a cluster that is made from the tables alone, with the devices that they tell of."""
     if devices_per_node is None:
-        told = {-(-table.workers // table.nodes) for table in tables if table.nodes}
+        told = {table.fullest for table in tables if table.fullest}
         if not told:
             raise UsageError(
                 "cluster fit: expected --devices-per-node N, or --cluster FILE that states it: no "
@@ -285,6 +291,11 @@ def _check_against(where: Cluster, table: _Shown) -> None:
             f"{table.place(table.line)}: {table.workers} ranks on {table.nodes} "
             f"{'host' if table.nodes == 1 else 'hosts'}, and devices_per_node = "
             f"{where.devices_per_node} of {where.name} places them on {nodes}"
+        )
+    if table.fullest > where.devices_per_node:
+        raise UsageError(
+            f"{table.place(table.line)}: {table.fullest} of its {table.workers} ranks are on one "
+            f"host, and devices_per_node = {where.devices_per_node} of {where.name}"
         )
     inside, nics = where.inside, where.nics
     if nodes > 1:

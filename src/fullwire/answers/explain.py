@@ -15,7 +15,7 @@ from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, many, opened, with_line_rate
 from fullwire.answers.samples_to_goal import about_batch
-from fullwire.answers.subjects import check_backends, check_calibrating
+from fullwire.answers.subjects import check_calibrating
 from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import with_formula
@@ -310,8 +310,7 @@ def explain(
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     given_bps = None if bandwidth is None else rate(bandwidth)
     others = [with_line_rate(opened(run).run, given_bps) for run in many(calibrate)]
-    check_calibrating(others)
-    check_backends(job, others)
+    check_calibrating(others, job)
     predictor, why_not = _forecaster(case, rate_bps, others, found)
     if (helpful := _helpful(case, predictor)) is not None:
         link = helpful.next_link

@@ -284,18 +284,16 @@ def _fit(runs: Sequence[Run]) -> Calibration | None:
         return None
 
 
-def check_calibrating(runs: Sequence[Run]) -> None:
-    """Refuse a run that was given to calibrate and would go unused with any line rate."""
+def check_calibrating(runs: Sequence[Run], asked: Run | None = None) -> None:
+    """Refuse a run that was given to calibrate and would go unused with any line rate.
+
+    A run on another backend than the asked one shows another transport.
+    """
     for run in runs:
         if (why := _shows_no_transport(run)) not in (None, _RATE_UNKNOWN):
             name = run.place
             raise UsageError(f"calibrate: expected runs that show their transport: {name}: {why}")
-
-
-def check_backends(asked: Run, calibrating: Sequence[Run]) -> None:
-    """Refuse a run on another backend: it shows another transport than that of the asked run."""
-    for run in calibrating:
-        if run.facts.backend != asked.facts.backend:
+        if asked is not None and run.facts.backend != asked.facts.backend:
             raise UsageError(
                 f"calibrate: expected runs on {asked.facts.backend}, as {asked.place}: "
                 f"{run.place} is on {run.facts.backend}"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -79,6 +80,14 @@ class Row:
     line: int = 0  # in its file; 0 if the file has no lines of rows
 
 
+def is_size_and_count(words: list[str]) -> bool:
+    """Say whether a line is the beginning of a row that was cut there: its size and its count."""
+    if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
+        return False
+    size, count = (int(word[:19]) for word in words)
+    return 0 < count <= size and size % count == 0
+
+
 def is_off(size: int, time_us: str, algorithm_gb_s: str) -> bool:
     """Say whether a printed bandwidth is not the size by the time, to the digits of both."""
     time, rate = float(time_us), float(algorithm_gb_s)
@@ -102,6 +111,7 @@ class Table:
     tool: str = "nccl-tests"
     backend: str = "nccl"
     nodes: int = 0  # number of hosts, where the output lists them
+    fullest: int = 0  # ranks of the host with the most, where the output lists them
     is_damaged: bool = False  # rows are missing, cut or wrong
     line: int = 0  # of its last listed rank, or the command that tells the ranks; 0 if unknown
 
@@ -146,6 +156,23 @@ def not_of(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
         f"{where}busbw is {share:.3g} times algbw, and the named operation, {op} among {ranks:,}, "
         f"has {factor:.3g}"
     ]
+
+
+def of_another_ratio(rows: Sequence[Row]) -> list[str]:
+    """Say which row's bus bandwidth is not as many times its algorithm bandwidth as in most rows.
+
+    The ratio follows from the operation and its ranks, so a table has one.
+    """
+    told = [row for row in rows if min(row.algorithm_gb_s, row.bus_gb_s) >= 100 * _LAST_DIGIT]
+    if len(told) < 3:
+        return []
+    usual = median(row.bus_gb_s / row.algorithm_gb_s for row in told)
+    off = next((row for row in told if not _fits(row, usual)), None)
+    if off is None:
+        return []
+    where = f"line {off.line:,}: " if off.line else ""
+    share = off.bus_gb_s / off.algorithm_gb_s
+    return [f"{where}busbw is {share:.3g} times algbw, and {usual:.3g} times in other rows"]
 
 
 def _fits(row: Row, factor: float) -> bool:

@@ -27,9 +27,11 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import msgspec
@@ -49,7 +51,9 @@ from fullwire.importers._tables import (
     Row,
     Table,
     is_off,
+    is_size_and_count,
     not_of,
+    of_another_ratio,
     op_told,
     ranks_told,
     run_of,
@@ -165,6 +169,8 @@ class _Reading:
         self._off = list[Row]()  # rows whose bandwidth is not their size by their time
         self._has_marks = False  # has lines that begin with #; the last such line is the average
         self._wrong = 0  # wrong values that the test's validation found
+        self._tells_wrong, self._wrong_in_rows = False, 0.0  # some versions count them in each row
+        self._widths = list[int]()  # words of each row
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
         self._line, self._rank_line = 0, 0  # of the row, and of the last listed rank
         self._devices: dict[int, str] = {}  # by rank
@@ -184,6 +190,7 @@ class _Reading:
         if text.startswith("#") or _columns(text):
             self._columns = _columns(text) or self._columns
             self._has_marks |= text.startswith("#")
+            self._tells_wrong |= "#wrong" in text
             rank = _RANK.match(text)
             if rank is not None and len(self._devices) < _MOST_RANKS:
                 self._devices[int(rank[1])] = rank[4].strip()
@@ -214,7 +221,7 @@ class _Reading:
             and all(word == "N/A" or _number(word) is not None for word in words)
         ):
             self._row += words
-        elif self._columns and self._is_like_a_row(words):
+        elif self._columns and (self._is_like_a_row(words) or is_size_and_count(words)):
             self._broken, self._broken_line = self._broken + 1, self._broken_line or line
 
     def _is_like_a_row(self, words: list[str]) -> bool:
@@ -233,27 +240,47 @@ class _Reading:
             self._broken, self._broken_line = self._broken + 1, self._broken_line or self._line
         elif len(self._rows) < _MOST_ROWS:
             self._rows.append(row)
+            self._widths.append(len(self._row))
             first = 3 + _has_redop(self._row, self._columns) + ("root" in self._columns)
             if is_off(row.bytes, *self._row[first : first + 2]):
                 self._off.append(row)
+            if self._tells_wrong:
+                counted = map(_number, self._row[first + 3 : first + 8 : 4])
+                self._wrong_in_rows += sum(filter(None, counted))
         else:
             self._beyond += 1
+
+    def _leave_out_cut_rows(self) -> None:
+        """Leave out rows with fewer words than most rows have: their ends were cut."""
+        usual = mode(self._widths) if self._widths else 0
+        is_cut = [width < usual for width in self._widths]
+        if any(is_cut):
+            cut = [row for row, short in zip(self._rows, is_cut, strict=True) if short]
+            self._rows = [row for row in self._rows if row not in cut]
+            self._widths = [width for width in self._widths if width >= usual]
+            self._broken += len(cut)
+            self._broken_line = min(cut[0].line, self._broken_line or cut[0].line)
 
     def tables(self, path: Path) -> Iterator[Table]:
         """Yield the table, if it has a whole row."""
         self._end_row()
+        self._leave_out_cut_rows()
         if self._rows:
             widest = max(self._rows, key=lambda row: row.bus_gb_s)
             op = self._op or _op(path.stem)
             is_told = not op
-            listed, nodes, split = _one_group(path, [*self._groups.values()])
+            listed, hosts, split = _one_group(path, [*self._groups.values()])
             if is_told:
                 op = op_told(widest, listed, self._reduces, self._has_root)
             told = ranks_told(op, widest)
             problems = _problems(
-                self._wrong, self._broken, self._beyond, self._off, self._broken_line
+                max(self._wrong, int(self._wrong_in_rows)),
+                self._broken,
+                self._beyond,
+                self._off,
+                self._broken_line,
             )
-            problems += not_of(op, self._rows, listed)
+            problems += not_of(op, self._rows, listed) or of_another_ratio(self._rows)
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
@@ -270,7 +297,8 @@ class _Reading:
                 device=", ".join(devices[:8]),
                 rows=tuple(self._rows),
                 problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
-                nodes=nodes,
+                nodes=len(hosts),
+                fullest=max(hosts, default=0),
                 is_damaged=is_damaged,
                 line=self._rank_line or self._rows[0].line,
             )
@@ -356,7 +384,8 @@ def _separated(path: Path, content: bytes) -> list[Table]:
                 off.append(rows[key])
     problems = _problems(int(wrong), broken, len(given) - len(given[:_MOST_ROWS]), off)
     for (op, ranks), rows in tables.items():
-        problems += not_of(op, [*rows.values()], ranks)
+        each = [*rows.values()]
+        problems += not_of(op, each, ranks) or of_another_ratio(each)
     found = [
         Table(
             op=op,
@@ -450,8 +479,8 @@ def _reported(path: Path, content: bytes) -> list[Table]:
     problems = _problems(int(wrong), broken, beyond, off)
     if not report.end_time:
         problems.append("it ends before its average, so sizes may be missing")
-    listed, nodes, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
-    problems += not_of(op, rows, listed)
+    listed, hosts, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
+    problems += not_of(op, rows, listed) or of_another_ratio(rows)
     is_damaged = bool(problems)
     problems += split
     if not listed:
@@ -463,29 +492,31 @@ def _reported(path: Path, content: bytes) -> list[Table]:
             device=", ".join(sorted({device.device_info or "" for device in devices} - {""})[:8]),
             rows=tuple(rows),
             problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
-            nodes=nodes,
+            nodes=len(hosts),
+            fullest=max(hosts, default=0),
             is_damaged=is_damaged,
         )
     ]
 
 
-def _one_group(path: Path, places: Sequence[tuple[int, str]]) -> tuple[int, int, list[str]]:
-    """Return the ranks and hosts of one group, by each rank's group and host; say if it is split.
+def _one_group(path: Path, places: Sequence[tuple[int, str]]) -> tuple[int, list[int], list[str]]:
+    """Return the ranks of one group, and those of each of its hosts; say if ranks are split.
 
     Groups of several sizes are refused: the rows are of all of them at once.
     """
-    hosts: dict[int, list[str]] = {}
+    hosts: dict[int, Counter[str]] = {}
     for group, host in places:
-        hosts.setdefault(group, []).append(host)
-    sizes = sorted({(len(of_group), len(set(of_group))) for of_group in hosts.values()})
+        hosts.setdefault(group, Counter())[host] += 1
+    sizes = sorted({(of_group.total(), len(of_group)) for of_group in hosts.values()})
     if len(sizes) > 1:
         told = ", ".join(f"{ranks} on {nodes}" for ranks, nodes in sizes[:8])
         raise DamagedInput(path, f"expected groups of as many ranks and hosts each, got {told}")
-    ranks, nodes = sizes[0] if sizes else (0, 0)
+    ranks = sizes[0][0] if sizes else 0
+    on_hosts = sorted(next(iter(hosts.values())).values()) if hosts else []
     if len(hosts) < 2:
-        return ranks, nodes, []
+        return ranks, on_hosts, []
     split = f"its {len(places):,} ranks ran as {len(hosts):,} groups of {ranks:,} side by side"
-    return ranks, nodes, [f"{split} (NCCL_TESTS_SPLIT), and is read as one of them"]
+    return ranks, on_hosts, [f"{split} (NCCL_TESTS_SPLIT), and is read as one of them"]
 
 
 def _problems(
@@ -530,6 +561,9 @@ def _row_of(words: list[str], columns: list[str], line: int) -> Row | None:
     first = 3 + _has_redop(words, columns) + ("root" in columns)
     numbers = [_number(word) for word in words[first : first + 7]]
     if len(numbers) < 3 or None in numbers[:3] or size > _MOST_BYTES:
+        return None
+    in_place = zip(numbers[4:], words[first + 4 : first + 7], strict=True)
+    if any(number is None and word not in ("N/A", "inf") for number, word in in_place):
         return None
     time_us, algorithm, bus = (number or 0.0 for number in numbers[:3])
     if not 0 < time_us <= _LONGEST_US or not math.isfinite(algorithm + bus):
