@@ -159,6 +159,25 @@ def test_nodes_that_are_not_full_cost_what_their_few_nics_carry() -> None:
     assert one_more.between_s == pytest.approx(2 * 72 / 73 * 8 / 400e9)
 
 
+@pytest.mark.parametrize("has_tree", [False, True])
+@pytest.mark.parametrize("shown", [(16, 64), (8, 32, 128), (16, 32, 64)])
+def test_tables_of_several_counts_of_nodes_tell_whether_a_library_has_a_tree(
+    has_tree: bool, shown: tuple[int, ...]
+) -> None:
+    machine = a_machine(64)
+    assert machine.measured is not None
+    share = machine.measured.tree_share if has_tree else 0.0
+    machine = replace(
+        machine, measured=replace(machine.measured, tree_share=share, switch_share=0.0)
+    )
+    tables = [a_table(machine, workers) for workers in shown]
+    found = fitted(replace(machine, measured=None), tables)
+    assert found.measured is not None
+    assert bool(found.measured.tree_share) == has_tree
+    assert max(errors(found, a_table(machine, 512))) < 0.15
+    assert described(as_toml(found), "fitted.toml").measured == found.measured
+
+
 def test_a_fit_reads_nccl_tests_osu_and_our_own_bench(tmp_path: Path) -> None:
     machine = a_machine()
     ours = written(tmp_path / "ours.log", nccl_text(a_table(machine, 16)))

@@ -37,7 +37,7 @@
 
     [measured]                    # by `fullwire cluster fit` from tables (measured.py)
     source = "nccl_8.log, nccl_16.log"  # the tables
-    tree_share = 0.9              # rate that a tree fills, over the rate that a ring fills
+    tree_share = 0.9              # rate that a tree fills, over the ring's; 0 if there is no tree
     pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0)
     switch_share = 0.9            # rate that adding switches fill, over the rate of a ring
     spread = 0.06                 # standard deviation of a time's logarithm
@@ -207,9 +207,9 @@ def _measured(table: _Table) -> Measured:
     shares = ("inside_share", "between_share")
     return Measured(
         source=table.text("source"),
-        tree_share=table.number("tree_share", 1.0),
+        tree_share=table.share("tree_share", 1.0),
         pair_share=table.number("pair_share", 1.0),
-        switch_share=table.number("switch_share", 1.0) if "switch_share" in table.held else 0.0,
+        switch_share=table.share("switch_share", 0.0),
         spread=table.number("spread", 0.1),
         protocols=tuple(
             Protocol(
@@ -305,6 +305,11 @@ class _Table:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"{self._what(key)}: expected a number, got {shown(value)}")
         return ratio(value, self._what(key))
+
+    def share(self, key: str, default: float) -> float:
+        """Return a plain number; here 0 is one: a library that lacks this way."""
+        value = self.held.get(key, default)
+        return 0.0 if value == 0 and not isinstance(value, bool) else self.number(key, default)
 
     def flag(self, key: str) -> bool:
         """Return true or false; false if it is missing."""

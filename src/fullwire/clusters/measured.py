@@ -63,10 +63,11 @@ class Shown:
 class Measured:
     """The result of a fit: protocols, the tree between nodes, each table, and the uncertainty.
 
-    A tree fills `tree_share` of the rate that a ring fills. Between two nodes it may gain nothing
-    over a ring (`pair_share` 1) or send half as much (0). Switches that add fill `switch_share` of
-    the rate that a ring fills (0 in older fits, which did not know them). `spread` is the standard
-    deviation of the logarithm of a time, on a device count that the tables have.
+    A tree fills `tree_share` of the rate that a ring fills (0 if the library has no tree). Between
+    two nodes it may gain nothing over a ring (`pair_share` 1) or send half as much (0). Switches
+    that add fill `switch_share` of the rate that a ring fills (0 in older fits, which did not know
+    them). `spread` is the standard deviation of the logarithm of a time, on a device count that the
+    tables have.
     """
 
     protocols: tuple[Protocol, ...]
@@ -80,8 +81,8 @@ class Measured:
     def __post_init__(self) -> None:
         if not self.protocols:
             raise UsageError("protocols: expected at least one")
-        if not 0 < self.tree_share <= MOST_SHARE:
-            raise UsageError(f"tree_share: expected above 0, got {self.tree_share}")
+        if not 0 <= self.tree_share <= MOST_SHARE:
+            raise UsageError(f"tree_share: expected 0 or more, got {self.tree_share}")
         if not 0 <= self.switch_share <= MOST_SHARE:
             raise UsageError(f"switch_share: expected 0 or more, got {self.switch_share}")
         if not 0 <= self.pair_share <= 1:

@@ -24,6 +24,7 @@ _ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine w
 _LEAST_SPREAD = 0.07  # of a prediction
 _SHARPNESS = 20  # of the minimum over ways, rounded to have a slope everywhere
 _ROUNDS = 60
+_CLEARLY_LESS = 0.6  # of the misfit with a tree: the library then has none, as Gloo has none
 
 # How much machines differ from the usual, as standard deviations of logarithms. The four are of the
 # start-up, of hops within and between nodes, and of a protocol's share as a part of the last one's.
@@ -81,11 +82,33 @@ def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
         )
         for table in tables
     ]
+    found = [_fit(cluster, rows, has_tree=True)]
+    if _may_lack_a_tree(cluster, tables):
+        found.append(_fit(cluster, rows, has_tree=False))
+    (measured, cost), *rings = found
+    if rings and rings[0][1] < _CLEARLY_LESS * cost:
+        [(measured, _)] = rings
+    return _with_measured(cluster, measured, rows)
+
+
+def _may_lack_a_tree(cluster: Cluster, tables: Sequence[Table]) -> bool:
+    """Say whether tables could tell a ring alone from a ring or a tree, whichever is quicker.
+
+    By two counts of nodes each of them goes through both tables.
+    """
+    nodes = {
+        -(-table.workers // cluster.devices_per_node) for table in tables if table.op == "allreduce"
+    }
+    return len(nodes - {1}) > 1
+
+
+def _fit(cluster: Cluster, rows: Sequence[_Rows], *, has_tree: bool) -> tuple[Measured, float]:
+    """Return the protocols that fit best, of a library with a tree or without, and their misfit."""
     first = _logarithms(usual(cluster))
     spreads = np.array([*(spread for row in _PROTOCOL_SPREADS for spread in row), *_SHARES_SPREAD])
 
     def misfits(at: Floats) -> Floats:
-        measured = _measured(at)
+        measured = _measured(at, has_tree=has_tree)
         off = np.concatenate([np.log(_rounded_s(measured, row) / row.times_s) for row in rows])
         off = off / _ROW_SPREAD
         pull = np.sqrt(np.minimum(1.0, 2 / np.maximum(np.abs(off), 1e-9)))
@@ -113,7 +136,7 @@ def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
             damping *= 4
         if gained < 1e-4:
             break
-    return _with_measured(cluster, _measured(at), rows)
+    return _measured(at, has_tree=has_tree), float(now @ now)
 
 
 def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:
@@ -165,7 +188,7 @@ def _logarithms(measured: Measured) -> Floats:
     return np.log([*numbers, *shares])
 
 
-def _measured(at: Floats) -> Measured:
+def _measured(at: Floats, *, has_tree: bool) -> Measured:
     numbers = np.exp(at).tolist()
     *_, inside, between, tree, pair, switch = numbers
     protocols = []
@@ -183,7 +206,7 @@ def _measured(at: Floats) -> Measured:
         )
     return Measured(
         protocols=tuple(protocols),
-        tree_share=min(tree, MOST_SHARE),
+        tree_share=min(tree, MOST_SHARE) if has_tree else 0.0,
         pair_share=min(pair, 1.0),
         switch_share=min(switch, MOST_SHARE),
         spread=0.0,

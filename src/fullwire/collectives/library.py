@@ -219,7 +219,9 @@ def ways_s(
     size = np.asarray(sizes, np.float64)
     ways, rows = [], []
     for name, need in of_algorithms.items():
-        if need.by_switch and not measured.switch_share:
+        if (need.by_switch and not measured.switch_share) or (
+            need.is_tree and not measured.tree_share
+        ):
             continue
         share = measured.tree_share if need.is_tree else 1.0
         for protocol in measured.protocols[need.first_protocol :]:
@@ -334,8 +336,13 @@ def library_time(
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
     of_algorithms = needs(op, cluster, workers)
-    if algorithm is not None:
+    if algorithm is not None:  # a way that the library lacks is as it is in other libraries
         of_algorithms = {algorithm: of_algorithms[algorithm]}
+        measured = replace(
+            measured,
+            tree_share=measured.tree_share or USUAL_TREE_SHARE,
+            switch_share=measured.switch_share or USUAL_SWITCH_SHARE,
+        )
     sizes = [float(max(size_bytes, 1))]
     ways, times_s = ways_s(measured, of_algorithms, sizes)
     best = int(np.argmin(times_s[:, 0]))
