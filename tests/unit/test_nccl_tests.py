@@ -529,6 +529,27 @@ def test_damage_within_a_row_is_said_and_neither_fitted_nor_a_transport(
     assert not read_table(a_log(tmp_path, rows)).problems
 
 
+def test_tests_that_name_themselves_at_their_start_and_end_are_told_apart(tmp_path: Path) -> None:
+    """The last line of one is no name of the next."""
+    text = ""
+    for name, bus in (("all_gather", 5.0), ("reduce_scatter", 5.0), ("all_reduce", 10.0)):
+        row = f"1048576 262144 float sum -1 104.9 10.00 {bus} 0 104.9 10.00 {bus} 0\n"
+        begin = f"# Collective test starting: {name}_perf\n"
+        text += f"{begin}{HEAD}{row}{TAIL}#\n# Collective test concluded: {name}_perf\n"
+    path = tmp_path / "all.log"
+    path.write_text(text)
+    found = read_tables(path)
+    assert [table.op for table in found] == ["allgather", "reducescatter", "allreduce"]
+    assert not any(table.is_damaged for table in found)
+
+
+def test_a_rank_that_is_missing_from_the_list_is_damage(tmp_path: Path) -> None:
+    path = a_log(tmp_path, "1048576 262144 float sum -1 104.9 10.00 10.00 0 104.9 10.00 10.00 0\n")
+    path.write_text(path.read_text().replace("Rank  1", "Rank  2"))
+    with pytest.raises(DamagedInput, match="2 ranks are listed, the last is rank 2"):
+        fullwire.fit_cluster([path])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [

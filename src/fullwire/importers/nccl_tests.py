@@ -77,6 +77,7 @@ _RANK = re.compile(
 )
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
+_STARTING, _CONCLUDED = "# Collective test starting:", "# Collective test concluded:"
 _MARK = re.compile(  # the beginning of a line of its own, wherever a launcher's words end
     r"#\s{1,3}(?:nThread:? |Collective test |Using devices|Rank +\d|nccl-tests version "
     r"|Out of bounds |Avg bus )|# {5,8}(?:size +count|\(B\) )"
@@ -185,8 +186,9 @@ class _Reading:
     def take(self, text: str, line: int) -> None:
         """Read a line, from which other programs' words are removed already."""
         if (perf := _PERF.search(text)) is not None and (op := _op(perf[1])):
-            self._op = self._op or op
-            self.mentioned = op if self._has_end else self.mentioned
+            self._op = op if _STARTING in text else self._op or op
+            if self._has_end and _CONCLUDED not in text:
+                self.mentioned = op
         if text.startswith("#") or _columns(text):
             self._columns = _columns(text) or self._columns
             self._has_marks |= text.startswith("#")
@@ -281,6 +283,8 @@ class _Reading:
                 self._broken_line,
             )
             problems += not_of(op, self._rows, listed) or of_another_ratio(self._rows)
+            if self._groups and len(self._groups) <= (last := max(self._groups)):
+                problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
