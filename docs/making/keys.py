@@ -171,8 +171,8 @@ MEANINGS: Mapping[str, str] = {
     "table.algorithm": "The quickest algorithm for it by the formulas.",
     "table.time_s": "Its time.",
     "table.times_s.*": "The time of each.",
-    "tables_lack": "The operation or the nodes of which a fitted cluster has no table; its "
-    "protocols alone then give the time.",
+    "tables_lack": "The operation, the nodes or the sizes of which a fitted cluster has no table; "
+    "its protocols alone then give the time.",
     # ---- plan
     "plan.model": "The model.",
     "plan.cluster": "The cluster.",
@@ -498,6 +498,7 @@ MEANINGS: Mapping[str, str] = {
     "residuals.measured_s": "The time in the table.",
     "residuals.predicted_s": "The time of the fit.",
     "residuals.error": "Predicted over measured, less 1.",
+    "unused": "The tables to which no protocol was fitted, each with the reason.",
     "choices.algorithm": "The way that the machine takes for these sizes.",
     "from_bytes": "The smallest such size.",
     "to_bytes": "The largest; null for the last choice.",

@@ -358,6 +358,63 @@ def test_tables_that_contradict_the_description_are_refused(
         fw.fit_cluster([ours], **asked)  # type: ignore[arg-type]
 
 
+def test_tables_that_cannot_be_fitted_are_named_with_their_reason(tmp_path: Path) -> None:
+    whole = written(tmp_path / "all_reduce.log", nccl_text(a_table(a_machine(), 16)))
+    pairs = tmp_path / "pairs.log"
+    row = "1048576 262144 float none -1 104.9 10.00 10.00 0 104.9 10.00 10.00 0"
+    head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+    text = f"# nThread 1 nGpus 1\n# sendrecv_perf\n{head}\n{row}\n# Avg bus bandwidth    : 1\n"
+    written(pairs, text)
+    short = replace(a_table(a_machine(), 8), points=((512, 1e-5),))
+    tiny = written(tmp_path / "tiny.log", nccl_text(short))
+    found = fw.fit_cluster([whole, pairs, tiny])
+    assert [reason.rpartition("/")[2] for reason in found.unused] == [
+        "pairs.log is of sendrecv, which is not fitted",
+        "tiny.log has only sizes below 1.024 kB",
+    ]
+    with pytest.raises(fw.UsageError, match=r"tiny\.log has only sizes below 1\.024 kB"):
+        fw.fit_cluster([tiny])
+
+
+def test_a_line_rate_that_a_bench_states_is_that_of_the_cluster(tmp_path: Path) -> None:
+    rows = [{"bytes": 2**20, "ours_s": 2e-3}]
+    paths = [
+        written(
+            tmp_path / f"{rate}.json", json.dumps({"workers": 2, "rate_bps": rate, "rows": rows})
+        )
+        for rate in (5e9, 1e10)
+    ]
+    found = fw.fit_cluster(paths[:1], devices_per_node=1).cluster
+    assert found.nics.rate_bps == 5e9
+    with pytest.raises(fw.UsageError, match="links of one rate, got 5 Gbps and 10 Gbps"):
+        fw.fit_cluster(paths, devices_per_node=1)
+    other = replace(found, measured=None, nics=replace(found.nics, rate_bps=2e9))
+    with pytest.raises(fw.UsageError, match=r"rate_bps is 5 Gbps.*nics.rate of fitted"):
+        fw.fit_cluster(paths[:1], cluster=other)
+
+
+@pytest.mark.parametrize(("least", "most"), [(2**10, 2**20), (2**24, 2**32)])
+def test_sizes_that_no_table_shows_are_told_and_less_sure(least: int, most: int) -> None:
+    machine = a_machine()
+    tables = [
+        replace(table, points=tuple(point for point in table.points if least <= point[0] <= most))
+        for table in (a_table(machine, 16), a_table(machine, 32))
+    ]
+    found = fitted(replace(machine, measured=None), tables)
+    sure = fitted(replace(machine, measured=None), [a_table(machine, 16), a_table(machine, 32)])
+    for size in SIZES:
+        said = library_time("allreduce", found, size, 64)
+        true_s = library_time("allreduce", machine, size, 64).time_s
+        assert said.low_s <= true_s <= said.high_s
+        if not least <= size <= most:
+            known = library_time("allreduce", sure, size, 64)
+            assert said.high_s / said.time_s >= known.high_s / known.time_s - 0.05
+    far = 2**32 if least == 2**10 else 2**16
+    word = "above 1.049 MB" if least == 2**10 else "below 16.78 MB"
+    assert library_time("allreduce", found, far, 64).lacks == (f"sizes {word}",)
+    assert not library_time("allreduce", sure, far, 64).lacks
+
+
 def test_a_host_with_more_ranks_than_a_node_has_devices_is_refused(tmp_path: Path) -> None:
     text = nccl_text(a_table(a_machine(), 16))
     moved = text.replace("on host1 device 0", "on host0 device 8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -20,7 +21,7 @@ from fullwire.collectives.fitting import LEAST_BYTES, Residual, Table, fitted, r
 from fullwire.collectives.library import FITTED_OPS, USUAL_PROTOCOLS, library_time, with_large
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
-from fullwire.findings.collective import FittedTo, RatesOfTables
+from fullwire.findings.collective import FittedTo, RateOfBench, RatesOfTables
 from fullwire.importers import FORMATS
 from fullwire.importers import tables as printed_tables
 from fullwire.importers._tables import Table as Printed
@@ -54,6 +55,7 @@ class ClusterFit:
     cluster: Cluster
     residuals: tuple[Residual, ...]
     choices: tuple[Choice, ...]
+    unused: tuple[str, ...] = ()  # tables that no protocol was fitted to, with the reason
 
     @property
     def protocols(self) -> tuple[Protocol, ...]:
@@ -77,6 +79,7 @@ class _Bench(msgspec.Struct):
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     rows: list[_BenchRow]
+    rate_bps: Annotated[float, msgspec.Meta(ge=1, le=1e18)] | None = None
 
 
 def fit_cluster(
@@ -106,18 +109,17 @@ def fit_cluster(
     if not tables:
         raise UsageError("cluster fit: expected at least one table")
     curves = [curve for path in tables for curve in _shown(path_of(path, "cluster fit"))]
-    kept = [curve for curve in curves if curve.op in FITTED_OPS and curve.workers > 1]
+    kept = [curve for curve in curves if not curve.why_unused]
+    unused = tuple(
+        dict.fromkeys(
+            f"{name_of(curve.path)} {curve.why_unused}" for curve in curves if curve.why_unused
+        )
+    )
     if not kept:
-        without = sorted({name_of(curve.path) for curve in curves if curve.lacks_ranks})
         raise UsageError(
             f"cluster fit: expected a table of {', '.join(FITTED_OPS)} among several ranks, and "
             f"there is none in {', '.join(name_of(path) for path in tables)}"
-            + (
-                f". {', '.join(without)} does not say its number of ranks: expected the command "
-                "above the table, such as `# mpirun -np 16 osu_allreduce`"
-                if without
-                else ""
-            )
+            + "".join(f". {reason}" for reason in unused)
         )
     if cluster is None:
         where = _made(kept, devices_per_node, name)
@@ -153,6 +155,7 @@ def fit_cluster(
         cluster=fitted_cluster,
         residuals=tuple(residuals(fitted_cluster, rows)),
         choices=tuple(_choices(fitted_cluster, rows)),
+        unused=unused,
     )
 
 
@@ -168,8 +171,25 @@ class _Shown:
     source: str
     lacks_ranks: bool = False  # the OSU benchmarks do not print them
     line: int = 0  # that tells the ranks; 0 if unknown
+    line_rate_bps: float | None = None  # of each rank's link, where the file states it
     fullest: int = 0  # ranks of the host with the most; 0 if unknown
     lines: Mapping[int, int] = field(default_factory=dict)  # of each size, where files have lines
+
+    @property
+    def why_unused(self) -> str:
+        """Return why no protocol can be fitted to it; "" if it can."""
+        if self.op not in FITTED_OPS:
+            return f"is of {self.op or 'an unnamed operation'}, which is not fitted"
+        if self.lacks_ranks:
+            return (
+                "does not say its number of ranks: expected the command above the table, such "
+                "as `# mpirun -np 16 osu_allreduce`"
+            )
+        if self.workers < 2:
+            return "has one rank, which sends nothing"
+        if not any(size >= LEAST_BYTES for size, _ in self.points):
+            return f"has only sizes below {show_bytes(LEAST_BYTES)}"
+        return ""
 
     def place(self, line: int) -> str:
         """Return the words for a line of the file."""
@@ -182,7 +202,7 @@ class _Shown:
 
 def tables_in(path: Path) -> list[Table]:
     """Read the tables of a file of nccl-tests, of the OSU benchmarks or of our own bench."""
-    return [curve.table() for curve in _shown(path)]
+    return [curve.table() for curve in _shown(path) if not curve.why_unused]
 
 
 def _shown(path: Path) -> Iterator[_Shown]:
@@ -200,8 +220,7 @@ def _shown(path: Path) -> Iterator[_Shown]:
     for shown in found:
         if not all(size > 0 and time_s > 0 for size, time_s in shown.points):
             raise DamagedInput(path, "expected sizes and times above 0")
-        if any(size >= LEAST_BYTES for size, _ in shown.points):
-            yield shown
+        yield shown
 
 
 def _of_bench(path: Path) -> list[_Shown]:
@@ -217,7 +236,11 @@ def _of_bench(path: Path) -> list[_Shown]:
             points[row.bytes] = max(row.ours_s, points.get(row.bytes, 0.0))
     workers = bench.workers
     curve = tuple(sorted(points.items()))
-    return [_Shown("allreduce", workers, workers, curve, path, name_of(path))]
+    return [
+        _Shown(
+            "allreduce", workers, workers, curve, path, name_of(path), line_rate_bps=bench.rate_bps
+        )
+    ]
 
 
 def _printed(path: Path, table: Printed) -> _Shown:
@@ -234,8 +257,8 @@ def _printed(path: Path, table: Printed) -> _Shown:
         name_of(path),
         table.tool == "osu" and table.workers == 1,
         table.line,
-        table.fullest,
-        {size: row.line for size, row in slowest.items()},
+        fullest=table.fullest,
+        lines={size: row.line for size, row in slowest.items()},
     )
 
 
@@ -251,7 +274,17 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
         devices_per_node = max(told)
     if devices_per_node < 1:
         raise UsageError(f"--devices-per-node: expected at least 1, got {devices_per_node}")
-    return made_of([curve.table() for curve in tables], devices_per_node, name)
+    made = made_of([curve.table() for curve in tables], devices_per_node, name)
+    stated = sorted({table.line_rate_bps for table in tables if table.line_rate_bps})
+    if len(stated) > 1:
+        raise UsageError(
+            "cluster fit: expected benches on links of one rate, got "
+            + " and ".join(map(show_rate, stated))
+        )
+    if stated and devices_per_node == 1:
+        nics = replace(made.nics, rate_bps=stated[0])
+        made = replace(made, nics=nics, rests_on=sentence(RateOfBench()))
+    return made
 
 
 def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluster:
@@ -298,6 +331,12 @@ def _check_against(where: Cluster, table: _Shown) -> None:
             f"host, and devices_per_node = {where.devices_per_node} of {where.name}"
         )
     inside, nics = where.inside, where.nics
+    rate_bps = table.line_rate_bps
+    if rate_bps is not None and not math.isclose(rate_bps, nics.rate_bps * nics.per_node):
+        raise UsageError(
+            f"{table.path}: rate_bps is {show_rate(rate_bps)}, and {nics.per_node} NICs a node of "
+            f"{show_rate(nics.rate_bps)} are stated (nics.rate of {where.name})"
+        )
     if nodes > 1:
         field, allowed_bps = "nics.rate", nics.rate_bps * nics.per_node
         told = f"{nics.per_node} NICs a node of {show_rate(nics.rate_bps)} allow"

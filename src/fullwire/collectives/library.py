@@ -26,6 +26,7 @@ from fullwire.clusters.cluster import IN_NODE, LINK_KINDS, NIC, Cluster, Floats,
 from fullwire.clusters.measured import Measured, Protocol, Shown
 from fullwire.collectives.registry import names, usual_algorithm
 from fullwire.errors import UsageError
+from fullwire.units import show_bytes
 
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 _REACH = 3.0  # doublings of the device count over which a table's effect fades to 1/e
@@ -83,6 +84,9 @@ _USUAL_INSIDE = (
 # These widths and the start-up medians above were chosen on the same public tables that
 # `validation.machines` reads. So only the device counts that a fit has not seen are truly held out.
 _OF_USUAL, _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.17, 0.06, 0.12, 0.3
+# `_OF_OTHER_SIZE` is for each doubling away from the sizes of the tables, where times there had
+# not settled.
+_OF_OTHER_SIZE, _MOST_UNSETTLED = 0.15, 1.0  # and so many such doublings are told
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # standard deviations on each side
 _OF_CLOUD_S = 120e-6  # Networks of clouds take so much longer between nodes. A table tells.
@@ -358,14 +362,50 @@ def library_time(
         time_s=time_s,
         low_s=time_s / off,
         high_s=time_s * off + (_OF_CLOUD_S if may_be_cloud else 0.0),
-        lacks=_lacks(measured, op, cluster, workers),
+        lacks=_lacks(measured, op, cluster, size_bytes, workers),
     )
 
 
-def _lacks(measured: Measured, op: str, cluster: Cluster, workers: int) -> tuple[str, ...]:
+def _unsettled(measured: Measured, op: str, cluster: Cluster, size: int, workers: int) -> float:
+    """Return how many doublings a size lies outside the tables; 0 if their times had settled.
+
+    Times have settled above a table where a doubling takes twice as long, and below it where half a
+    size takes as long. Above the result is positive, below negative.
+    """
+    outside = []
+    for table in _of_this_side(measured, cluster, workers):
+        if table.op != op:
+            continue
+        first, last = table.bytes[0], table.bytes[-1]
+        if first <= size <= last:
+            return 0.0
+        at = slice(0, 2) if size < first else slice(-2, None)
+        edge = np.array(table.bytes[at], np.float64)
+        grows = 0.0 if size > last else 1.0  # of one size alone nothing is known
+        if len(edge) > 1:
+            _, times_s = ways_s(measured, needs(op, cluster, table.workers), edge)
+            times_s = times_s.min(axis=0) * np.array(table.times[at])
+            grows = float(np.log(times_s[1] / times_s[0]) / np.log(edge[1] / edge[0]))
+        grows = min(max(grows, 0.0), 1.0)
+        above = math.log2(size / last) * (1 - grows)
+        outside.append(above if size > last else -math.log2(first / size) * grows)
+    return min(outside, key=abs, default=0.0)
+
+
+def _lacks(
+    measured: Measured, op: str, cluster: Cluster, size: int, workers: int
+) -> tuple[str, ...]:
     """Return the tables that a time would need and the fit lacks; only protocols give it then."""
     side = _of_this_side(measured, cluster, workers)
-    if not measured.shown or any(table.op == op for table in side):
+    of_op = [table for table in side if table.op == op]
+    if of_op:
+        unsettled = _unsettled(measured, op, cluster, max(size, 1), workers)
+        if abs(unsettled) < _MOST_UNSETTLED:
+            return ()
+        if unsettled > 0:
+            return (f"sizes above {show_bytes(max(table.bytes[-1] for table in of_op))}",)
+        return (f"sizes below {show_bytes(min(table.bytes[0] for table in of_op))}",)
+    if not measured.shown:
         return ()
     has_op = any(table.op == op for table in measured.shown)
     nodes = "several nodes" if workers > cluster.devices_per_node else "one node"
@@ -384,6 +424,7 @@ def _spread(measured: Measured, op: str, cluster: Cluster, size: int, workers: i
         near = of_op or side or measured.shown
         away = min(abs(math.log2(workers / table.workers)) for table in near)
         terms.append(_OF_DOUBLING * away)
+        terms.append(_OF_OTHER_SIZE * _unsettled(measured, op, cluster, max(size, 1), workers))
         terms += [_OF_OTHER_OP] * (not of_op) + [_OF_OTHER_SIDE] * (not side)
     return math.hypot(*terms)
 

@@ -53,8 +53,9 @@ class CollectiveTime(Result):
     At level "tables" the time comes from measured tables of the cluster, at level "usual" from
     those of other machines: by the `protocol` that a library takes. On a described cluster `played`
     transfers stood for all. The busiest link is the one that needs longest for its load. It is busy
-    for `busiest_share` of the time. `tables_lack` names the operation, or the nodes, of which the
-    cluster has no table. The protocols that were fitted to its other tables then give the time.
+    for `busiest_share` of the time. `tables_lack` names the operation, the nodes or the sizes of
+    which the cluster has no table. The protocols that were fitted to its other tables then give the
+    time.
     """
 
     op: str

@@ -300,3 +300,9 @@ class RatesOfTables(Finding):
     """A cluster without a description has the line rates that its tables show."""
 
     template = "Line rates are the best bandwidths of the tables over their usual shares."
+
+
+class RateOfBench(Finding):
+    """A cluster without a description has the line rate that our own bench states."""
+
+    template = "The line rate is that of fullwire bench transport --rate."

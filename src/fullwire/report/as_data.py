@@ -470,6 +470,7 @@ def cluster_fit_object(fit: ClusterFit) -> dict[str, Any]:
         "p90": fit.quantile(0.9),
         "residuals": [{**asdict(residual), "error": residual.error} for residual in fit.residuals],
         "choices": [asdict(choice) for choice in fit.choices],
+        "unused": list(fit.unused),
     }
 
 

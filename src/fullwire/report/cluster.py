@@ -259,6 +259,8 @@ def print_cluster_fit(fit: ClusterFit) -> None:
     ]
     print_table(["bytes", *names.values()], rows, texts=set())
     say("")
+    for reason in fit.unused:
+        say_flush(f"left out: {reason}")
     say_flush(_CARRIED_OVER)
 
 
