@@ -196,7 +196,10 @@ MEANINGS: Mapping[str, str] = {
     "ep_overlap": "Whether computing hides most of what goes to experts and back.",
     "devices": "The number of devices.",
     "tokens_per_s_per_device": "Tokens in a second, for each device.",
-    "model_flops_utilization": "The share of the devices' peak that the model's operations reach.",
+    "model_flops_utilization": (
+        "The operations of the model over the peak of the devices in a step, without "
+        "recomputation: 6 x active parameters x tokens, plus attention with a causal mask."
+    ),
     "params_bytes": "Parameters on the fullest device.",
     "gradients_bytes": "Gradients on the fullest device.",
     "optimizer_bytes": "The state of the optimizer on the fullest device.",

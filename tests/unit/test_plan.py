@@ -57,6 +57,16 @@ def test_plans_are_sorted_fit_and_are_valid() -> None:
     assert result.considered == len(result.plans) + sum(result.left_out.values())
 
 
+def test_utilization_counts_each_active_parameter_and_attention() -> None:
+    result, model = usual(), architecture("llama3-70b")
+    tokens = 256 * 8192
+    attention = model.layers * 12 * model.hidden * (8192 + 1) / 2 * tokens
+    flops = 6 * model.active_parameters * tokens + attention
+    for one in result.plans:
+        peak = 64 * 989.4e12 * one.step_s
+        assert one.model_flops_utilization == pytest.approx(flops / peak, rel=1e-3)
+
+
 def test_parts_of_the_step_add_up() -> None:
     for one in usual().plans:
         parts = [one.compute_s, one.bubble_s, one.slowdown_s, one.optimizer_s, one.host_s]

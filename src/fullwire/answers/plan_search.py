@@ -328,7 +328,7 @@ def planned(searched: Searched, row: int) -> Planned:
     # A half of an odd number is rounded down; a number that was fixed comes back as it was.
     again = 1e-9 + plans.recomputed[row] * stage_layers(question.model, plans.pp[row])[1]
     is_partly = plans.recomputed[row] < 1 and RECOMPUTE[plans.recompute[row]] == "full"
-    flops = 3 * question.model.flops(question.sequence) * tokens
+    flops = question.model.model_flops(question.sequence) * tokens
     peak = question.device.peak_flops_per_s(question.precision) * devices
     return Planned(
         **degrees,
