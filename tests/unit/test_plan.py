@@ -507,6 +507,33 @@ def test_the_published_plan_of_deepseek_v3_is_priced_with_its_schedule() -> None
     assert beside.exposed.ep_s < 0.5 * behind.exposed.ep_s
 
 
+@pytest.mark.parametrize(
+    ("nodes", "batch", "fixed", "refusal"),
+    [
+        (3, 8, "pp=3,tp=8,microbatch=8", "pp: .* even number .* got 3. No even .*, tp=8"),
+        (6, 96, "pp=3,tp=8,microbatch=2", "pp: .* even number .* got 3. The nearest is 2"),
+        (8, 64, "pp=8,tp=8,microbatch=16", "microbatch: .* 2 x pp, .* got 16. The nearest is 4"),
+        (8, 8, "pp=8,tp=8,microbatch=1", "global batch: .* got 8. The nearest is 16"),
+        (8, 17, "pp=8,tp=8", "global batch: .* got 17. The nearest is 16"),
+    ],
+)
+def test_dualpipe_is_refused_where_it_cannot_run(
+    nodes: int, batch: int, fixed: str, refusal: str
+) -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "global_batch": batch}
+    with pytest.raises(UsageError, match=refusal):
+        fw.plan("llama3-8b", **asked, fix=f"{fixed},schedule=dualpipe")
+
+
+def test_dualpipe_is_searched_with_even_stages_that_it_fills() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "global_batch": 64}
+    result = fw.plan("llama3-8b", **asked, fix="schedule=dualpipe", top=1000)
+    for one in result.plans:
+        microbatches = 64 // one.dp // one.microbatch
+        assert one.pp % 2 == microbatches % 2 == 0
+        assert microbatches >= 2 * one.pp
+
+
 def test_a_value_that_is_fixed_need_not_keep_to_the_habits_of_the_search() -> None:
     def best(**fixed: int | str) -> Planned:
         asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "global_batch": 96}
