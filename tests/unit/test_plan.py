@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.plan_search import usable
 from fullwire.answers.planned import PlanAnswer, Planned
+from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.plans import (
     DevicesLeftOut,
@@ -705,3 +707,37 @@ def test_a_search_on_a_crew_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     here = plan_data(fw.plan("llama3-8b", **asked))
     monkeypatch.setattr("fullwire.answers.plan.crew", lambda on: nullcontext(Elsewhere()))
     assert plan_data(fw.plan("llama3-8b", **asked, on="ray")) == here
+
+
+@pytest.mark.parametrize(
+    ("devices", "nics", "of_device", "left"),
+    [
+        (6, 1, (), (4, 1)),  # the four others have the shared NIC whole
+        (6, 2, (), (4, 2)),
+        (6, 3, (), (4, 2)),  # two NICs of two devices each, and the third is idle
+        (6, 6, (), (4, 4)),
+        (72, 72, (), (64, 64)),
+        (6, 2, (0, 0, 0, 0, 0, 1), (4, 1)),  # three devices or more share the first NIC
+        (8, 1, (), (8, 1)),
+    ],
+)
+def test_devices_that_are_left_out_send_nothing(
+    devices: int, nics: int, of_device: tuple[int, ...], left: tuple[int, int]
+) -> None:
+    nics_there = Nics(rate_bps=1e11, per_node=nics, of_device=of_device)
+    inside = Inside(kind="switch", rate_bps=2.4e12, latency_s=3e-6)
+    whole = Cluster(name="odd", nodes=4, devices_per_node=devices, inside=inside, nics=nics_there)
+    used = usable(whole)
+    assert (used.devices_per_node, used.nics_per_node) == left
+    assert used.nics.rate_bps == 1e11
+
+
+def test_a_bandwidth_that_the_cluster_has_gives_the_same_step() -> None:
+    inside = Inside(kind="switch", rate_bps=2.4e12, latency_s=3e-6)
+    nics = Nics(rate_bps=1e11, latency_s=2e-5)
+    six = Cluster(name="six", nodes=4, devices_per_node=6, inside=inside, nics=nics)
+    four = replace(six, name="four", devices_per_node=4)
+    asked: dict[str, Any] = {"device": "a100", "global_batch": 64, "top": 1}
+    result = fw.plan("llama3-8b", cluster=[six, four], bandwidth="100Gbps", **asked)
+    steps_s = {there.plan.step_s for there in result.networks if there.plan}
+    assert steps_s == {result.best.step_s}

@@ -19,7 +19,7 @@ from fullwire.answers.planned import (
     measured_steps,
 )
 from fullwire.clusters import cluster as described_cluster
-from fullwire.clusters.cluster import Cluster, Floats, Ints
+from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.finding import Finding
@@ -151,14 +151,26 @@ class Searched:
 
 
 def usable(cluster: Cluster) -> Cluster:
-    """Return a cluster whose nodes have a power of two of devices: degrees divide no others."""
-    whole = cluster.devices_per_node
-    used: int = 2 ** int(math.log2(whole))
-    if used == whole:
+    """Return a cluster whose nodes have a power of two of devices: degrees divide no others.
+
+    Devices that are left out send nothing, so the others have each NIC whole. A NIC that only such
+    devices use is idle. Of NICs that would serve unlike numbers of devices, the busiest counts.
+    """
+    used = _power_of_two(cluster.devices_per_node)
+    if used == cluster.devices_per_node:
         return cluster
-    nics = replace(cluster.nics, per_node=min(cluster.nics.per_node, used), of_device=())
-    rate_bps = nics.rate_bps * cluster.nics.per_node * used / whole / nics.per_node
-    return replace(cluster, devices_per_node=used, nics=replace(nics, rate_bps=rate_bps))
+    if isinstance(cluster.network, Torus):  # every device uses every NIC
+        return replace(cluster, devices_per_node=used)
+    served = np.bincount(cluster.nic_of_device)
+    busiest = 1  # devices of a NIC, where those that are left out are chosen well
+    while np.minimum(served, busiest).sum() < used:
+        busiest += 1
+    nics = replace(cluster.nics, per_node=_power_of_two(used // busiest), of_device=())
+    return replace(cluster, devices_per_node=used, nics=nics)
+
+
+def _power_of_two(most: int) -> int:
+    return 1 << (most.bit_length() - 1)
 
 
 def search_each(question: Question, those: Crew) -> list[Searched]:
