@@ -65,12 +65,16 @@ class Space:
 
 
 def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
-    """Return every plan that the fixed degrees allow; refuse what allows none."""
+    """Return every plan that the fixed degrees allow; refuse what allows none.
+
+    The refusal names the first degree of which another value allows a plan, so `fixed` has first
+    what the user gave.
+    """
     _check(space, fixed)
     rows = list(_rows(space, fixed))
     if not rows:
         _refuse_dualpipe(space, fixed)
-        for name in (name for name in _COLUMNS if isinstance(fixed.get(name), int)):
+        for name in (name for name in fixed if name in _COLUMNS and isinstance(fixed[name], int)):
             nearest = _nearest(space, fixed, name)
             if nearest is not None:
                 beside = "".join(
