@@ -741,3 +741,16 @@ def test_a_bandwidth_that_the_cluster_has_gives_the_same_step() -> None:
     result = fw.plan("llama3-8b", cluster=[six, four], bandwidth="100Gbps", **asked)
     steps_s = {there.plan.step_s for there in result.networks if there.plan}
     assert steps_s == {result.best.step_s}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", "dualpipe"])
+def test_a_schedule_that_chunks_do_not_tell_is_named(
+    schedule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = f"schedule={schedule},pp=4,vpp=1,microbatch=1"
+    result = fw.plan("llama3-8b", cluster="dgx-h100", nodes=4, global_batch=64, fix=fixed, top=2)
+    print_plan(result)
+    told = capsys.readouterr().out
+    is_named = schedule != "1f1b"
+    assert (f"PP 4 ({schedule})" in told) == is_named
+    assert ("schedule" in told.partition("recompute")[0]) == is_named

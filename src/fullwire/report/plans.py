@@ -139,7 +139,9 @@ def _print_recorded(one: FromRun) -> None:
 
 def in_words(one: Planned) -> str:
     """Return a plan as people name it."""
-    parts = [f"TP {one.tp}", f"PP {one.pp}"]
+    is_told = one.schedule in ("1f1b", "interleaved")  # by the chunks of a stage
+    schedule = "" if is_told else f" ({one.schedule})"
+    parts = [f"TP {one.tp}", f"PP {one.pp}{schedule}"]
     parts += [f"{one.vpp} chunks a stage"] * (one.vpp > 1)
     parts += [f"DP {one.dp}"]
     kind = f" ({one.context_kind})"
@@ -162,12 +164,18 @@ def _time(one: Planned) -> str:
 
 def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
     has_experts = any(one.ep > 1 for one in result.plans)
-    headings = ["tp", "pp", "vpp", "dp", "cp", *["ep"] * has_experts, "zero", "recompute", "mb"]
+    has_sizes = len({one.devices for one in result.plans}) > 1
+    has_schedule = any(one.schedule not in ("1f1b", "interleaved") for one in result.plans)
+    headings = [*["devices"] * has_sizes, "tp", "pp", "vpp", *["schedule"] * has_schedule]
+    headings += ["dp", "cp", *["ep"] * has_experts, "zero", "recompute", "mb"]
     headings += ["step (90 %)", "memory"]
     headings += [f"{kind} shown" for kind in ("tp", "pp", "dp", "cp", *["ep"] * has_experts)]
     rows = []
     for number, one in enumerate(result.plans):
-        degrees = [one.tp, one.pp, one.vpp, one.dp, one.cp, *[one.ep] * has_experts, one.zero]
+        degrees: list[int | str]
+        degrees = [*[one.devices] * has_sizes, one.tp, one.pp, one.vpp]
+        degrees += [*[one.schedule] * has_schedule, one.dp, one.cp, *[one.ep] * has_experts]
+        degrees += [one.zero]
         partly = "" if one.recompute_layers is None else f" ({one.recompute_layers})"
         exposed = one.exposed
         sent = [exposed.tp_s, exposed.pp_s, exposed.dp_s, exposed.cp_s]
@@ -182,7 +190,7 @@ def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
                 *(f"{part_s:.2g} s" if part_s >= 0.005 else "-" for part_s in sent),
             ]
         )
-    return headings, rows, {"recompute", "step (90 %)"}
+    return headings, rows, {"schedule", "recompute", "step (90 %)"}
 
 
 def _print_exposed(best: Planned) -> None:
