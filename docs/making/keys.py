@@ -236,6 +236,10 @@ MEANINGS: Mapping[str, str] = {
     "networks.plan.device_hours": "Device-hours of a million tokens.",
     "networks.plan.fits": "Whether the plan fits into the device's memory.",
     "networks.does_not_fit": "Why no plan fits there; null if one does.",
+    "parts": (
+        "The best plan on each part of the cluster that was tried, the whole cluster first; empty "
+        "with the objective step."
+    ),
     "half_bandwidth": "The best plan where links between nodes have half the rate.",
     "plan.recorded": "The plan of the recorded run, with --from; else null.",
     "wall_s": "The expected time of the training with failures.",

@@ -149,6 +149,30 @@ def test_the_cheapest_plan_needs_no_more_device_hours_than_the_fastest() -> None
     assert cheap.devices < 256
 
 
+def test_the_cheapest_plans_are_those_of_all_parts_of_the_cluster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = {**ASKED, "nodes": 16}
+    result = fw.plan("llama3-8b", **asked, objective="cost", top=400)
+    hours = [one.device_hours for one in result.plans]
+    assert hours == sorted(hours)
+    assert all(one.equal == (one.device_hours <= 1.03 * hours[0]) for one in result.plans)
+    assert [part.nodes for part in result.parts] == [16, 8, 4, 2, 1]
+    listed = {(one.devices, one.device_hours) for one in result.plans if one.equal}
+    for part in result.parts:
+        if part.plan.device_hours < 1.02 * hours[0]:
+            assert (part.plan.devices, part.plan.device_hours) in listed
+    assert len({devices for devices, _ in listed}) > 1
+    print_plan(result)
+    told = capsys.readouterr().out
+    nodes = result.best.devices // 8
+    assert (
+        f"{nodes} of 16 nodes, {result.best.devices} devices: {hours[0]:.4g} device-hours" in told
+    )
+    other = next(place for place, one in enumerate(result.plans) if one.devices != 8 * nodes)
+    assert result.run(other).facts.workers == result.plans[other].devices
+
+
 def test_measured_steps_calibrate(tmp_path: Path) -> None:
     best = usual().best
     table = tmp_path / "measured.csv"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
@@ -314,6 +315,16 @@ def score(searched: Searched) -> Floats:
         usual = question.troubles.goodput(question, 86400.0, hours[1], restarts_s[1])
         return step_s / usual.share
     return step_s
+
+
+def best_first(searches: Sequence[Searched]) -> Iterator[tuple[float, Searched, int]]:
+    """Go through the plans of all parts of a cluster, with what the objective makes small."""
+
+    def of_part(one: Searched) -> Iterator[tuple[float, Searched, int]]:
+        values = score(one)
+        return ((float(values[row]), one, row) for row in one.order)
+
+    return heapq.merge(*map(of_part, searches), key=lambda plan: plan[0])
 
 
 def planned(searched: Searched, row: int) -> Planned:

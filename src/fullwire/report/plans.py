@@ -18,6 +18,7 @@ from fullwire.findings.plans import (
     DeviceHours,
     ExpectedLosses,
     Loss,
+    NodesOfBest,
     OnHalfTheBandwidth,
     OthersLeftOut,
     PartOfStep,
@@ -73,6 +74,15 @@ def print_plan(result: PlanAnswer) -> None:
         device_gib=result.device_bytes / GIB if is_told else None,
     )
     say(sentence(of_best))
+    if result.parts:
+        chosen = min(result.parts, key=lambda part: part.plan.devices != best.devices)
+        of_cluster = NodesOfBest(
+            nodes=chosen.nodes,
+            all_nodes=result.parts[0].nodes,
+            devices=best.devices,
+            device_hours=best.device_hours,
+        )
+        say(sentence(of_cluster))
     say("")
     print_table(*_table(result))
     if any(one.equal for one in result.plans[1:]):
@@ -95,6 +105,9 @@ def print_plan(result: PlanAnswer) -> None:
         _print_networks(result)
     elif result.half_bandwidth is not None and result.half_bandwidth.plan is not None:
         say(_on_half(best, result.half_bandwidth.plan))
+    if result.parts:
+        say("")
+        _print_parts(result)
     if result.lasting is not None:
         say("")
         _print_lasting(result.lasting)
@@ -251,6 +264,22 @@ def _print_networks(result: PlanAnswer) -> None:
     reasons = {(one.cluster, one.does_not_fit): None for one in result.networks if not one.plan}
     for cluster, reason in reasons:
         say(f"{cluster} does not fit: {reason}.")
+
+
+def _print_parts(result: PlanAnswer) -> None:
+    rows = [
+        [
+            f"{part.nodes:,}",
+            f"{part.plan.devices:,}",
+            _time(part.plan),
+            f"{part.plan.device_hours:.4g}",
+            _degrees(part.plan),
+        ]
+        for part in result.parts
+    ]
+    heads = ["nodes", "devices", "step (90 %)", "device-hours", "best plan there"]
+    print_table(heads, rows, texts={"step (90 %)", "best plan there"})
+    say("Device-hours are those of a million tokens.")
 
 
 def _degrees(one: Planned) -> str:
