@@ -196,7 +196,10 @@ MEANINGS: Mapping[str, str] = {
     "ep_overlap": "Whether computing hides most of what goes to experts and back.",
     "devices": "The number of devices.",
     "tokens_per_s_per_device": "Tokens in a second, for each device.",
-    "model_flops_utilization": "The share of the devices' peak that the model's operations reach.",
+    "model_flops_utilization": (
+        "The operations of the model over the peak of the devices in a step, without "
+        "recomputation: 6 x active parameters x tokens, plus attention with a causal mask."
+    ),
     "params_bytes": "Parameters on the fullest device.",
     "gradients_bytes": "Gradients on the fullest device.",
     "optimizer_bytes": "The state of the optimizer on the fullest device.",
@@ -233,6 +236,10 @@ MEANINGS: Mapping[str, str] = {
     "networks.plan.device_hours": "Device-hours of a million tokens.",
     "networks.plan.fits": "Whether the plan fits into the device's memory.",
     "networks.does_not_fit": "Why no plan fits there; null if one does.",
+    "parts": (
+        "The best plan on each part of the cluster that was tried, the whole cluster first; empty "
+        "with the objective step."
+    ),
     "half_bandwidth": "The best plan where links between nodes have half the rate.",
     "plan.recorded": "The plan of the recorded run, with --from; else null.",
     "wall_s": "The expected time of the training with failures.",

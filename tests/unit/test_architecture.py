@@ -91,6 +91,15 @@ def test_operations_of_a_token_are_twice_its_matrices_and_attention() -> None:
     assert model.flops(8192) == pytest.approx(2 * matrices + attention, rel=1e-4)
 
 
+def test_published_operations_are_six_of_each_active_parameter_and_attention() -> None:
+    model = architecture("llama3-8b")
+    attention = model.layers * 12 * model.hidden * (8192 + 1) / 2
+    assert model.active_parameters == 8_030_261_248
+    assert model.model_flops(8192) == pytest.approx(6 * 8_030_261_248 + attention)
+    tied = architecture("llama3.2-1b")  # the head is the embedding, and counts once
+    assert tied.model_flops(8192) == pytest.approx(3 * tied.flops(8192), rel=1e-3)
+
+
 def test_a_window_limits_the_keys_that_a_query_sees() -> None:
     model = architecture("gpt-oss-20b")
     assert model.keys(0, 8192) == pytest.approx(128 - 128 * 127 / 2 / 8192)

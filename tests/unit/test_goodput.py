@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,18 @@ def test_losses_and_work_add_up() -> None:
     result = goodput(10 * DAY_S, 4096, replace(LLAMA3, is_asynchronous=False))
     parts = result.work_s + result.start_s + result.checkpoint_s
     assert parts + result.repeated_s + result.recovery_s == pytest.approx(result.wall_s)
+
+
+def test_failures_during_restarts_are_interruptions_too() -> None:
+    """Each failure of a stretch starts restarts until one of them meets no failure."""
+    given = replace(LLAMA3, device_hours=15_300, storage_bytes_per_s=2e11, is_asynchronous=False)
+    result = goodput(100 * 3600, 16384, given)
+    between_s, written_s = 15_300 * 3600 / 16384, 14 * 405e9 / 2e11
+    stretches = result.work_s / result.interval_s
+    of_work = stretches * math.expm1((result.interval_s + written_s) / between_s)
+    restarts = math.exp((600 + written_s) / between_s)  # until one goes through
+    assert restarts > 1.2
+    assert result.interruptions == pytest.approx(of_work * restarts)
 
 
 def test_the_best_interval_is_that_of_young_and_daly() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.plan_search import usable
 from fullwire.answers.planned import PlanAnswer, Planned
+from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.plans import (
     DevicesLeftOut,
@@ -55,6 +57,16 @@ def test_plans_are_sorted_fit_and_are_valid() -> None:
         assert one.interval.low_s < one.step_s < one.interval.high_s
         assert 0.2 < one.model_flops_utilization < 0.8
     assert result.considered == len(result.plans) + sum(result.left_out.values())
+
+
+def test_utilization_counts_each_active_parameter_and_attention() -> None:
+    result, model = usual(), architecture("llama3-70b")
+    tokens = 256 * 8192
+    attention = model.layers * 12 * model.hidden * (8192 + 1) / 2 * tokens
+    flops = 6 * model.active_parameters * tokens + attention
+    for one in result.plans:
+        peak = 64 * 989.4e12 * one.step_s
+        assert one.model_flops_utilization == pytest.approx(flops / peak, rel=1e-3)
 
 
 def test_parts_of_the_step_add_up() -> None:
@@ -135,6 +147,30 @@ def test_the_cheapest_plan_needs_no_more_device_hours_than_the_fastest() -> None
     cheap = fw.plan("llama3-8b", **asked, objective="cost").best
     assert cheap.device_hours <= fw.plan("llama3-8b", **asked).best.device_hours
     assert cheap.devices < 256
+
+
+def test_the_cheapest_plans_are_those_of_all_parts_of_the_cluster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = {**ASKED, "nodes": 16}
+    result = fw.plan("llama3-8b", **asked, objective="cost", top=400)
+    hours = [one.device_hours for one in result.plans]
+    assert hours == sorted(hours)
+    assert all(one.equal == (one.device_hours <= 1.03 * hours[0]) for one in result.plans)
+    assert [part.nodes for part in result.parts] == [16, 8, 4, 2, 1]
+    listed = {(one.devices, one.device_hours) for one in result.plans if one.equal}
+    for part in result.parts:
+        if part.plan.device_hours < 1.02 * hours[0]:
+            assert (part.plan.devices, part.plan.device_hours) in listed
+    assert len({devices for devices, _ in listed}) > 1
+    print_plan(result)
+    told = capsys.readouterr().out
+    nodes = result.best.devices // 8
+    assert (
+        f"{nodes} of 16 nodes, {result.best.devices} devices: {hours[0]:.4g} device-hours" in told
+    )
+    other = next(place for place, one in enumerate(result.plans) if one.devices != 8 * nodes)
+    assert result.run(other).facts.workers == result.plans[other].devices
 
 
 def test_measured_steps_calibrate(tmp_path: Path) -> None:
@@ -497,6 +533,33 @@ def test_the_published_plan_of_deepseek_v3_is_priced_with_its_schedule() -> None
     assert beside.exposed.ep_s < 0.5 * behind.exposed.ep_s
 
 
+@pytest.mark.parametrize(
+    ("nodes", "batch", "fixed", "refusal"),
+    [
+        (3, 8, "pp=3,tp=8,microbatch=8", "pp: .* even number .* got 3. No even .*, tp=8"),
+        (6, 96, "pp=3,tp=8,microbatch=2", "pp: .* even number .* got 3. The nearest is 2"),
+        (8, 64, "pp=8,tp=8,microbatch=16", "microbatch: .* 2 x pp, .* got 16. The nearest is 4"),
+        (8, 8, "pp=8,tp=8,microbatch=1", "global batch: .* got 8. The nearest is 16"),
+        (8, 17, "pp=8,tp=8", "global batch: .* got 17. The nearest is 16"),
+    ],
+)
+def test_dualpipe_is_refused_where_it_cannot_run(
+    nodes: int, batch: int, fixed: str, refusal: str
+) -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "global_batch": batch}
+    with pytest.raises(UsageError, match=refusal):
+        fw.plan("llama3-8b", **asked, fix=f"{fixed},schedule=dualpipe")
+
+
+def test_dualpipe_is_searched_with_even_stages_that_it_fills() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "global_batch": 64}
+    result = fw.plan("llama3-8b", **asked, fix="schedule=dualpipe", top=1000)
+    for one in result.plans:
+        microbatches = 64 // one.dp // one.microbatch
+        assert one.pp % 2 == microbatches % 2 == 0
+        assert microbatches >= 2 * one.pp
+
+
 def test_a_value_that_is_fixed_need_not_keep_to_the_habits_of_the_search() -> None:
     def best(**fixed: int | str) -> Planned:
         asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "global_batch": 96}
@@ -668,3 +731,50 @@ def test_a_search_on_a_crew_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     here = plan_data(fw.plan("llama3-8b", **asked))
     monkeypatch.setattr("fullwire.answers.plan.crew", lambda on: nullcontext(Elsewhere()))
     assert plan_data(fw.plan("llama3-8b", **asked, on="ray")) == here
+
+
+@pytest.mark.parametrize(
+    ("devices", "nics", "of_device", "left"),
+    [
+        (6, 1, (), (4, 1)),  # the four others have the shared NIC whole
+        (6, 2, (), (4, 2)),
+        (6, 3, (), (4, 2)),  # two NICs of two devices each, and the third is idle
+        (6, 6, (), (4, 4)),
+        (72, 72, (), (64, 64)),
+        (6, 2, (0, 0, 0, 0, 0, 1), (4, 1)),  # three devices or more share the first NIC
+        (8, 1, (), (8, 1)),
+    ],
+)
+def test_devices_that_are_left_out_send_nothing(
+    devices: int, nics: int, of_device: tuple[int, ...], left: tuple[int, int]
+) -> None:
+    nics_there = Nics(rate_bps=1e11, per_node=nics, of_device=of_device)
+    inside = Inside(kind="switch", rate_bps=2.4e12, latency_s=3e-6)
+    whole = Cluster(name="odd", nodes=4, devices_per_node=devices, inside=inside, nics=nics_there)
+    used = usable(whole)
+    assert (used.devices_per_node, used.nics_per_node) == left
+    assert used.nics.rate_bps == 1e11
+
+
+def test_a_bandwidth_that_the_cluster_has_gives_the_same_step() -> None:
+    inside = Inside(kind="switch", rate_bps=2.4e12, latency_s=3e-6)
+    nics = Nics(rate_bps=1e11, latency_s=2e-5)
+    six = Cluster(name="six", nodes=4, devices_per_node=6, inside=inside, nics=nics)
+    four = replace(six, name="four", devices_per_node=4)
+    asked: dict[str, Any] = {"device": "a100", "global_batch": 64, "top": 1}
+    result = fw.plan("llama3-8b", cluster=[six, four], bandwidth="100Gbps", **asked)
+    steps_s = {there.plan.step_s for there in result.networks if there.plan}
+    assert steps_s == {result.best.step_s}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", "dualpipe"])
+def test_a_schedule_that_chunks_do_not_tell_is_named(
+    schedule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = f"schedule={schedule},pp=4,vpp=1,microbatch=1"
+    result = fw.plan("llama3-8b", cluster="dgx-h100", nodes=4, global_batch=64, fix=fixed, top=2)
+    print_plan(result)
+    told = capsys.readouterr().out
+    is_named = schedule != "1f1b"
+    assert (f"PP 4 ({schedule})" in told) == is_named
+    assert ("schedule" in told.partition("recompute")[0]) == is_named

@@ -106,6 +106,9 @@ def test_a_trace_without_shapes_and_a_plan_without_a_run_are_refused(
     [path, *_] = next(iter(steps.values()))
     with pytest.raises(UsageError, match="tp: expected a divisor of 8 heads, got 3"):
         fw.plan(recorded=path, to="tp=3")
+    whole = steps["tp 2 pp 2 dp 1"][0]  # nobody shares with a rank
+    with pytest.raises(UsageError, match=r"zero: expected a degree .* got 3\. The nearest is 0"):
+        fw.plan(recorded=whole, to="zero=3")
     with pytest.raises(UsageError, match="fix: expected tp=2 as in --to, got tp=1"):
         fw.plan(recorded=path, to="tp=2", fix="tp=1")
 

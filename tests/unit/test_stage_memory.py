@@ -39,6 +39,18 @@ def peak_gib(held: Held) -> float:
     return float(held.peak_allocated_bytes[-1]) / GIB
 
 
+def test_dualpipe_holds_two_stages_and_zero_divides_their_optimizer() -> None:
+    plain = replace(PLAN, zero=0)
+    for zero, copies in ((0, 2), (1, 1)):
+        usual, dual = (
+            stages(LLAMA, replace(plain, zero=zero, schedule=schedule))
+            for schedule in ("1f1b", "dualpipe")
+        )
+        assert dual.params_bytes == pytest.approx(2 * usual.params_bytes)
+        assert dual.gradients_bytes == pytest.approx(2 * usual.gradients_bytes)
+        assert dual.optimizer_bytes == pytest.approx(copies * usual.optimizer_bytes)
+
+
 @pytest.mark.parametrize(
     ("plan", "logged_gib"),
     [

@@ -100,6 +100,15 @@ def test_schedules_differ_in_their_bubbles() -> None:
     assert dual < usual
 
 
+def test_the_two_copies_of_dualpipe_add_their_gradients_up() -> None:
+    plain = replace(GPT3, vpp=1, schedule="1f1b", zero=0)
+    result = priced(plain, replace(plain, schedule="dualpipe"))
+    usual, dual = result.sums_s
+    assert dual > 1.5 * usual
+    usual, dual = result.optimizer_s
+    assert dual == pytest.approx(2 * usual, rel=0.1)
+
+
 def test_tokens_for_experts_on_other_nodes_take_longer() -> None:
     near = Layout(dp=64, ep=8, global_batch=256, sequence=4096)
     result = priced(near, replace(near, ep=64), model="qwen3-30b-a3b")

@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import numpy as np
 from fullwire.answers.conditions import OneOrMany, count, rate, several
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.plan_search import (
+    ALIKE,
     DEGREES,
     Question,
     Searched,
     Troubles,
+    best_first,
     calibration_of,
     planned,
-    score,
     search,
     search_each,
     search_or_refusal,
@@ -33,6 +34,7 @@ from fullwire.answers.planned import (
     FromRun,
     Lasting,
     OnNetwork,
+    OnPart,
     PlanAnswer,
     Range,
     Worth,
@@ -199,7 +201,8 @@ def _answer(
     networks: tuple[OnNetwork, ...],
 ) -> PlanAnswer:
     """Return the best plan found, with its course under failures where asked."""
-    best = min(searches, key=lambda one: score(one)[one.order[0]])
+    ranked = list(islice(best_first(searches), top))
+    best = ranked[0][1]
     question, recorded = searches[0].question, searches[0].question.recorded
     lasting = None
     if hours is not None or question.objective == "goodput":
@@ -210,17 +213,21 @@ def _answer(
     row = best.order[0]
     degrees = {name: int(getattr(best.plans, name)[row]) for name in DEGREES}
     considered = sum(len(one.plans) for one in searches)
+    distinct = sum(len(one.order) for one in searches)
     fitting = sum(int(one.memory.fits(one.question.device.memory_bytes).sum()) for one in searches)
     return PlanAnswer(
         model=question.model.name,
         cluster=question.cluster.name,
         device=question.device.title,
         objective=question.objective,
-        plans=tuple(planned(best, row) for row in best.order[:top]),
+        plans=tuple(
+            replace(planned(one, row), equal=value <= (1 + ALIKE) * ranked[0][0])
+            for value, one, row in ranked
+        ),
         considered=considered,
         left_out={
             "does_not_fit": considered - fitting,
-            "slower": fitting - min(top, len(best.order)),
+            "slower": fitting - min(top, distinct),
         },
         device_bytes=question.device.memory_bytes,
         global_batch=question.global_batch,
@@ -233,6 +240,10 @@ def _answer(
         ),
         why=_worths(best) if why else (),
         networks=networks,
+        parts=tuple(
+            OnPart(nodes=one.question.cluster.nodes, plan=planned(one, one.order[0]))
+            for one in (searches if len(searches) > 1 else ())
+        ),
         half_bandwidth=_half(best.question),
         lasting=lasting,
         recorded=None if recorded is None else _from_run(recorded),

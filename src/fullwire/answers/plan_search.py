@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
@@ -19,7 +20,7 @@ from fullwire.answers.planned import (
     measured_steps,
 )
 from fullwire.clusters import cluster as described_cluster
-from fullwire.clusters.cluster import Cluster, Floats, Ints
+from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.finding import Finding
@@ -151,14 +152,26 @@ class Searched:
 
 
 def usable(cluster: Cluster) -> Cluster:
-    """Return a cluster whose nodes have a power of two of devices: degrees divide no others."""
-    whole = cluster.devices_per_node
-    used: int = 2 ** int(math.log2(whole))
-    if used == whole:
+    """Return a cluster whose nodes have a power of two of devices: degrees divide no others.
+
+    Devices that are left out send nothing, so the others have each NIC whole. A NIC that only such
+    devices use is idle. Of NICs that would serve unlike numbers of devices, the busiest counts.
+    """
+    used = _power_of_two(cluster.devices_per_node)
+    if used == cluster.devices_per_node:
         return cluster
-    nics = replace(cluster.nics, per_node=min(cluster.nics.per_node, used), of_device=())
-    rate_bps = nics.rate_bps * cluster.nics.per_node * used / whole / nics.per_node
-    return replace(cluster, devices_per_node=used, nics=replace(nics, rate_bps=rate_bps))
+    if isinstance(cluster.network, Torus):  # every device uses every NIC
+        return replace(cluster, devices_per_node=used)
+    served = np.bincount(cluster.nic_of_device)
+    busiest = 1  # devices of a NIC, where those that are left out are chosen well
+    while np.minimum(served, busiest).sum() < used:
+        busiest += 1
+    nics = replace(cluster.nics, per_node=_power_of_two(used // busiest), of_device=())
+    return replace(cluster, devices_per_node=used, nics=nics)
+
+
+def _power_of_two(most: int) -> int:
+    return 1 << (most.bit_length() - 1)
 
 
 def search_each(question: Question, those: Crew) -> list[Searched]:
@@ -304,6 +317,16 @@ def score(searched: Searched) -> Floats:
     return step_s
 
 
+def best_first(searches: Sequence[Searched]) -> Iterator[tuple[float, Searched, int]]:
+    """Go through the plans of all parts of a cluster, with what the objective makes small."""
+
+    def of_part(one: Searched) -> Iterator[tuple[float, Searched, int]]:
+        values = score(one)
+        return ((float(values[row]), one, row) for row in one.order)
+
+    return heapq.merge(*map(of_part, searches), key=lambda plan: plan[0])
+
+
 def planned(searched: Searched, row: int) -> Planned:
     """Return one plan with its interval and figures."""
     question, plans, priced = searched.question, searched.plans, searched.priced
@@ -328,7 +351,7 @@ def planned(searched: Searched, row: int) -> Planned:
     # A half of an odd number is rounded down; a number that was fixed comes back as it was.
     again = 1e-9 + plans.recomputed[row] * stage_layers(question.model, plans.pp[row])[1]
     is_partly = plans.recomputed[row] < 1 and RECOMPUTE[plans.recompute[row]] == "full"
-    flops = 3 * question.model.flops(question.sequence) * tokens
+    flops = question.model.model_flops(question.sequence) * tokens
     peak = question.device.peak_flops_per_s(question.precision) * devices
     return Planned(
         **degrees,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.conditions import OneOrMany, count, several
+from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.description import as_toml
 from fullwire.display import Result
@@ -173,6 +174,14 @@ class OnNetwork:
     does_not_fit: str | None = None  # why there is no plan
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnPart:
+    """The best plan on a part of the cluster."""
+
+    nodes: int
+    plan: Planned
+
+
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class PlanAnswer(Result):
     """Plans that fit, best first."""
@@ -191,12 +200,15 @@ class PlanAnswer(Result):
     assumed: tuple[Finding, ...]
     why: tuple[Worth, ...] = ()
     networks: tuple[OnNetwork, ...] = ()
+    parts: tuple[
+        OnPart, ...
+    ] = ()  # where the objective tries parts of the cluster, the whole first
     half_bandwidth: OnNetwork | None = None  # None on one node
     lasting: Lasting | None = None
     recorded: FromRun | None = None
     landscape: Mapping[str, Any] | None = None  # for pictures: every plan's degrees and figures
     architecture: Architecture | None = None
-    described: Cluster | None = None  # the cluster of the plans, with its nodes
+    described: Cluster | None = None  # the cluster of the best plan, with its nodes
 
     @property
     def best(self) -> Planned:
@@ -360,6 +372,7 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     model, cluster = answer.architecture, answer.described
     assert model is not None
     assert cluster is not None
+    cluster = described_cluster(cluster, plan.devices // cluster.devices_per_node)
     if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved"):
         raise UsageError(
             f"schedule: expected 1f1b or interleaved for a simulated step, got {plan.schedule}"

@@ -289,6 +289,20 @@ class BestStep(Finding):
     device_gib: float | None  # None where nobody tells the memory of the device
 
 
+class NodesOfBest(Finding):
+    """How much of the cluster the best plan takes, where parts of it were tried."""
+
+    template = (
+        "{nodes} of {all_nodes} nodes, {devices:,} devices: {device_hours:.4g} device-hours a "
+        "million tokens"
+    )
+
+    nodes: int
+    all_nodes: int
+    devices: int
+    device_hours: float
+
+
 class PartOfStep(Finding):
     """A part of a planned step."""
 

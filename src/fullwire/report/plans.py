@@ -18,6 +18,7 @@ from fullwire.findings.plans import (
     DeviceHours,
     ExpectedLosses,
     Loss,
+    NodesOfBest,
     OnHalfTheBandwidth,
     OthersLeftOut,
     PartOfStep,
@@ -73,6 +74,15 @@ def print_plan(result: PlanAnswer) -> None:
         device_gib=result.device_bytes / GIB if is_told else None,
     )
     say(sentence(of_best))
+    if result.parts:
+        chosen = min(result.parts, key=lambda part: part.plan.devices != best.devices)
+        of_cluster = NodesOfBest(
+            nodes=chosen.nodes,
+            all_nodes=result.parts[0].nodes,
+            devices=best.devices,
+            device_hours=best.device_hours,
+        )
+        say(sentence(of_cluster))
     say("")
     print_table(*_table(result))
     if any(one.equal for one in result.plans[1:]):
@@ -95,6 +105,9 @@ def print_plan(result: PlanAnswer) -> None:
         _print_networks(result)
     elif result.half_bandwidth is not None and result.half_bandwidth.plan is not None:
         say(_on_half(best, result.half_bandwidth.plan))
+    if result.parts:
+        say("")
+        _print_parts(result)
     if result.lasting is not None:
         say("")
         _print_lasting(result.lasting)
@@ -139,7 +152,9 @@ def _print_recorded(one: FromRun) -> None:
 
 def in_words(one: Planned) -> str:
     """Return a plan as people name it."""
-    parts = [f"TP {one.tp}", f"PP {one.pp}"]
+    is_told = one.schedule in ("1f1b", "interleaved")  # by the chunks of a stage
+    schedule = "" if is_told else f" ({one.schedule})"
+    parts = [f"TP {one.tp}", f"PP {one.pp}{schedule}"]
     parts += [f"{one.vpp} chunks a stage"] * (one.vpp > 1)
     parts += [f"DP {one.dp}"]
     kind = f" ({one.context_kind})"
@@ -162,12 +177,18 @@ def _time(one: Planned) -> str:
 
 def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
     has_experts = any(one.ep > 1 for one in result.plans)
-    headings = ["tp", "pp", "vpp", "dp", "cp", *["ep"] * has_experts, "zero", "recompute", "mb"]
+    has_sizes = len({one.devices for one in result.plans}) > 1
+    has_schedule = any(one.schedule not in ("1f1b", "interleaved") for one in result.plans)
+    headings = [*["devices"] * has_sizes, "tp", "pp", "vpp", *["schedule"] * has_schedule]
+    headings += ["dp", "cp", *["ep"] * has_experts, "zero", "recompute", "mb"]
     headings += ["step (90 %)", "memory"]
     headings += [f"{kind} shown" for kind in ("tp", "pp", "dp", "cp", *["ep"] * has_experts)]
     rows = []
     for number, one in enumerate(result.plans):
-        degrees = [one.tp, one.pp, one.vpp, one.dp, one.cp, *[one.ep] * has_experts, one.zero]
+        degrees: list[int | str]
+        degrees = [*[one.devices] * has_sizes, one.tp, one.pp, one.vpp]
+        degrees += [*[one.schedule] * has_schedule, one.dp, one.cp, *[one.ep] * has_experts]
+        degrees += [one.zero]
         partly = "" if one.recompute_layers is None else f" ({one.recompute_layers})"
         exposed = one.exposed
         sent = [exposed.tp_s, exposed.pp_s, exposed.dp_s, exposed.cp_s]
@@ -182,7 +203,7 @@ def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
                 *(f"{part_s:.2g} s" if part_s >= 0.005 else "-" for part_s in sent),
             ]
         )
-    return headings, rows, {"recompute", "step (90 %)"}
+    return headings, rows, {"schedule", "recompute", "step (90 %)"}
 
 
 def _print_exposed(best: Planned) -> None:
@@ -243,6 +264,22 @@ def _print_networks(result: PlanAnswer) -> None:
     reasons = {(one.cluster, one.does_not_fit): None for one in result.networks if not one.plan}
     for cluster, reason in reasons:
         say(f"{cluster} does not fit: {reason}.")
+
+
+def _print_parts(result: PlanAnswer) -> None:
+    rows = [
+        [
+            f"{part.nodes:,}",
+            f"{part.plan.devices:,}",
+            _time(part.plan),
+            f"{part.plan.device_hours:.4g}",
+            _degrees(part.plan),
+        ]
+        for part in result.parts
+    ]
+    heads = ["nodes", "devices", "step (90 %)", "device-hours", "best plan there"]
+    print_table(heads, rows, texts={"step (90 %)", "best plan there"})
+    say("Device-hours are those of a million tokens.")
 
 
 def _degrees(one: Planned) -> str:

@@ -271,7 +271,8 @@ def goodput(work_s: float, devices: int, given: Reliability) -> Goodput:
         checkpoint_s=checkpoint_s,
         repeated_s=max(repeated_s, 0.0),
         recovery_s=recovery_s,
-        interruptions=failures,
+        # Failures strike during restarts and repeated work, too: at one rate after the start.
+        interruptions=(wall_s - given.start_s) / between_s,
         interval_s=interval_s,
     )
 

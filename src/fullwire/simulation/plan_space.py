@@ -65,11 +65,16 @@ class Space:
 
 
 def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
-    """Return every plan that the fixed degrees allow; refuse what allows none."""
+    """Return every plan that the fixed degrees allow; refuse what allows none.
+
+    The refusal names the first degree of which another value allows a plan, so `fixed` has first
+    what the user gave.
+    """
     _check(space, fixed)
     rows = list(_rows(space, fixed))
     if not rows:
-        for name in (name for name in _COLUMNS if isinstance(fixed.get(name), int)):
+        _refuse_dualpipe(space, fixed)
+        for name in (name for name in fixed if name in _COLUMNS and isinstance(fixed[name], int)):
             nearest = _nearest(space, fixed, name)
             if nearest is not None:
                 beside = "".join(
@@ -116,6 +121,56 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         tp_overlap=same * int(fixed.get("tp_overlap", space.model.moe is None)),
         dp_overlap=same,
         ep_overlap=same * int(fixed["ep_overlap"]) if "ep_overlap" in fixed else 1 * is_dual,
+    )
+
+
+def _runs_dualpipe(pp: int, microbatches: int) -> bool:
+    """Return whether DualPipe can run: both ends feed it, and fill it before they drain it.
+
+    DeepSeek's published code asserts the same.
+    """
+    return pp % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * pp
+
+
+def _refuse_dualpipe(space: Space, fixed: Mapping[str, int | str]) -> None:
+    """Refuse plans that only their schedule makes impossible, with the nearest that it can run."""
+    if fixed.get("schedule") != "dualpipe":
+        return
+    plain = {**fixed, "schedule": "1f1b"}
+    rows = list(_rows(space, plain))
+    if not rows:
+        return
+    columns = np.array(rows, np.int64).T
+    pp, dp, microbatch = (columns[_COLUMNS.index(name)] for name in ("pp", "dp", "microbatch"))
+    is_even = pp % 2 == 0
+    if not is_even.any():
+        nearest = _nearest(space, fixed, "pp") if "pp" in fixed else None
+        rest = "".join(
+            f", {name}={value}" for name, value in fixed.items() if name not in ("pp", "schedule")
+        )
+        hint = f"The nearest is {nearest}"
+        if nearest is None:
+            hint = (
+                f"No even number makes a plan on {space.devices} devices with a global batch of "
+                f"{space.global_batch}{rest}"
+            )
+        raise UsageError(
+            f"pp: expected an even number of stages with schedule=dualpipe, got "
+            f"{fixed.get('pp', 'none')}. {hint}"
+        )
+    needs = "an even number of microbatches, at least 2 x pp, with schedule=dualpipe"
+    if "microbatch" in fixed:
+        smaller = _nearest(space, fixed, "microbatch")
+        if smaller is not None:
+            raise UsageError(
+                f"microbatch: expected one that makes {needs}, got {fixed['microbatch']}. The "
+                f"nearest is {smaller}"
+            )
+    together = (dp * microbatch)[is_even]
+    count = np.maximum(2 * pp[is_even], space.global_batch // together // 2 * 2)
+    batch = min((together * count).tolist(), key=lambda one: (abs(one - space.global_batch), one))
+    raise UsageError(
+        f"global batch: expected {needs}, got {space.global_batch}. The nearest is {batch}"
     )
 
 
@@ -171,6 +226,8 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
             if named in ("zero-bubble", "dualpipe"):
                 ways = [(1, SCHEDULES.index(named)) for vpp, _ in ways if vpp == 1 and pp > 1]
             ways = [(vpp, kind) for vpp, kind in ways if named in ("", SCHEDULES[kind])]
+            if named == "dualpipe" and not _runs_dualpipe(pp, count):
+                continue
             for (vpp, kind), ep in product(ways, expert_ways):
                 if (tp * cp * dp) % (ep * each_ways):
                     continue

@@ -134,21 +134,22 @@ class Recorded:
         return {name: int(asked.get(name, getattr(layout, name))) for name in ("tp", "pp", "cp")}
 
     def fixed(self, asked: Mapping[str, int | str], devices: int) -> dict[str, int | str]:
-        """Return the degrees of another plan: those that are asked for, the others as recorded.
+        """Return the degrees of another plan: those that are asked for, then others as recorded.
 
         Stages that the recorded job did not have would gather its sharded parameters for each
         microbatch (ZeRO-3). Such a plan shards the optimizer only, unless `zero` is asked for.
         """
         layout, split = self.recognised.layout, self.split(asked)
-        kept: dict[str, int | str] = {
+        kept: dict[str, int | str] = dict(asked)
+        others = {
             "vpp": 1,
             "ep": 1,
             "recompute": layout.recompute,
             "microbatch": layout.microbatch,
             "zero": layout.zero,
             **split,
-            **asked,
         }
+        kept |= {name: value for name, value in others.items() if name not in asked}
         if "zero" not in asked:
             if int(kept["pp"]) > 1 and layout.pp == 1:
                 kept["zero"] = min(1, layout.zero)

@@ -504,7 +504,11 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     if is_full.any() and (apart > 1).any():
         own_bytes = plans.gradient_bytes * dense / among
         apart_s = job.sums_s("allreduce", apart, plans.tp * among, own_bytes)
-    gradients_s = np.where(plans.zero == 0, summed_s, scattered_s)
+    # DualPipe has a second copy of each stage, at the other end: both add their gradients up.
+    pairs = np.where(plans.schedule == SCHEDULES.index("dualpipe"), 2, 1)
+    both_bytes = plans.gradient_bytes * 2.0 * (dense + experts)
+    pairs_s = job.sums_s("allreduce", pairs, np.maximum(plans.devices // 2, 1), both_bytes)
+    gradients_s = np.where(plans.zero == 0, summed_s, scattered_s) + pairs_s
     parameters_s = np.where(plans.zero == 0, 0.0, gathered_s)
     # Computing that can hide it. A chunk of an interleaved stage is complete while others go on.
     forward_s = pipe.most_layers * (layer.forward_s + (layer.sent_s + layer.waited_s) / 2.2)
@@ -528,8 +532,11 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     all_s = np.where(is_full, plans.microbatches * (back_s + parameters_s), back_s) + apart_s
     holders = np.where(plans.zero > 0, among, 1)
     expert_holders = np.where(plans.zero > 0, expert_copies, 1)
-    updated_s = optimizer_s(job.device, dense / holders + experts / expert_holders)
-    cleared = 10.0 * (dense + experts) / np.where(is_full, copies, 1)
+    # Without ZeRO, each of DualPipe's two copies is updated by itself.
+    stages_here = np.where(plans.zero > 0, 1, pairs)
+    updated = stages_here * (dense / holders + experts / expert_holders)
+    updated_s = optimizer_s(job.device, updated)
+    cleared = 10.0 * pairs * (dense + experts) / np.where(is_full, copies, 1)
     return Replicas(exposed_s, all_s - exposed_s, updated_s + job.memory_s(cleared))
 
 

@@ -334,6 +334,15 @@ class Architecture:
             layers + self.head_matrix.flops + self.mtp_layers * (further + self.head_matrix.flops)
         )
 
+    def model_flops(self, sequence: int) -> float:
+        """Return the operations of one token in a step, as a published utilization counts them.
+
+        They are 6 of each active parameter, and attention with a causal mask, three times forward.
+        The embedding counts too, although a lookup multiplies nothing. Recomputation does not.
+        """
+        attention = sum(self.attention_flops(layer, sequence) for layer in range(self.layers))
+        return 6 * self.active_parameters + 3 * attention
+
     def with_padded_vocab(self, divisor: int) -> Architecture:
         """Return the model with as many rows of the embedding as Megatron makes of them."""
         return replace(self, vocab=-(-self.vocab // divisor) * divisor)

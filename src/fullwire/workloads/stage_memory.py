@@ -395,7 +395,7 @@ def _states(
     return (
         twice * (width * sharded(3) + narrow),
         twice * plans.gradient_bytes * sharded(2),
-        adam * sharded(1),
+        np.where(zero > 0, 1, twice) * adam * sharded(1),  # ZeRO divides it among both copies
         gathered,
     )
 
