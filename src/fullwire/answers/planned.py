@@ -200,9 +200,8 @@ class PlanAnswer(Result):
     assumed: tuple[Finding, ...]
     why: tuple[Worth, ...] = ()
     networks: tuple[OnNetwork, ...] = ()
-    parts: tuple[
-        OnPart, ...
-    ] = ()  # where the objective tries parts of the cluster, the whole first
+    # Where the objective tries parts of the cluster: the whole first.
+    parts: tuple[OnPart, ...] = ()
     half_bandwidth: OnNetwork | None = None  # None on one node
     lasting: Lasting | None = None
     recorded: FromRun | None = None
