@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fullwire.clusters import cluster
+from fullwire.clusters.cluster import Cluster, LeafSpine
 from fullwire.simulation.group_times import GroupTimes, as_seen
 from fullwire.simulation.habits import (
     DOUBTED,
@@ -120,6 +121,55 @@ def test_a_group_across_nodes_shares_the_nics_with_its_neighbours() -> None:
     assert (strided.nodes, strided.devices_per_node) == (16, 1)
     assert strided.nics.rate_bps == 400e9
     assert alone.nics.rate_bps == 8 * 400e9
+
+
+HOP_BYTES = 1e9
+
+
+def hop_s(fabric: Cluster, stages: int, stride: int) -> float:
+    """Time a large transfer between pipeline stages."""
+    found = GroupTimes(fabric).hop_s(np.array([stages]), np.array([stride]), np.array([HOP_BYTES]))
+    return float(found[0])
+
+
+def test_a_pipeline_over_several_nodes_is_as_slow_as_its_slowest_hop() -> None:
+    fabric = cluster("dgx-h100", nodes=2)
+    wire_s = 8 * HOP_BYTES / fabric.nics.rate_bps
+    assert hop_s(fabric, 2, 4) < wire_s  # all of it in one node
+    assert hop_s(fabric, 4, 4) == pytest.approx(hop_s(fabric, 2, 8))
+    assert hop_s(fabric, 4, 4) > wire_s
+
+
+def test_only_ranks_that_cross_share_the_nics_of_a_node() -> None:
+    fabric = cluster("dgx-h100", nodes=4)
+    one = replace(fabric, nics=replace(fabric.nics, per_node=1))
+    two = replace(fabric, nics=replace(fabric.nics, per_node=2))
+    alone_s = hop_s(one, 32, 1)
+    for stride in (2, 4, 8, 16):
+        crossing = min(stride, 8)
+        assert hop_s(one, 32 // stride, stride) == pytest.approx(crossing * alone_s, rel=1e-3)
+    assert hop_s(two, 8, 4) == pytest.approx(4 * alone_s, rel=1e-3)  # neighbours have one NIC
+    assert hop_s(two, 4, 8) == pytest.approx(4 * alone_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("by_rail", [True, False])
+def test_hops_through_the_spine_share_its_uplinks(by_rail: bool) -> None:
+    fabric = cluster("dgx-h100", nodes=128)
+
+    plain = LeafSpine(nodes_per_leaf=32, by_rail=by_rail)
+    narrow = replace(plain, oversubscription=16)
+    core = replace(plain, leaves_per_pod=2, core_oversubscription=4)
+
+    def slower(network: LeafSpine, stages: int, stride: int) -> float:
+        usual_s = hop_s(replace(fabric, network=plain), stages, stride)
+        return hop_s(replace(fabric, network=network), stages, stride) / usual_s
+
+    assert slower(narrow, 4, 256) == pytest.approx(16, rel=1e-3)
+    assert slower(narrow, 8, 128) == pytest.approx(8, rel=1e-3)  # half of the nodes of a leaf
+    assert slower(narrow, 16, 8) == pytest.approx(1)  # all in one leaf
+    assert slower(narrow, 128, 8) == pytest.approx(1)  # only one node of each leaf
+    assert slower(core, 2, 512) == pytest.approx(4, rel=1e-3)
+    assert slower(core, 4, 256) == pytest.approx(2, rel=1e-3)
 
 
 def test_what_is_assumed_widens_the_interval_and_a_run_narrows_it() -> None:

@@ -460,7 +460,7 @@ def transfers_s(job: Job) -> Floats:
     """Return the exposed transfers between stages; interleaved schedules hide most of them."""
     plans = job.plans
     size_bytes = job.own_tokens * job.model.hidden * job.value_bytes
-    hop_s = job.groups.hop_s(plans.tp * plans.cp * plans.dp, size_bytes)
+    hop_s = job.groups.hop_s(plans.pp, plans.tp * plans.cp * plans.dp, size_bytes)
     shown = np.where(plans.vpp > 1, job.habits.hop_exposed * plans.vpp, 1.0)
     whole_s = 2 * hop_s * (plans.microbatches * shown + plans.pp - 1)
     return np.where(plans.pp > 1, whole_s, 0.0)
