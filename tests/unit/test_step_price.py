@@ -172,6 +172,23 @@ def test_hops_through_the_spine_share_its_uplinks(by_rail: bool) -> None:
     assert slower(core, 4, 256) == pytest.approx(2, rel=1e-3)
 
 
+@pytest.mark.parametrize("faster", [0.0025, 0.025, 0.25])
+def test_an_interleaved_step_takes_at_least_the_time_of_the_wire(faster: float) -> None:
+    plain = Layout(tp=8, pp=2, global_batch=64, sequence=8192)
+    layouts = [plain, *(replace(plain, vpp=chunks) for chunks in (2, 16))]
+    steps_s = priced(*layouts, model="llama3-8b", faster=faster).step_s
+    each_way_bytes = plain.tokens * 4096 * 2  # from one chunk to the next, in a step
+    wire_s = 8 * each_way_bytes / (8 * 400e9 * faster)
+    for layout, step_s in zip(layouts, steps_s, strict=True):
+        assert step_s > (2 * layout.vpp - 1) * wire_s
+
+
+def test_computing_hides_most_of_the_transfers_of_interleaved_stages() -> None:
+    plain = Layout(tp=8, pp=2, global_batch=2048, sequence=8192)
+    usual_s, chunks_s = priced(plain, replace(plain, vpp=2), model="llama3-8b").pp_s
+    assert chunks_s / usual_s == pytest.approx(0.15 * 3 / 2, rel=0.01)
+
+
 def test_what_is_assumed_widens_the_interval_and_a_run_narrows_it() -> None:
     usual = interval_factor(is_moe=False)
     assert interval_factor(is_moe=False, assumed=["recomputation"]) > usual

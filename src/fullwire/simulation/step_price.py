@@ -456,14 +456,23 @@ def bubble_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
     )
 
 
-def transfers_s(job: Job) -> Floats:
-    """Return the exposed transfers between stages; interleaved schedules hide most of them."""
+def transfers_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
+    """Return the exposed transfers between stages.
+
+    An interleaved schedule hides most of them, as far as computing lasts that long. Collectives
+    hide none: they may need the same links.
+    """
     plans = job.plans
     size_bytes = job.own_tokens * job.model.hidden * job.value_bytes
     hop_s = job.groups.hop_s(plans.pp, plans.tp * plans.cp * plans.dp, size_bytes)
-    shown = np.where(plans.vpp > 1, job.habits.hop_exposed * plans.vpp, 1.0)
-    whole_s = 2 * hop_s * (plans.microbatches * shown + plans.pp - 1)
-    return np.where(plans.pp > 1, whole_s, 0.0)
+    # A stage sends the values of each chunk onwards and their gradients back. Both of two stages
+    # are ends of the pipeline, where one chunk sends in one direction alone.
+    sent_s = plans.microbatches * hop_s * (2 * plans.vpp - (plans.pp == 2))
+    computing_s = pipe.layers * (layer.whole_s - layer.sent_s) + pipe.head_s
+    left_s = sent_s - plans.microbatches * computing_s
+    among_chunks_s = np.maximum(job.habits.hop_exposed * sent_s, left_s)
+    shown_s = np.where(plans.vpp > 1, among_chunks_s, 2 * plans.microbatches * hop_s)
+    return np.where(plans.pp > 1, shown_s + 2 * hop_s * (plans.pp - 1), 0.0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -546,7 +555,7 @@ def price(job: Job) -> Priced:
         "compute_s": compute_s,
         "bubble_s": bubble_s(job, layer, pipe),
         "tp_s": through * layer.tp_s,
-        "pp_s": transfers_s(job),
+        "pp_s": transfers_s(job, layer, pipe),
         "dp_s": of_replicas.exposed_s,
         "cp_s": through * layer.cp_s,
         "ep_s": through * layer.ep_s,
