@@ -18,7 +18,7 @@ from fullwire.simulation.habits import (
     interval_factor,
 )
 from fullwire.simulation.plan_columns import plans_of
-from fullwire.simulation.step_price import Job, Priced, price
+from fullwire.simulation.step_price import Job, Priced, key_value_bytes, price
 from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision
@@ -105,6 +105,37 @@ def test_tokens_for_experts_on_other_nodes_take_longer() -> None:
     near = Layout(dp=64, ep=8, global_batch=256, sequence=4096)
     result = priced(near, replace(near, ep=64), model="qwen3-30b-a3b")
     assert 0 < result.ep_s[0] < result.ep_s[1]
+
+
+def test_ranks_of_one_expert_are_neighbours_and_share_its_rows() -> None:
+    whole = Layout(tp=8, ep=4, dp=4, global_batch=256, sequence=4096)
+    halves = replace(whole, etp=2)  # 4 x 2 ranks are one node
+    result = priced(whole, halves, replace(whole, ep=1, etp=8), model="mixtral-8x7b")
+    assert result.ep_s[1] == pytest.approx(result.ep_s[0], rel=0.01)
+    assert result.tp_s[0] < result.tp_s[1] < result.tp_s[2]
+    # Each layer gathers all rows of the node, forward and backward, and adds as many up.
+    fabric = cluster("dgx-h100", nodes=4)
+    assert fabric.inside is not None
+    received_bytes = 4 * 7 * (4096 / 8 * 2) * 4096 * 2
+    least_s = 32 * 64 * 8 * received_bytes / fabric.inside.rate_bps
+    assert least_s < result.tp_s[2] - result.tp_s[0] < 2 * least_s
+
+
+def test_context_parallelism_with_mla_sends_the_keys_and_values_of_heads() -> None:
+    known = architecture("deepseek-v2")
+    assert known.mla is not None
+    of_head = known.mla.nope_dim + known.mla.rope_dim + known.mla.value_dim
+    sent_bytes = key_value_bytes(known, 8192.0, np.array([1, 4]), 2)
+    assert sent_bytes.tolist() == [2 * 8192 * heads * of_head for heads in (128, 32)]
+    few = architecture("llama3-8b")  # 8 heads of keys: each of 16 ranks keeps one of them whole
+    shared = key_value_bytes(few, 1.0, np.array([4, 8, 16]), 2)
+    assert shared.tolist() == [2 * heads * 2 * few.head_dim for heads in (2, 1, 1)]
+    ring = Layout(
+        tp=4, cp=16, dp=4, ep=16, global_batch=64, sequence=8192, context_kind="all-gather"
+    )
+    cp_s = priced(ring, model="deepseek-v2").cp_s[0]
+    least_s = 3 * known.layers * 16 * 8 * sent_bytes[1] * 15 / 16 / 800e9  # two of a node, two NICs
+    assert least_s < cp_s < 2 * least_s
 
 
 def test_ulysses_needs_no_ring_of_keys() -> None:
