@@ -31,6 +31,7 @@ from fullwire.findings.plans import (
     UsualStorage,
 )
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
+from fullwire.run.run import Collectives
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
 from fullwire.workloads.stage_memory import layers_of_stages, stage_layers
@@ -375,6 +376,24 @@ def test_the_step_of_a_plan_is_a_run(name: str, fixed: str) -> None:
     assert sent_s == pytest.approx(best.exposed.tp_s, rel=5e-3, abs=1e-9)
     answer = fw.explain(run)
     assert answer.step_s == pytest.approx(best.step_s, rel=1e-3)
+
+
+def test_the_rows_of_a_step_hold_the_bytes_that_were_priced() -> None:
+    def sent(model: str, nodes: int, seq: int, fixed: str) -> Collectives:
+        job: dict[str, Any] = {"nodes": nodes, "global_batch": 256, "seq": seq}
+        return fw.plan(model, cluster="dgx-h100", fix=fixed, top=1, **job).run().collectives
+
+    latent = sent("deepseek-v2", 16, 8192, "tp=4,pp=4,cp=2,ep=16,microbatch=1,vpp=15")
+    around = latent.bytes[latent.group == "cp of stage 3"]
+    assert set(around.tolist()) == {2 * 8192 * 32 * (128 + 64 + 128)}  # one layer, 32 heads
+    shared = {}
+    for fixed in ("tp=8,etp=2,ep=4", "tp=2,etp=2,ep=4"):
+        table = sent("mixtral-8x7b", 4, 4096, f"{fixed},pp=1,cp=1,microbatch=1,zero=1")
+        shared[fixed[:4]] = set(table.bytes[table.group == "tp of stage 0"].tolist())
+    # Each of 32 layers sums tokens behind attention, and two rows of each token in its experts.
+    tokens_bytes = 2 * 4096 * 4096
+    assert shared["tp=8"] == {32 * (tokens_bytes + tokens_bytes // 8 * 2 * 2)}
+    assert shared["tp=2"] == {32 * (tokens_bytes + tokens_bytes // 2 * 2 * 2)}
 
 
 def test_both_ends_of_a_transfer_between_stages_agree() -> None:

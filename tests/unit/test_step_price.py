@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fullwire.clusters import cluster
+from fullwire.clusters.cluster import Cluster, LeafSpine
 from fullwire.simulation.group_times import GroupTimes, as_seen
 from fullwire.simulation.habits import (
     DOUBTED,
@@ -17,7 +18,7 @@ from fullwire.simulation.habits import (
     interval_factor,
 )
 from fullwire.simulation.plan_columns import plans_of
-from fullwire.simulation.step_price import Job, Priced, price
+from fullwire.simulation.step_price import Job, Priced, key_value_bytes, price
 from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision
@@ -115,6 +116,37 @@ def test_tokens_for_experts_on_other_nodes_take_longer() -> None:
     assert 0 < result.ep_s[0] < result.ep_s[1]
 
 
+def test_ranks_of_one_expert_are_neighbours_and_share_its_rows() -> None:
+    whole = Layout(tp=8, ep=4, dp=4, global_batch=256, sequence=4096)
+    halves = replace(whole, etp=2)  # 4 x 2 ranks are one node
+    result = priced(whole, halves, replace(whole, ep=1, etp=8), model="mixtral-8x7b")
+    assert result.ep_s[1] == pytest.approx(result.ep_s[0], rel=0.01)
+    assert result.tp_s[0] < result.tp_s[1] < result.tp_s[2]
+    # Each layer gathers all rows of the node, forward and backward, and adds as many up.
+    fabric = cluster("dgx-h100", nodes=4)
+    assert fabric.inside is not None
+    received_bytes = 4 * 7 * (4096 / 8 * 2) * 4096 * 2
+    least_s = 32 * 64 * 8 * received_bytes / fabric.inside.rate_bps
+    assert least_s < result.tp_s[2] - result.tp_s[0] < 2 * least_s
+
+
+def test_context_parallelism_with_mla_sends_the_keys_and_values_of_heads() -> None:
+    known = architecture("deepseek-v2")
+    assert known.mla is not None
+    of_head = known.mla.nope_dim + known.mla.rope_dim + known.mla.value_dim
+    sent_bytes = key_value_bytes(known, 8192.0, np.array([1, 4]), 2)
+    assert sent_bytes.tolist() == [2 * 8192 * heads * of_head for heads in (128, 32)]
+    few = architecture("llama3-8b")  # 8 heads of keys: each of 16 ranks keeps one of them whole
+    shared = key_value_bytes(few, 1.0, np.array([4, 8, 16]), 2)
+    assert shared.tolist() == [2 * heads * 2 * few.head_dim for heads in (2, 1, 1)]
+    ring = Layout(
+        tp=4, cp=16, dp=4, ep=16, global_batch=64, sequence=8192, context_kind="all-gather"
+    )
+    cp_s = priced(ring, model="deepseek-v2").cp_s[0]
+    least_s = 3 * known.layers * 16 * 8 * sent_bytes[1] * 15 / 16 / 800e9  # two of a node, two NICs
+    assert least_s < cp_s < 2 * least_s
+
+
 def test_ulysses_needs_no_ring_of_keys() -> None:
     ring = Layout(tp=4, cp=4, dp=4, global_batch=64, sequence=65536)
     times_s = priced(ring, replace(ring, context_kind="ulysses"), model="llama3-70b").cp_s
@@ -129,6 +161,72 @@ def test_a_group_across_nodes_shares_the_nics_with_its_neighbours() -> None:
     assert (strided.nodes, strided.devices_per_node) == (16, 1)
     assert strided.nics.rate_bps == 400e9
     assert alone.nics.rate_bps == 8 * 400e9
+
+
+HOP_BYTES = 1e9
+
+
+def hop_s(fabric: Cluster, stages: int, stride: int) -> float:
+    """Time a large transfer between pipeline stages."""
+    found = GroupTimes(fabric).hop_s(np.array([stages]), np.array([stride]), np.array([HOP_BYTES]))
+    return float(found[0])
+
+
+def test_a_pipeline_over_several_nodes_is_as_slow_as_its_slowest_hop() -> None:
+    fabric = cluster("dgx-h100", nodes=2)
+    wire_s = 8 * HOP_BYTES / fabric.nics.rate_bps
+    assert hop_s(fabric, 2, 4) < wire_s  # all of it in one node
+    assert hop_s(fabric, 4, 4) == pytest.approx(hop_s(fabric, 2, 8))
+    assert hop_s(fabric, 4, 4) > wire_s
+
+
+def test_only_ranks_that_cross_share_the_nics_of_a_node() -> None:
+    fabric = cluster("dgx-h100", nodes=4)
+    one = replace(fabric, nics=replace(fabric.nics, per_node=1))
+    two = replace(fabric, nics=replace(fabric.nics, per_node=2))
+    alone_s = hop_s(one, 32, 1)
+    for stride in (2, 4, 8, 16):
+        crossing = min(stride, 8)
+        assert hop_s(one, 32 // stride, stride) == pytest.approx(crossing * alone_s, rel=1e-3)
+    assert hop_s(two, 8, 4) == pytest.approx(4 * alone_s, rel=1e-3)  # neighbours have one NIC
+    assert hop_s(two, 4, 8) == pytest.approx(4 * alone_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("by_rail", [True, False])
+def test_hops_through_the_spine_share_its_uplinks(by_rail: bool) -> None:
+    fabric = cluster("dgx-h100", nodes=128)
+
+    plain = LeafSpine(nodes_per_leaf=32, by_rail=by_rail)
+    narrow = replace(plain, oversubscription=16)
+    core = replace(plain, leaves_per_pod=2, core_oversubscription=4)
+
+    def slower(network: LeafSpine, stages: int, stride: int) -> float:
+        usual_s = hop_s(replace(fabric, network=plain), stages, stride)
+        return hop_s(replace(fabric, network=network), stages, stride) / usual_s
+
+    assert slower(narrow, 4, 256) == pytest.approx(16, rel=1e-3)
+    assert slower(narrow, 8, 128) == pytest.approx(8, rel=1e-3)  # half of the nodes of a leaf
+    assert slower(narrow, 16, 8) == pytest.approx(1)  # all in one leaf
+    assert slower(narrow, 128, 8) == pytest.approx(1)  # only one node of each leaf
+    assert slower(core, 2, 512) == pytest.approx(4, rel=1e-3)
+    assert slower(core, 4, 256) == pytest.approx(2, rel=1e-3)
+
+
+@pytest.mark.parametrize("faster", [0.0025, 0.025, 0.25])
+def test_an_interleaved_step_takes_at_least_the_time_of_the_wire(faster: float) -> None:
+    plain = Layout(tp=8, pp=2, global_batch=64, sequence=8192)
+    layouts = [plain, *(replace(plain, vpp=chunks) for chunks in (2, 16))]
+    steps_s = priced(*layouts, model="llama3-8b", faster=faster).step_s
+    each_way_bytes = plain.tokens * 4096 * 2  # from one chunk to the next, in a step
+    wire_s = 8 * each_way_bytes / (8 * 400e9 * faster)
+    for layout, step_s in zip(layouts, steps_s, strict=True):
+        assert step_s > (2 * layout.vpp - 1) * wire_s
+
+
+def test_computing_hides_most_of_the_transfers_of_interleaved_stages() -> None:
+    plain = Layout(tp=8, pp=2, global_batch=2048, sequence=8192)
+    usual_s, chunks_s = priced(plain, replace(plain, vpp=2), model="llama3-8b").pp_s
+    assert chunks_s / usual_s == pytest.approx(0.15 * 3 / 2, rel=0.01)
 
 
 def test_what_is_assumed_widens_the_interval_and_a_run_narrows_it() -> None:

@@ -26,6 +26,7 @@ from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Provenance, Run, Spans
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
+from fullwire.simulation.step_price import key_value_bytes
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
@@ -418,14 +419,18 @@ def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[
     A gather and a scatter of the same bytes count as one all-reduce.
     """
     layers = model.layers / plan.pp / plan.vpp
-    tokens_bytes = 2.0 * plan.microbatch * answer.sequence / plan.cp * model.hidden
-    kept = 2 * max(1, model.kv_heads // plan.tp) * model.head_dim
-    routed = 0 if model.moe is None else model.moe.top_k
+    with_experts = layers * model.moe_layers / model.layers
+    sequences_tokens = float(plan.microbatch * answer.sequence)
+    tokens_bytes = 2 * sequences_tokens / plan.cp * model.hidden
+    routed_bytes = tokens_bytes / plan.tp * (0 if model.moe is None else model.moe.top_k)
+    summed_bytes = (2 * layers - with_experts) * tokens_bytes if plan.tp > 1 else 0.0
+    if plan.etp > 1:  # the ranks of one expert gather the rows of all of them
+        summed_bytes += with_experts * routed_bytes * plan.etp
     sharded = plan.dp * plan.cp if plan.zero > 1 else 1
     return {
-        "tp": 2 * layers * tokens_bytes,
-        "cp": layers * 2.0 * plan.microbatch * answer.sequence * kept,
-        "ep": 2 * layers * tokens_bytes / plan.tp * routed,
+        "tp": summed_bytes,
+        "cp": layers * float(key_value_bytes(model, sequences_tokens, plan.tp, value_bytes=2)),
+        "ep": 2 * with_experts * routed_bytes,
         "pp": tokens_bytes / plan.tp,
         "dp": float(plan.memory.gradients_bytes * sharded),
     }

@@ -84,15 +84,50 @@ class GroupTimes:
             total[rows] = self.collective_s(op, members, apart, sizes_bytes[rows])
         return total
 
-    def hop_s(self, stride: Ints, sizes_bytes: Floats) -> Floats:
-        """Time a message from a rank to the one that is `stride` ranks away."""
-        protocol = (self.cluster.measured or usual(self.cluster)).protocols[-1]
-        share = self.cluster.nics_per_node / self.cluster.devices_per_node
-        between_bps = self.cluster.nics.rate_bps * min(share, 1.0) * protocol.between_share
-        latency_s = self.cluster.nics.latency_s + protocol.between_hop_s / 2
-        between_s = latency_s + 8 * sizes_bytes / between_bps
-        inside = self.cluster.inside
+    def hop_s(self, stages: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
+        """Time a transfer between pipeline stages, whose ranks are `stride` ranks apart.
+
+        All stages send at the same time, so the slowest of the hops counts.
+        """
+        cluster = self.cluster
+        protocol = (cluster.measured or usual(cluster)).protocols[-1]
+        share_bps, more_s = _crossing(cluster, stages * stride, stride)
+        latency_s = cluster.nics.latency_s + protocol.between_hop_s / 2 + more_s
+        between_s = latency_s + 8 * sizes_bytes / (share_bps * protocol.between_share)
+        inside = cluster.inside
         if inside is None:
             return np.asarray(between_s)
         inside_s = inside.latency_s + 8 * sizes_bytes / (inside.rate_bps * protocol.inside_share)
-        return np.where(stride < self.cluster.devices_per_node, inside_s, between_s)
+        some_inside = np.where(stride < cluster.devices_per_node, inside_s, 0.0)
+        crosses = stages * stride > cluster.devices_per_node
+        return np.where(crosses, np.maximum(between_s, some_inside), inside_s)
+
+
+def _crossing(cluster: Cluster, ranks: Ints, stride: Ints) -> tuple[Floats, Floats]:
+    """Return each rank's share of the links between nodes, and the latency of the way, in a job.
+
+    Each rank sends to the rank that is `stride` ranks further. Of a node, a leaf or a pod, the last
+    `stride` ranks cross to the next one, and share its NICs or uplinks. Receivers are the first.
+    """
+    in_node, nic = cluster.devices_per_node, cluster.nic_of_device
+    counts, which = np.unique(np.minimum(stride, in_node), return_inverse=True)
+    sharing = np.array(
+        [max(np.bincount(nic[-count:]).max(), np.bincount(nic[:count]).max()) for count in counts]
+    )[which]
+    slowest_bps = min([cluster.nics.rate_bps, *(host.nic_rate_bps for host in cluster.other_hosts)])
+    share_bps, latency_s = slowest_bps / sharing, np.zeros(len(sharing))
+    network = cluster.network
+    if not isinstance(network, LeafSpine):
+        return share_bps, latency_s
+    leaf = network.nodes_per_leaf * in_node
+    uplinks = [(leaf, cluster.uplink_rate_bps)]
+    if network.leaves_per_pod is not None:
+        uplinks.append((leaf * network.leaves_per_pod, cluster.core_rate_bps))
+    for together, uplink_bps in uplinks:
+        senders = np.minimum(stride, together)
+        if network.by_rail:  # the uplinks of a leaf carry what one NIC of each node sends
+            senders = sharing * np.maximum(1, senders / in_node)
+        crosses = ranks > together
+        share_bps = np.where(crosses, np.minimum(share_bps, uplink_bps / senders), share_bps)
+        latency_s = latency_s + np.where(crosses, network.latency_s, 0.0)
+    return share_bps, latency_s

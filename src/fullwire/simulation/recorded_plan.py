@@ -65,9 +65,9 @@ class _Paced(GroupTimes):
         known_s = super().collective_s(op, ranks, stride, sizes_bytes)
         return known_s if ranks == 1 else self.more_s + self.factor * known_s
 
-    def hop_s(self, stride: Ints, sizes_bytes: Floats) -> Floats:
-        """Time a message to one other rank."""
-        return self.more_s + self.factor * super().hop_s(stride, sizes_bytes)
+    def hop_s(self, stages: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
+        """Time a transfer between pipeline stages."""
+        return self.more_s + self.factor * super().hop_s(stages, stride, sizes_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,7 +320,7 @@ def layer_pass(job: Job, *, has_experts: bool) -> Pass:
         forward_s=forward_s,
         backward_s=backward_s,
         weights_s=multiplied_s + added_s,
-        tp_s=_tensor_parallel_s(job, again, has_experts=has_experts),
+        tp_s=_tensor_parallel_s(job, again, moe),
         cp_s=_context_parallel_s(job, core_s, core_back_s, again),
         ep_s=ep_s * (2 + again),
         launch_s=launch_s * (2.5 + again),
@@ -335,7 +335,8 @@ def layer_pass(job: Job, *, has_experts: bool) -> Pass:
 def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
     """Return the forward times of experts, of sorting tokens for them, and of sending tokens."""
     plans, model, habits = job.plans, job.model, job.habits
-    rows = plans.rank_tokens / plans.tp * moe.top_k * plans.etp  # with balanced routing
+    own_rows = plans.rank_tokens / plans.tp * moe.top_k  # with balanced routing
+    rows = own_rows * plans.etp
     local = np.ceil(moe.experts / plans.ep)
     multiplied_s = np.zeros(len(plans))
     for matrix in model.expert_matrices:
@@ -348,12 +349,12 @@ def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
     if model.biases == "all":  # these experts also clamp: passes of their own over each row
         sorted_bytes += job.value_bytes * rows * (2 * model.hidden + 14 * moe.ffn / plans.etp)
     sorted_bytes = sorted_bytes + 24 * job.own_tokens * moe.experts  # scores of the router
-    stride = np.where(plans.etp > 1, plans.tp, 1)
+    # Each rank sends its own rows; `_within_experts_s` shares them among the ranks of an expert.
     # A token goes to a node once, and is copied to its experts there.
-    nodes = np.maximum(1.0, plans.ep * stride / job.groups.cluster.devices_per_node)
+    nodes = np.maximum(1.0, plans.ep * plans.etp / job.groups.cluster.devices_per_node)
     copies = nodes * (1 - (1 - 1 / nodes) ** moe.top_k) / moe.top_k
-    sent = rows * np.where(nodes > 1, copies, 1.0)
-    sent_s = job.sums_s("alltoall", plans.ep, stride, job.value_bytes * sent * model.hidden)
+    sent = own_rows * np.where(nodes > 1, copies, 1.0)
+    sent_s = job.sums_s("alltoall", plans.ep, plans.etp, job.value_bytes * sent * model.hidden)
     between = habits.ep_between / habits.ep
     sent_s = sent_s * np.where(nodes > 1, between, 1.0)
     shown = habits.ep * np.where(plans.ep_overlap > 0, _EP_SHOWN, 1.0)
@@ -364,8 +365,8 @@ def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
     )
 
 
-def _tensor_parallel_s(job: Job, again: Floats, *, has_experts: bool) -> Floats:
-    """Return the exposed time of both passes: behind attention, and behind a dense MLP."""
+def _tensor_parallel_s(job: Job, again: Floats, moe: Moe | None) -> Floats:
+    """Return the exposed time of both passes: behind attention, and in an MLP or experts."""
     plans, habits = job.plans, job.habits
     one = np.ones_like(plans.tp)
     tokens_bytes = plans.rank_tokens * job.model.hidden * job.value_bytes
@@ -377,21 +378,45 @@ def _tensor_parallel_s(job: Job, again: Floats, *, has_experts: bool) -> Floats:
     by_sequence_s = (2 + again) * (gathered_s + scattered_s) + 0.5 * gathered_s
     whole_s = (2 + again) * summed_s
     shown = habits.tp * np.where(plans.tp_overlap > 0, 1 - habits.tp_hidden, 1.0)
-    if has_experts:  # tokens that sequence parallelism divides go to experts as they are
-        return shown * np.where(is_parallel, by_sequence_s, whole_s) + np.where(
-            is_parallel, 0.0, whole_s
+    if moe is not None:  # tokens that sequence parallelism divides go to experts as they are
+        return (
+            shown * np.where(is_parallel, by_sequence_s, whole_s)
+            + np.where(is_parallel, 0.0, whole_s)
+            + habits.tp * (2 + again) * _within_experts_s(job, moe)
         )
     return np.asarray(2 * shown * np.where(is_parallel, by_sequence_s, whole_s))
 
 
+def _within_experts_s(job: Job, moe: Moe) -> Floats:
+    """Time the gather of rows among the ranks of one expert, and the scatter of their sums."""
+    plans, one = job.plans, np.ones_like(job.plans.etp)
+    rows = plans.rank_tokens / plans.tp * moe.top_k * plans.etp
+    rows_bytes = job.value_bytes * rows * job.model.hidden
+    gathered_s = job.sums_s("allgather", plans.etp, one, rows_bytes)
+    return gathered_s + job.sums_s("reducescatter", plans.etp, one, rows_bytes)
+
+
+def key_value_bytes(
+    model: Architecture, tokens: Floats | float, tp: Ints | int, value_bytes: int
+) -> Floats:
+    """Return the bytes of keys and values of a layer that context parallelism gathers.
+
+    They are those of the heads of one tensor-parallel rank. Frameworks expand the latent vectors of
+    MLA to keys and values before these go around.
+    """
+    mla = model.mla
+    heads, of_head = np.maximum(1, model.kv_heads / tp), 2 * model.head_dim
+    if mla is not None:
+        heads, of_head = model.heads / tp, mla.nope_dim + mla.rope_dim + mla.value_dim
+    return np.asarray(value_bytes * tokens * heads * of_head)
+
+
 def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Floats) -> Floats:
     """Return the exposed time of keys and values that go around while scores are computed."""
-    plans, mla = job.plans, job.model.mla
-    kept = 2 * job.model.kv_heads * job.model.head_dim / np.minimum(plans.tp, job.model.kv_heads)
-    if mla is not None:
-        kept = np.full(len(plans), float(mla.kv_rank + mla.rope_dim))
+    plans = job.plans
     whole = plans.rank_tokens * plans.cp
-    around_s = job.sums_s("allgather", plans.cp, plans.tp, whole * kept * job.value_bytes)
+    kept_bytes = key_value_bytes(job.model, whole, plans.tp, job.value_bytes)
+    around_s = job.sums_s("allgather", plans.cp, plans.tp, kept_bytes)
     queries = whole * job.model.hidden / plans.tp * job.value_bytes / plans.cp
     swapped_s = 4 * job.sums_s("alltoall", plans.cp, plans.tp, queries)
     forward_s = np.maximum(0.15 * around_s, around_s - core_s)
@@ -456,14 +481,23 @@ def bubble_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
     )
 
 
-def transfers_s(job: Job) -> Floats:
-    """Return the exposed transfers between stages; interleaved schedules hide most of them."""
+def transfers_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
+    """Return the exposed transfers between stages.
+
+    An interleaved schedule hides most of them, as far as computing lasts that long. Collectives
+    hide none: they may need the same links.
+    """
     plans = job.plans
     size_bytes = job.own_tokens * job.model.hidden * job.value_bytes
-    hop_s = job.groups.hop_s(plans.tp * plans.cp * plans.dp, size_bytes)
-    shown = np.where(plans.vpp > 1, job.habits.hop_exposed * plans.vpp, 1.0)
-    whole_s = 2 * hop_s * (plans.microbatches * shown + plans.pp - 1)
-    return np.where(plans.pp > 1, whole_s, 0.0)
+    hop_s = job.groups.hop_s(plans.pp, plans.tp * plans.cp * plans.dp, size_bytes)
+    # A stage sends the values of each chunk onwards and their gradients back. Both of two stages
+    # are ends of the pipeline, where one chunk sends in one direction alone.
+    sent_s = plans.microbatches * hop_s * (2 * plans.vpp - (plans.pp == 2))
+    computing_s = pipe.layers * (layer.whole_s - layer.sent_s) + pipe.head_s
+    left_s = sent_s - plans.microbatches * computing_s
+    among_chunks_s = np.maximum(job.habits.hop_exposed * sent_s, left_s)
+    shown_s = np.where(plans.vpp > 1, among_chunks_s, 2 * plans.microbatches * hop_s)
+    return np.where(plans.pp > 1, shown_s + 2 * hop_s * (plans.pp - 1), 0.0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -553,7 +587,7 @@ def price(job: Job) -> Priced:
         "compute_s": compute_s,
         "bubble_s": bubble_s(job, layer, pipe),
         "tp_s": through * layer.tp_s,
-        "pp_s": transfers_s(job),
+        "pp_s": transfers_s(job, layer, pipe),
         "dp_s": of_replicas.exposed_s,
         "cp_s": through * layer.cp_s,
         "ep_s": through * layer.ep_s,
