@@ -18,7 +18,7 @@ from fullwire.simulation.habits import (
     interval_factor,
 )
 from fullwire.simulation.plan_columns import plans_of
-from fullwire.simulation.step_price import Job, Priced, key_value_bytes, price
+from fullwire.simulation.step_price import Job, Priced, price
 from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision
@@ -134,10 +134,10 @@ def test_context_parallelism_with_mla_sends_the_keys_and_values_of_heads() -> No
     known = architecture("deepseek-v2")
     assert known.mla is not None
     of_head = known.mla.nope_dim + known.mla.rope_dim + known.mla.value_dim
-    sent_bytes = key_value_bytes(known, 8192.0, np.array([1, 4]), 2)
+    sent_bytes = 2 * 8192 * known.keys_and_values(np.array([1, 4]))
     assert sent_bytes.tolist() == [2 * 8192 * heads * of_head for heads in (128, 32)]
     few = architecture("llama3-8b")  # 8 heads of keys: each of 16 ranks keeps one of them whole
-    shared = key_value_bytes(few, 1.0, np.array([4, 8, 16]), 2)
+    shared = 2 * few.keys_and_values(np.array([4, 8, 16]))
     assert shared.tolist() == [2 * heads * 2 * few.head_dim for heads in (2, 1, 1)]
     ring = Layout(
         tp=4, cp=16, dp=4, ep=16, global_batch=64, sequence=8192, context_kind="all-gather"

@@ -26,7 +26,6 @@ from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Provenance, Run, Spans
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
-from fullwire.simulation.step_price import key_value_bytes
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
@@ -429,7 +428,7 @@ def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[
     sharded = plan.dp * plan.cp if plan.zero > 1 else 1
     return {
         "tp": summed_bytes,
-        "cp": layers * float(key_value_bytes(model, sequences_tokens, plan.tp, value_bytes=2)),
+        "cp": layers * 2 * sequences_tokens * float(model.keys_and_values(plan.tp)),
         "ep": 2 * with_experts * routed_bytes,
         "pp": tokens_bytes / plan.tp,
         "dp": float(plan.memory.gradients_bytes * sharded),

@@ -396,26 +396,11 @@ def _within_experts_s(job: Job, moe: Moe) -> Floats:
     return gathered_s + job.sums_s("reducescatter", plans.etp, one, rows_bytes)
 
 
-def key_value_bytes(
-    model: Architecture, tokens: Floats | float, tp: Ints | int, value_bytes: int
-) -> Floats:
-    """Return the bytes of keys and values of a layer that context parallelism gathers.
-
-    They are those of the heads of one tensor-parallel rank. Frameworks expand the latent vectors of
-    MLA to keys and values before these go around.
-    """
-    mla = model.mla
-    heads, of_head = np.maximum(1, model.kv_heads / tp), 2 * model.head_dim
-    if mla is not None:
-        heads, of_head = model.heads / tp, mla.nope_dim + mla.rope_dim + mla.value_dim
-    return np.asarray(value_bytes * tokens * heads * of_head)
-
-
 def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Floats) -> Floats:
     """Return the exposed time of keys and values that go around while scores are computed."""
     plans = job.plans
     whole = plans.rank_tokens * plans.cp
-    kept_bytes = key_value_bytes(job.model, whole, plans.tp, job.value_bytes)
+    kept_bytes = job.value_bytes * whole * job.model.keys_and_values(plans.tp)
     around_s = job.sums_s("allgather", plans.cp, plans.tp, kept_bytes)
     queries = whole * job.model.hidden / plans.tp * job.value_bytes / plans.cp
     swapped_s = 4 * job.sums_s("alltoall", plans.cp, plans.tp, queries)

@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fullwire.errors import UsageError
 
 Split: TypeAlias = Literal["column", "row", "none"]
@@ -342,6 +345,18 @@ class Architecture:
         """
         attention = sum(self.attention_flops(layer, sequence) for layer in range(self.layers))
         return 6 * self.active_parameters + 3 * attention
+
+    def keys_and_values(self, tp: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """Return the values of a token and layer that context parallelism gathers on each rank.
+
+        They are those of the heads of one tensor-parallel rank. Frameworks expand the latent
+        vectors of MLA to keys and values before these go around.
+        """
+        heads, of_head = np.maximum(1, self.kv_heads / tp), 2 * self.head_dim
+        if self.mla is not None:
+            heads = np.asarray(self.heads / tp)
+            of_head = self.mla.nope_dim + self.mla.rope_dim + self.mla.value_dim
+        return np.asarray(heads * of_head, np.float64)
 
     def with_padded_vocab(self, divisor: int) -> Architecture:
         """Return the model with as many rows of the embedding as Megatron makes of them."""
