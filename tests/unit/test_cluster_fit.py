@@ -14,7 +14,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster
+from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster, LeafSpine, OtherHost
 from fullwire.clusters.description import as_toml, described
 from fullwire.clusters.measured import Measured, Protocol
 from fullwire.collectives.cost import bus_factor
@@ -157,6 +157,40 @@ def test_nodes_that_are_not_full_cost_what_their_few_nics_carry() -> None:
     assert 0.9 * full < half < 2 * full
     one_more = needs("allreduce", where, 73)["multi-ring"]
     assert one_more.between_s == pytest.approx(2 * 72 / 73 * 8 / 400e9)
+
+
+@pytest.mark.parametrize(("workers", "busiest"), [(16, 8), (17, 16), (20, 16), (24, 16), (25, 24)])
+def test_each_nic_carries_what_its_own_devices_send_to_other_nodes(
+    workers: int, busiest: int
+) -> None:
+    where = cluster("dgx-h100", 4)  # a NIC a device, all of one rate
+    pairs = needs("alltoall", where, workers)["pairwise"]
+    assert pairs.between_s == pytest.approx(busiest / workers * 8 / 400e9)
+
+
+def test_a_slow_host_and_a_host_that_is_not_full_are_two_hosts() -> None:
+    where = replace(
+        cluster("dgx-h100", 3), other_hosts=(OtherHost(node=0, nic_rate_bps=200e9),), measured=None
+    )
+    assert needs("allgather", where, 17)["multi-ring"].between_s == pytest.approx(
+        16 / 17 * 8 / 400e9  # the lone NIC of the last node, and not the eight slow ones
+    )
+    assert needs("alltoall", where, 17)["pairwise"].between_s == pytest.approx(
+        9 / 17 * 8 / 200e9  # a slow NIC: less from each device takes longer
+    )
+
+
+@pytest.mark.parametrize("by_rail", [False, True])
+def test_a_node_that_is_not_full_does_not_fill_the_uplinks_of_full_ones(by_rail: bool) -> None:
+    narrow = LeafSpine(nodes_per_leaf=2, oversubscription=4, by_rail=by_rail)
+    where = replace(cluster("dgx-h100", 5), network=narrow)
+    carried = 2 * 8 * (33 - 16) / 33  # by a leaf of full nodes, eight uplinks' worth
+    uplinks_bps = 2 * 8 * 400e9 / 4
+    pairs = needs("alltoall", where, 33)["pairwise"]
+    assert pairs.between_s == pytest.approx(carried * 8 / uplinks_bps)
+    lone_s = 8 / 400e9 * (2 if by_rail else 1)  # a rail's uplinks are half as fast as one NIC
+    around = needs("allgather", where, 33)["multi-ring"]
+    assert around.between_s == pytest.approx(32 / 33 * lone_s)
 
 
 @pytest.mark.parametrize("has_tree", [False, True])
