@@ -303,6 +303,12 @@ def _where(
         latency_s = read_latency(0.0 if latency is None else latency)
         return one_switch(workers=workers, rate_bps=rate(bandwidth), latency_s=latency_s)
     where = described_cluster(named, None if nodes is None else count(nodes, "nodes"))
+    if nodes is not None and workers is not None and workers > where.devices:
+        needed = -(-workers // where.devices_per_node)
+        raise UsageError(
+            f"workers: expected at most {where.devices:,} on nodes = {where.nodes:,} of "
+            f"{where.name}, got {workers:,}, which need nodes = {needed:,}"
+        )
     nics = where.nics
     if bandwidth is not None:
         nics = replace(nics, rate_bps=rate(bandwidth))
