@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
 from fullwire.findings.collective import collective_findings
-from fullwire.report.cluster import print_cluster_fit
+from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
 from fullwire.words import sentences
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
@@ -445,6 +446,27 @@ def test_a_table_that_fills_half_more_than_the_links_in_a_node_is_refused(tmp_pa
     with pytest.raises(fw.UsageError, match=r"line \d+: allreduce of .*inside.rate of dgx-h100"):
         fw.fit_cluster([ours], cluster=slower)
     fw.fit_cluster([ours], cluster="dgx-h100")
+
+
+def test_the_picture_of_a_fit_shows_errors_by_size_and_device_counts_in_order(
+    tmp_path: Path,
+) -> None:
+    machine = a_machine()
+    tables = [
+        written(
+            tmp_path / f"{op}_{workers}.log",
+            nccl_text(a_table(machine, workers, op)).replace("all_reduce_perf", f"{program}_perf"),
+        )
+        for op, program in (("allreduce", "all_reduce"), ("allgather", "all_gather"))
+        for workers in (128, 16, 2, 24)
+    ]
+    fit = fw.fit_cluster(tables, devices_per_node=8)
+    plot_cluster_fit(fit, tmp_path / "fit.svg")
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "fit.svg").read_text())
+    assert {"allreduce, errors", "allgather, errors", "predicted against measured"} <= set(shown)
+    assert "+0%" in shown
+    begin = shown.index("devices") - 4
+    assert shown[begin : begin + 4] == ["2", "16", "24", "128"]
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
