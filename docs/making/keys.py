@@ -167,6 +167,7 @@ MEANINGS: Mapping[str, str] = {
     "ranges.algorithm": "The quickest algorithm by the formulas, from one size to another.",
     "ranges.from_bytes": "The smallest size for which it is the quickest.",
     "ranges.to_bytes": "The largest; null for the last range.",
+    "in_one_piece": "Algorithms that the ranges and the table time without chunks.",
     "table.bytes": "A size.",
     "table.algorithm": "The quickest algorithm for it by the formulas.",
     "table.time_s": "Its time.",

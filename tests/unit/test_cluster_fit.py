@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,14 @@ import pytest
 
 import fullwire as fw
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster
+from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster, LeafSpine, OtherHost
 from fullwire.clusters.description import as_toml, described
 from fullwire.clusters.measured import Measured, Protocol
 from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
 from fullwire.findings.collective import collective_findings
-from fullwire.report.cluster import print_cluster_fit
+from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
 from fullwire.words import sentences
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
@@ -157,6 +158,40 @@ def test_nodes_that_are_not_full_cost_what_their_few_nics_carry() -> None:
     assert 0.9 * full < half < 2 * full
     one_more = needs("allreduce", where, 73)["multi-ring"]
     assert one_more.between_s == pytest.approx(2 * 72 / 73 * 8 / 400e9)
+
+
+@pytest.mark.parametrize(("workers", "busiest"), [(16, 8), (17, 16), (20, 16), (24, 16), (25, 24)])
+def test_each_nic_carries_what_its_own_devices_send_to_other_nodes(
+    workers: int, busiest: int
+) -> None:
+    where = cluster("dgx-h100", 4)  # a NIC a device, all of one rate
+    pairs = needs("alltoall", where, workers)["pairwise"]
+    assert pairs.between_s == pytest.approx(busiest / workers * 8 / 400e9)
+
+
+def test_a_slow_host_and_a_host_that_is_not_full_are_two_hosts() -> None:
+    where = replace(
+        cluster("dgx-h100", 3), other_hosts=(OtherHost(node=0, nic_rate_bps=200e9),), measured=None
+    )
+    assert needs("allgather", where, 17)["multi-ring"].between_s == pytest.approx(
+        16 / 17 * 8 / 400e9  # the lone NIC of the last node, and not the eight slow ones
+    )
+    assert needs("alltoall", where, 17)["pairwise"].between_s == pytest.approx(
+        9 / 17 * 8 / 200e9  # a slow NIC: less from each device takes longer
+    )
+
+
+@pytest.mark.parametrize("by_rail", [False, True])
+def test_a_node_that_is_not_full_does_not_fill_the_uplinks_of_full_ones(by_rail: bool) -> None:
+    narrow = LeafSpine(nodes_per_leaf=2, oversubscription=4, by_rail=by_rail)
+    where = replace(cluster("dgx-h100", 5), network=narrow)
+    carried = 2 * 8 * (33 - 16) / 33  # by a leaf of full nodes, eight uplinks' worth
+    uplinks_bps = 2 * 8 * 400e9 / 4
+    pairs = needs("alltoall", where, 33)["pairwise"]
+    assert pairs.between_s == pytest.approx(carried * 8 / uplinks_bps)
+    lone_s = 8 / 400e9 * (2 if by_rail else 1)  # a rail's uplinks are half as fast as one NIC
+    around = needs("allgather", where, 33)["multi-ring"]
+    assert around.between_s == pytest.approx(32 / 33 * lone_s)
 
 
 @pytest.mark.parametrize("has_tree", [False, True])
@@ -468,6 +503,27 @@ def test_a_table_that_fills_half_more_than_the_links_in_a_node_is_refused(tmp_pa
     with pytest.raises(fw.UsageError, match=r"line \d+: allreduce of .*inside.rate of dgx-h100"):
         fw.fit_cluster([ours], cluster=slower)
     fw.fit_cluster([ours], cluster="dgx-h100")
+
+
+def test_the_picture_of_a_fit_shows_errors_by_size_and_device_counts_in_order(
+    tmp_path: Path,
+) -> None:
+    machine = a_machine()
+    tables = [
+        written(
+            tmp_path / f"{op}_{workers}.log",
+            nccl_text(a_table(machine, workers, op)).replace("all_reduce_perf", f"{program}_perf"),
+        )
+        for op, program in (("allreduce", "all_reduce"), ("allgather", "all_gather"))
+        for workers in (128, 16, 2, 24)
+    ]
+    fit = fw.fit_cluster(tables, devices_per_node=8)
+    plot_cluster_fit(fit, tmp_path / "fit.svg")
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "fit.svg").read_text())
+    assert {"allreduce, errors", "allgather, errors", "predicted against measured"} <= set(shown)
+    assert "+0%" in shown
+    begin = shown.index("devices") - 4
+    assert shown[begin : begin + 4] == ["2", "16", "24", "128"]
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:

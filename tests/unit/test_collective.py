@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -258,3 +259,16 @@ def test_one_worker_is_one_worker_in_words(cli: Cli) -> None:
     assert "over 1 worker at 10 Gbps" in alone
     assert "expected between" not in alone
     assert "over 2 workers at 10 Gbps" in cli(*asked, "2").stdout
+
+
+def test_workers_that_the_nodes_asked_for_cannot_hold_are_refused(cli: Cli) -> None:
+    asked = ("collective", "allreduce", "--bytes", "1MiB", "--cluster", "dgx-h100", "--json")
+    done = cli(*asked, "--workers", "12", "--nodes", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "fullwire: workers: expected at most 8 on nodes = 1 of dgx-h100, got 12, which need "
+        "nodes = 2\n"
+    )
+    two, alone = (cli(*asked, "--workers", "12", *more) for more in (("--nodes", "2"), ()))
+    assert (two.returncode, alone.returncode) == (0, 0)
+    assert json.loads(two.stdout)["time_s"] == json.loads(alone.stdout)["time_s"]

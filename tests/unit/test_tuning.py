@@ -34,7 +34,7 @@ from fullwire.collectives.tuning import (
     tuned,
 )
 from fullwire.errors import UsageError
-from fullwire.findings.collective import by_size
+from fullwire.findings.collective import by_size, tuning_findings
 from fullwire.words import sentence
 from tests.builders import a_run
 from tests.conftest import Cli
@@ -147,6 +147,35 @@ def test_auto_is_not_slower_than_what_a_library_takes(name: str, workers: int, s
     assert tuned.time_s <= plain.time_s
     assert tuned.times_s[plain.algorithm] <= plain.time_s
     assert min(tuned.times_s, key=lambda way: tuned.times_s[way]) == tuned.algorithm
+
+
+@pytest.mark.parametrize(("size", "workers"), [(2**26, 24), (2**22, 17), (3_000_000, 32)])
+def test_the_table_of_sizes_says_what_the_answer_says(size: int, workers: int) -> None:
+    found = fw.collective(
+        "alltoall", bytes=size, workers=workers, cluster="dgx-h100", algorithm="auto"
+    )
+    assert isinstance(found, TunedTime)
+    assert (found.algorithm, found.chunks > 1) == ("hierarchical", True)
+    of_size = [
+        one.algorithm
+        for one in found.tuning.ranges
+        if one.from_bytes <= size and (one.to_bytes is None or size <= one.to_bytes)
+    ]
+    assert of_size == ["hierarchical"]
+    for row in found.tuning.table:
+        if row.bytes == size:
+            assert dict(row.times_s) == pytest.approx(dict(found.times_s))
+    assert not found.tuning.in_one_piece
+
+
+def test_chunks_that_would_take_long_for_all_sizes_are_said_to_be_left_out() -> None:
+    found = fw.collective(
+        "alltoall", bytes="1MiB", workers=31, cluster="dgx-h100", algorithm="auto"
+    )
+    assert isinstance(found, TunedTime)
+    assert found.tuning.in_one_piece == ("hierarchical",)
+    said = [sentence(finding) for finding in tuning_findings(found)]
+    assert any("and hierarchical in one piece, because chunks of" in each for each in said)
 
 
 def test_auto_tries_the_adding_switches_of_nodes_or_says_why_not() -> None:

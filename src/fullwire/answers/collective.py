@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fullwire.answers.believable import check_shares, check_times
 from fullwire.answers.conditions import (
     OneOrMany,
@@ -20,7 +22,7 @@ from fullwire.answers.conditions import latency as read_latency
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, one_switch, scattered, with_workers
-from fullwire.collectives.cost import AddTimes, bus_factor
+from fullwire.collectives.cost import AddTimes, Floats, bus_factor
 from fullwire.collectives.library import (
     FITTED_OPS,
     around,
@@ -43,13 +45,22 @@ from fullwire.collectives.registry import (
     usual_algorithm,
     with_formula,
 )
-from fullwire.collectives.tuning import AUTO, around_a_switch, or_as_libraries, over_links, tuned
+from fullwire.collectives.tuning import (
+    AUTO,
+    MOST_BYTES,
+    around_a_switch,
+    or_as_libraries,
+    or_in_chunks,
+    over_links,
+    tuned,
+)
 from fullwire.errors import UsageError
-from fullwire.simulation.on_links import believed_cost
+from fullwire.simulation.on_links import believed_cost, chunked_s
 from fullwire.units import size_bytes
 
 _SERVED = "parameter-server"
 _CHUNKS, _LEAST_CHUNK_BYTES = (4, 32), 128 * 1024  # The chunks that "auto" tries between phases.
+_IN_PHASES = ("hierarchical", "in-network")
 
 
 def collective(
@@ -127,7 +138,7 @@ def collective(
         where=where,
         usual_on=usual_on,
         is_described=cluster is not None,
-        cuts=_CHUNKS if by_library and cluster is not None else (),
+        cuts=_CHUNKS if by_library and cluster is not None and chunk_order != "serial" else (),
         how=how,
         chunks=chunks,
     )
@@ -178,12 +189,12 @@ class _Asked:
     def quickest(self) -> CollectiveTime:
         """Time the collective by all algorithms that can be used here, and return the quickest."""
         op, where, adds, order = self.op, self.where, self.how["adds"], self.how["order"]
-        tried, library_ways = self.tried, self.library_ways
+        tried, library_ways, in_chunks = self.tried, self.library_ways, self.curves_in_chunks()
         if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
             times_s = around_a_switch(op, where, adds)
         else:
             costs = {name: believed_cost(op, name, where, self.among, order) for name in tried}
-            times_s = over_links(costs, adds)
+            times_s = or_in_chunks(over_links(costs, adds), in_chunks)
         if library_ways and self.usual_on is not None:
             times_s = or_as_libraries(times_s, op, self.usual_on, self.among)
         left_out, inside = {}, where.inside
@@ -195,8 +206,13 @@ class _Asked:
                 "several servers or --reduce-cost"
             )
         names = (*dict.fromkeys((*tried, *library_ways)),)
+        in_one_piece = tuple(name for name in self.in_phases if name not in in_chunks)
         return quickest_time(
-            names, self.in_best_way, tuned(times_s), left_out=left_out, library_ways=library_ways
+            names,
+            self.in_best_way,
+            tuned(times_s, in_one_piece),
+            left_out=left_out,
+            library_ways=library_ways,
         )
 
     def in_best_way(self, name: str) -> CollectiveTime:
@@ -214,13 +230,32 @@ class _Asked:
 
     def in_best_chunks(self, name: str) -> CollectiveTime:
         """Time an algorithm, with its phases side by side where that is quicker."""
-        cuts = [
-            cut
-            for cut in self.cuts
-            if name.startswith(("hierarchical", "in-network"))
-            and self.size_bytes >= cut * _LEAST_CHUNK_BYTES
-        ]
+        cuts = self.cuts if name.startswith(_IN_PHASES) else ()
+        cuts = tuple(cut for cut in cuts if self.size_bytes >= cut * _LEAST_CHUNK_BYTES)
         return min((self.timed(name, cut) for cut in (None, *cuts)), key=lambda timed: timed.time_s)
+
+    @property
+    def in_phases(self) -> tuple[str, ...]:
+        """Return the algorithms that are also tried in chunks."""
+        return tuple(name for name in self.tried if self.cuts and name.startswith(_IN_PHASES))
+
+    def curves_in_chunks(self) -> dict[str, list[tuple[Floats, Floats]]]:
+        """Return sizes and their times in chunks, for each hierarchy that is quickly played."""
+        curves = {}
+        for name in self.in_phases:
+            of_name = []
+            for cut in sorted(self.cuts, reverse=True):  # the longest play first
+                least = cut * _LEAST_CHUNK_BYTES
+                sizes = {least << power for power in range((MOST_BYTES // least).bit_length())}
+                sizes |= {self.size_bytes} if self.size_bytes >= least else set()
+                shown = sorted(sizes)
+                shown_s = chunked_s(self.op, name, self.where, self.among, shown, cut)
+                if shown_s is None:
+                    break
+                of_name.append((np.array(shown, np.float64), shown_s))
+            else:
+                curves[name] = of_name
+        return curves
 
 
 def _by_library(
@@ -268,6 +303,12 @@ def _where(
         latency_s = read_latency(0.0 if latency is None else latency)
         return one_switch(workers=workers, rate_bps=rate(bandwidth), latency_s=latency_s)
     where = described_cluster(named, None if nodes is None else count(nodes, "nodes"))
+    if nodes is not None and workers is not None and workers > where.devices:
+        needed = -(-workers // where.devices_per_node)
+        raise UsageError(
+            f"workers: expected at most {where.devices:,} on nodes = {where.nodes:,} of "
+            f"{where.name}, got {workers:,}, which need nodes = {needed:,}"
+        )
     nics = where.nics
     if bandwidth is not None:
         nics = replace(nics, rate_bps=rate(bandwidth))

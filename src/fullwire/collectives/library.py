@@ -22,7 +22,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullwire.clusters.cluster import IN_NODE, LINK_KINDS, NIC, Cluster, Floats, LeafSpine, Torus
+from fullwire.clusters.cluster import (
+    IN_NODE,
+    LINK_KINDS,
+    NIC,
+    Cluster,
+    Floats,
+    Ints,
+    LeafSpine,
+    Torus,
+)
 from fullwire.clusters.measured import Measured, Protocol, Shown
 from fullwire.collectives.registry import names, usual_algorithm
 from fullwire.errors import UsageError
@@ -148,7 +157,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
     devices = cluster.devices_per_node
     nodes, here = -(-workers // devices), min(workers, devices)
     inside = 8 / cluster.inside.rate_bps if cluster.inside is not None and here > 1 else 0.0
-    nic_s, ring_crossing, pair_crossing = _between(cluster, workers, nodes)
+    ring_s, pairs_s = _between(cluster, workers, nodes)
     ring = usual_algorithm(op, cluster)
     if op == "alltoall":
         return {
@@ -156,7 +165,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
                 inside_hops=float(here > 1),
                 between_hops=float(nodes - 1),
                 inside_s=inside * (here - 1 + _OWN_SHARE) / workers,
-                between_s=nic_s * pair_crossing * here * (workers - here) / workers,
+                between_s=pairs_s,
                 first_protocol=-2,
             )
         }
@@ -170,7 +179,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
         inside_hops=hops - between_hops,
         between_hops=between_hops,
         inside_s=inside * (sent + own),
-        between_s=nic_s * ring_crossing * sent if nodes > 1 else 0.0,
+        between_s=ring_s * sent,
     )
     if op != "allreduce":
         return {ring: around}
@@ -179,7 +188,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
         inside_hops=2,
         between_hops=2 * math.ceil(math.log2(nodes)),
         inside_s=inside * (1 + 1 / here),
-        between_s=nic_s * ring_crossing * 2 * (nodes - 1) / nodes,
+        between_s=ring_s * 2 * (nodes - 1) / nodes,
         is_tree=nodes > 2,  # a tree of two nodes sends over each NIC in both directions at once
         by_switch=True,
         first_protocol=-1,
@@ -192,28 +201,49 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
         inside_hops=2 * (here - 1),
         between_hops=2 * math.ceil(math.log2(nodes)),
         inside_s=2 * inside,
-        between_s=nic_s * ring_crossing * 2 * (nodes - 1) / nodes,
+        between_s=ring_s * 2 * (nodes - 1) / nodes,
         is_tree=True,
-        pair_s=nic_s * ring_crossing * 2 / nodes,
+        pair_s=ring_s * 2 / nodes,
     )
     return {ring: around, "hierarchical-tree" if devices > 1 else "tree": tree, **switches}
 
 
-def _between(cluster: Cluster, workers: int, nodes: int) -> tuple[float, float, float]:
-    """Return a byte's time on all NICs of a node, and how much uplinks slow rings and pairs.
+def _between(cluster: Cluster, workers: int, nodes: int) -> tuple[float, float]:
+    """Return the time between nodes of a byte of the vector: on a ring, and in pairs.
 
-    The node with the fewest devices, or the slowest NICs, decides for all.
+    On a ring all bytes pass every node, so that the node with the fewest NICs in use, or with the
+    slowest ones, decides. In pairs each NIC carries what its own devices send to other nodes.
     """
-    fewest = workers - (nodes - 1) * cluster.devices_per_node
-    used = len(set(cluster.nic_of_device[:fewest].tolist())) if nodes > 1 else 1
-    slowest_bps = min([cluster.nics.rate_bps, *(host.nic_rate_bps for host in cluster.other_hosts)])
-    ring = pairs = 1.0
-    network = cluster.network
+    if nodes == 1:
+        return 0.0, 0.0
+    devices, network = cluster.devices_per_node, cluster.network
+    others_bps = [host.nic_rate_bps for host in cluster.other_hosts if host.node < nodes - 1]
+    slowest_bps = min([cluster.nics.rate_bps, *others_bps])
+    last, last_bps = workers - (nodes - 1) * devices, cluster.node_rate_bps(nodes - 1)
+    ring_s = pairs_s = 0.0
+    for here, nic_bps in ((devices, slowest_bps), (last, last_bps)):
+        on_nics = _on_nics(cluster, here)
+        ring_s = max(ring_s, 8 / (np.count_nonzero(on_nics) * nic_bps))
+        pairs_s = max(pairs_s, 8 / nic_bps * on_nics.max() * (workers - here) / workers)
     if isinstance(network, LeafSpine) and nodes > network.nodes_per_leaf:
-        ring = max(1.0, network.oversubscription / network.nodes_per_leaf)
-        leaving = (nodes - network.nodes_per_leaf) / (nodes - 1)
-        pairs = max(1.0, network.oversubscription * leaving)
-    return 8 / (used * slowest_bps), ring, pairs
+        uplink_s = 8 / cluster.uplink_rate_bps
+        rails = np.count_nonzero(_on_nics(cluster, last)) if network.by_rail else 1
+        ring_s = max(ring_s, uplink_s / rails)
+        below = network.nodes_per_leaf * devices
+        for here in (below, workers % below):  # the devices of a full leaf, and of the last one
+            through = _on_nics(cluster, here).max() if network.by_rail else here
+            pairs_s = max(pairs_s, uplink_s * through * (workers - here) / workers)
+    return float(ring_s), float(pairs_s)
+
+
+def _on_nics(cluster: Cluster, devices: int) -> Ints:
+    """Return the number of the first so many devices that use each rail, or each NIC of a node."""
+    whole, others = divmod(devices, cluster.devices_per_node)
+    of_node, of_others = (
+        np.bincount(cluster.nic_of_device[:end], minlength=cluster.nics_per_node)
+        for end in (cluster.devices_per_node, others)
+    )
+    return whole * of_node + of_others
 
 
 def ways_s(

@@ -297,13 +297,17 @@ def quickest_time(
 
 
 def played_times_s(
-    where: Placed, cluster: Cluster, sizes_bytes: Sequence[int], most_played: int
+    where: Placed,
+    cluster: Cluster,
+    sizes_bytes: Sequence[int],
+    most_played: int,
+    chunks: int = 1,
 ) -> Floats | None:
     """Play a plan for some sizes, start-up left out; None if that takes too many transfers."""
     alike = folded(where, cluster)
-    if _counted(alike, where)[1] > most_played:
+    if _counted(alike, where)[1] * chunks > most_played:
         return None
-    played = [_play(alike, where, size, AddTimes(), 1, False, None) for size in sizes_bytes]
+    played = [_play(alike, where, size, AddTimes(), chunks, False, None) for size in sizes_bytes]
     return np.array([time_s for time_s, _, _ in played])
 
 

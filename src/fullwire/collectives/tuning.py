@@ -22,7 +22,7 @@ from fullwire.collectives.registry import open_to
 
 AUTO = "auto"
 Times: TypeAlias = Callable[[Floats], Mapping[str, Floats]]  # of sizes, by algorithm
-_LEAST_BYTES, _MOST_BYTES = 1, 2**34
+_LEAST_BYTES, MOST_BYTES = 1, 2**34
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Tuning:
 
     ranges: tuple[Range, ...]
     table: tuple[Choice, ...]
+    in_one_piece: tuple[str, ...] = ()  # that chunks may make quicker than they are here
 
 
 def around_a_switch(op: str, cluster: Cluster, adds: AddTimes) -> Times:
@@ -68,6 +69,23 @@ def over_links(costs: Mapping[str, LinkCost], adds: AddTimes) -> Times:
     return lambda sizes: {name: cost.whole_s(sizes, adds) for name, cost in costs.items()}
 
 
+def or_in_chunks(times_s: Times, curves: Mapping[str, Sequence[tuple[Floats, Floats]]]) -> Times:
+    """Return the same times, where chunks take less: by algorithm, times of ascending sizes.
+
+    Smaller messages are not cut so often.
+    """
+
+    def quicker_s(sizes: Floats) -> Mapping[str, Floats]:
+        quicker = dict(times_s(sizes))
+        for name, of_name in curves.items():
+            for shown, shown_s in of_name:
+                chunked_s = np.interp(sizes, shown, shown_s, left=np.inf)
+                quicker[name] = np.minimum(quicker[name], chunked_s)
+        return quicker
+
+    return quicker_s
+
+
 def or_as_libraries(times_s: Times, op: str, cluster: Cluster, workers: int) -> Times:
     """Return the same times, where libraries take less by their usual protocols theirs."""
 
@@ -80,10 +98,14 @@ def or_as_libraries(times_s: Times, op: str, cluster: Cluster, workers: int) -> 
     return quicker_s
 
 
-def tuned(times_s: Times) -> Tuning:
+def tuned(times_s: Times, in_one_piece: tuple[str, ...] = ()) -> Tuning:
     """Return the cheapest algorithm for each size, and the sizes where it changes."""
     sizes = [4**power for power in range(1, 18)]
-    return Tuning(ranges=tuple(ranges(times_s)), table=tuple(choices(times_s, sizes)))
+    return Tuning(
+        ranges=tuple(ranges(times_s)),
+        table=tuple(choices(times_s, sizes)),
+        in_one_piece=in_one_piece,
+    )
 
 
 def choices(times_s: Times, sizes: Sequence[int]) -> Iterator[Choice]:
@@ -103,7 +125,7 @@ def ranges(times_s: Times) -> Iterator[Range]:
 
     first, begin = best(_LEAST_BYTES), _LEAST_BYTES
     size = _LEAST_BYTES
-    while size < _MOST_BYTES:
+    while size < MOST_BYTES:
         if (then := best(2 * size)) != first:
             below, above = size, 2 * size
             while above - below > 1:

@@ -191,6 +191,18 @@ class ByFormulas(Finding):
     choices: Finding
 
 
+class ByFormulasInOnePiece(Finding):
+    """The same, where it would take long to play some algorithms in chunks for so many sizes."""
+
+    template = (
+        "By the formulas, trees cut into many chunks, and {algorithms:list} in one piece, because "
+        "chunks of so many sizes would take long to play: {choices}."
+    )
+
+    algorithms: tuple[str, ...]
+    choices: Finding
+
+
 class AsLibraries(Finding):
     """These algorithms were also timed by the protocols of libraries."""
 
@@ -273,7 +285,11 @@ def tuning_findings(result: TunedTime) -> Iterator[Finding]:
         yield AlgorithmLeftOut(algorithm=name, why=why)
     if result.library_ways:
         yield AsLibraries(algorithms=result.library_ways, count=len(result.library_ways))
-    yield ByFormulas(choices=by_size(result.tuning.ranges))
+    choices, in_one_piece = by_size(result.tuning.ranges), result.tuning.in_one_piece
+    if in_one_piece:
+        yield ByFormulasInOnePiece(algorithms=in_one_piece, choices=choices)
+    else:
+        yield ByFormulas(choices=choices)
     if result.latency_s == 0:
         yield NoLatencyGiven()
 

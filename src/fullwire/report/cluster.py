@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +15,22 @@ from fullwire.clusters.cluster import (
     leaf_name,
     link_classes,
 )
-from fullwire.report.charts import COLOURS, save, titled
+from fullwire.report.charts import save, titled
 from fullwire.report.terminal import columns, draw, print_table, say, say_flush
 from fullwire.units import show_bytes, show_rate, show_time
 
 if TYPE_CHECKING:
+    import altair as alt
+
     from fullwire.answers.cluster_fit import ClusterFit
 
 _LABEL, _CELL = 12, 16
 _FEWEST_CELLS, _MOST_CELLS = 3, 5
 _MOST_IN_ROW = 16
 _MOST_STRANDS = 8
+_PANEL_WIDTH, _ROW_HEIGHT, _ONLY_ROW_HEIGHT = 400, 220, 340  # of the picture of a fit
+_LEGEND_LINES = 14
+_ZERO = "#1f2933"
 _CARRIED_OVER = (
     "The file keeps how a row differs from its protocol. Other device counts take that over: less "
     "of it, the farther away they are."
@@ -275,27 +280,73 @@ def _table_names(fit: ClusterFit) -> dict[int, str]:
 
 
 def plot_cluster_fit(fit: ClusterFit, path: Path) -> None:
-    """Draw the tables as points and the fitted cluster's predictions as lines."""
+    """Draw the tables as points, the fitted protocols as lines, and how far these are off.
+
+    Each operation has a row of its own, and each device count a colour on one scale.
+    """
     import altair as alt
 
-    names = _table_names(fit)
-    points = [
-        {
-            "bytes": residual.bytes,
-            "measured": residual.measured_s * 1e6,
-            "predicted": residual.predicted_s * 1e6,
-            "table": names[residual.table],
-        }
-        for residual in fit.residuals
+    ops = list(dict.fromkeys(residual.op for residual in fit.residuals))
+    height = _ROW_HEIGHT if len(ops) > 1 else _ONLY_ROW_HEIGHT
+    counts = len({residual.workers for residual in fit.residuals})
+    legend = alt.Legend(symbolLimit=0, columns=-(-counts // _LEGEND_LINES))
+    rows = []
+    for op in ops:
+        points = [
+            {
+                "bytes": residual.bytes,
+                "measured": residual.measured_s * 1e6,
+                "predicted": residual.predicted_s * 1e6,
+                "error": residual.error,
+                "devices": residual.workers,
+                "table": residual.table,
+            }
+            for residual in fit.residuals
+            if residual.op == op
+        ]
+        rows.append(_fit_panels(op, points, height, legend))
+    off = f"median {fit.quantile(0.5):.1%}, p90 {fit.quantile(0.9):.1%}"
+    lines = [
+        "left: points are measured, lines are the fitted protocols",
+        f"right: how far the protocols are off, above 0 % where they are slower ({off})",
     ]
+    chart = alt.vconcat(*rows, spacing=24)
+    save(titled(chart, cluster_sentence(fit.cluster), lines), path)
+
+
+def _fit_panels(
+    op: str, points: Sequence[Mapping[str, float]], height: int, legend: alt.Legend
+) -> alt.HConcatChart:
+    """Draw the times of an operation by size, and beside them the errors."""
+    import altair as alt
+
+    tens = [10.0**power for power in range(-3, 16)]  # lines at these only: others hide the points
+    axis = alt.Axis(format="~s", values=tens)
     base = alt.Chart(alt.Data(values=points)).encode(
-        x=alt.X("bytes:Q", scale=alt.Scale(type="log"), title="bytes"),
-        color=alt.Color("table:N", title="collective, workers", scale=alt.Scale(range=COLOURS)),
+        x=alt.X("bytes:Q", scale=alt.Scale(type="log"), title="bytes", axis=axis),
+        color=alt.Color(
+            "devices:O",  # as numbers in order, and not as words
+            title="devices",
+            scale=alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0, 0.92])),
+            legend=legend,
+        ),
+        detail="table:N",
     )
-    down = {"scale": alt.Scale(type="log"), "title": "microseconds"}
-    chart = alt.layer(
+    down = {"scale": alt.Scale(type="log"), "title": "microseconds", "axis": axis}
+    times = alt.layer(
         base.mark_line().encode(y=alt.Y("predicted:Q", **down)),
         base.mark_point(filled=True).encode(y=alt.Y("measured:Q", **down)),
-    ).properties(width=640, height=400)
-    lines = ["points: measured, lines: the fitted cluster"]
-    save(titled(chart, cluster_sentence(fit.cluster), lines), path)
+    )
+    error = alt.Y("error:Q", title="predicted against measured", axis=alt.Axis(format="+.0%"))
+    errors = alt.layer(
+        alt.Chart(alt.Data(values=[{"error": 0}])).mark_rule(color=_ZERO).encode(y=error),
+        base.mark_line(strokeWidth=1, opacity=0.6).encode(y=error),
+        base.mark_point(filled=True).encode(y=error),
+    )
+    panels = (
+        panel.properties(
+            width=_PANEL_WIDTH, height=height, title=alt.Title(title, fontSize=13, anchor="start")
+        )
+        for panel, title in ((times, f"{op}, times"), (errors, f"{op}, errors"))
+    )
+    return alt.hconcat(*panels, spacing=32)

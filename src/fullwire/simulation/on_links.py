@@ -23,6 +23,7 @@ from fullwire.compression.compressor import Combining
 
 _PLAYED_BYTES = [2**power for power in range(10, 33)]
 _MOST_PLAYED = 30_000  # transfers for each size
+_MOST_PLAYED_IN_CHUNKS = 10_000  # More of them go on at once, so that each takes longer.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,6 +78,15 @@ def believed_cost(
     return replace(
         cost, played=tuple(zip(wire_s.tolist(), (played_s / said_s).tolist(), strict=True))
     )
+
+
+def chunked_s(
+    op: str, algorithm: str, cluster: Cluster, workers: int, sizes: Sequence[int], chunks: int
+) -> Floats | None:
+    """Play a collective in so many chunks for some sizes; None if that would take long."""
+    where = placed(plan_on(op, algorithm, cluster, workers), cluster)
+    played_s = played_times_s(where, cluster, sizes, _MOST_PLAYED_IN_CHUNKS, chunks)
+    return None if played_s is None else cluster.startup_s + played_s
 
 
 @lru_cache(maxsize=4096)
