@@ -1,7 +1,7 @@
 """One process without a process group; each mode trains in its own way.
 
-python solo.py plain|accumulation|evaluation|checkpoint|optimizers|full-disk|broken|long|no-step|
-               endless|hard
+python solo.py plain|accumulation|evaluation|evaluation-by-train|checkpoint|optimizers|full-disk|
+               broken|long|no-step|endless|hard
 
 - optimizers ends with status 7.
 - long takes 3000 steps, and no-step takes 0.
@@ -48,8 +48,8 @@ def main(mode: str) -> None:
             second.zero_grad()
             other(batch).square().mean().backward()
             second.step()
-        if mode == "evaluation" and step == 2:
-            model.eval()
+        if mode.startswith("evaluation") and step == 2:
+            model.eval() if mode == "evaluation" else model.train(False)
             with torch.no_grad():
                 sum(float(model(batch).sum()) for _ in range(2000))
             model.train()

@@ -416,8 +416,9 @@ def test_accumulated_gradients_make_one_step(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_an_evaluation_belongs_to_no_step(tmp_path: Path) -> None:
-    run, _ = recorded(tmp_path, *solo("evaluation"))
+@pytest.mark.parametrize("mode", ["evaluation", "evaluation-by-train"])
+def test_an_evaluation_belongs_to_no_step(tmp_path: Path, mode: str) -> None:
+    run, _ = recorded(tmp_path, *solo(mode))
     start, end = steps_in_order(run, 0)
     assert len(start) == 6
     assert start[3] - end[2] > 5_000_000  # two thousand forwards

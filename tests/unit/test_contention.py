@@ -134,11 +134,13 @@ def test_the_verdict_says_that_the_processors_are_taken() -> None:
     taken = fw.explain(dataclasses.replace(run, hosts=hosts)).verdict.sentence
     assert "The processors are taken: 100% used." in taken
     busy = dataclasses.replace(run, hosts=dataclasses.replace(hosts, utilization=0.88 * one))
-    assert "so more threads would find room" in fw.explain(busy).verdict.sentence
+    free = fw.explain(busy).verdict.sentence
+    assert "The busiest processor was 88% used." in free
+    assert "taken" not in free
     delayed = dataclasses.replace(busy, facts=busy.facts | Facts(run_delay_s=by_rank(0.02, 2)))
     waited = fw.explain(delayed).verdict.sentence
     assert "was 88% used, and a rank still waited 20 ms of each step for a processor" in waited
-    assert "find room" not in waited
+    assert "taken" not in waited
     assert "is not recorded" in fw.explain(run).verdict.sentence
 
 

@@ -19,6 +19,7 @@ from fullwire.run.usual import (
     gaps_between_steps_s,
     marks_between_gaps,
     pauses,
+    usual_steps,
 )
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
@@ -30,6 +31,7 @@ from fullwire.timeline.utilization import missing_tables
 BETWEEN = 0.05  # Of the time from first to last step: a note needs more between steps.
 CLOCKS_DIFFER = 0.01  # Of the step: clocks that are known better leave all answers the same.
 BEYOND_LINE_RATE = 1.05  # Times the line rate: faster transfers show that it is the wrong rate.
+_ONE_CHECKPOINT_NS = 50_000_000  # Between two files of one checkpoint.
 _TRANSFER = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
@@ -464,7 +466,8 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
 def _longer_steps(account: Account) -> Iterator[Finding]:
     """Yield a note on the steps that take much longer than the usual ones, if any."""
     by_step_s = account.parts_ns.mean(axis=0) * 1e-9
-    length_s, usual_s = by_step_s.sum(axis=1), by_step_s[account.is_typical].mean(axis=0)
+    length_s = by_step_s.sum(axis=1)
+    usual_s = by_step_s[usual_steps(length_s)].mean(axis=0)
     is_longer = length_s > LONGER * usual_s.sum()
     if not is_longer.any():
         return
@@ -515,12 +518,15 @@ def _beside_training(spans: Spans) -> Iterator[Finding]:
     is_there &= (spans.start_ns >= begin_ns) & (spans.end_ns <= end_ns)
     for name in ("evaluation", "checkpoint"):
         marked = spans.rows(is_there & (spans.name == name))
-        lasted_s, count = (marked.end_ns - marked.start_ns) * 1e-9, len(marked)
-        total_s = float(lasted_s.sum())
-        if not count:
+        if not len(marked):
             continue
+        lasted_s = (marked.end_ns - marked.start_ns) * 1e-9
+        total_s = float(lasted_s.sum())
+        # A trainer writes a checkpoint in several files, one soon after the other.
+        apart_ns = marked.start_ns[1:] - marked.end_ns[:-1]
+        count = 1 + int((apart_ns > _ONE_CHECKPOINT_NS).sum())
         if name == "evaluation":
-            yield EvaluationsTook(count=count, total_s=total_s, run_s=run_s)
+            yield EvaluationsTook(count=len(marked), total_s=total_s, run_s=run_s)
         else:
             within_s = float(lasted_s[marked.step >= 0].sum()) or None
             yield CheckpointsTook(count=count, total_s=total_s, run_s=run_s, within_s=within_s)

@@ -140,7 +140,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     by_run = [(run, list(_periods(run))) for run in runs]
     observations = [observation for run, kept in by_run for observation in _observed(run, kept)]
     if not observations:
-        names = ", ".join(run.provenance.source for run in runs)
+        names = ", ".join(run.place for run in runs)
         raise UsageError(
             f"{names}: nothing is known about the transport. Expected collectives among several "
             "ranks on links of a known line rate. --calibrate RUN takes them from another run"

@@ -55,9 +55,9 @@ class ProcessorsAreTaken(Finding):
 
 
 class ProcessorsAreFree(Finding):
-    """Processors have time left, so more threads would find some."""
+    """Processors have time left in the mean."""
 
-    template = "The busiest processor was {share:.0%} used, so more threads would find room."
+    template = "The busiest processor was {share:.0%} used."
 
     share: float
 

@@ -229,15 +229,20 @@ def _watch_evaluation(journal: Journal) -> None:
     module = torch.nn.Module
     evaluate, train = module.eval, module.train
 
+    def begins(model: Any) -> None:
+        if not began_ns and model.training:
+            began_ns.append(_now())
+
     @functools.wraps(evaluate)
     def eval_(self: Any) -> Any:
-        if not began_ns and self.training:
-            began_ns.append(_now())
+        begins(self)
         return evaluate(self)
 
     @functools.wraps(train)
     def train_(self: Any, mode: bool = True) -> Any:
-        if began_ns and mode:
+        if not mode:  # some models' own eval() calls this
+            begins(self)
+        elif began_ns:
             start_ns = began_ns.pop()
             journal.note(Note.EVALUATION, 0, start_ns, _now() - start_ns)
         return train(self, mode)
