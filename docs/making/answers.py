@@ -102,7 +102,7 @@ def _answers() -> Iterator[tuple[str, Any]]:
     yield "tune -o tuned -- torchrun train.py", as_data.tuning_object(tuned())
     yield "codecs bf16", as_data.codecs_object(codecs())
     yield "study --quick", view.study_object(study(), [Path("study/claims.csv")])
-    yield "bench recorder", overhead.overhead_object(cost_of_recording())
+    yield "bench recorder", overhead.overheads_object([cost_of_recording()])
     yield "bench transport --workers 2 --rate 10Gbps", contest.contest_object(a_contest())
     yield "bench device -o mine.toml", device_speed.device_object(a_device(), Path("mine.toml"))
 
@@ -324,7 +324,12 @@ def study() -> Study:
 def cost_of_recording() -> overhead.Overhead:
     """Return the cost of recording, of equal pairs."""
     pairs = [overhead.Pair(step_s=0.1, step_ratio=1.01, cpu_s=1e-5)] * overhead.FEWEST_PAIRS
-    return overhead.Overhead(pairs={"record": pairs, "control": pairs}, load=2.0)
+    return overhead.Overhead(
+        job=overhead.USUAL,
+        pairs={"record": pairs, "control": pairs},
+        asked=len(pairs),
+        load=2.0,
+    )
 
 
 def a_contest() -> contest.Outcome:

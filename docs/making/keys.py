@@ -524,17 +524,33 @@ MEANINGS: Mapping[str, str] = {
     "shown.bytes": "The sizes of a table.",
     "times": "For each size, the measured time over that of the protocols.",
     # ---- bench recorder
-    "bench.step_s": "The step without recording.",
+    **{
+        f"{place}.{name}": meaning
+        for place in ("bench", "bench.jobs")
+        for name, meaning in (
+            ("ranks", "Its ranks."),
+            ("step_s", "The step without recording."),
+            ("processors", "The processors that its ranks and the recorder may use."),
+            ("layers", "The layers of its model."),
+            ("width", "Their width."),
+        )
+    },
+    "bench.job": "The first of the jobs measured. Its keys stand here too, as with one job alone.",
+    "bench.jobs.job": "The name of the job.",
+    "turn_steps": "The steps of a turn.",
     "step_ratio": "The step with recording over that without.",
     "control_step_ratio": "The same of two turns that are both unrecorded: 1 if all is well.",
+    "added_s": "The time that recording adds to a step: the ratio less 1, of `step_s`.",
+    "control_added_s": "The same of the control: 0 if all is well.",
     "cpu_s": "Processor time that recording adds to a step, for each rank.",
     "control_cpu_s": "The same of the control.",
     "step_ratios": "The ratio of each pair of turns.",
     "control_step_ratios": "The same of the control.",
     "load": "Processes that were ready to run at the end.",
     **{
-        f"bench.{name}_interval.{end}": f"The {word} end of the 95 % interval."
-        for name in ("step_ratio", "control_step_ratio", "cpu_s", "control_cpu_s")
+        f"{of}{name}_interval.{end}": f"The {word} end of the 95 % interval."
+        for of in ("", "control_")
+        for name in ("step_ratio", "added_s", "cpu_s")
         for end, word in (("low", "lower"), ("high", "upper"))
     },
     # ---- bench transport

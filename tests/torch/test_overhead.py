@@ -11,13 +11,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fullwire.studies.recording.job as overhead_job
+from docs.making.answers import printed
+from fullwire.errors import UsageError
 from fullwire.run.centre import centre_of, median_of
 from fullwire.run.store import read_run
 from fullwire.studies.recording import overhead
-from fullwire.studies.recording.overhead import Overhead, Pair, overhead_lines, overhead_object
+from fullwire.studies.recording.overhead import (
+    JOBS,
+    USUAL,
+    Job,
+    Overhead,
+    Pair,
+    jobs_named,
+    measure_overhead,
+    overhead_lines,
+    overheads_object,
+    unmeasured_line,
+)
 from tests.torch.test_record import needs_torch
 
+SMALL = Job(name="small", ranks=2, layers=3, width=16, batch=8, steps=4, processors=1)
 EACH_PAIR = [Pair(0.085, ratio, 200e-6) for ratio in (1.001, 1.002, 1.003, 1.004, 1.02)]
 CONTROL = [Pair(0.085, ratio, 10e-6) for ratio in (0.99, 0.999, 1.0, 1.001, 1.01)]
 
@@ -36,11 +49,8 @@ def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: P
             str(output),
             "--",
             sys.executable,
-            str(overhead.JOB),
-            str(overhead.RANKS),
-            "16",
-            str(overhead.STEPS),
-            "0",
+            str(overhead.SCRIPT),
+            *SMALL.script_arguments(),
         ],
         input="record\n",
         capture_output=True,
@@ -49,27 +59,81 @@ def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: P
         timeout=120,
     )
     pairs = json.loads(job.stdout)
-    assert len(pairs) == overhead_job.PAIRS
+    assert len(pairs) == overhead.ROUND_PAIRS
     assert {way for pair in pairs for way in pair} == {"plain", "other"}
 
     run = read_run(output)
     gradients = Counter(zip(run.gradients.rank.tolist(), run.gradients.step.tolist(), strict=True))
-    steps = range((1 + overhead_job.PAIRS) * overhead.STEPS)
+    steps = range((1 + overhead.ROUND_PAIRS) * SMALL.steps)
     assert gradients == {
-        (rank, step): 2 * overhead_job.LAYERS for rank in range(overhead.RANKS) for step in steps
+        (rank, step): 2 * SMALL.layers for rank in range(SMALL.ranks) for step in steps
     }
     in_steps = run.collectives.op[run.collectives.step >= 0]
     assert (in_steps == "allreduce").sum() >= 2 * len(steps)
 
 
+def result_of(job: Job, asked: int = 5) -> Overhead:
+    return Overhead(job=job, pairs={"record": EACH_PAIR, "control": CONTROL}, asked=asked, load=2.5)
+
+
+@needs_torch
+@pytest.mark.usefixtures("uncompiled")
+def test_a_job_on_few_processors_is_measured_in_whole_rounds() -> None:
+    result = measure_overhead(5, job=SMALL)
+    assert {len(pairs) for pairs in result.pairs.values()} == {2 * overhead.ROUND_PAIRS}
+    said = "\n".join(overhead_lines(result))
+    assert "small: 2 ranks on 1 processor, 3 layers of width 16, " in said
+    assert "8 pairs of turns of 4 steps (5 were asked for; pairs are measured 4 at a time)" in said
+
+
+def test_jobs_are_chosen_by_name() -> None:
+    assert [job.name for job in jobs_named(["many-ranks", "usual"])] == ["usual", "many-ranks"]
+    assert jobs_named(["all"]) == JOBS
+    with pytest.raises(UsageError, match="usual, short-steps, many-ranks or all, got 'long'"):
+        jobs_named(["usual", "long"])
+    assert unmeasured_line([result_of(JOBS[1])]) == (
+        "other jobs: fullwire bench recorder --job usual,many-ranks"
+    )
+    assert unmeasured_line([result_of(job) for job in JOBS]) is None
+
+
+def test_one_job_is_of_eight_ranks_on_two_processors_whatever_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {3, 5, 8, 13})
+    _, _, many_ranks = JOBS
+    assert (many_ranks.ranks, many_ranks.allowed()) == (8, {3, 5})
+    assert USUAL.allowed() == {3, 5, 8, 13}
+
+
+def test_the_json_has_an_object_for_each_job_and_the_first_ones_keys_at_the_top() -> None:
+    told = overheads_object([result_of(job) for job in JOBS])
+    assert [each["job"] for each in told["jobs"]] == ["usual", "short-steps", "many-ranks"]
+    assert {key: value for key, value in told.items() if key != "jobs"} == told["jobs"][0]
+    assert told["jobs"][1]["added_s"] == pytest.approx(0.003 * 0.085, rel=1e-2)
+
+
+def test_the_command_says_each_job_and_how_to_measure_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        overhead, "measure_overhead", lambda pairs, job, tell: result_of(job, asked=pairs)
+    )
+    said = printed(["bench", "recorder", "--job", "usual,short-steps", "--pairs", "5"])
+    assert "usual: 2 ranks, 40 layers" in said
+    assert "short-steps: 2 ranks, 4 layers" in said
+    assert said.endswith("other jobs: fullwire bench recorder --job many-ranks\n")
+
+
 def test_the_ratio_is_told_with_its_interval_beside_a_control_and_the_load() -> None:
-    result = Overhead(pairs={"record": EACH_PAIR, "control": CONTROL}, load=2.5)
+    result = result_of(USUAL)
     said = "\n".join(overhead_lines(result))
     assert "over without: 1.0030 (95 % sure between 1.0010 and 1.0200)" in said
+    assert "between 1.0010 and 1.0200), +255 us (+85 us to +1.7 ms) a step" in said
     assert "(control): 1.0000" in said
     assert "200 us" in said
     assert "load of the machine at the end: 2.5" in said
-    told = overhead_object(result)
+    told = overheads_object([result])
     assert told["step_ratio"] == pytest.approx(1.003, abs=1e-4)
     assert told["control_step_ratio"] == pytest.approx(1.0, abs=1e-4)
     assert told["step_ratio_interval"] == pytest.approx({"low": 1.001, "high": 1.02})

@@ -32,33 +32,51 @@ Wires = Annotated[
 
 @app.command("recorder")
 def recorder(
-    pairs: Annotated[int, typer.Option(help="So many pairs of turns; at least 5")] = 48,
+    job: Annotated[
+        str, typer.Option(help="usual, short-steps (1 ms), many-ranks (8 on 2 processors) or all")
+    ] = "usual",
+    pairs: Annotated[
+        int,
+        typer.Option(help="So many pairs of turns, at least 5; measured four at a time"),
+    ] = 48,
     json: Json = False,
 ) -> None:
     """Measure the cost of recording a job.
 
-    Two ranks train a model of 40 layers, recorded and unrecorded in turns:
+    The ranks of each job train a model, recorded and unrecorded in turns:
 
     fullwire bench recorder
+    fullwire bench recorder --job short-steps,many-ranks
     """
+    from fullwire.report.terminal import say
     from fullwire.studies.recording.overhead import (
+        jobs_named,
         measure_overhead,
         overhead_lines,
-        overhead_object,
+        overheads_object,
+        unmeasured_line,
     )
 
-    def tell(done: int) -> None:
-        if sys.stderr.isatty():
-            typer.echo(f"\r{done} of {pairs} pairs" + "\n" * (done == pairs), err=True, nl=False)
+    results = []
+    for chosen in jobs_named(job.split(",")):
 
-    from fullwire.report.terminal import say
+        def tell(done: int, name: str = chosen.name) -> None:
+            if sys.stderr.isatty():
+                typer.echo(
+                    f"\r{name}: {done} of {pairs} pairs" + "\n" * (done == pairs),
+                    err=True,
+                    nl=False,
+                )
 
-    result = measure_overhead(pairs, tell=tell)
+        results.append(measure_overhead(pairs, job=chosen, tell=tell))
+        if not json:
+            for line in overhead_lines(results[-1]):
+                say(line)
+            say("")
     if json:
-        print_json(overhead_object(result))
-    else:
-        for line in overhead_lines(result):
-            say(line)
+        print_json(overheads_object(results))
+    elif others := unmeasured_line(results):
+        say(others)
 
 
 @app.command("transport")

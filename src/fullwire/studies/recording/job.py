@@ -1,9 +1,9 @@
-"""The job of `overhead.py`: a model of 40 layers under DDP, one thread a rank, on request.
+"""The job of `overhead.py`: a model of equal layers under DDP, one thread a rank, on request.
 
-python job.py RANKS WIDTH STEPS LONGER_S: starts the ranks. For each line on standard input they
-train the model, with layers of that width, in two ways by turns of so many steps. Rank 0 prints the
-time of the turns, pair by pair. The line names the difference between the two ways (`DIFFERENCES`).
-With a width of 512, steps take some 85 ms on two quiet cores.
+python job.py RANKS LAYERS WIDTH BATCH STEPS PAIRS LONGER_S: starts the ranks. For each line on
+standard input they train the model, with so many layers of that width, in two ways by turns of so
+many steps. Rank 0 prints the time of the turns, pair by pair. One more pair comes first and is not
+counted. The line names the difference between the two ways (`DIFFERENCES`).
 
 The recorder is in these processes. For each turn that is not recorded, it is taken out of torch.
 Every function that it replaced is put back, DDP gets its true process group, parameters have no
@@ -30,12 +30,11 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-LAYERS, BATCH = 40, 128
-PAIRS = 4  # of turns; one more pair comes first and is not counted
 # The parts of the recorder that the other way has and the plain way has not.
 DIFFERENCES = {
     "control": frozenset[str](),
@@ -69,7 +68,19 @@ def start(ranks: int) -> int:
     return max(abs(process.wait()) for process in processes)
 
 
-def train(width: int, steps: int, longer_s: float) -> None:
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The model and the turns, in the order of the arguments."""
+
+    layers: int
+    width: int
+    batch: int
+    steps: int  # of a turn
+    pairs: int  # of turns for each line; one more comes first
+    longer_s: float
+
+
+def train(shape: _Shape) -> None:
     """Train in turns for each line on rank 0's standard input."""
     import torch
     import torch.distributed as dist
@@ -78,7 +89,7 @@ def train(width: int, steps: int, longer_s: float) -> None:
     dist.init_process_group("gloo")
     recorder = _Recorder()
     recorder.take_out()
-    work = _Work(width, steps, longer_s)
+    work = _Work(shape)
     asked: Counter[str] = Counter()
     try:
         for difference in _asked():
@@ -102,7 +113,7 @@ def _pairs(
     ways = {name: _Way(work, recorder, parts[name]) for name in order}
     pairs = [
         {name: ways[name].turn() for name in (reversed(order) if number % 2 else order)}
-        for number in range(1 + PAIRS)
+        for number in range(1 + work.shape.pairs)
     ]
     return pairs[1:]
 
@@ -197,15 +208,18 @@ def _is_ours(value: Any) -> bool:
 class _Work:
     """The model, its data and the steps of a turn: the same for all ways to train it."""
 
-    def __init__(self, width: int, steps: int, longer_s: float) -> None:
+    def __init__(self, shape: _Shape) -> None:
         import torch
         from torch import nn
 
-        self.steps, self.longer_s = steps, longer_s
-
-        layers = [part for _ in range(LAYERS) for part in (nn.Linear(width, width), nn.ReLU())]
-        self.model = nn.Sequential(*layers)
-        self.data = torch.randn(BATCH, width)
+        self.shape = shape
+        parts = [
+            part
+            for _ in range(shape.layers)
+            for part in (nn.Linear(shape.width, shape.width), nn.ReLU())
+        ]
+        self.model = nn.Sequential(*parts)
+        self.data = torch.randn(shape.batch, shape.width)
 
 
 class _Way:
@@ -227,12 +241,12 @@ class _Way:
         with self._seen():
             dist.barrier()  # after the recorder is in place, which takes rank 0 longest
             began_s, began_cpu_s = time.perf_counter(), time.process_time()
-            for _ in range(self._work.steps):
+            for _ in range(self._work.shape.steps):
                 self._optimizer.zero_grad()
                 self._model(self._work.data).square().mean().backward()
                 self._optimizer.step()
                 if "longer" in self._parts:
-                    until_s = time.perf_counter() + self._work.longer_s
+                    until_s = time.perf_counter() + self._work.shape.longer_s
                     while time.perf_counter() < until_s:
                         pass
             wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
@@ -249,6 +263,7 @@ class _Way:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        train(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+        layers, width, batch, steps, pairs = map(int, sys.argv[2:-1])
+        train(_Shape(layers, width, batch, steps, pairs, float(sys.argv[-1])))
     else:
         sys.exit(start(int(sys.argv[1])))
