@@ -324,6 +324,36 @@ def test_a_restarts_steps_count_once_with_their_later_value() -> None:
     assert curve.repeated == 2
 
 
+def test_a_metric_that_became_no_number_has_no_forecast(jobs: tuple[Run, Run]) -> None:
+    values = 0.1 + 2 * np.arange(1, 301) ** -0.5
+    values[79:] = np.nan
+    curve = curve_of(metrics(np.arange(1, 301), values), "loss", "a")
+    assert curve.lost_at == 80
+    with pytest.raises(UsageError, match=r"not reached, and loss is not a number from step 80 on"):
+        reach(curve, read_goal("loss<=0.2"), "a")
+    assert not reach(curve, read_goal("loss<=0.4"), "a").is_forecast
+    diverged = dataclasses.replace(jobs[0], metrics=metrics(np.arange(1, 301), values))
+    for goal, said in (("loss<=0.2", "is left out"), ("loss<=0.4", "was reached before loss")):
+        asked: dict[str, Any] = {
+            "target": goal,
+            "workers": 2,
+            "bandwidth": "1Gbps",
+            "critical_batch": CRITICAL,
+        }
+        found = fw.whatif(jobs[1], curve=diverged, **asked).to_target
+        assert found is not None
+        (note,) = (note for note in found.notes if said in sentence(note))
+        assert note.is_assumption  # always shown
+
+
+def test_a_metric_that_is_no_number_now_and_then_still_has_a_forecast() -> None:
+    values = 0.1 + 2 * np.arange(1, 301) ** -0.5
+    values[1::2] = np.inf
+    curve = curve_of(metrics(np.arange(1, 301), values), "loss", "a")
+    assert curve.lost_at is None
+    assert reach(curve, read_goal("loss<=0.2"), "a").is_forecast
+
+
 def test_a_goal_not_reached_yet_is_forecast() -> None:
     table = falling(600, steps=300, scatter=0.01)
     found = reach(curve_of(table, "loss", "a"), read_goal(GOAL), "a")

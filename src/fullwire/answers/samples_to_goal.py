@@ -25,6 +25,7 @@ from fullwire.findings.targets import (
     CriticalFromNoise,
     CriticalFromRuns,
     CurveIsLeftOut,
+    CurveIsLostLater,
     CurveWasCleaned,
     GoalIsForecast,
     NoiseTellsNothing,
@@ -116,6 +117,12 @@ def evidence(
                     low=reached.low,
                     high=reached.high,
                     is_far=reached.is_far,
+                )
+            )
+        if curve.lost_at is not None:
+            notes.append(
+                CurveIsLostLater(
+                    run=name, goal=str(goal), metric=goal.metric, lost_at=curve.lost_at
                 )
             )
         recorded.append(shown)
