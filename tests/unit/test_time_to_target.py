@@ -697,6 +697,34 @@ def test_a_batch_without_a_sample_for_each_worker_has_no_time(jobs: tuple[Run, R
         fw.whatif(small, workers=64, global_batch=16, **asked)
 
 
+@pytest.mark.parametrize(
+    ("hook", "is_told"),
+    [
+        ("powerSGD_hook", False),
+        ("post_localSGD_hook", False),
+        ("fp16_compress_wrapper.<locals>.fp16_compress_wrapper_hook", False),
+        ("fullwire.compress(powersgd:rank=2)", False),
+        ("fullwire.compress(topk)", False),
+        ("fullwire.compress(int8)", True),
+        ("bf16_compress_hook", True),
+        ("allreduce_hook", True),
+        ("summing_hook", True),
+        ("BuiltinCommHookType.FP16_COMPRESS", True),
+        ("BuiltinCommHookType.ALLREDUCE", True),
+        (None, True),
+    ],
+)
+def test_the_mean_that_a_lossy_hook_left_tells_no_noise(hook: str | None, is_told: bool) -> None:
+    job = a_job(32, noise=some_noise(CRITICAL))
+    job = dataclasses.replace(job, facts=dataclasses.replace(job.facts, hook=hook))
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 256, "bandwidth": "1Gbps"}
+    if is_told:
+        assert fw.whatif(job, **asked).to_target is not None
+        return
+    with pytest.raises(UsageError, match=f"as the communication hook {re.escape(str(hook))} may"):
+        fw.whatif(job, **asked)
+
+
 def test_noise_that_tells_nothing_leaves_the_recorded_batch_its_answer() -> None:
     short = a_job(32, noise=some_noise(CRITICAL, steps=3))
     table = fw.whatif(short, target=GOAL, workers=2, bandwidth="1Gbps")
