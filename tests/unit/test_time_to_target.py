@@ -22,7 +22,7 @@ from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
-from fullwire.findings.targets import CriticalFromRuns
+from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
@@ -723,6 +723,18 @@ def test_the_mean_that_a_lossy_hook_left_tells_no_noise(hook: str | None, is_tol
         return
     with pytest.raises(UsageError, match=f"as the communication hook {re.escape(str(hook))} may"):
         fw.whatif(job, **asked)
+
+
+def test_the_noise_has_the_batch_that_the_user_gives() -> None:
+    job = a_job(32, noise=some_noise(CRITICAL))
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 256, "bandwidth": "1Gbps"}
+    batches = []
+    for given in (32, 8):
+        found = fw.whatif(job, recorded_batch=given, **asked).to_target
+        assert found is not None
+        (note,) = (note for note in found.notes if isinstance(note, CriticalFromNoise))
+        batches.append(note.batch)
+    assert batches[1] == pytest.approx(batches[0] / 4)
 
 
 def test_noise_that_tells_nothing_leaves_the_recorded_batch_its_answer() -> None:
