@@ -22,7 +22,7 @@ from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
-from fullwire.findings.targets import CriticalFromRuns
+from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
@@ -322,6 +322,36 @@ def test_a_restarts_steps_count_once_with_their_later_value() -> None:
     )
     assert curve.values.tolist() == [5, 3, 2, 1]
     assert curve.repeated == 2
+
+
+def test_a_metric_that_became_no_number_has_no_forecast(jobs: tuple[Run, Run]) -> None:
+    values = 0.1 + 2 * np.arange(1, 301) ** -0.5
+    values[79:] = np.nan
+    curve = curve_of(metrics(np.arange(1, 301), values), "loss", "a")
+    assert curve.lost_at == 80
+    with pytest.raises(UsageError, match=r"not reached, and loss is not a number from step 80 on"):
+        reach(curve, read_goal("loss<=0.2"), "a")
+    assert not reach(curve, read_goal("loss<=0.4"), "a").is_forecast
+    diverged = dataclasses.replace(jobs[0], metrics=metrics(np.arange(1, 301), values))
+    for goal, said in (("loss<=0.2", "is left out"), ("loss<=0.4", "was reached before loss")):
+        asked: dict[str, Any] = {
+            "target": goal,
+            "workers": 2,
+            "bandwidth": "1Gbps",
+            "critical_batch": CRITICAL,
+        }
+        found = fw.whatif(jobs[1], curve=diverged, **asked).to_target
+        assert found is not None
+        (note,) = (note for note in found.notes if said in sentence(note))
+        assert note.is_assumption  # always shown
+
+
+def test_a_metric_that_is_no_number_now_and_then_still_has_a_forecast() -> None:
+    values = 0.1 + 2 * np.arange(1, 301) ** -0.5
+    values[1::2] = np.inf
+    curve = curve_of(metrics(np.arange(1, 301), values), "loss", "a")
+    assert curve.lost_at is None
+    assert reach(curve, read_goal("loss<=0.2"), "a").is_forecast
 
 
 def test_a_goal_not_reached_yet_is_forecast() -> None:
@@ -665,6 +695,46 @@ def test_a_batch_without_a_sample_for_each_worker_has_no_time(jobs: tuple[Run, R
     assert "1 setting has no time to the target: the batch has not one sample for each" in told
     with pytest.raises(UsageError, match="expected 64 samples or more, one of each worker"):
         fw.whatif(small, workers=64, global_batch=16, **asked)
+
+
+@pytest.mark.parametrize(
+    ("hook", "is_told"),
+    [
+        ("powerSGD_hook", False),
+        ("post_localSGD_hook", False),
+        ("fp16_compress_wrapper.<locals>.fp16_compress_wrapper_hook", False),
+        ("fullwire.compress(powersgd:rank=2)", False),
+        ("fullwire.compress(topk)", False),
+        ("fullwire.compress(int8)", True),
+        ("bf16_compress_hook", True),
+        ("allreduce_hook", True),
+        ("summing_hook", True),
+        ("BuiltinCommHookType.FP16_COMPRESS", True),
+        ("BuiltinCommHookType.ALLREDUCE", True),
+        (None, True),
+    ],
+)
+def test_the_mean_that_a_lossy_hook_left_tells_no_noise(hook: str | None, is_told: bool) -> None:
+    job = a_job(32, noise=some_noise(CRITICAL))
+    job = dataclasses.replace(job, facts=dataclasses.replace(job.facts, hook=hook))
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 256, "bandwidth": "1Gbps"}
+    if is_told:
+        assert fw.whatif(job, **asked).to_target is not None
+        return
+    with pytest.raises(UsageError, match=f"as the communication hook {re.escape(str(hook))} may"):
+        fw.whatif(job, **asked)
+
+
+def test_the_noise_has_the_batch_that_the_user_gives() -> None:
+    job = a_job(32, noise=some_noise(CRITICAL))
+    asked: dict[str, Any] = {"target": GOAL, "global_batch": 256, "bandwidth": "1Gbps"}
+    batches = []
+    for given in (32, 8):
+        found = fw.whatif(job, recorded_batch=given, **asked).to_target
+        assert found is not None
+        (note,) = (note for note in found.notes if isinstance(note, CriticalFromNoise))
+        batches.append(note.batch)
+    assert batches[1] == pytest.approx(batches[0] / 4)
 
 
 def test_noise_that_tells_nothing_leaves_the_recorded_batch_its_answer() -> None:

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fullwire.answers.subjects import gradient_bytes
-from fullwire.convergence.batches import BatchLaw, Critical, Point, fit_batches, noise_scale
+from fullwire.compression.codec import named_in
+from fullwire.convergence.batches import (
+    BatchLaw,
+    Critical,
+    NoiseScale,
+    Point,
+    fit_batches,
+    noise_scale,
+)
 from fullwire.convergence.curves import Curve, Goal, Reach, curve_of, reach
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
@@ -25,15 +33,23 @@ from fullwire.findings.targets import (
     CriticalFromNoise,
     CriticalFromRuns,
     CurveIsLeftOut,
+    CurveIsLostLater,
     CurveWasCleaned,
     GoalIsForecast,
     NoiseTellsNothing,
     SamplesLostToTheBatch,
 )
-from fullwire.run.run import Run
+from fullwire.run.run import Noise, Run, Whole
 from fullwire.simulation.subject import plain_subject
 from fullwire.timeline.passes import passes_of_step
 
+_EXACT_CODECS = ("fp16", "bf16", "int8")  # near enough for the norm of a mean gradient
+# Hooks of torch, and hooks of a script whose name says that they add gradients up as they are.
+_EXACT_HOOKS = re.compile(
+    r"(fp16|bf16)_compress(_hook)?|quantization_per(tensor|channel)_hook"
+    r"|(\w*_)?(all_?reduce|sum|summing|mean|average)(_\w+)?",
+    re.IGNORECASE,
+)
 _ANY = 12.0  # the factor within which a critical batch lies near any recorded one
 
 
@@ -118,6 +134,12 @@ def evidence(
                     is_far=reached.is_far,
                 )
             )
+        if curve.lost_at is not None:
+            notes.append(
+                CurveIsLostLater(
+                    run=name, goal=str(goal), metric=goal.metric, lost_at=curve.lost_at
+                )
+            )
         recorded.append(shown)
         points.append(point)
     if refusals and not points:
@@ -176,11 +198,10 @@ def _critical(
         if not len(run.noise):
             continue
         noise = run.noise
-        if recorded_batch and run.facts.pass_samples is None:  # and so its noise has none either
-            own = round(recorded_batch[number] / (run.facts.workers or 1))
-            noise = replace(noise, samples=np.full(len(noise), own))
+        if recorded_batch:
+            noise = replace(noise, samples=_noise_samples(name, run, recorded_batch[number]))
         try:
-            scale = noise_scale(noise, run.facts.workers, name)
+            scale = _noise_scale(name, run, noise)
         except UsageError as error:
             tells_nothing = tells_nothing or error
             continue
@@ -200,6 +221,32 @@ def _critical(
     return None, None
 
 
+def _noise_samples(name: str, run: Run, whole: int) -> Whole:
+    """Return the samples behind a rank's gradient, if the whole job has this batch."""
+    if run.facts.pass_samples is None:  # and so its noise has none either
+        return np.full(len(run.noise), round(whole / (run.facts.workers or 1)))
+    return np.rint(run.noise.samples * (whole / global_batch(name, run))).astype(np.int64)
+
+
+def _noise_scale(name: str, run: Run, noise: Noise) -> NoiseScale:
+    """Estimate the noise scale of a run, unless a hook changed the mean that it noted."""
+    hook = run.facts.hook
+    if hook is not None and not _keeps_the_mean(hook):
+        raise UsageError(
+            f"{name}: its gradient noise tells no critical batch, as the communication hook {hook} "
+            "may change the mean gradient: expected a run without it"
+        )
+    return noise_scale(noise, run.facts.workers, name)
+
+
+def _keeps_the_mean(hook: str) -> bool:
+    """Return whether a communication hook is known to give the mean gradient, or the sum."""
+    codec = named_in(hook)
+    if codec is not None:
+        return codec.split(":")[0] in _EXACT_CODECS
+    return _EXACT_HOOKS.fullmatch(hook.split(".")[-1]) is not None
+
+
 def global_batch(name: str, run: Run) -> int:
     """Return the samples of one step of a recorded job."""
     return _pass_samples(name, run) * _passes(run)
@@ -216,7 +263,7 @@ def about_batch(run: Run) -> tuple[Finding, ...]:
         return ()
     name = run.provenance.source
     try:
-        scale = noise_scale(run.noise, run.facts.workers, name)
+        scale = _noise_scale(name, run, run.noise)
     except UsageError as error:
         return (NoiseTellsNothing(why=str(error)),)
     batch, factor = global_batch(name, run), scale.critical.factor

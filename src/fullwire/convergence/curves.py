@@ -1,7 +1,8 @@
 """A metric's curve, the step at which it reaches a goal, and a forecast where it has not yet.
 
 A restarted job reports some steps twice: the later value counts. Values that are no number are left
-out and counted. One value is noisy, so a running median decides when a goal is reached.
+out and counted. One value is noisy, so a running median decides when a goal is reached. A metric
+that is no number any more at the end has no forecast: such a training does not recover.
 
 The forecast is a power law with an offset, `v = c + a t^-b`, fitted to means over stretches of time
 that grow. Early values say little about c, the level at which the curve flattens. So the forecast
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
@@ -78,6 +80,7 @@ class Curve:
     times_ns: Whole
     repeated: int = 0  # steps that were reported again
     not_numbers: int = 0
+    lost_at: int | None = None  # the step from which on the metric is no number
 
 
 def read_goal(text: str) -> Goal:
@@ -111,7 +114,20 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
         chosen.time_ns[order][kept],
         repeated=int((~is_last).sum()),
         not_numbers=int((is_last & ~is_number).sum()),
+        lost_at=_lost_at(steps[is_last], is_number[is_last]),
     )
+
+
+def _lost_at(steps: Whole, is_number: NDArray[np.bool_]) -> int | None:
+    """Return the step from which on a metric is no number; None if it still is one.
+
+    Some metrics are no number now and then, and come back. So the last stretch without numbers
+    counts only if it is longer than each one before it.
+    """
+    numbers = np.flatnonzero(is_number)
+    last = len(is_number) - 1 - int(numbers[-1])
+    before = int(np.diff(numbers, prepend=-1).max()) - 1
+    return int(steps[numbers[-1] + 1]) if last > before else None
 
 
 def reach(curve: Curve, goal: Goal, run: str) -> Reach:
@@ -203,6 +219,10 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
 
 def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     """Extend a curve to a value that it has not reached."""
+    if curve.lost_at is not None:
+        raise UsageError(
+            f"{where} is not reached, and {curve.name} is not a number from step {curve.lost_at} on"
+        )
     if len(curve.values) < FEWEST:
         raise UsageError(
             f"{where} is not reached in {len(curve.values)} values, expected {FEWEST} for a "

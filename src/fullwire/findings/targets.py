@@ -240,9 +240,25 @@ class CurveWasCleaned(Finding):
     not_numbers: int
 
 
+class CurveIsLostLater(Finding):
+    """A metric reached the goal, and later became no number."""
+
+    is_assumption = True
+    template = (
+        "{run}: {goal} was reached before {metric} became no number, which it is from step "
+        "{lost_at:,} on."
+    )
+
+    run: str
+    goal: str
+    metric: str
+    lost_at: int
+
+
 class CurveIsLeftOut(Finding):
     """A run's curve cannot tell when the goal is reached, and those of others can."""
 
+    is_assumption = True
     template = "{why}. So this curve is left out, and the others count."
 
     why: str  # As the curve's reader put it.
