@@ -370,6 +370,14 @@ def test_a_curve_that_cannot_answer_is_refused(values: Any, goal: str, said: str
         ({"price": "2.10"}, "price: expected an amount with its unit, like 2.10/device-hour"),
         ({"price": "EUR 2 EUR/device-hour"}, "price: expected an amount with its unit"),
         ({"fragments": 8}, "fragments: expected local steps"),
+        (
+            {"fragments": 20, "local_steps": 10},
+            "fragments: expected a divisor of 10 local steps, got 20. The nearest is 10",
+        ),
+        (
+            {"fragments": [1, 8], "local_steps": [40, 30]},
+            "fragments: expected a divisor of 30 local steps, got 8. The nearest is 6",
+        ),
         ({"accumulate": [1, 2]}, "one value of --accumulate"),
         ({"recorded_batch": [32]}, "expected one for each of 2 runs, got 1"),
         ({"global_batch": 0}, "global batch: expected a whole number"),
@@ -734,8 +742,8 @@ def test_a_codec_that_sends_a_part_makes_long_and_short_trainings_as_late(
 def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     small, _ = jobs
     asked: dict[str, Any] = {"workers": 4, "bandwidth": "100Mbps", "local_steps": 30}
-    whole, parts = fw.whatif(small, fragments=[1, 8], **asked)["step_s"].tolist()
+    whole, parts = fw.whatif(small, fragments=[1, 6], **asked)["step_s"].tolist()
     alone = fw.whatif(small, workers=1, bandwidth="100Mbps")["step_s"][0]
     busy = (whole - alone) * 30
-    assert parts - alone == pytest.approx(8 * max(busy / 8 - alone, 0) / 30)
+    assert parts - alone == pytest.approx(6 * max(busy / 6 - alone, 0) / 30)
     assert parts < whole
