@@ -508,6 +508,17 @@ def test_curves_without_steps_differ_by_the_usual_scatter() -> None:
     assert until(bare, bare, GOAL).scatter == pytest.approx(0.038)
 
 
+def test_device_hours_of_curves_that_do_not_tell_their_devices_are_unknown() -> None:
+    known = dataclasses.replace(a_job(32), spans=Spans.empty())
+    curve = dataclasses.replace(known, facts=known.facts.without(["workers"]))
+    found = until(known, curve, GOAL)
+    assert found.before[0].device_hours == pytest.approx(2 * found.before[0].time_s / 3600)
+    assert found.after[0].device_hours is None
+    told = sentence(found.finding)
+    assert f"The devices of {found.after[0].run} are unknown, and so are device-hours." in told
+    assert told.count("device-hours") == 1
+
+
 def test_runs_are_named_as_they_were_given(cli: Cli, tmp_path: Path) -> None:
     paths = [str(fw.write(a_job(32), tmp_path / f"{name}.run")) for name in ("one", "two")]
     told = cli("compare", *paths, "--until", GOAL, "--json")
