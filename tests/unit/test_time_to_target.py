@@ -400,6 +400,14 @@ def test_a_curve_that_cannot_answer_is_refused(values: Any, goal: str, said: str
         ({"price": "2.10"}, "price: expected an amount with its unit, like 2.10/device-hour"),
         ({"price": "EUR 2 EUR/device-hour"}, "price: expected an amount with its unit"),
         ({"fragments": 8}, "fragments: expected local steps"),
+        (
+            {"fragments": 20, "local_steps": 10},
+            "fragments: expected a divisor of 10 local steps, got 20. The nearest is 10",
+        ),
+        (
+            {"fragments": [1, 8], "local_steps": [40, 30]},
+            "fragments: expected a divisor of 30 local steps, got 8. The nearest is 6",
+        ),
         ({"accumulate": [1, 2]}, "one value of --accumulate"),
         ({"recorded_batch": [32]}, "expected one for each of 2 runs, got 1"),
         ({"global_batch": 0}, "global batch: expected a whole number"),
@@ -528,6 +536,17 @@ def test_the_time_of_stalls_is_noise_between_single_runs() -> None:
 def test_curves_without_steps_differ_by_the_usual_scatter() -> None:
     bare = dataclasses.replace(a_job(32), spans=Spans.empty())
     assert until(bare, bare, GOAL).scatter == pytest.approx(0.038)
+
+
+def test_device_hours_of_curves_that_do_not_tell_their_devices_are_unknown() -> None:
+    known = dataclasses.replace(a_job(32), spans=Spans.empty())
+    curve = dataclasses.replace(known, facts=known.facts.without(["workers"]))
+    found = until(known, curve, GOAL)
+    assert found.before[0].device_hours == pytest.approx(2 * found.before[0].time_s / 3600)
+    assert found.after[0].device_hours is None
+    told = sentence(found.finding)
+    assert f"The devices of {found.after[0].run} are unknown, and so are device-hours." in told
+    assert told.count("device-hours") == 1
 
 
 def test_runs_are_named_as_they_were_given(cli: Cli, tmp_path: Path) -> None:
@@ -804,8 +823,8 @@ def test_a_codec_that_sends_a_part_makes_long_and_short_trainings_as_late(
 def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     small, _ = jobs
     asked: dict[str, Any] = {"workers": 4, "bandwidth": "100Mbps", "local_steps": 30}
-    whole, parts = fw.whatif(small, fragments=[1, 8], **asked)["step_s"].tolist()
+    whole, parts = fw.whatif(small, fragments=[1, 6], **asked)["step_s"].tolist()
     alone = fw.whatif(small, workers=1, bandwidth="100Mbps")["step_s"][0]
     busy = (whole - alone) * 30
-    assert parts - alone == pytest.approx(8 * max(busy / 8 - alone, 0) / 30)
+    assert parts - alone == pytest.approx(6 * max(busy / 6 - alone, 0) / 30)
     assert parts < whole

@@ -43,7 +43,7 @@ class Reached:
     run: str
     steps: float
     time_s: float
-    device_hours: float
+    device_hours: float | None  # None where a run does not tell its devices, as curves alone do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,11 @@ class Until:
     @property
     def finding(self) -> Finding:
         """Return the answer."""
-        hours = [_usual(side, "device_hours") for side in (self.before, self.after)]
+        both = (*self.before, *self.after)
+        of_unknown = tuple(reached.run for reached in both if reached.device_hours is None)
+        hours: list[float | None] = [None, None]
+        if not of_unknown:
+            hours = [_usual(side, "device_hours") for side in (self.before, self.after)]
         told: dict[str, Any] = {
             "goal": str(self.goal),
             "before_s": _usual(self.before, "time_s"),
@@ -75,6 +79,7 @@ class Until:
             "high": self.high,
             "before_hours": hours[0],
             "after_hours": hours[1],
+            "of_unknown": of_unknown,
         }
         if not self.is_significant:
             return ReachedAlike(**told, scatter=self.scatter)
@@ -144,7 +149,8 @@ def _reached(name: str, run: Run, goal: Goal) -> Reached:
             f"{name}: expected times of {goal.metric} after the first step, got times of another "
             "clock"
         )
-    hours = time_s * (run.facts.workers or 1) / 3600
+    workers = run.facts.workers
+    hours = None if workers is None else time_s * workers / 3600
     return Reached(run=name, steps=found.steps, time_s=time_s, device_hours=hours)
 
 

@@ -63,6 +63,7 @@ from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.transport import FullTransport
 from fullwire.units import ratio, seconds, show_time
 from fullwire.words import sentences
+from fullwire.workloads.layout import nearest_divisor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -376,8 +377,9 @@ def _table(
     if max(changes.get("fragments", (1,))) > 1 and max(grid.local_steps) == 1:
         raise UsageError(
             "fragments: expected local steps with them, as parameters are averaged after these: "
-            "--local-steps 30"
+            "--local-steps, a multiple of the fragments"
         )
+    _check_fragments(changes, grid)
     if "ranks_per_host" in changes and not any(map(transports.of, only)):
         raise UsageError(
             "ranks per host: expected a run that shows how its ranks share processors, got none"
@@ -385,6 +387,18 @@ def _table(
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         return _predicted(many, transports, grid, changes, wanted, progress, those)
+
+
+def _check_fragments(changes: Changes, grid: Grid) -> None:
+    """Refuse fragments that local steps cannot be divided into, as `fullwire.elastic` does."""
+    for local_steps, fragments in itertools.product(
+        grid.local_steps, changes.get("fragments", (1,))
+    ):
+        if local_steps % fragments:
+            raise UsageError(
+                f"fragments: expected a divisor of {local_steps} local steps, got {fragments}. "
+                f"The nearest is {nearest_divisor(local_steps, fragments)}"
+            )
 
 
 def _predicted(

@@ -289,8 +289,9 @@ class ReachedFirst(Finding):
 
     template = (
         "After is {share:.0%} {is_sooner:sooner|later} at {goal}: {after_s:duration}, before "
-        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}); {after_hours:number} "
-        "and {before_hours:number} device-hours."
+        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}){before_hours:?; "
+        "{after_hours:number} and {before_hours:number} device-hours}{of_unknown:?. The devices of "
+        "{of_unknown:and} are unknown, and so are device-hours}."
     )
 
     goal: str
@@ -298,8 +299,9 @@ class ReachedFirst(Finding):
     after_s: float
     low: float
     high: float
-    before_hours: float
-    after_hours: float
+    before_hours: float | None  # of both sides, or of none
+    after_hours: float | None
+    of_unknown: tuple[str, ...]  # the runs that do not tell their devices
     is_sooner: bool
     share: float
 
@@ -309,8 +311,10 @@ class ReachedAlike(Finding):
 
     template = (
         "No difference beyond noise at {goal}: after {after_s:duration}, before "
-        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}); {after_hours:number} "
-        "and {before_hours:number} device-hours. Runs that start anew differ by {scatter:.0%}."
+        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}){before_hours:?; "
+        "{after_hours:number} and {before_hours:number} device-hours}{of_unknown:?. The devices of "
+        "{of_unknown:and} are unknown, and so are device-hours}. Runs that start anew differ by "
+        "{scatter:.0%}."
     )
 
     goal: str
@@ -318,8 +322,9 @@ class ReachedAlike(Finding):
     after_s: float
     low: float
     high: float
-    before_hours: float
-    after_hours: float
+    before_hours: float | None  # of both sides, or of none
+    after_hours: float | None
+    of_unknown: tuple[str, ...]  # the runs that do not tell their devices
     scatter: float
 
 
