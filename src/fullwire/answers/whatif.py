@@ -63,7 +63,6 @@ from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.transport import FullTransport
 from fullwire.units import ratio, seconds, show_time
 from fullwire.words import sentences
-from fullwire.workloads.layout import nearest_divisor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -377,7 +376,7 @@ def _table(
     if max(changes.get("fragments", (1,))) > 1 and max(grid.local_steps) == 1:
         raise UsageError(
             "fragments: expected local steps with them, as parameters are averaged after these: "
-            "--local-steps, a multiple of the fragments"
+            "--local-steps 30"
         )
     _check_fragments(changes, grid)
     if "ranks_per_host" in changes and not any(map(transports.of, only)):
@@ -390,14 +389,17 @@ def _table(
 
 
 def _check_fragments(changes: Changes, grid: Grid) -> None:
-    """Refuse fragments that local steps cannot be divided into, as `fullwire.elastic` does."""
+    """Refuse more fragments than local steps: after each step, one is averaged.
+
+    Beside local steps a grid may hold a sum in each step, which has no fragments.
+    """
     for local_steps, fragments in itertools.product(
         grid.local_steps, changes.get("fragments", (1,))
     ):
-        if local_steps % fragments:
+        if 1 < local_steps < fragments:
             raise UsageError(
-                f"fragments: expected a divisor of {local_steps} local steps, got {fragments}. "
-                f"The nearest is {nearest_divisor(local_steps, fragments)}"
+                f"fragments: expected at most {local_steps} with {local_steps} local steps, one "
+                f"after each step, got {fragments}"
             )
 
 
