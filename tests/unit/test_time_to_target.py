@@ -456,6 +456,19 @@ def test_a_batch_that_contradicts_the_run_is_told(jobs: tuple[Run, Run]) -> None
     assert "The run itself has 32" not in told
 
 
+def test_a_batch_that_contradicts_a_built_in_workload_is_told(jobs: tuple[Run, Run]) -> None:
+    asked: dict[str, Any] = {"target": GOAL, "workers": 2, "bandwidth": "10Gbps"}
+    told = []
+    for given in (64, 640):
+        found = fw.whatif(
+            "resnet50@v100:64", curve=list(jobs), recorded_batch=[given, 32, 128], **asked
+        ).to_target
+        assert found is not None
+        told.append(" ".join(map(sentence, found.notes)))
+    assert "The run itself has" not in told[0]
+    assert "to be 640, as --recorded-batch says. The run itself has 64." in told[1]
+
+
 def test_large_critical_batches_are_written_out() -> None:
     found = fw.whatif(
         a_job(32), target=GOAL, global_batch=64, critical_batch=123_456, bandwidth="1Gbps"
