@@ -324,6 +324,27 @@ def test_a_restarts_steps_count_once_with_their_later_value() -> None:
     assert curve.repeated == 2
 
 
+def test_the_steps_that_a_restart_gave_up_reach_no_goal() -> None:
+    first, again = np.arange(1, 1001), np.arange(100, 300)
+    steps = np.append(first, again)
+    values = np.append(1 / (1 + first / 50), 1 / (1 + again / 50) + 0.05)
+    table = metrics(steps, values, times_ns=np.arange(len(steps)))
+    for rows in (table, table.rows(np.random.default_rng(0).permutation(len(steps)))):
+        curve = curve_of(rows, "loss", "a")
+        assert curve.steps.tolist() == list(range(1, 300))
+        assert curve.values[-1] == values[-1]
+        assert curve.repeated == 901
+
+
+def test_rows_out_of_order_are_no_restart() -> None:
+    """As of two writers, one behind the other; and a late row, as of a summary."""
+    ahead, behind = np.arange(20, 60, 2), np.arange(1, 41, 2)
+    steps = np.append(np.column_stack([ahead, behind]).reshape(-1), [0])
+    curve = curve_of(metrics(steps, 1 / (1 + steps), times_ns=np.arange(len(steps))), "loss", "a")
+    assert curve.steps.tolist() == sorted(steps.tolist())
+    assert curve.repeated == 0
+
+
 def test_a_metric_that_became_no_number_has_no_forecast(jobs: tuple[Run, Run]) -> None:
     values = 0.1 + 2 * np.arange(1, 301) ** -0.5
     values[79:] = np.nan
