@@ -324,6 +324,27 @@ def test_a_restarts_steps_count_once_with_their_later_value() -> None:
     assert curve.repeated == 2
 
 
+def test_the_steps_that_a_restart_gave_up_reach_no_goal() -> None:
+    first, again = np.arange(1, 1001), np.arange(100, 300)
+    steps = np.append(first, again)
+    values = np.append(1 / (1 + first / 50), 1 / (1 + again / 50) + 0.05)
+    table = metrics(steps, values, times_ns=np.arange(len(steps)))
+    for rows in (table, table.rows(np.random.default_rng(0).permutation(len(steps)))):
+        curve = curve_of(rows, "loss", "a")
+        assert curve.steps.tolist() == list(range(1, 300))
+        assert curve.values[-1] == values[-1]
+        assert curve.repeated == 901
+
+
+def test_rows_out_of_order_are_no_restart() -> None:
+    """As of two writers, one behind the other; and a late row, as of a summary."""
+    ahead, behind = np.arange(20, 60, 2), np.arange(1, 41, 2)
+    steps = np.append(np.column_stack([ahead, behind]).reshape(-1), [0])
+    curve = curve_of(metrics(steps, 1 / (1 + steps), times_ns=np.arange(len(steps))), "loss", "a")
+    assert curve.steps.tolist() == sorted(steps.tolist())
+    assert curve.repeated == 0
+
+
 def test_a_metric_that_became_no_number_has_no_forecast(jobs: tuple[Run, Run]) -> None:
     values = 0.1 + 2 * np.arange(1, 301) ** -0.5
     values[79:] = np.nan
@@ -462,6 +483,19 @@ def test_a_batch_that_contradicts_the_run_is_told(jobs: tuple[Run, Run]) -> None
     told = " ".join(map(sentence, given.notes))
     assert "to be 1,280, as --recorded-batch says. The run itself has 128." in told
     assert "The run itself has 32" not in told
+
+
+def test_a_batch_that_contradicts_a_built_in_workload_is_told(jobs: tuple[Run, Run]) -> None:
+    asked: dict[str, Any] = {"target": GOAL, "workers": 2, "bandwidth": "10Gbps"}
+    told = []
+    for given in (64, 640):
+        found = fw.whatif(
+            "resnet50@v100:64", curve=list(jobs), recorded_batch=[given, 32, 128], **asked
+        ).to_target
+        assert found is not None
+        told.append(" ".join(map(sentence, found.notes)))
+    assert "The run itself has" not in told[0]
+    assert "to be 640, as --recorded-batch says. The run itself has 64." in told[1]
 
 
 def test_large_critical_batches_are_written_out() -> None:

@@ -107,7 +107,7 @@ def evidence(
     notes: list[Finding] = []
     refusals: list[UsageError] = []
     for number, (name, run) in enumerate(many):
-        if recorded_batch and run.facts.pass_samples is not None:
+        if recorded_batch and _own_pass_samples(run) is not None:
             own, given = global_batch(name, run), recorded_batch[number]
             notes += [] if own == given else [BatchContradictsRun(run=name, own=own, given=given)]
         if number == 0 and many[1:] and goal.metric not in set(run.metrics.name.tolist()):
@@ -225,7 +225,8 @@ def _noise_samples(name: str, run: Run, whole: int) -> Whole:
     """Return the samples behind a rank's gradient, if the whole job has this batch."""
     if run.facts.pass_samples is None:  # and so its noise has none either
         return np.full(len(run.noise), round(whole / (run.facts.workers or 1)))
-    return np.rint(run.noise.samples * (whole / global_batch(name, run))).astype(np.int64)
+    scaled: Whole = np.rint(run.noise.samples * (whole / global_batch(name, run))).astype(np.int64)
+    return scaled
 
 
 def _noise_scale(name: str, run: Run, noise: Noise) -> NoiseScale:
@@ -279,11 +280,17 @@ def about_batch(run: Run) -> tuple[Finding, ...]:
 
 
 def _pass_samples(name: str, run: Run) -> int:
-    if run.facts.pass_samples is not None:
-        return run.facts.pass_samples
-    told = re.match(r"\d+", run.facts.batch or "")
-    if told is None:
+    samples = _own_pass_samples(run)
+    if samples is None:
         raise UsageError(
             f"{name} does not know its batch: expected that of the whole job with --recorded-batch"
         )
-    return int(told[0])
+    return samples
+
+
+def _own_pass_samples(run: Run) -> int | None:
+    """Return the samples of a pass as the run knows them; a built-in workload has a batch."""
+    if run.facts.pass_samples is not None:
+        return run.facts.pass_samples
+    told = re.match(r"\d+", run.facts.batch or "")
+    return None if told is None else int(told[0])

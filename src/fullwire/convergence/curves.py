@@ -1,8 +1,9 @@
 """A metric's curve, the step at which it reaches a goal, and a forecast where it has not yet.
 
-A restarted job reports some steps twice: the later value counts. Values that are no number are left
-out and counted. One value is noisy, so a running median decides when a goal is reached. A metric
-that is no number any more at the end has no forecast: such a training does not recover.
+A restarted job goes back to a checkpoint: the values of the attempt before, from there on, are left
+out. Of values at the same step the later counts. Values that are no number are left out and
+counted. One value is noisy, so a running median decides when a goal is reached. A metric that is no
+number any more at the end has no forecast: such a training does not recover.
 
 The forecast is a power law with an offset, `v = c + a t^-b`, fitted to means over stretches of time
 that grow. Early values say little about c, the level at which the curve flattens. So the forecast
@@ -78,7 +79,7 @@ class Curve:
     steps: Whole
     values: Floats
     times_ns: Whole
-    repeated: int = 0  # steps that were reported again
+    repeated: int = 0  # values that a restart gave up, or that were reported again
     not_numbers: int = 0
     lost_at: int | None = None  # the step from which on the metric is no number
 
@@ -100,22 +101,45 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
         known = ", ".join(sorted(set(metrics.name.tolist())))
         has = f"it has {known}" if known else "it has no metrics: record --metric, or fullwire.log"
         raise UsageError(f"{run}: expected the metric {name!r}, {has}")
-    order = np.lexsort((chosen.time_ns, chosen.step))
-    steps, values = chosen.step[order], chosen.value[order]
+    kept = chosen.rows(_stands(chosen))
+    order = np.lexsort((kept.time_ns, kept.step))
+    steps, values = kept.step[order], kept.value[order]
     is_last = np.append(steps[1:] != steps[:-1], [True])
     is_number = np.isfinite(values)
-    kept = is_last & is_number
-    if not kept.any():
+    counts = is_last & is_number
+    if not counts.any():
         raise UsageError(f"{run}: expected values of {name} that are numbers, got none: all NaN")
     return Curve(
         name,
-        steps[kept],
-        values[kept],
-        chosen.time_ns[order][kept],
-        repeated=int((~is_last).sum()),
+        steps[counts],
+        values[counts],
+        kept.time_ns[order][counts],
+        repeated=len(chosen) - int(is_last.sum()),
         not_numbers=int((is_last & ~is_number).sum()),
         lost_at=_lost_at(steps[is_last], is_number[is_last]),
     )
+
+
+def _stands(metrics: Metrics) -> NDArray[np.bool_]:
+    """Return the rows of one metric that no restart has given up.
+
+    In order of time, the steps fall back at a restart and rise again from there. Several writers
+    are out of order too, but the next row of another one is ahead again. A single late row, as of a
+    summary, is no restart either. So a restart shows in two rising rows, both behind the attempt.
+    """
+    order = np.lexsort((metrics.step, metrics.time_ns))
+    steps = metrics.step[order]
+    from_here = np.full(len(steps), np.iinfo(np.int64).max)  # where a later row goes back to
+    begin, furthest = 0, np.iinfo(np.int64).min
+    for at in (np.flatnonzero(np.diff(steps) < 0) + 1).tolist():
+        furthest = max(furthest, int(steps[begin:at].max()))
+        begin = at
+        if at + 1 < len(steps) and steps[at] < steps[at + 1] <= furthest:
+            from_here[at - 1] = steps[at]
+            furthest = int(steps[at])
+    is_kept = np.empty(len(steps), bool)
+    is_kept[order] = steps < np.minimum.accumulate(from_here[::-1])[::-1]
+    return is_kept
 
 
 def _lost_at(steps: Whole, is_number: NDArray[np.bool_]) -> int | None:

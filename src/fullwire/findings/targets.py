@@ -227,11 +227,11 @@ class FewerStepsThanLocal(Finding):
 
 
 class CurveWasCleaned(Finding):
-    """Some values of a metric were reported twice or are no number."""
+    """Some values of a metric were given up by a restart, reported twice, or are no number."""
 
     template = (
-        "{run}: of {metric}, {repeated:,} {repeated:value was|values were} reported again, as "
-        "after a restart, and {not_numbers:,} {not_numbers:is|are} no number. Both are left out."
+        "{run}: of {metric}, {repeated:,} {repeated:value was|values were} given up by a restart "
+        "or reported again, and {not_numbers:,} {not_numbers:is|are} no number. Both are left out."
     )
 
     run: str
