@@ -854,6 +854,20 @@ def test_a_codec_that_sends_a_part_makes_long_and_short_trainings_as_late(
     assert any(f"is taken to need {late[32]:.0f} steps more" in each for each in said)
 
 
+def test_a_job_that_adds_up_in_rounds_is_told_apart_from_one_that_does_in_every_step() -> None:
+    every_step = a_job(32)
+    sums = every_step.collectives
+    rounds = dataclasses.replace(every_step, collectives=sums.rows(sums.step % 3 == 0))
+
+    def notes(run: Run, local_steps: Any) -> str:
+        found = fw.whatif(run, workers=2, bandwidth="1Gbps", local_steps=local_steps)
+        return " ".join(map(sentence, found.notes))
+
+    assert "its workers add up in one of 3 steps" in notes(rounds, 1)
+    assert "its workers add up" not in notes(rounds, [1, 3])
+    assert "its workers add up" not in notes(every_step, 1)
+
+
 def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     small, _ = jobs
     asked: dict[str, Any] = {"workers": 4, "bandwidth": "100Mbps", "local_steps": 30}

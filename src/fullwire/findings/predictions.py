@@ -13,10 +13,10 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
-from fullwire.findings.sureness import about_one_host, about_others
+from fullwire.findings.sureness import AddsUpInRounds, about_one_host, about_others
 from fullwire.run.placement import Placement, sums_on_processors
 from fullwire.run.run import Run
-from fullwire.run.usual import usual_step_s
+from fullwire.run.usual import steps_of_a_round, usual_step_s
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import Further
@@ -401,6 +401,9 @@ def prediction_notes(
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
         yield from _of_run(name, run, subject, grid.workers, is_measured=bool(measured))
+        every = steps_of_a_round(run)
+        if every > 1 and every not in {*grid.local_steps, *grid.accumulate}:
+            yield AddsUpInRounds(run=name, every=every)
         hook = run.facts.hook if subject.step.sent_share < 1 or named_in(run.facts.hook) else None
         how = hook or (run.facts.wire and f"{run.facts.wire} on the wire")
         if how and any(compressor.ratio > 1 for compressor in grid.compressors):

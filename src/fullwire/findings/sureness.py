@@ -196,3 +196,16 @@ def about_kernels(run: Run, account: Account) -> Iterator[Finding]:
         yield KernelsWereCompared(longer=float(slowed / max(1 - slowed, 0.01)), compared=compared)
     elif compared < LEAST_COMPARED:
         yield KernelsNeverRanAlone(compared=compared, least=LEAST_COMPARED)
+
+
+class AddsUpInRounds(Finding):
+    """Workers take several steps of their own between two sums, and a prediction takes none."""
+
+    is_assumption = True
+    template = (
+        "{run}: its workers add up in one of {every} steps. A prediction takes them to add up in "
+        "every step, unless you give --local-steps {every}, and --fragments if the script has them."
+    )
+
+    run: str
+    every: int

@@ -25,6 +25,8 @@ _FEWEST_REGULAR = 5  # long steps at equal distances
 _MOST_IN_LINE = 0.8  # of the long steps, and of their places
 LONGER = 1.25  # usual steps; a longer one is told beside them
 PAUSE = 0.25  # of the usual step; a longer gap between two steps is a pause
+_FEWEST_ROUNDS = 3  # that show a distance between steps with collectives
+_REGULAR_ROUNDS = 0.9  # of the distances; a worker that is lost or joins begins a round anew
 _ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one kind
 
 
@@ -148,3 +150,17 @@ def pauses(gaps_s: _Floats, step_s: float) -> Pauses | None:
         high_s=float(long_s.max()),
         total_s=float(long_s.sum()),
     )
+
+
+def steps_of_a_round(run: Run) -> int:
+    """Return how many steps pass from one with collectives to the next: 1 in most jobs.
+
+    Workers that take steps of their own add up once in so many, and at equal distances.
+    """
+    steps = run.collectives.step
+    apart = np.diff(np.sort(steps[steps >= 0]))
+    apart = np.sort(apart[apart > 0])  # the collectives of one step are not apart
+    if len(apart) < _FEWEST_ROUNDS:
+        return 1
+    usual = int(apart[len(apart) // 2])
+    return usual if np.mean(apart == usual) >= _REGULAR_ROUNDS else 1
