@@ -874,5 +874,5 @@ def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     whole, parts = fw.whatif(small, fragments=[1, 8], **asked)["step_s"].tolist()
     alone = fw.whatif(small, workers=1, bandwidth="100Mbps")["step_s"][0]
     busy = (whole - alone) * 30
-    assert parts - alone == pytest.approx(6 * max(busy / 6 - alone, 0) / 30)
+    assert parts - alone == pytest.approx(8 * max(busy / 8 - alone, 0) / 30)
     assert parts < whole

@@ -39,7 +39,7 @@ from fullwire.findings.targets import (
     NoiseTellsNothing,
     SamplesLostToTheBatch,
 )
-from fullwire.run.run import Noise, Run, Whole
+from fullwire.run.run import Noise, Run
 from fullwire.simulation.subject import plain_subject
 from fullwire.timeline.passes import passes_of_step
 
@@ -199,7 +199,13 @@ def _critical(
             continue
         noise = run.noise
         if recorded_batch:
-            noise = replace(noise, samples=_noise_samples(name, run, recorded_batch[number]))
+            whole = recorded_batch[number]
+            if run.facts.pass_samples is None:  # and so its noise has none either
+                samples = np.full(len(noise), round(whole / (run.facts.workers or 1)))
+            else:
+                own = whole / global_batch(name, run)
+                samples = np.rint(noise.samples * own).astype(np.int64)
+            noise = replace(noise, samples=samples)
         try:
             scale = _noise_scale(name, run, noise)
         except UsageError as error:
@@ -219,14 +225,6 @@ def _critical(
     if tells_nothing is not None:
         raise tells_nothing
     return None, None
-
-
-def _noise_samples(name: str, run: Run, whole: int) -> Whole:
-    """Return the samples behind a rank's gradient, if the whole job has this batch."""
-    if run.facts.pass_samples is None:  # and so its noise has none either
-        return np.full(len(run.noise), round(whole / (run.facts.workers or 1)))
-    scaled: Whole = np.rint(run.noise.samples * (whole / global_batch(name, run))).astype(np.int64)
-    return scaled
 
 
 def _noise_scale(name: str, run: Run, noise: Noise) -> NoiseScale:

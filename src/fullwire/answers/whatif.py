@@ -378,7 +378,13 @@ def _table(
             "fragments: expected local steps with them, as parameters are averaged after these: "
             "--local-steps 30"
         )
-    _check_fragments(changes, grid)
+    asked_fragments = changes.get("fragments", (1,))
+    for local_steps, fragments in itertools.product(grid.local_steps, asked_fragments):
+        if 1 < local_steps < fragments:  # a sum in each step, beside these, has no fragments
+            raise UsageError(
+                f"fragments: expected at most {local_steps} with {local_steps} local steps, one "
+                f"after each step, got {fragments}"
+            )
     if "ranks_per_host" in changes and not any(map(transports.of, only)):
         raise UsageError(
             "ranks per host: expected a run that shows how its ranks share processors, got none"
@@ -386,21 +392,6 @@ def _table(
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         return _predicted(many, transports, grid, changes, wanted, progress, those)
-
-
-def _check_fragments(changes: Changes, grid: Grid) -> None:
-    """Refuse more fragments than local steps: after each step, one is averaged.
-
-    Beside local steps a grid may hold a sum in each step, which has no fragments.
-    """
-    for local_steps, fragments in itertools.product(
-        grid.local_steps, changes.get("fragments", (1,))
-    ):
-        if 1 < local_steps < fragments:
-            raise UsageError(
-                f"fragments: expected at most {local_steps} with {local_steps} local steps, one "
-                f"after each step, got {fragments}"
-            )
 
 
 def _predicted(

@@ -124,14 +124,6 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
     )
 
 
-def _runs_dualpipe(pp: int, microbatches: int) -> bool:
-    """Return whether DualPipe can run: both ends feed it, and fill it before they drain it.
-
-    DeepSeek's published code asserts the same.
-    """
-    return pp % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * pp
-
-
 def _refuse_dualpipe(space: Space, fixed: Mapping[str, int | str]) -> None:
     """Refuse plans that only their schedule makes impossible, with the nearest that it can run."""
     if fixed.get("schedule") != "dualpipe":
@@ -226,7 +218,9 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
             if named in ("zero-bubble", "dualpipe"):
                 ways = [(1, SCHEDULES.index(named)) for vpp, _ in ways if vpp == 1 and pp > 1]
             ways = [(vpp, kind) for vpp, kind in ways if named in ("", SCHEDULES[kind])]
-            if named == "dualpipe" and not _runs_dualpipe(pp, count):
+            # Both ends feed DualPipe, and fill it before they drain it. DeepSeek's published code
+            # asserts the same.
+            if named == "dualpipe" and (pp % 2 or count % 2 or count < 2 * pp):
                 continue
             for (vpp, kind), ep in product(ways, expert_ways):
                 if (tp * cp * dp) % (ep * each_ways):
