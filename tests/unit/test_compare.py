@@ -160,7 +160,10 @@ def test_more_passes_are_predicted_from_whole_steps_of_a_job_that_accumulates() 
 
 def test_the_advice_to_a_job_that_accumulates_counts_its_own_passes() -> None:
     run = accumulated(4)
-    fixes = {sentence(fix): fix for fix in fw.explain(run).fixes if fix.kind == "synchronisation"}
+    answer = fw.explain(run)
+    assert "A step adds up the gradients of 4 passes." in sentences(answer.notes)
+    assert "A step adds up" not in " ".join(sentences(fw.explain(accumulated(1)).notes))
+    fixes = {sentence(fix): fix for fix in answer.fixes if fix.kind == "synchronisation"}
     assert set(fixes) == {"one sum every 8 passes", "one sum every 16 passes"}
     eight = fixes["one sum every 8 passes"]
     assert setting(eight) == "with model.no_sync() in 7 of 8 passes; the batch is 2x larger"
