@@ -23,7 +23,8 @@ from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap, gaps_of
 from fullwire.run.run import Run, Spans
 from fullwire.run.store import write
-from fullwire.words import sentence, sentences
+from fullwire.simulation.forecast import forecaster
+from fullwire.words import lines_to_paste, sentence, sentences, setting
 from tests.builders import a_run, steps_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
@@ -145,7 +146,31 @@ def test_the_advice_to_accumulate_is_held_against_what_it_did() -> None:
     assert found.changes == ("gradients summed over 4 passes",)
     assert found.measured_s == pytest.approx(0.137)
     assert found.predicted_s == pytest.approx(0.137, rel=0.03)
-    assert verify(accumulated(2), accumulated(4)) is None
+
+
+def test_more_passes_are_predicted_from_whole_steps_of_a_job_that_accumulates() -> None:
+    found = verify(accumulated(2), accumulated(4))
+    assert found is not None
+    assert found.changes == ("gradients summed over 4 passes",)
+    assert found.measured_s == pytest.approx(0.137)
+    assert found.predicted_s == pytest.approx(0.137, rel=0.03)
+    assert verify(accumulated(4), accumulated(2)) is None
+    assert verify(accumulated(2), accumulated(3)) is None
+
+
+def test_the_advice_to_a_job_that_accumulates_counts_its_own_passes() -> None:
+    run = accumulated(4)
+    answer = fw.explain(run)
+    assert "A step adds up the gradients of 4 passes." in sentences(answer.notes)
+    assert "A step adds up" not in " ".join(sentences(fw.explain(accumulated(1)).notes))
+    fixes = {sentence(fix): fix for fix in answer.fixes if fix.kind == "synchronisation"}
+    assert set(fixes) == {"one sum every 8 passes", "one sum every 16 passes"}
+    eight = fixes["one sum every 8 passes"]
+    assert setting(eight) == "with model.no_sync() in 7 of 8 passes; the batch is 2x larger"
+    assert "gradient_accumulation_steps=8" in lines_to_paste(eight, "transformers")
+    job = forecaster(run)
+    assert job is not None
+    assert eight.step_s == job.ask(accumulate=(2,)).step_s
 
 
 def test_what_is_missing_is_said_with_the_answer() -> None:

@@ -416,7 +416,7 @@ def test_gradients_summed_by_hand_are_told_from_a_model_that_is_sharded() -> Non
     found = fixes_of(by_hand)
     assert setting(found["overlap"]).startswith("DistributedDataParallel(model)")
     assert 0.120 < found["overlap"].step_s < 0.135  # half is in the last bucket, which is exposed
-    assert setting(found["synchronisation"]).startswith("skip all_reduce in 3 of 4 steps")
+    assert setting(found["synchronisation"]).startswith("skip all_reduce in 3 of 4 passes")
     assert "compression" not in found  # its setting is a hook of DDP
     gathers = np.full(len(by_hand.collectives), "allgather", object)
     sharded = dataclasses.replace(by_hand.collectives, op=gathers)

@@ -95,9 +95,10 @@ def verify(
         return None  # nobody recorded what other samples take
     passes = passes_of_step(before), passes_of_step(after)
     is_other_work = None not in passes and passes[0] != passes[1]
-    if is_other_work and passes[0] != 1:
-        return None  # a single pass of the first run was never seen
-    passes_after = (passes[1] or 1) if is_other_work else 1  # predictions are of one pass
+    # A prediction replays whole steps of the first run. The answer is then of one pass.
+    passes_before, passes_after = (passes[0] or 1, passes[1] or 1) if is_other_work else (1, 1)
+    if passes_after % passes_before:
+        return None  # a part of a step was never seen
     backends = tuple(run.facts.backend for run in (before, after) if run.facts.backend is not None)
     becomes_ours = backends == ("gloo", FILLS_THE_LINE)
     if len(set(backends)) > 1 and not becomes_ours:
@@ -107,7 +108,10 @@ def verify(
         measured_ns = [typical_step(run).measured_ns for run in (after, *after_again)]
         changes = dict(_changes(before, after))
         if is_other_work:
-            changes[ChangedPasses(passes=passes_after)] = ("accumulate", (passes_after,))
+            changes[ChangedPasses(passes=passes_after)] = (
+                "accumulate",
+                (passes_after // passes_before,),
+            )
     except FullwireError:
         return None  # one of them has no step to predict from
     if predictor is None or None in measured_ns or not (changes or becomes_ours):
@@ -124,10 +128,10 @@ def verify(
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)
     return Verification(
         made=(*changes, *([ChangedBackend(backend=FILLS_THE_LINE)] if becomes_ours else ())),
-        predicted_s=found.step_s,
-        low_s=found.low_s,
-        high_s=found.high_s,
-        full_s=full_s,
+        predicted_s=found.step_s / passes_before,
+        low_s=found.low_s / passes_before,
+        high_s=found.high_s / passes_before,
+        full_s=None if full_s is None else full_s / passes_before,
         measured_s=float(np.mean(np.array(measured_ns, np.float64))) * 1e-9 / passes_after,
     )
 

@@ -24,6 +24,7 @@ from fullwire.run.usual import (
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import probe_steps
+from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.steadiness import changed_midway
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.timeline.utilization import missing_tables
@@ -138,6 +139,14 @@ class LongerSteps(Finding):
     times: float
     beyond_s: float
     cause: str | None
+
+
+class StepAddsUpPasses(Finding):
+    """A step adds up the gradients of several passes before the optimizer runs."""
+
+    template = "A step adds up the gradients of {passes} passes."
+
+    passes: int
 
 
 class ChangedMidway(Finding):
@@ -410,6 +419,8 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield NoStepMarked()
     else:
         yield from _longer_steps(account)
+    if (passes := passes_of_step(run) or 1) > 1:
+        yield StepAddsUpPasses(passes=passes)
     change = changed_midway(account)
     if change is not None:
         part = change.part.key.replace("_", " ")

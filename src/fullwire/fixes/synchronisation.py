@@ -10,18 +10,19 @@ from fullwire.fixes.fix import PLAIN, Fix, FixKind, Risk, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
+from fullwire.timeline.passes import passes_of_step
 
-_SYNCHRONISED_EVERY = (2, 4)
-_BY_DDP = "with model.no_sync() in {without} of {every} steps; the batch is {every}x larger"
+_TIMES_AS_MANY = (2, 4)  # passes between sums, in place of the recorded ones
+_BY_DDP = "with model.no_sync() in {without} of {every} passes; the batch is {times}x larger"
 _BY_SCRIPT = (
-    "skip all_reduce in {without} of {every} steps and let gradients add up; the batch is {every}x "
-    "larger"
+    "skip all_reduce in {without} of {every} passes and let gradients add up; "
+    "the batch is {times}x larger"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FewerSums(Fix):
-    """The gradients of several steps go in one sum."""
+    """The gradients of more passes than the recorded ones go in one sum."""
 
     template = "one sum every {every} passes"
     lines: ClassVar[Mapping[str, str]] = {
@@ -49,16 +50,22 @@ trainer = Trainer(accumulate_grad_batches={every})
   "gradient_accumulation_steps": {every}
 }}
 """,
-        "torchtitan": "--training.global_batch_size=N  # {every} times the present one\n",
+        "torchtitan": "--training.global_batch_size=N  # {times} times the present one\n",
     }
 
     kind: str = "synchronisation"
     risk: Risk = "semantic"
-    every: int
+    passes: int  # in one sum, as recorded
+    times: int  # as many as these
+
+    @property
+    def every(self) -> int:
+        """Return how many passes are in one sum with the fix."""
+        return self.passes * self.times
 
     @property
     def without(self) -> int:
-        """Return how many of `every` steps send nothing."""
+        """Return how many of `every` passes send nothing."""
         return self.every - 1
 
 
@@ -102,5 +109,8 @@ class Synchronisation(FixKind):
             kind, setting = FewerSums, _BY_SCRIPT
         else:
             return
-        for every in _SYNCHRONISED_EVERY:
-            yield kind(every=every, how=setting, forecast=job.ask(accumulate=(every,)))
+        # A forecast replays whole recorded steps, and each may add up several passes already.
+        passes = passes_of_step(run) or 1
+        for times in _TIMES_AS_MANY:
+            forecast = job.ask(accumulate=(times,))
+            yield kind(passes=passes, times=times, how=setting, forecast=forecast)
