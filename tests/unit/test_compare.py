@@ -168,6 +168,8 @@ def test_the_advice_to_a_job_that_accumulates_counts_its_own_passes() -> None:
     eight = fixes["one sum every 8 passes"]
     assert setting(eight) == "with model.no_sync() in 7 of 8 passes; the batch is 2x larger"
     assert "gradient_accumulation_steps=8" in lines_to_paste(eight, "transformers")
+    warned = " ".join(fw.whatif(run, accumulate=2).warnings)
+    assert "a recorded step adds up 4 passes, and counts as one pass here." in warned
     job = forecaster(run)
     assert job is not None
     assert eight.step_s == job.ask(accumulate=(2,)).step_s

@@ -22,6 +22,7 @@ from fullwire.simulation.grid import Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import Further
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.transport import MeasuredTransport
+from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.units import show_rate
 from fullwire.workloads import workload
@@ -64,6 +65,15 @@ class WholeStepsAreReplayed(Finding):
     run: str
     replayed_s: float
     usual_s: float
+
+
+class StepCountsAsPass(Finding):
+    """A recorded step of several passes is one pass of the conditions."""
+
+    template = "{run}: a recorded step adds up {passes} passes, and counts as one pass here."
+
+    run: str
+    passes: int
 
 
 class OfRun(Finding):
@@ -447,6 +457,9 @@ def _of_run(
     replayed_ns, usual_s = subject.step.measured_ns, usual_step_s(run)
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
+    is_modelled = run.provenance.basis == "modelled"  # with one pass in a step
+    if not is_modelled and (passes := passes_of_step(run) or 1) > 1:
+        yield StepCountsAsPass(run=name, passes=passes)
     delays = [seconds for _, seconds in run.facts.run_delay_s or ()]
     is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
     delay_s = float(np.median(delays)) if is_shared else 0.0
