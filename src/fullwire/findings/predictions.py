@@ -13,7 +13,12 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
-from fullwire.findings.sureness import AddsUpInRounds, about_one_host, about_others
+from fullwire.findings.sureness import (
+    AddsUpInRounds,
+    StepCountsAsPass,
+    about_one_host,
+    about_others,
+)
 from fullwire.run.placement import Placement, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import steps_of_a_round, usual_step_s
@@ -65,15 +70,6 @@ class WholeStepsAreReplayed(Finding):
     run: str
     replayed_s: float
     usual_s: float
-
-
-class StepCountsAsPass(Finding):
-    """A recorded step of several passes is one pass of the conditions."""
-
-    template = "{run}: a recorded step adds up {passes} passes, and counts as one pass here."
-
-    run: str
-    passes: int
 
 
 class OfRun(Finding):

@@ -209,3 +209,12 @@ class AddsUpInRounds(Finding):
 
     run: str
     every: int
+
+
+class StepCountsAsPass(Finding):
+    """A recorded step of several passes is one pass of the conditions."""
+
+    template = "{run}: a recorded step adds up {passes} passes, and counts as one pass here."
+
+    run: str
+    passes: int
