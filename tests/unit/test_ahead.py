@@ -7,6 +7,8 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from fullwire.recorder.inside.processors import BeforeForward, _OwnTimes
 from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Run, Spans
+from fullwire.timeline.ahead import usual_ahead_s
 from fullwire.words import sentence, setting
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
@@ -163,3 +166,16 @@ def test_a_thread_knows_its_times_after_its_job_closed_a_file_of_ours(tmp_path: 
     assert times.of(here) >= before
     assert os.read(number, 100) == b"no times"  # and it stays open
     os.close(file)
+
+
+@pytest.mark.parametrize(("is_over_all", "ahead_s"), [(False, 0.064), (True, 0.004)])
+def test_an_evaluation_before_one_step_lets_no_other_begin_later(
+    is_over_all: bool, ahead_s: float
+) -> None:
+    """An account of all steps holds it in the mean; a fix of the host moves the usual step."""
+    ahead_ns = np.full((2, 5), 4_000_000)
+    ahead_ns[:, 2] = 304_000_000
+    account: Any = SimpleNamespace(
+        ahead_ns=ahead_ns, is_typical=np.ones(5, bool), is_over_all=is_over_all
+    )
+    assert usual_ahead_s(account) == pytest.approx(ahead_s)
