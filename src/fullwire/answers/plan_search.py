@@ -318,7 +318,7 @@ def score(searched: Searched) -> Floats:
 
 
 def best_first(searches: Sequence[Searched]) -> Iterator[tuple[float, Searched, int]]:
-    """Go through the plans of all parts of a cluster, with what the objective makes small."""
+    """Yield the plans of all parts of a cluster, best first, each after its score."""
 
     def of_part(one: Searched) -> Iterator[tuple[float, Searched, int]]:
         values = score(one)

@@ -307,7 +307,7 @@ class _Table:
         return ratio(value, self._what(key))
 
     def share(self, key: str, default: float) -> float:
-        """Return a plain number; here 0 is one: a library that lacks this way."""
+        """Return a plain number, or 0 where the library lacks this way."""
         value = self.held.get(key, default)
         return 0.0 if value == 0 and not isinstance(value, bool) else self.number(key, default)
 

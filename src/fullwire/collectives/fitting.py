@@ -24,7 +24,7 @@ _ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine w
 _LEAST_SPREAD = 0.07  # of a prediction
 _SHARPNESS = 20  # of the minimum over ways, rounded to have a slope everywhere
 _ROUNDS = 60
-_CLEARLY_LESS = 0.6  # of the misfit with a tree: the library then has none, as Gloo has none
+_CLEARLY_LESS = 0.6  # of the misfit with a tree: then the library goes around rings only
 
 # How much machines differ from the usual, as standard deviations of logarithms. The four are of the
 # start-up, of hops within and between nodes, and of a protocol's share as a part of the last one's.

@@ -382,7 +382,8 @@ def library_time(
     best = int(np.argmin(times_s[:, 0]))
     algorithm, protocol = ways[best]
     time_s = float(times_s[best, 0] * beside_protocols(measured, op, cluster, workers, sizes)[0])
-    off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers))
+    unsettled = doublings_outside(measured, op, cluster, max(size_bytes, 1), workers)
+    off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers, unsettled))
     may_be_cloud = cluster.measured is None and workers > cluster.devices_per_node
     inside_s, between_s = of_algorithms[algorithm].byte_s(measured, protocol)
     return LibraryTime(
@@ -392,11 +393,13 @@ def library_time(
         time_s=time_s,
         low_s=time_s / off,
         high_s=time_s * off + (_OF_CLOUD_S if may_be_cloud else 0.0),
-        lacks=_lacks(measured, op, cluster, size_bytes, workers),
+        lacks=_lacks(measured, op, cluster, workers, unsettled),
     )
 
 
-def _unsettled(measured: Measured, op: str, cluster: Cluster, size: int, workers: int) -> float:
+def doublings_outside(
+    measured: Measured, op: str, cluster: Cluster, size: int, workers: int
+) -> float:
     """Return how many doublings a size lies outside the tables; 0 if their times had settled.
 
     Times have settled above a table where a doubling takes twice as long, and below it where half a
@@ -423,13 +426,12 @@ def _unsettled(measured: Measured, op: str, cluster: Cluster, size: int, workers
 
 
 def _lacks(
-    measured: Measured, op: str, cluster: Cluster, size: int, workers: int
+    measured: Measured, op: str, cluster: Cluster, workers: int, unsettled: float
 ) -> tuple[str, ...]:
     """Return the tables that a time would need and the fit lacks; only protocols give it then."""
     side = _of_this_side(measured, cluster, workers)
     of_op = [table for table in side if table.op == op]
     if of_op:
-        unsettled = _unsettled(measured, op, cluster, max(size, 1), workers)
         if abs(unsettled) < _MOST_UNSETTLED:
             return ()
         if unsettled > 0:
@@ -444,7 +446,9 @@ def _lacks(
     return (nodes,) if has_op else (op, nodes)
 
 
-def _spread(measured: Measured, op: str, cluster: Cluster, size: int, workers: int) -> float:
+def _spread(
+    measured: Measured, op: str, cluster: Cluster, size: int, workers: int, unsettled: float
+) -> float:
     """Return the standard deviation of the logarithm of a time."""
     of_small = _OF_SMALL if measured.shown else _OF_SMALL_AND_USUAL
     terms = [measured.spread, of_small if size < _SMALL_BYTES else 0.0]
@@ -454,7 +458,7 @@ def _spread(measured: Measured, op: str, cluster: Cluster, size: int, workers: i
         near = of_op or side or measured.shown
         away = min(abs(math.log2(workers / table.workers)) for table in near)
         terms.append(_OF_DOUBLING * away)
-        terms.append(_OF_OTHER_SIZE * _unsettled(measured, op, cluster, max(size, 1), workers))
+        terms.append(_OF_OTHER_SIZE * unsettled)
         terms += [_OF_OTHER_OP] * (not of_op) + [_OF_OTHER_SIDE] * (not side)
     return math.hypot(*terms)
 

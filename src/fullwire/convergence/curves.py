@@ -2,8 +2,8 @@
 
 A restarted job goes back to a checkpoint: the values of the attempt before, from there on, are left
 out. Of values at the same step the later counts. Values that are no number are left out and
-counted. One value is noisy, so a running median decides when a goal is reached. A metric that is no
-number any more at the end has no forecast: such a training does not recover.
+counted. One value is noisy, so a running median decides when a goal is reached. A metric that
+ends in NaN has no forecast: such a training does not recover.
 
 The forecast is a power law with an offset, `v = c + a t^-b`, fitted to means over stretches of time
 that grow. Early values say little about c, the level at which the curve flattens. So the forecast
@@ -143,7 +143,7 @@ def _stands(metrics: Metrics) -> NDArray[np.bool_]:
 
 
 def _lost_at(steps: Whole, is_number: NDArray[np.bool_]) -> int | None:
-    """Return the step from which on a metric is no number; None if it still is one.
+    """Return the first step of the NaN values at a metric's end; None if numbers end it.
 
     Some metrics are no number now and then, and come back. So the last stretch without numbers
     counts only if it is longer than each one before it.

@@ -143,36 +143,30 @@ def ranks_told(op: str, row: Row) -> int | None:
     return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
 
 
-def not_of(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
-    """Say that bandwidths are not those of the named operation, such as by a file's wrong name."""
-    if not op or ranks < 2 or not rows:
-        return []
-    row, factor = max(rows, key=lambda row: row.bus_gb_s), bus_factor(op, ranks)
-    if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or _fits(row, factor):
-        return []
-    where = f"line {row.line:,}: " if row.line else ""
-    share = row.bus_gb_s / row.algorithm_gb_s
-    return [
-        f"{where}busbw is {share:.3g} times algbw, and the named operation, {op} among {ranks:,}, "
-        f"has {factor:.3g}"
-    ]
+def off_ratio(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
+    """Say which row's bus bandwidth is in a wrong ratio to its algorithm bandwidth, if one is.
 
-
-def of_another_ratio(rows: Sequence[Row]) -> list[str]:
-    """Say which row's bus bandwidth is not as many times its algorithm bandwidth as in most rows.
-
-    The ratio follows from the operation and its ranks, so a table has one.
+    The ratio follows from the operation and its ranks. The fastest row shows it best: if that is
+    not the ratio of the named operation, the file may have a wrong name. A row may differ from the
+    others alone, by a wrong digit.
     """
-    told = [row for row in rows if min(row.algorithm_gb_s, row.bus_gb_s) >= 100 * _LAST_DIGIT]
-    if len(told) < 3:
+    told = [row for row in rows if min(row.algorithm_gb_s, row.bus_gb_s) > 0]
+    if not told:
         return []
-    usual = median(row.bus_gb_s / row.algorithm_gb_s for row in told)
-    off = next((row for row in told if not _fits(row, usual)), None)
-    if off is None:
+    off, expected = max(told, key=lambda row: row.bus_gb_s), ""
+    if op and ranks > 1 and not _fits(off, factor := bus_factor(op, ranks)):
+        expected = f"and the named operation, {op} among {ranks:,}, has {factor:.3g}"
+    else:
+        sure = [row for row in told if min(row.algorithm_gb_s, row.bus_gb_s) >= 100 * _LAST_DIGIT]
+        if len(sure) > 2:
+            usual = median(row.bus_gb_s / row.algorithm_gb_s for row in sure)
+            others = [row for row in sure if not _fits(row, usual)]
+            if others:
+                off, expected = others[0], f"and {usual:.3g} times in other rows"
+    if not expected:
         return []
     where = f"line {off.line:,}: " if off.line else ""
-    share = off.bus_gb_s / off.algorithm_gb_s
-    return [f"{where}busbw is {share:.3g} times algbw, and {usual:.3g} times in other rows"]
+    return [f"{where}busbw is {off.bus_gb_s / off.algorithm_gb_s:.3g} times algbw, {expected}"]
 
 
 def _fits(row: Row, factor: float) -> bool:

@@ -30,6 +30,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from statistics import mode
 from typing import Any
@@ -52,8 +53,7 @@ from fullwire.importers._tables import (
     Table,
     is_off,
     is_size_and_count,
-    not_of,
-    of_another_ratio,
+    off_ratio,
     op_told,
     ranks_told,
     run_of,
@@ -255,11 +255,10 @@ class _Reading:
     def _leave_out_cut_rows(self) -> None:
         """Leave out rows with fewer words than most rows have: their ends were cut."""
         usual = mode(self._widths) if self._widths else 0
-        is_cut = [width < usual for width in self._widths]
-        if any(is_cut):
-            cut = [row for row, short in zip(self._rows, is_cut, strict=True) if short]
-            self._rows = [row for row in self._rows if row not in cut]
-            self._widths = [width for width in self._widths if width >= usual]
+        is_whole = [width >= usual for width in self._widths]
+        cut = [row for row, whole in zip(self._rows, is_whole, strict=True) if not whole]
+        if cut:
+            self._rows = [*compress(self._rows, is_whole)]
             self._broken += len(cut)
             self._broken_line = min(cut[0].line, self._broken_line or cut[0].line)
 
@@ -282,7 +281,7 @@ class _Reading:
                 self._off,
                 self._broken_line,
             )
-            problems += not_of(op, self._rows, listed) or of_another_ratio(self._rows)
+            problems += off_ratio(op, self._rows, listed)
             if self._groups and len(self._groups) <= (last := max(self._groups)):
                 problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
             if self._has_marks and not self._has_end:
@@ -388,8 +387,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
                 off.append(rows[key])
     problems = _problems(int(wrong), broken, len(given) - len(given[:_MOST_ROWS]), off)
     for (op, ranks), rows in tables.items():
-        each = [*rows.values()]
-        problems += not_of(op, each, ranks) or of_another_ratio(each)
+        problems += off_ratio(op, [*rows.values()], ranks)
     found = [
         Table(
             op=op,
@@ -484,7 +482,7 @@ def _reported(path: Path, content: bytes) -> list[Table]:
     if not report.end_time:
         problems.append("it ends before its average, so sizes may be missing")
     listed, hosts, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
-    problems += not_of(op, rows, listed) or of_another_ratio(rows)
+    problems += off_ratio(op, rows, listed)
     is_damaged = bool(problems)
     problems += split
     if not listed:

@@ -75,7 +75,7 @@ def print_plan(result: PlanAnswer) -> None:
     )
     say(sentence(of_best))
     if result.parts:
-        chosen = min(result.parts, key=lambda part: part.plan.devices != best.devices)
+        chosen = next(part for part in result.parts if part.plan.devices == best.devices)
         of_cluster = NodesOfBest(
             nodes=chosen.nodes,
             all_nodes=result.parts[0].nodes,

@@ -25,8 +25,8 @@ MANY = 50  # gaps between a step's computations: a program that gives a device l
 def usual_ahead_s(account: Account) -> float:
     """Return the host's usual time in a step before ranks compute.
 
-    An account of all steps has a few with an evaluation or a checkpoint before them. No other step
-    would begin sooner without these.
+    In an account of all steps, a few have an evaluation or a checkpoint before them. Only these
+    would begin sooner without it, so the median counts there.
     """
     ahead_ns = np.sort(account.ahead_ns[:, account.is_typical], axis=0)
     of_middle_ns = ahead_ns[(len(ahead_ns) - 1) // 2]

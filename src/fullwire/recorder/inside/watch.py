@@ -12,7 +12,7 @@
     input          the data loader's __next__
     the rest       the thread's use between a step, or a batch, and DistributedDataParallel's
                    forward, for scripts that read their own batches
-    evaluation     Module.eval() until Module.train()
+    evaluation     Module.train(False), which eval() calls, until Module.train()
     collectives    collectives.py
 
 The recorder never reads, changes or keeps a tensor. It adds no synchronisation. The module clock.py
@@ -226,28 +226,18 @@ def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
 
 def _watch_evaluation(journal: Journal) -> None:
     began_ns: list[int] = []
-    module = torch.nn.Module
-    evaluate, train = module.eval, module.train
-
-    def begins(model: Any) -> None:
-        if not began_ns and model.training:
-            began_ns.append(_now())
-
-    @functools.wraps(evaluate)
-    def eval_(self: Any) -> Any:
-        begins(self)
-        return evaluate(self)
+    train = torch.nn.Module.train
 
     @functools.wraps(train)
     def train_(self: Any, mode: bool = True) -> Any:
-        if not mode:  # some models' own eval() calls this
-            begins(self)
-        elif began_ns:
+        if began_ns and mode:
             start_ns = began_ns.pop()
             journal.note(Note.EVALUATION, 0, start_ns, _now() - start_ns)
+        elif not mode and not began_ns and self.training:  # eval() calls this too
+            began_ns.append(_now())
         return train(self, mode)
 
-    module.eval, module.train = eval_, train_
+    torch.nn.Module.train = train_
 
 
 def _watch_saving(journal: Journal, place: str, names: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ for as long as they live. A pair is two turns that follow each other, and its ra
 the one over the time of the other. Beside them stands a control, of which neither way is recorded:
 its ratio would be 1 if the method were perfect.
 
-Three jobs are measured (`JOBS`). What recording costs depends on the job: a recorder does some work
-in every step, which weighs most in short steps, and it needs a processor, which is scarce where
-many ranks share few.
+Three jobs are measured (`JOBS`), as the cost depends on the job. A recorder does some work in every
+step, which weighs most in short steps. It needs a processor, which is scarce where many ranks share
+few.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _why_more(result: Overhead) -> str:
 
 
 def _added(ratio: Centre, step_s: float) -> Centre:
-    """Return the time that a ratio adds to the step, whose own scatter is far smaller."""
+    """Return the time that a ratio adds to a step of this length."""
     return Centre(*((part - 1) * step_s for part in (ratio.value, ratio.low, ratio.high)))
 
 
