@@ -188,7 +188,8 @@ def overhead_lines(result: Overhead) -> Iterator[str]:
     """Yield the lines about the cost of recording one job."""
     job, recorded, control = result.job, result.pairs["record"], result.pairs["control"]
     step_s = _step_s(recorded)
-    where = "" if job.processors is None else f" on {_processors(job)}"
+    count = len(job.allowed())
+    where = "" if job.processors is None else f" on {count} processor{'s' * (count > 1)}"
     yield (
         f"{job.name}: {job.ranks} ranks{where}, {job.layers} layers of width {job.width}, "
         f"{show_time(step_s)} a step without the recorder"
@@ -250,11 +251,6 @@ def _object(result: Overhead) -> dict[str, Any]:
         "control_step_ratios": [pair.step_ratio for pair in control],
         "load": result.load,
     }
-
-
-def _processors(job: Job) -> str:
-    count = len(job.allowed())
-    return f"{count} processor{'s' * (count > 1)}"
 
 
 def _why_more(result: Overhead) -> str:
