@@ -208,7 +208,8 @@ CODE = [
 
 def filled_lines(kind: type[Fix], framework: str) -> str:
     class Filled:
-        lines, cap_mib, every, codec = kind.lines, 25, 4, "powersgd:rank=2"
+        lines, cap_mib, codec = kind.lines, 25, "powersgd:rank=2"
+        every, times = 4, 2
 
     return lines_to_paste(Filled(), framework)
 
