@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import fullwire as fw
 from fullwire.findings.plans import NotInRecording
+from fullwire.run.kinds import usual_step_s
 from fullwire.run.run import Run
-from fullwire.run.usual import usual_step_s
 from validation import arguments, results
 
 MODELS = ("wide", "deep")  # of `jobs/planned.py`

@@ -113,7 +113,7 @@ def accumulated(passes: int) -> Run:
 def test_steps_of_other_work_are_compared_by_the_pass() -> None:
     one, four = accumulated(1), accumulated(4)
     found = fw.compare(one, four)
-    assert found.passes == (1, 4)
+    assert found.passes == (1.0, 4.0)
     assert found.before_s == pytest.approx(0.146)
     assert found.after_s == pytest.approx(0.137)
     assert found.ratio == pytest.approx(0.137 / 0.146)

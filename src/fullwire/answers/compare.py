@@ -49,14 +49,9 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.scaling import WorkInTheSameTime
 from fullwire.run.facts import REGISTRY
 from fullwire.run.gaps import reasons
+from fullwire.run.kinds import kinds_of
 from fullwire.run.run import Run
-from fullwire.run.usual import (
-    WARM_UP,
-    kept_steps,
-    marks_of_steps,
-    middle_half,
-    step_lengths_ns,
-)
+from fullwire.run.usual import WARM_UP, marks_of_steps, middle_half, shared_steps
 from fullwire.timeline.passes import equal_work, passes_of_step
 from fullwire.timeline.timeline import check_collectives, check_times, steps_of
 from fullwire.timeline.transfers import world
@@ -150,7 +145,7 @@ class Comparison(Result):
     is_significant: bool | None
     differing_facts: tuple[tuple[str, str, str], ...]
     workers: tuple[int, int]
-    passes: tuple[int, int] | None  # Of a step, if they differ: then times are of one pass.
+    passes: tuple[float, float] | None  # Of a step, if they differ: then times are of one pass.
     samples: tuple[int, int] | None  # Of a worker in a pass, if they differ: then times are scaled.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
     recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
@@ -365,9 +360,11 @@ def paces_s(run: Run) -> Floats:
     marks = marks_of_steps(run)
     if not len(marks):
         return np.zeros(0)
-    place, ranks = np.unique(marks.step, return_inverse=True, return_counts=True)[1:]
+    numbers, place, ranks = np.unique(marks.step, return_inverse=True, return_counts=True)
     began_s = np.bincount(place, marks.start_ns.astype(np.float64)) / ranks * 1e-9
-    gaps_s = np.diff(began_s[ranks == ranks.max()]) / (passes_of_step(run) or 1)
+    shared = ranks == ranks.max()
+    gaps_s = np.diff(began_s[shared]) / (passes_of_step(run) or 1)
+    gaps_s = kinds_of(run).as_mean(numbers[shared][:-1], gaps_s)
     is_usual = gaps_s <= WARM_UP * np.median(gaps_s) if len(gaps_s) else np.zeros(0, bool)
     return np.asarray(gaps_s[int(np.argmax(np.append(is_usual, True))) :])
 
@@ -442,15 +439,20 @@ def noise_of(
 
 
 def step_lengths_s(run: Run) -> Floats:
-    """Return the length of each step of the job, in order of time, without warm-up."""
+    """Return the length of each step of the job, in order of time, without warm-up.
+
+    Where steps are of several kinds, each counts in proportion to its own, as a mean step.
+    """
     refuse_without_steps(run, run.place)
     marks = marks_of_steps(run)
     check_times(run, "steps", marks.start_ns, marks.end_ns)
     check_collectives(run)
     for rank in np.unique(marks.rank).tolist():
         steps_of(run, rank, marks.rows(marks.rank == rank))
-    length_ns = step_lengths_ns(run)
-    lengths_s = length_ns[kept_steps(length_ns)] * 1e-9
+    numbers, length_ns, _ = shared_steps(run)
+    kinds = kinds_of(run)
+    is_kept = kinds.kept(numbers, length_ns)
+    lengths_s = kinds.as_mean(numbers, length_ns)[is_kept] * 1e-9
     if not middle_half(lengths_s).any():
         raise UsageError(f"{run.place}: expected steps that take time, got 0 s")
     check_steps(run.place, step=lengths_s)

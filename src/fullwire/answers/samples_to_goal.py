@@ -248,10 +248,10 @@ def _keeps_the_mean(hook: str) -> bool:
 
 def global_batch(name: str, run: Run) -> int:
     """Return the samples of one step of a recorded job."""
-    return _pass_samples(name, run) * _passes(run)
+    return round(_pass_samples(name, run) * _passes(run))
 
 
-def _passes(run: Run) -> int:
+def _passes(run: Run) -> float:
     """Return the passes of a step, of all workers together."""
     return (run.facts.workers or 1) * (passes_of_step(run) or 1)
 

@@ -36,6 +36,7 @@ from fullwire.timeline.passes import equal_work, passes_of_step
 from fullwire.words import sentences
 
 _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
+_ABOUT_WHOLE = 0.05  # times as many passes: one step more of a kind than of another is no other job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,8 @@ def verify(
     is_other_work = None not in passes and passes[0] != passes[1]
     # A prediction replays whole steps of the first run. The answer is then of one pass.
     passes_before, passes_after = (passes[0] or 1, passes[1] or 1) if is_other_work else (1, 1)
-    if passes_after % passes_before:
+    times = round(passes_after / passes_before)
+    if abs(passes_after / passes_before - times) > _ABOUT_WHOLE or not times:
         return None  # a part of a step was never seen
     backends = tuple(run.facts.backend for run in (before, after) if run.facts.backend is not None)
     becomes_ours = backends == ("gloo", FILLS_THE_LINE)
@@ -110,7 +112,7 @@ def verify(
         if is_other_work:
             changes[ChangedPasses(passes=passes_after)] = (
                 "accumulate",
-                (passes_after // passes_before,),
+                (times,),
             )
     except FullwireError:
         return None  # one of them has no step to predict from

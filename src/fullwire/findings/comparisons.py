@@ -244,11 +244,12 @@ class OtherPasses(Finding):
     """The steps of the runs have different numbers of passes, so single passes are compared."""
 
     template = (
-        "A step has {after} {after:pass|passes} in place of {before}: times are those of one pass."
+        "A step has {after:.4g} {after:pass|passes} in place of {before:.4g}: times are those of "
+        "one pass."
     )
 
-    before: int
-    after: int
+    before: float
+    after: float
 
 
 class OtherSamples(Finding):
@@ -330,9 +331,9 @@ class ChangedHook(Finding):
 class ChangedPasses(Finding):
     """The second run adds up the gradients of several passes before it sends them."""
 
-    template = "gradients summed over {passes} passes"
+    template = "gradients summed over {passes:.4g} passes"
 
-    passes: int
+    passes: float
 
 
 class ChangedBackend(Finding):

@@ -9,6 +9,7 @@ import numpy as np
 
 from fullwire.findings.case import NOTABLE, Case, communicates, computes
 from fullwire.findings.finding import Finding
+from fullwire.findings.kinds_of_steps import told_kinds
 from fullwire.findings.plans import about_goodput
 from fullwire.findings.sureness import about_kernels, about_others
 from fullwire.run.placement import shares_one_host
@@ -19,7 +20,6 @@ from fullwire.run.usual import (
     gaps_between_steps_s,
     marks_between_gaps,
     pauses,
-    usual_steps,
 )
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
@@ -419,8 +419,10 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield NoStepMarked()
     else:
         yield from _longer_steps(account)
-    if (passes := passes_of_step(run) or 1) > 1:
-        yield StepAddsUpPasses(passes=passes)
+    if kinds := account.by_kind():
+        yield told_kinds(account.kinds.kinds, [kind.step_s for kind in kinds])
+    elif (passes := passes_of_step(run) or 1) > 1:
+        yield StepAddsUpPasses(passes=round(passes))
     change = changed_midway(account)
     if change is not None:
         part = change.part.key.replace("_", " ")
@@ -478,11 +480,12 @@ def _longer_steps(account: Account) -> Iterator[Finding]:
     """Yield a note on the steps that take much longer than the usual ones, if any."""
     by_step_s = account.parts_ns.mean(axis=0) * 1e-9
     length_s = by_step_s.sum(axis=1)
-    usual_s = by_step_s[usual_steps(length_s)].mean(axis=0)
-    is_longer = length_s > LONGER * usual_s.sum()
+    is_usual = account.kinds.usual(account.steps, length_s)
+    usual_s = account.kinds.expected(account.steps, is_usual, by_step_s)
+    is_longer = length_s > LONGER * usual_s.sum(axis=1)
     if not is_longer.any():
         return
-    beyond_s = (by_step_s[is_longer] - usual_s).sum(axis=0)
+    beyond_s = (by_step_s[is_longer] - usual_s[is_longer]).sum(axis=0)
     part = Part(int(np.argmax(beyond_s)))
     is_most = beyond_s[part] > beyond_s.sum() / 2
     yield LongerSteps(

@@ -19,9 +19,10 @@ from fullwire.findings.sureness import (
     about_one_host,
     about_others,
 )
+from fullwire.run.kinds import usual_step_s
 from fullwire.run.placement import Placement, sums_on_processors
 from fullwire.run.run import Run
-from fullwire.run.usual import steps_of_a_round, usual_step_s
+from fullwire.run.usual import steps_of_a_round
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import Further

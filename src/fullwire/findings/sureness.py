@@ -214,7 +214,7 @@ class AddsUpInRounds(Finding):
 class StepCountsAsPass(Finding):
     """A recorded step of several passes is one pass of the conditions."""
 
-    template = "{run}: a recorded step adds up {passes} passes, and counts as one pass here."
+    template = "{run}: a recorded step adds up {passes:.4g} passes, and counts as one pass here."
 
     run: str
-    passes: int
+    passes: float

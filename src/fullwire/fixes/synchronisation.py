@@ -55,13 +55,13 @@ trainer = Trainer(accumulate_grad_batches={every})
 
     kind: str = "synchronisation"
     risk: Risk = "semantic"
-    passes: int  # in one sum, as recorded
+    passes: float  # in one sum, as recorded; a mean where steps have different numbers
     times: int  # as many as these
 
     @property
     def every(self) -> int:
         """Return how many passes are in one sum with the fix."""
-        return self.passes * self.times
+        return round(self.passes * self.times)
 
     @property
     def without(self) -> int:

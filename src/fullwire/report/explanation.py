@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fullwire.answers.explain import Explanation
 from fullwire.findings.case import NOTABLE
 from fullwire.findings.comparisons import about_changes
+from fullwire.findings.kinds_of_steps import told_kinds
 from fullwire.findings.notes import CheckpointsTook, EvaluationsTook, RunIsPartial
 from fullwire.findings.plans import GoodputWas
 from fullwire.findings.scaling import ScalingFactor
@@ -289,6 +290,9 @@ def _of_which_steps(result: Explanation) -> str:
     if kept < 2:
         return ""
     told = f"mean of {'the middle half' if usual < kept else 'all'} of {kept:,} steps"
+    if kinds := result.detail.by_kind():
+        found = told_kinds(result.detail.kinds.kinds, [kind.step_s for kind in kinds])
+        told += f" of {found.count} kinds: {'; '.join(sentences(found.kinds))}"
     if result.is_of_all_steps:
         mean_s = result.detail.over_all().step_s
         told += f"; the verdict is of all of them, {show_time(mean_s)} in the mean"

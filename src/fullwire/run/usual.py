@@ -1,9 +1,10 @@
 """The time of a step: one definition, which every command prints.
 
 A step takes as long as on the mean of its ranks. The time of a job's step is the mean over the
-usual steps: the middle half of the steps by duration. It is as robust as a median, and the parts of
-an account add up to it. Warm-up and rare exceptions are left out before. Longer steps stand beside
-it with their number and time, and so do pauses between steps.
+usual steps: the middle half of the steps by duration, and of a job with several kinds of steps that
+of each kind (`run/kinds.py`). It is as robust as a median, and the parts of an account add up to
+it. Warm-up and rare exceptions are left out before. Longer steps stand beside it with their number
+and time, and so do pauses between steps.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Alone(NamedTuple):
     time_s: float
     low_s: float
     high_s: float
+    of_kinds: tuple[Alone, ...] = ()  # of each kind of steps, where there are several
 
 
 def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
@@ -93,20 +95,15 @@ def marks_of_steps(run: Run) -> Spans:
     return run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
 
 
-def step_lengths_ns(run: Run) -> _Floats:
-    """Return the length of each step that all ranks share, in order of their numbers."""
+def shared_steps(run: Run) -> tuple[Whole, _Floats, int]:
+    """Return the numbers of the steps that all ranks share, the length of each, and the ranks."""
     marks = marks_of_steps(run)
     if not len(marks):
-        return np.zeros(0)
-    _, place, count = np.unique(marks.step, return_inverse=True, return_counts=True)
+        return np.zeros(0, np.int64), np.zeros(0), 0
+    numbers, place, count = np.unique(marks.step, return_inverse=True, return_counts=True)
     length_ns = np.bincount(place, (marks.end_ns - marks.start_ns).astype(np.float64)) / count
-    return np.asarray(length_ns[count == count.max()])
-
-
-def usual_step_s(run: Run) -> float | None:
-    """Return the time of a run's step; None where steps are missing."""
-    length_ns = step_lengths_ns(run)
-    return float(length_ns[usual_steps(length_ns)].mean()) * 1e-9 if len(length_ns) else None
+    shared = count == count.max()
+    return numbers[shared], np.asarray(length_ns[shared]), int(count.max())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,14 +34,15 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.run.kinds import ONE_KIND, Kinds, kinds_of
 from fullwire.run.run import Run, Spans, Whole
-from fullwire.run.usual import kept_steps, regular_steps, usual_steps
+from fullwire.run.usual import regular_steps
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
 from fullwire.timeline.contention import (
     NOT_TOLD,
     Crowding,
     computed_in,
-    crowding_of,
+    crowding_by_kind,
     probe_steps,
 )
 from fullwire.timeline.timeline import Doing, Periods, Timeline, timelines
@@ -119,6 +120,8 @@ class Account:
     crowding: Crowding = NOT_TOLD
     is_over_all: bool = False  # `is_typical` holds all kept steps
     crowded_s: float = 0.0  # the share of contention by which computing takes longer
+    kinds: Kinds = ONE_KIND
+    of_kinds: tuple[Crowding, ...] = ()  # the contention of each kind of steps
 
     @property
     def step_s(self) -> float:
@@ -134,12 +137,29 @@ class Account:
         """Return the account of all kept steps, as for a loss that only a few of them have."""
         return replace(self, is_typical=self.is_kept, is_over_all=True)
 
+    def by_kind(self) -> tuple[Account, ...]:
+        """Return the account of each kind of steps; none where all steps are alike."""
+        places = self.kinds.of(self.steps)
+        return tuple(
+            replace(
+                self,
+                is_typical=self.is_typical & (places == place),
+                crowding=crowding,
+                kinds=ONE_KIND,
+                of_kinds=(),
+            )
+            for place, crowding in enumerate(self.of_kinds)
+        )
+
     @property
     def alone_s(self) -> float:
         """Return the time of a step with one worker, as far as the run itself tells.
 
         Input and host are there with one worker too: scaling loses the rest.
         """
+        if self.of_kinds:
+            shares = [kind.share for kind in self.kinds.kinds]
+            return float(np.dot(shares, [kind.alone_s for kind in self.by_kind()]))
         parts = self.parts_s
         computing_s = parts[Part.COMPUTE.key]
         if self.crowding.source == "probe steps":
@@ -190,18 +210,21 @@ def account(
     latency = _latency(run, ranks)
     first = np.stack([_by_step(told, steps, latency) for told in ranks])
     length_ns = first.sum(axis=2).mean(axis=0)
-    is_typical = usual_steps(length_ns)
+    kinds = kinds_of(run)
+    is_typical = kinds.usual(steps, length_ns)
     overlapped_ns = np.stack([told.in_order(steps, told.overlapped_ns) for told in ranks])
     # The share of computing that is caused by contention.
-    crowding = crowding_of(
+    crowded = crowding_by_kind(
         run,
         [told.rank for told in ranks],
         [told.apart_ns for told in ranks],
-        list(first[:, is_typical, Part.COMPUTE]),
-        list(first[:, is_typical][:, :, (Part.CODEC, Part.INPUT, Part.HOST)].sum(axis=2)),
-        list(overlapped_ns[:, is_typical]),
+        first[:, :, Part.COMPUTE],
+        first[:, :, (Part.CODEC, Part.INPUT, Part.HOST)].sum(axis=2),
+        overlapped_ns,
+        is_typical,
+        kinds.of(steps),
     )
-    crowded_ns = (first[:, :, Part.COMPUTE] * crowding.shares[:, None]).astype(np.int64)
+    crowded_ns = (first[:, :, Part.COMPUTE] * crowded.shares).astype(np.int64)
     first[:, :, Part.COMPUTE] -= crowded_ns
     first[:, :, Part.CONTENTION] += crowded_ns
     parts_ns, excess_ns = _with_stragglers(first)
@@ -211,7 +234,7 @@ def account(
         ranks=tuple(told.rank for told in ranks),
         steps=steps,
         is_typical=is_typical,
-        is_kept=kept_steps(length_ns) | regular_steps(length_ns),
+        is_kept=kinds.kept(steps, length_ns) | regular_steps(length_ns),
         is_whole_trace=is_whole_trace,
         parts_ns=parts_ns,
         excess_ns=excess_ns,
@@ -228,8 +251,10 @@ def account(
         latency=latency.source,
         beyond_line_rate=floor_ns / taken_ns if taken_ns else 0.0,
         clock_error_ns=transfers.clock_error_ns,
-        crowding=crowding,
+        crowding=crowded.of_all,
         crowded_s=float(crowded_ns[:, is_typical].mean()) * 1e-9,
+        kinds=kinds,
+        of_kinds=crowded.of_kinds,
     )
 
 

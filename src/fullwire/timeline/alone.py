@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
@@ -28,7 +30,22 @@ _TOLD: WeakKeyDictionary[Run, Alone | None] = WeakKeyDictionary()  # None: conte
 
 
 def alone(run: Run, usual: Account) -> Alone:
-    """Return T1 by the account of a run's usual steps."""
+    """Return T1 by the account of a run's usual steps.
+
+    Where steps are of several kinds, it is the mean of theirs, each kind at its share.
+    """
+    if kinds := usual.by_kind():
+        of_kinds = tuple(_alone(run, kind) for kind in kinds)
+        shares = [kind.share for kind in usual.kinds.kinds]
+        time_s, low_s, high_s = np.dot(shares, [each[:3] for each in of_kinds]).tolist()
+        found = Alone(time_s, low_s, high_s, of_kinds)
+    else:
+        found = _alone(run, usual)
+    _TOLD[run] = found if usual.crowding.is_told else None
+    return found
+
+
+def _alone(run: Run, usual: Account) -> Alone:
     alone_s, crowding = usual.alone_s, usual.crowding
     if world(run) == 1:
         below, above = REPEATS, REPEATS
@@ -45,9 +62,7 @@ def alone(run: Run, usual: Account) -> Alone:
         # One worker beside the same other programs may wait for a processor, or find one free.
         left = 1 - share_of_others(run)
         below, above = 1 - (1 - below) * left, (1 + above) / left - 1
-    found = Alone(alone_s, alone_s * max(1 - below, 0.0), alone_s * (1 + above))
-    _TOLD[run] = found if crowding.is_told else None
-    return found
+    return Alone(alone_s, alone_s * max(1 - below, 0.0), alone_s * (1 + above))
 
 
 def told_alone(run: Run) -> Alone | None:

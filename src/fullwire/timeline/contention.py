@@ -21,11 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
+from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others, used_share
 from fullwire.run.run import Run, Spans, Whole
@@ -72,6 +74,50 @@ def computed_in(line: Timeline, windows: Spans) -> Whole:
     return np.asarray(since[end] - since[begin], np.int64)
 
 
+class ByKind(NamedTuple):
+    """The contention of a run's steps, that of each kind of them, and the shares in each step."""
+
+    of_all: Crowding
+    of_kinds: tuple[Crowding, ...]
+    shares: Floats  # of computing, by rank and step
+
+
+def crowding_by_kind(
+    run: Run,
+    ranks: Sequence[int],
+    apart_ns: Sequence[Whole],
+    computed_ns: Whole,
+    outside_ns: Whole,
+    overlapped_ns: Whole,
+    is_usual: NDArray[np.bool_],
+    places: Whole,
+) -> ByKind:
+    """Return the share of contention in the computing of all steps, and of each kind of them.
+
+    Times are by rank and step, as in `crowding_of`; `places` has each step's kind. A kind's probe
+    steps tell its contention. A kind without them has that of the run delay.
+    """
+    kinds = kinds_of(run)
+
+    def told(chosen: NDArray[np.bool_], probed_ns: Sequence[Whole], times: float = 1.0) -> Crowding:
+        computed, outside, overlapped = (
+            list(each[:, chosen]) for each in (computed_ns, outside_ns, overlapped_ns)
+        )
+        return crowding_of(run, ranks, probed_ns, computed, outside, overlapped, times)
+
+    of_all = told(is_usual, apart_ns)
+    shares, of_kinds = np.broadcast_to(of_all.shares[:, None], computed_ns.shape), []
+    for place in range(len(kinds.kinds)):
+        of_kind_ns = [lengths[kinds.probes[: len(lengths)] == place] for lengths in apart_ns]
+        times = 1.0
+        if all(map(len, of_kind_ns)):
+            every_ns, own_ns = (sum(map(np.median, each)) for each in (apart_ns, of_kind_ns))
+            times = float(own_ns / max(every_ns, 1.0))
+        of_kinds.append(told(is_usual & (places == place), of_kind_ns, times))
+        shares = np.where(places == place, of_kinds[-1].shares[:, None], shares)
+    return ByKind(of_all, tuple(of_kinds), shares)
+
+
 def crowding_of(
     run: Run,
     ranks: Sequence[int],
@@ -79,12 +125,15 @@ def crowding_of(
     computed_ns: Sequence[Whole],
     outside_ns: Sequence[Whole],
     overlapped_ns: Sequence[Whole],
+    times: float = 1.0,
 ) -> Crowding:
     """Return the share of contention in computing, from probe steps or else from run delay.
 
     `apart_ns` has each rank's computing in each probe step, and `computed_ns` in each usual step.
     In each usual step, `outside_ns` is the time in which the program packs, reads, or does else.
     Of `computed_ns`, `overlapped_ns` is beside communication. Devices have only kernels to tell it.
+    Of a kind of steps, these are its own, and its probe steps compute so many `times` as long as
+    the middle one of all probe steps, to which the run's facts belong.
     """
     none = np.zeros(len(ranks))
     facts = run.facts
@@ -113,11 +162,12 @@ def crowding_of(
     probes = min(map(len, apart_ns), default=0)
     if probes >= FEWEST_PROBES:
         wall_ns = np.array([float(np.median(lengths_ns)) for lengths_ns in apart_ns])
-        delay_ns = _by_rank_ns(facts.probe_run_delay_s, ranks)
+        delay_ns = times * _by_rank_ns(facts.probe_run_delay_s, ranks)
         # The thread's own work in a probe step, without its sums and without what is no computing.
         apart_from_ns = np.array([np.median(lengths_ns) for lengths_ns in outside_ns])
         before_ns = _by_rank_ns(facts.before_forward_processor_s, ranks)
-        ran_ns = _by_rank_ns(facts.probe_compute_s, ranks) - np.maximum(apart_from_ns, before_ns)
+        ran_ns = times * _by_rank_ns(facts.probe_compute_s, ranks)
+        ran_ns = ran_ns - np.maximum(apart_from_ns, before_ns)
         undelayed_ns = np.maximum(wall_ns - delay_ns, ran_ns) + (1 - _own_share(run)) * delay_ns
         undelayed_ns = np.minimum(undelayed_ns, wall_ns)
         alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)

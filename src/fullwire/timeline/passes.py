@@ -7,20 +7,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.run.kinds import EARLIER, LAST, kinds_of
 from fullwire.run.run import Run
 
-_LAST, _EARLIER = "backward", "earlier backward"  # as the recorder names a step's backward passes
 
+def passes_of_step(run: Run) -> float | None:
+    """Return how many passes a step usually has; None where passes are missing.
 
-def passes_of_step(run: Run) -> int | None:
-    """Return how many passes a step usually has; None where passes are missing."""
+    In a job with several kinds of steps it is their mean, each kind at its share.
+    """
+    if kinds := kinds_of(run).kinds:
+        if any(kind.passes is None for kind in kinds):
+            return None
+        mean = sum(kind.share * (kind.passes or 0.0) for kind in kinds)
+        return round(mean) if abs(mean - round(mean)) < 1e-6 else mean
     spans = run.spans
-    is_pass = (spans.lane == "compute") & ((spans.name == _LAST) | (spans.name == _EARLIER))
+    is_pass = (spans.lane == "compute") & ((spans.name == LAST) | (spans.name == EARLIER))
     passes = spans.rows(is_pass & (spans.step >= 0))
     if not len(passes):
         return None
     pairs = np.stack([passes.rank, passes.step])
-    is_last = passes.name == _LAST
+    is_last = passes.name == LAST
     whole, place = np.unique(pairs, axis=1, return_inverse=True)
     counts, lasts = (
         np.bincount(place.reshape(-1), weights, whole.shape[1])
@@ -34,7 +41,7 @@ def passes_of_step(run: Run) -> int | None:
 class EqualWork:
     """How the work of a step differs between two sides, and what makes their times comparable."""
 
-    passes: tuple[int, int] | None  # of a step, if they differ
+    passes: tuple[float, float] | None  # of a step, if they differ
     samples: tuple[int, int] | None  # of a worker in a pass, if they differ
     scales: tuple[tuple[float, ...], tuple[float, ...]]  # of each recording's step
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.run.intervals import union
+from fullwire.run.kinds import ROWS, in_steps, sorted_steps
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Hosts, Links, Run, Spans, Whole
 from fullwire.run.usual import (
@@ -26,7 +27,6 @@ from fullwire.run.usual import (
     marks_between_gaps,
     marks_of_steps,
     pauses,
-    usual_steps,
 )
 from fullwire.timeline.timeline import timelines
 from fullwire.timeline.transfers import transfers_of
@@ -62,6 +62,7 @@ class _Sums:
         self._ranks: set[int] = set()
         # By step: the ranks that have it, and their sums of lengths, bytes and exposed time.
         self._by_step = np.zeros((4, 0), np.int64)
+        self._did = np.zeros((ROWS, 0))  # by step: what makes its kind
         self._marks: list[Spans] = []  # steps and probe steps of the first rank
 
     def add(self, part: Run) -> None:
@@ -80,6 +81,8 @@ class _Sums:
             number = line.step_number[line.step[is_exposed]]
             np.add.at(more[3], number, line.length_ns[is_exposed])
         self._by_step = more
+        self._did = np.pad(self._did, ((0, 0), (0, most - self._did.shape[1])))
+        self._did += in_steps(part, np.arange(most))
         of_first = marks_between_gaps(part.spans)
         first = min(self._ranks, default=0)
         self._marks = [mark for mark in self._marks if mark.rank[0] == first]
@@ -104,16 +107,19 @@ class _Sums:
                 collective_bytes=None,
                 exposed_s=None,
             )
-        is_usual = usual_steps(length_s)
+        did = self._did[:, shared] / count[shared]
+        kinds = sorted_steps(shared, length_s, did, np.zeros((ROWS, 0)))
+        is_usual = kinds.usual(shared, length_s)
         step_s = float(length_s[is_usual].mean())
-        longer_s = length_s[length_s > LONGER * step_s]
+        expected_s = kinds.expected(shared, is_usual, length_s)
+        is_longer = length_s > LONGER * expected_s
         return Summary(
             ranks=len(self._ranks),
             steps=len(length_s),
             step_s=step_s,
             usual=int(is_usual.sum()),
-            longer=len(longer_s),
-            longer_by_s=float((longer_s - step_s).sum()),
+            longer=int(is_longer.sum()),
+            longer_by_s=float((length_s - expected_s)[is_longer].sum()),
             pauses=pauses(gaps_between_steps_s(Spans.joined(self._marks)), step_s),
             collective_bytes=float(of_bytes[is_usual].mean()),
             exposed_s=float(exposed_s[is_usual].mean()),

@@ -1,0 +1,69 @@
+"""The kinds of a job's steps in words: how many there are, and what the steps of each do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from fullwire.findings.finding import Finding
+from fullwire.run.kinds import Kind
+from fullwire.units import show_bytes
+
+_ALIKE = 0.01  # of the larger figure: kinds that differ by less in it have other names
+
+
+class KindOfSteps(Finding):
+    """One kind of steps: its share of the steps, how long such a step takes, and what it does."""
+
+    template = "{share:.0%} take {step_s:time}, with {does}"
+
+    share: float
+    step_s: float
+    does: str
+
+
+class SeveralKinds(Finding):
+    """The steps of a job are of several kinds, by what they do."""
+
+    template = "Steps are of {count} kinds: {kinds:;}. The usual step is their mean."
+
+    count: int
+    kinds: tuple[KindOfSteps, ...]
+
+
+def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
+    """Name each kind of steps by the first figure in which all of them differ."""
+    named = (
+        ([kind.passes for kind in kinds], lambda passes: _counted(passes, "pass", "passes")),
+        ([kind.sent_bytes for kind in kinds], _sent),
+        ([kind.gradients for kind in kinds], lambda few: _counted(few, "gradient", "gradients")),
+    )
+    for figures, words in named:
+        known = [figure for figure in figures if figure is not None]
+        apart = (high - low > _ALIKE * high for low, high in pairwise(sorted(known)))
+        if len(known) == len(kinds) and all(apart):
+            return tuple(map(words, known))
+    return tuple(
+        f"{'' if kind.passes is None else _counted(kind.passes, 'pass', 'passes') + ' and '}"
+        f"{_counted(kind.gradients, 'gradient', 'gradients')}, {_sent(kind.sent_bytes)}"
+        for kind in kinds
+    )
+
+
+def told_kinds(kinds: Sequence[Kind], steps_s: Sequence[float]) -> SeveralKinds:
+    """Say what kinds of steps there are, with the time of a step of each."""
+    return SeveralKinds(
+        count=len(kinds),
+        kinds=tuple(
+            KindOfSteps(share=kind.share, step_s=step_s, does=does)
+            for kind, step_s, does in zip(kinds, steps_s, names_of(kinds), strict=True)
+        ),
+    )
+
+
+def _counted(count: float, one: str, several: str) -> str:
+    return f"{count:.4g} {one if count == 1 else several}"
+
+
+def _sent(size_bytes: float) -> str:
+    return f"{show_bytes(size_bytes)} sent" if size_bytes else "nothing sent"

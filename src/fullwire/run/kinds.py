@@ -1,0 +1,235 @@
+"""The kinds of steps of a job, by what steps do and never by how long they take.
+
+Some jobs take turns: one step adds up three passes and the next only one, or only every other step
+sums. A kind is the steps that have as many passes and gradients, and send about as many bytes. The
+usual step of such a job is a mixture: of each kind its middle half, and each kind at its share. A
+job whose steps are alike has no kinds, and neither has one whose kinds take about as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
+from fullwire.run.usual import (
+    kept_steps,
+    middle_half,
+    shared_steps,
+    usual_steps,
+)
+
+_Floats = NDArray[np.float64]
+
+FEWEST = 4  # steps of a kind
+_LEAST_SHARE = 0.08  # of the steps: a rarer kind is an exception
+_TIMES_DIFFER = 1.10  # kinds whose times differ by less are one
+_BYTES_DIFFER = 0.05  # of the most bytes of a step: a logged loss makes no kind
+LAST, EARLIER = "backward", "earlier backward"  # as the recorder names a step's backward passes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of steps; what it does is of one rank, in one step."""
+
+    share: float  # of the steps
+    passes: float | None  # None where a step does more than to accumulate, or passes are unknown
+    gradients: float
+    sent_bytes: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Kinds:
+    """The kinds of a run's steps, and the kind of each step; no kinds where all steps are alike."""
+
+    kinds: tuple[Kind, ...] = ()
+    numbers: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # in order of size
+    places: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # -1 for steps of no kind
+    probes: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # of each probe step
+
+    def of(self, numbers: Whole) -> Whole:
+        """Return the place of each of these steps' kind, -1 for a step of no kind."""
+        if not len(self.numbers):
+            return np.full(len(numbers), -1)
+        at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
+        return np.where(self.numbers[at] == numbers, self.places[at], -1)
+
+    def kept(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
+        """Choose all steps but the warm-up and rare exceptions of each kind, in order of time."""
+        is_kept = kept_steps(length_ns)
+        places = self.of(numbers)
+        for place in range(len(self.kinds)):
+            is_kept[places == place] = kept_steps(length_ns[places == place])
+        return is_kept
+
+    def usual(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
+        """Choose the usual steps: the middle ones of each kind, and of each kind its share."""
+        places, is_kept = self.of(numbers), self.kept(numbers, length_ns)
+        members = [
+            (kind.share, np.flatnonzero(is_kept & (places == place)))
+            for place, kind in enumerate(self.kinds)
+        ]
+        members = [(share, rows) for share, rows in members if len(rows)]
+        if not members:
+            return usual_steps(length_ns)
+        # The kind that has fewest for its share gives its middle half, and sets the others' number.
+        whole = min((len(rows) + 1) // 2 / share for share, rows in members)
+        is_usual = np.zeros(len(length_ns), bool)
+        for share, rows in members:
+            count = max(round(whole * share), 1)
+            by_length = rows[np.argsort(length_ns[rows], kind="stable")]
+            off = (len(rows) - count) // 2
+            is_usual[by_length[off : off + count]] = True
+        return is_usual
+
+    def expected(
+        self, numbers: Whole, is_usual: NDArray[np.bool_], values: _Floats | Whole
+    ) -> _Floats:
+        """Return the mean over the usual steps of each step's kind; steps are the first axis."""
+        expected = np.broadcast_to(values[is_usual].mean(axis=0), values.shape).copy()
+        places = self.of(numbers)
+        for place in range(len(self.kinds)):
+            if (is_usual & (places == place)).any():
+                expected[places == place] = values[is_usual & (places == place)].mean(axis=0)
+        return expected
+
+    def as_mean(self, numbers: Whole, lengths: _Floats) -> _Floats:
+        """Return each length in proportion to its kind's, as if all steps were the mean step."""
+        if not self.kinds:
+            return lengths
+        is_usual = self.usual(numbers, lengths)
+        mean, expected = lengths[is_usual].mean(), self.expected(numbers, is_usual, lengths)
+        if not expected.all():
+            return lengths
+        alike = np.where(self.of(numbers) >= 0, lengths * mean / expected, lengths)
+        # The middle half over all kinds is to be the mean step, too.
+        told = middle_half(alike[self.kept(numbers, lengths)]).mean()
+        return np.asarray(alike * (mean / told))
+
+
+ONE_KIND = Kinds()
+_FOUND: WeakKeyDictionary[Run, Kinds] = WeakKeyDictionary()
+
+
+def kinds_of(run: Run) -> Kinds:
+    """Return the kinds of a run's steps."""
+    if run not in _FOUND:
+        numbers, length_ns, ranks = shared_steps(run)
+        found = ONE_KIND
+        if len(numbers) >= 2 * FEWEST:  # modelled runs have fewer, and start sooner without
+            did = in_steps(run, numbers) / ranks
+            found = sorted_steps(numbers, length_ns, did, _in_probes(run) / ranks)
+        _FOUND[run] = found
+    return _FOUND[run]
+
+
+# What steps do: a row each for passes, steps' last passes, gradients and sent bytes.
+ROWS = 4
+_WITHOUT_GRADIENTS = [0, 1, 3]
+
+
+def in_steps(run: Run, numbers: Whole) -> _Floats:
+    """Add up what all ranks do in each of these steps."""
+    did = np.zeros((ROWS, len(numbers)))
+    for row, table, _, weights in _tables(run):
+        at = np.minimum(np.searchsorted(numbers, table.step), len(numbers) - 1)
+        chosen = numbers[at] == table.step
+        did[row] += np.bincount(at[chosen], weights[chosen], len(numbers))
+    return did
+
+
+def _in_probes(run: Run) -> _Floats:
+    """Add up what all ranks do in each probe step, whose rows belong to no step.
+
+    Gradients of probe steps are not recorded.
+    """
+    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "probe"))
+    marks = marks.rows(np.lexsort((marks.start_ns, marks.rank)))
+    ranks, counts = np.unique(marks.rank, return_counts=True)
+    did = np.zeros((ROWS, counts.max(initial=0)))
+    for row, table, times_ns, weights in _tables(run):
+        outside = table.step < 0
+        for rank in ranks.tolist():
+            of_rank = marks.rows(marks.rank == rank)
+            mine = np.flatnonzero(outside & (table.rank == rank))
+            at = np.searchsorted(of_rank.start_ns, times_ns[mine], side="right") - 1
+            inside = (at >= 0) & (times_ns[mine] < of_rank.end_ns[at])
+            did[row] += np.bincount(at[inside], weights[mine[inside]], did.shape[1])
+    return did
+
+
+def _tables(run: Run) -> Iterator[tuple[int, Spans | Gradients | Collectives, Whole, _Floats]]:
+    """Go through the tables of what is done, each with its row, its times and its amounts."""
+    is_computing = run.spans.lane == "compute"
+    last = run.spans.rows(is_computing & (run.spans.name == LAST))
+    earlier = run.spans.rows(is_computing & (run.spans.name == EARLIER))
+    gradients, collectives = run.gradients, run.collectives
+    yield 0, last, last.start_ns, np.ones(len(last))
+    yield 0, earlier, earlier.start_ns, np.ones(len(earlier))
+    yield 1, last, last.start_ns, np.ones(len(last))
+    yield 2, gradients, gradients.ready_ns, np.ones(len(gradients))
+    yield 3, collectives, collectives.issue_ns, collectives.bytes.astype(np.float64)
+
+
+def sorted_steps(numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floats) -> Kinds:
+    """Sort steps into kinds, from what they did and what the probe steps did."""
+    if len(numbers) < 2 * FEWEST or (did == did[:, :1]).all():
+        return ONE_KIND
+    # Of bytes only large differences count, so neighbours in order of size are taken together.
+    together = np.concatenate([did, probed], axis=1)
+    bytes_ = np.unique(together[-1])
+    apart = np.diff(bytes_) > _BYTES_DIFFER * bytes_[-1]
+    together[-1] = np.searchsorted(bytes_[1:][apart], together[-1], side="right")
+    done, probed = np.split(together, [len(numbers)], axis=1)
+    _, found = np.unique(done, axis=1, return_inverse=True)
+    found = found.reshape(-1)
+    is_kept = kept_steps(length_ns)
+    fewest = max(FEWEST, _LEAST_SHARE * is_kept.sum())
+    times = {
+        place: float(length_ns[mine][usual_steps(length_ns[mine])].mean())
+        for place in np.unique(found).tolist()
+        if (is_kept & (mine := found == place)).sum() >= fewest
+    }
+    groups: list[list[int]] = []
+    for place in sorted(times, key=lambda each: times[each]):
+        if groups and times[place] < _TIMES_DIFFER * times[groups[-1][0]]:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    if len(groups) < 2:
+        return ONE_KIND
+    places = np.select([np.isin(found, group) for group in groups], [*range(len(groups))], -1)
+    probes = _of_probes(done, places, probed)
+    counts = [int((places == at).sum() + (probes == at).sum()) for at in range(len(groups))]
+    kinds = []
+    for at, count in enumerate(counts):
+        passes, lasts, gradients, sent_bytes = did[:, places == at]
+        kinds.append(
+            Kind(
+                share=count / sum(counts),
+                passes=float(passes.mean()) if (lasts == 1).all() else None,
+                gradients=float(gradients.mean()),
+                sent_bytes=float(sent_bytes.mean()),
+            )
+        )
+    return Kinds(tuple(kinds), numbers, places, probes)
+
+
+def _of_probes(done: _Floats, places: Whole, probed: _Floats) -> Whole:
+    """Return the kind of each probe step, by all but gradients; -1 where several kinds fit."""
+    told = _WITHOUT_GRADIENTS
+    alike = (probed[told][:, :, None] == done[told][:, None, :]).all(axis=0) & (places >= 0)
+    fits = np.stack([alike[:, places == at].any(axis=1) for at in range(places.max() + 1)])
+    return np.where(fits.sum(axis=0) == 1, fits.argmax(axis=0), -1)
+
+
+def usual_step_s(run: Run) -> float | None:
+    """Return the time of a run's step; None where steps are missing."""
+    numbers, length_ns, _ = shared_steps(run)
+    if not len(numbers):
+        return None
+    return float(length_ns[kinds_of(run).usual(numbers, length_ns)].mean()) * 1e-9

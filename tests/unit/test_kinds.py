@@ -1,0 +1,118 @@
+"""Jobs with several kinds of steps: the usual step, the account, predictions and comparisons."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.run.facts import named
+from fullwire.run.kinds import kinds_of, usual_step_s
+from fullwire.run.run import Run
+from fullwire.timeline.account import account
+from fullwire.timeline.alone import alone
+from fullwire.timeline.contention import FEWEST_PROBES
+from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.summary import summarised
+from tests.jobs_by_hand import a_job_by_turns
+
+BY_TURNS = [1, 3] * 12
+ONE_S, THREE_S = 0.0494, 0.1294  # a step of so many passes, without its scatter
+RATES = {0: 1e9, 1: 1e9}
+
+
+def test_steps_are_of_one_kind_by_what_they_do_and_not_by_their_time() -> None:
+    found = kinds_of(a_job_by_turns(BY_TURNS))
+    assert [(kind.share, kind.passes) for kind in found.kinds] == [(0.5, 1.0), (0.5, 3.0)]
+    assert found.places.tolist() == [0, 1] * 12
+    assert not kinds_of(a_job_by_turns([2] * 24)).kinds
+
+
+def test_a_rare_kind_and_kinds_that_take_as_long_make_no_kinds() -> None:
+    assert not kinds_of(a_job_by_turns([1] * 21 + [3] * 3)).kinds
+    assert not kinds_of(a_job_by_turns([1] * 60 + [3] * 4)).kinds
+    long = a_job_by_turns([20, 21] * 12)  # 5 % longer
+    assert not kinds_of(long).kinds
+
+
+def test_a_tiny_sum_makes_no_kind_and_a_large_one_does() -> None:
+    run = a_job_by_turns([1] * 24)
+    every_other = (run.collectives.step % 2 == 0) & (run.collectives.sequence % 2 == 0)
+    small = run.collectives.bytes + np.where(every_other, 400, 0)
+    logged = dataclasses.replace(run, collectives=dataclasses.replace(run.collectives, bytes=small))
+    assert not kinds_of(logged).kinds
+    kept = run.collectives.rows((run.collectives.step % 2 == 0) | (run.collectives.step < 0))
+    spans = run.spans
+    is_short = (spans.name == "step") & (spans.step % 2 == 1)
+    ends_ns = np.where(is_short, spans.end_ns - 12_000_000, spans.end_ns)
+    every_other_sums = dataclasses.replace(
+        run, collectives=kept, spans=dataclasses.replace(spans, end_ns=ends_ns)
+    )
+    found = kinds_of(every_other_sums).kinds
+    assert [kind.sent_bytes for kind in found] == [0.0, 2_000_000.0]
+
+
+def test_the_usual_step_has_each_kind_at_its_share() -> None:
+    run = a_job_by_turns([1, 1, 3] * 10)
+    mean_s = (2 * ONE_S + THREE_S) / 3
+    assert usual_step_s(run) == pytest.approx(mean_s, rel=0.005)
+    found = account(run, RATES)
+    assert found.step_s == pytest.approx(usual_step_s(run), abs=1e-8)
+    assert [kind.step_s for kind in found.by_kind()] == pytest.approx([ONE_S, THREE_S], rel=0.01)
+    assert summarised([run]).step_s == pytest.approx(found.step_s, abs=1e-8)
+    assert fw.compare(run, run_again(run)).before_s == pytest.approx(found.step_s, rel=1e-6)
+
+
+def run_again(run: Run) -> Run:
+    """Return the same run a microsecond later, so that it is no copy."""
+    spans = run.spans
+    moved = dataclasses.replace(spans, start_ns=spans.start_ns + 1000, end_ns=spans.end_ns + 1000)
+    return dataclasses.replace(run, spans=moved)
+
+
+def test_missing_steps_of_a_kind_do_not_move_the_usual_step() -> None:
+    run = a_job_by_turns([1, 3] * 16, probes=(5, 9, 13, 17, 21))  # all of one kind
+    assert [kind.share for kind in kinds_of(run).kinds] == [0.5, 0.5]
+    assert usual_step_s(run) == pytest.approx((ONE_S + THREE_S) / 2, rel=0.005)
+
+
+def test_the_explanation_names_the_kinds_where_it_prints_the_step() -> None:
+    found = fw.explain(a_job_by_turns(BY_TURNS))
+    [told] = [note for note in found.warnings if "kinds" in note]
+    assert "Steps are of 2 kinds: 50% take 49" in told
+    assert "with 1 pass" in told
+    assert "with 3 passes" in told
+    assert not [note for note in found.warnings if "over 1.25 times" in note]
+
+
+def test_probe_steps_of_a_kind_tell_the_contention_of_that_kind() -> None:
+    run = a_job_by_turns([1, 3] * 12, probes=(5, 8, 13, 16, 21))
+    where = named({"hosts": "a,b", "machines": 2, "processors": 4})
+    placed = dataclasses.replace(run, facts=run.facts | where)
+    found = account(placed, RATES)
+    assert [crowding.probes for crowding in found.of_kinds] == [FEWEST_PROBES, 3]
+    computing_s = [kind.crowding.alone_s for kind in found.by_kind()]
+    assert computing_s == pytest.approx([0.036, 0.108], rel=0.03)
+    told = alone(placed, found)
+    assert told.time_s == pytest.approx(0.073, rel=0.03)
+    low_s, high_s = (told.low_s / told.time_s, told.high_s / told.time_s)
+    assert low_s > 0.8
+    assert high_s < 1.25
+
+
+def test_passes_of_a_step_are_a_mean_and_a_pass_is_compared_with_a_pass() -> None:
+    by_turns, two, one = (
+        a_job_by_turns(BY_TURNS),
+        a_job_by_turns([2] * 24),
+        a_job_by_turns([1] * 24),
+    )
+    assert passes_of_step(by_turns) == 2
+    assert passes_of_step(a_job_by_turns([1, 1, 3] * 10)) == pytest.approx(5 / 3)
+    found = fw.compare(two, by_turns)
+    assert found.passes is None
+    assert found.ratio == pytest.approx(1.0, abs=0.01)
+    found = fw.compare(one, by_turns)
+    assert found.passes == (1.0, 2.0)
+    assert found.after_s == pytest.approx((ONE_S + THREE_S) / 4, rel=0.01)
