@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fullwire.recorder.inside.probes import FIRST
+from fullwire.recorder.inside.probes import FIRST, THEN_EVERY
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
@@ -134,3 +135,11 @@ def test_a_run_knows_how_long_computing_had_no_processor(plain: tuple[Run, set[s
         assert told is not None
         assert [rank for rank, _ in told] == [0, 1]
         assert all(0 <= delay_s < 10 for _, delay_s in told)
+
+
+@pytest.mark.parametrize("kinds", [2, 3, 4])
+def test_steps_that_take_turns_have_probes_of_each_kind(kinds: int) -> None:
+    assert {step % kinds for step in FIRST} == set(range(kinds))
+    assert {step * THEN_EVERY % kinds for step in range(kinds)} == set(range(kinds))
+    assert all(later - step > 1 for step, later in pairwise(FIRST))
+    assert max(FIRST) < 24 - 1

@@ -25,8 +25,11 @@ import torch.distributed as dist
 from .journal import Journal, Note
 from .processors import ran_and_waited_ns
 
-FIRST = range(5, 22, 4)  # Steps, counted from 0: a job of 24 steps has all these probes.
-THEN_EVERY, UP_TO = 50, 1000  # A long job has more probes, as the machine may change.
+# Steps, counted from 0: a job of 24 steps has all these probes. Jobs whose steps take turns, two to
+# four kinds of them, have probes of each kind.
+FIRST = (5, 8, 13, 15, 18)
+# A long job has more probes, as the machine may change. The number is a prime for the same reason.
+THEN_EVERY, UP_TO = 53, 1000
 _WAITED_FOR = ("allgather", "reducescatter")
 
 
