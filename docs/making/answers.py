@@ -46,7 +46,7 @@ from fullwire.studies.papers.trials import Trial as PaperTrial
 from fullwire.studies.recording import overhead
 from fullwire.workloads.accelerators import accelerator
 from tests import trained_jobs
-from tests.jobs_by_hand import a_trained_job
+from tests.jobs_by_hand import a_job_by_turns, a_trained_job
 from tests.unit.test_observed_goodput import in_a_course
 
 RANK = RankHere(pid=48213, rank=0, user="me", command="train.py", network=1, uses_gpu=False)
@@ -63,15 +63,17 @@ def _answers() -> Iterator[tuple[str, Any]]:
     with tempfile.TemporaryDirectory() as place:
         run, capture = f"{place}/one.run", f"{place}/ring.pcap"
         before, after = f"{place}/before", f"{place}/after"
-        elastic = f"{place}/elastic"
+        elastic, by_turns = f"{place}/elastic", f"{place}/by_turns"
         _write_runs(run, before, after)
         write(dataclasses.replace(a_trained_job(), events=in_a_course()), elastic)
+        write(a_job_by_turns([1, 3] * 12), by_turns)
         _write_capture(Path(capture))
         for words in (
             "whatif vgg16@v100 --workers 8 --bandwidth 10Gbps --target 0.95",
             "whatif vgg16@v100 --workers 8 --bandwidth 10Gbps --compression 1,4 --best 1",
             f"whatif {before} --workers 2,4 --target loss<=1.8 --critical-batch 200",
             f"whatif {elastic} --failures 20s --workers 3 --bandwidth 10Gbps",
+            f"whatif {by_turns} --bandwidth 10Gbps",
             f"explain {run}",
             f"explain {elastic}",
             f"compare {run} {run} --fail-if-slower 5%",

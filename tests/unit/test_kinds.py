@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.report.as_data import whatif_object
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.run import Run
+from fullwire.simulation.forecast import forecaster
 from fullwire.timeline.account import account
 from fullwire.timeline.alone import alone
 from fullwire.timeline.contention import FEWEST_PROBES
@@ -116,3 +118,65 @@ def test_passes_of_a_step_are_a_mean_and_a_pass_is_compared_with_a_pass() -> Non
     found = fw.compare(one, by_turns)
     assert found.passes == (1.0, 2.0)
     assert found.after_s == pytest.approx((ONE_S + THREE_S) / 4, rel=0.01)
+
+
+def asked(run: Run | list[Run], **conditions: object) -> fw.WhatIf:
+    """Predict a run on its measured transport."""
+    return fw.whatif(run, transport="measured", **conditions)  # type: ignore[arg-type]
+
+
+def test_each_kind_is_predicted_by_itself_and_the_job_is_their_mean() -> None:
+    run = a_job_by_turns(BY_TURNS)
+    found = asked(run, bandwidth="1Gbps")
+    one, three = found.kinds(0)
+    assert (one.name, one.share, one.passes) == ("1 pass", 0.5, 1.0)
+    assert (three.name, three.share, three.passes) == ("3 passes", 0.5, 3.0)
+    for kind, measured in zip((one, three), account(run, RATES).by_kind(), strict=True):
+        assert kind.low_s < measured.step_s < kind.high_s
+        assert kind.step_s == pytest.approx(measured.step_s, rel=0.005)
+        assert kind.high_s - kind.low_s < 0.25 * kind.step_s
+    assert found["step_s"][0] == pytest.approx((one.step_s + three.step_s) / 2)
+    assert found.interval_s[0][0] == pytest.approx((one.low_s + three.low_s) / 2)
+    assert found.interval_s[1][0] == pytest.approx((one.high_s + three.high_s) / 2)
+    ratio = found["baseline_step_s"][0] / found["step_s"][0]
+    assert found["scaling_factor"][0] == pytest.approx(ratio)
+    [row] = whatif_object(found)["rows"]
+    assert row["kinds"][1]["interval"] == {"low_s": three.low_s, "high_s": three.high_s}
+    assert "kinds" not in whatif_object(asked(a_job_by_turns([2] * 24)))["rows"][0]
+
+
+@pytest.mark.parametrize(("shown_bps", "asked_bps"), [(1e9, 4e9), (4e9, 1e9)])
+def test_other_links_change_each_kind_as_they_would(shown_bps: float, asked_bps: float) -> None:
+    shown = a_job_by_turns(BY_TURNS, rate_bps=shown_bps)
+    truth = account(a_job_by_turns(BY_TURNS, rate_bps=asked_bps), {})
+    found = asked(shown, bandwidth=asked_bps)
+    assert found["step_s"][0] == pytest.approx(truth.step_s, rel=0.03)
+    for kind, measured in zip(found.kinds(0), truth.by_kind(), strict=True):
+        assert kind.low_s < measured.step_s < kind.high_s
+
+
+def test_the_rows_of_changes_and_of_other_runs_have_their_own_kinds() -> None:
+    by_turns, alike = a_job_by_turns(BY_TURNS), a_job_by_turns([2] * 24)
+    found = asked([alike, by_turns], bandwidth="1Gbps,4Gbps", compute_speed="1,2")
+    kinds = [found.kinds(row) for row in range(len(found))]
+    assert [len(each) for each in kinds] == [0] * 4 + [2] * 4
+    for row, each in list(enumerate(kinds))[4:]:
+        mean_s = sum(kind.share * kind.step_s for kind in each)
+        assert found["step_s"][row] == pytest.approx(mean_s)
+    assert kinds[4][1].step_s > 1.5 * kinds[6][1].step_s
+
+
+def test_fixes_and_targets_are_of_the_mean_step() -> None:
+    run = a_job_by_turns(BY_TURNS)
+    job = forecaster(run)
+    assert job is not None
+    assert job.measured_s == pytest.approx(account(run, RATES).step_s, rel=1e-6)
+    assert job.ask().step_s == pytest.approx(job.measured_s, rel=0.005)
+    sooner = job.beginning_sooner(1_000_000)
+    assert sooner is not None
+    assert sooner.step_s == pytest.approx(job.as_modelled().ask().step_s - 0.001, rel=0.01)
+    found = asked(run, bandwidth="1Gbps", target="0.9")
+    assert found.targets is not None
+    [least] = found.targets.least_bandwidth
+    reached = asked(run, bandwidth=least.bandwidth_bps)
+    assert reached["scaling_factor"][0] == pytest.approx(0.9, abs=1e-6)

@@ -32,9 +32,11 @@ from fullwire.files import name_of
 from fullwire.run.gaps import reasons
 from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
 from fullwire.run.run import Run
+from fullwire.run.usual import Alone
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.grid import MOST_APART, Grid, Subject, lane_order
+from fullwire.simulation.of_kinds import by_kinds
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
 from fullwire.simulation.sweep import with_contention, with_residue
@@ -322,10 +324,14 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
         if known is None
         else (known.transport, known.placement)
     )
-    subject = plain_subject(name, run, placement)
-    if alone is not None:
-        subject = with_contention(subject, alone, transport)
-    return subject if known is None else with_residue(subject, transport)
+
+    def make(steps: Run, own: Alone | None) -> Subject:
+        subject = plain_subject(name, steps, placement)
+        if own is not None:
+            subject = with_contention(subject, own, transport)
+        return subject if known is None else with_residue(subject, transport)
+
+    return by_kinds(run, make, alone)
 
 
 def gradient_bytes(run: Run) -> list[int]:

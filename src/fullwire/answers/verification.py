@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 from typing import Any
 
@@ -124,7 +125,8 @@ def verify(
     on_machines = after.facts.machines
     if on_machines and "workers" in dict(changes.values()):  # the hosts of the ranks are known
         ranks = -(-(after.facts.workers or 1) // on_machines)
-        predictor = replace(predictor, subject=replace(predictor.subject, ranks_per_host=ranks))
+        placed = predictor.subject.each(partial(replace, ranks_per_host=ranks))
+        predictor = replace(predictor, subject=placed)
     axes: dict[str, Any] = dict(changes.values())
     full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)

@@ -30,6 +30,7 @@ from fullwire.crew import HERE, Crew, crew
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
+from fullwire.findings.kinds_of_steps import names_of
 from fullwire.findings.predictions import (
     Suspicion,
     further_finding,
@@ -57,6 +58,7 @@ from fullwire.simulation.grid import (
     tried,
 )
 from fullwire.simulation.interval import Further, further_recording, interval_s
+from fullwire.simulation.of_kinds import apart
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
@@ -87,6 +89,18 @@ class Tuned:
     ranges: tuple[Range, ...]
 
 
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class PredictedKind:
+    """The predicted step of one kind of steps, with its interval: NaN without evidence."""
+
+    name: str  # What such a step does.
+    passes: float | None
+    share: float  # Of the steps.
+    step_s: float
+    low_s: float
+    high_s: float
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class WhatIf(Result):
     """Predictions as a table, the needs of the target if there is one, and notes."""
@@ -106,6 +120,7 @@ class WhatIf(Result):
     to_target: ToTarget | None = None  # If a metric is to reach a value.
     further: Further | None = None  # The recording that would narrow the widest interval.
     goodputs: tuple[GoodputWith, ...] = ()  # Of an elastic job, for each time between failures.
+    of_kinds: Swept | None = None  # Of each kind of steps by itself, where a job has several.
 
     def __len__(self) -> int:
         return len(self.predictions)
@@ -228,6 +243,31 @@ class WhatIf(Result):
         columns = {name: column.tolist() for name, column in own.items()}
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
+
+    def kinds(self, row: int) -> tuple[PredictedKind, ...]:
+        """Return what a row predicts for each kind of steps; none where all steps are alike."""
+        rows = len(self) // len(self.subjects)  # of each subject
+        number, within = divmod(row, rows)
+        kinds = self.subjects[number].kinds
+        if self.of_kinds is None or not kinds or self.to_target is not None:
+            return ()  # With a metric's target, rows have speeds of their own.
+        predictions, (low_s, high_s) = self.of_kinds
+        step_s = predictions["step_s"]
+        first = len(apart(self.subjects[:number]))
+        places = [(first + place) * rows + within for place in range(len(kinds))]
+        return tuple(
+            PredictedKind(
+                name=name,
+                passes=kind.passes,
+                share=kind.share,
+                step_s=float(step_s[place]),
+                low_s=float(low_s[place]),
+                high_s=float(high_s[place]),
+            )
+            for place, name, (kind, _) in zip(
+                places, names_of([kind for kind, _ in kinds]), kinds, strict=True
+            )
+        )
 
     def best(self, count: int) -> tuple[Best, ...]:
         """Return the best rows of each run, with the worth of each of their conditions."""
@@ -407,6 +447,9 @@ def _predicted(
     whole = [subject_of(name, run, transports) for name, run in many]
     subjects = changed(whole, changes)
     predictions, around_s = _swept(subjects, grid, transports, progress, those)
+    of_kinds = None
+    if any(subject.kinds for subject in subjects):
+        of_kinds = _swept(apart(subjects), grid, transports, None, those)
     reaching = None
     if wanted is not None:
         from fullwire.simulation.target import targets
@@ -433,6 +476,7 @@ def _predicted(
         changes=changes,
         further=further_recording(subjects, grid, predictions, around_s, transports.calibration),
         suspicions=suspected,
+        of_kinds=of_kinds,
     )
 
 

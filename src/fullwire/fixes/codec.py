@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from fullwire.fixes.fix import Fix, FixKind, register
 from fullwire.run.run import Run
@@ -36,5 +37,5 @@ class Codec(FixKind):
         """Predict the step without a hook, where the run has one that packs."""
         step = job.subject.step
         if run.facts.hook is not None and step.packing_ns:
-            whole = dataclasses.replace(step, packing_ns=0, sent_share=1.0)
-            yield SentWhole(hook=str(run.facts.hook), forecast=job.ask(step=whole))
+            whole = partial(dataclasses.replace, packing_ns=0, sent_share=1.0)
+            yield SentWhole(hook=str(run.facts.hook), forecast=job.ask(change=whole))

@@ -29,6 +29,7 @@ from fullwire.units import shown, size_bytes
 if TYPE_CHECKING:
     from fullwire.run.run import Run
     from fullwire.simulation.forecast import Forecaster
+    from fullwire.simulation.typical import Step
     from fullwire.timeline.account import Account
 
 _JOINED = {
@@ -101,9 +102,14 @@ class Joining(FixKind):
             return  # shards: a library sums them, not the script
         for op, (named, setting) in _JOINED.items():
             places = step.others.small(op, MUCH_BYTES)
+
+            def joined(each: Step, op: str = op) -> Step:
+                small = each.others.small(op, MUCH_BYTES)
+                return each.with_joined(small) if len(small) > 1 else each
+
             if len(places) >= MANY:
                 # Predict without the residue, because the many small collectives are its cause.
-                forecast = job.as_modelled().ask(step=step.with_joined(places))
+                forecast = job.as_modelled().ask(change=joined)
                 if op == "allreduce":
                     # Each sum that waits costs the host a little. On our backend, ranks agree on
                     # the number of sums in each step: one small sum more.

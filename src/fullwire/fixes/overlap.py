@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from fullwire.fixes.fix import Fix, FixKind, register
 from fullwire.run.run import Run
@@ -36,5 +37,5 @@ class Overlap(FixKind):
         """Predict gradients in buckets, where a script sends them after the pass."""
         step = job.subject.step
         if run.facts.buckets is None and step.others.are_gradients:
-            alone = dataclasses.replace(step, others=type(step.others)())
-            yield SentMeanwhile(forecast=job.ask(step=alone))
+            alone = partial(dataclasses.replace, others=type(step.others)())
+            yield SentMeanwhile(forecast=job.ask(change=alone))

@@ -88,8 +88,10 @@ class Straggler(FixKind):
         """
         step, left = job.subject.step, job.subject.crowding.late_for_each_other
         if step.waiting_ns and left:
-            equal = replace(step, waiting_ns=round(step.waiting_ns * left))
-            yield _fix(run, account, job.ask(step=equal))
+            equal = job.ask(
+                change=lambda each: replace(each, waiting_ns=round(each.waiting_ns * left))
+            )
+            yield _fix(run, account, equal)
         elif step.waiting_ns:
             yield _fix(run, account, job.ask(jitters=(NoJitter(),)))
 

@@ -37,8 +37,19 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     """Return a what-if as a JSON object, with its best rows if `best` is given."""
     rows = list(result.rows())
     intervals = zip(*(end_s.tolist() for end_s in result.interval_s), strict=True)
-    for row, (low_s, high_s) in zip(rows, intervals, strict=True):
+    for number, (row, (low_s, high_s)) in enumerate(zip(rows, intervals, strict=True)):
         row["interval"] = _interval_object(low_s, high_s)
+        if kinds := result.kinds(number):
+            row["kinds"] = [
+                {
+                    "name": kind.name,
+                    "passes": kind.passes,
+                    "share": kind.share,
+                    "step_s": kind.step_s,
+                    "interval": _interval_object(kind.low_s, kind.high_s),
+                }
+                for kind in kinds
+            ]
     data: dict[str, Any] = {
         "basis": dict(result.basis),
         "lane": result.lane,

@@ -87,6 +87,7 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
         for row, factor in zip(rows, values["scaling_factor"], strict=True):
             row[place] += f" {_bar(factor)}"
     print_table(headings, rows, texts={"run", "buckets", "step (90 %)"} & set(headings))
+    _print_kinds(result, rows_shown, varying)
     if chosen:  # for the first of each run: the effect of changing one of its conditions
         from fullwire.answers.search import NEAR
 
@@ -106,6 +107,25 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
     if is_full:
         print_sentences_of(result.tuner[:_TUNED_SAID])
     _print_notes_of(result, is_full=is_full)
+
+
+def _print_kinds(result: WhatIf, shown: Sequence[int], varying: Sequence[str]) -> None:
+    """Print the step of each kind, in the rows shown of jobs that have several kinds of steps."""
+    rows = [
+        [
+            *(_cell(name, result[name][row]) for name in varying),
+            kind.name,
+            f"{kind.share:.0%}",
+            show_between(kind.step_s, kind.low_s, kind.high_s),
+        ]
+        for row in shown
+        for kind in result.kinds(row)
+    ]
+    if rows:
+        say("Steps of each kind:")
+        headings = [*(CONDITIONS[name].heading for name in varying), "kind", "share", "step (90 %)"]
+        texts = {"run", "buckets", "kind", "step (90 %)"} & set(headings)
+        print_table(headings, rows, texts=texts)
 
 
 def _print_notes_of(result: WhatIf, *, is_full: bool) -> None:

@@ -9,12 +9,13 @@ job whose steps are alike has no kinds, and neither has one whose kinds take abo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import (
     kept_steps,
@@ -233,3 +234,34 @@ def usual_step_s(run: Run) -> float | None:
     if not len(numbers):
         return None
     return float(length_ns[kinds_of(run).usual(numbers, length_ns)].mean()) * 1e-9
+
+
+def run_of_kind(run: Run, place: int) -> Run:
+    """Return a run with the steps of one kind alone, and with the ranks' own work in these."""
+    kinds, spans = kinds_of(run), run.spans
+    numbers = kinds.numbers[kinds.places == place]
+    computing = spans.rows((spans.lane == "compute") & (spans.step >= 0))
+    lasted_ns = (computing.end_ns - computing.start_ns).astype(np.float64)
+    of_kind = kinds.of(computing.step)
+    each_ns = [
+        lasted_ns[of_kind == at].sum() / max((kinds.places == at).sum(), 1)
+        for at in range(len(kinds.kinds))
+    ]
+    mean_ns = float(np.dot([kind.share for kind in kinds.kinds], each_ns))
+    times = each_ns[place] / mean_ns if mean_ns else 1.0
+    facts, used = run.facts, run.facts.processor_s
+    if used is not None:
+        sent_s = dict(facts.communication_processor_s or ())
+        own = (
+            (rank, used_s - sent_s.get(rank, 0.0), sent_s.get(rank, 0.0)) for rank, used_s in used
+        )
+        facts = facts | Facts(
+            processor_s=tuple((rank, times * own_s + calls_s) for rank, own_s, calls_s in own)
+        )
+    return replace(
+        run,
+        facts=facts,
+        spans=spans.rows(np.isin(spans.step, numbers)),
+        gradients=run.gradients.rows(np.isin(run.gradients.step, numbers)),
+        collectives=run.collectives.rows(np.isin(run.collectives.step, numbers)),
+    )

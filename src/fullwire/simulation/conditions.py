@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -91,6 +92,15 @@ class Change(Condition):
     read: Callable[[Any], Any]  # one value, as people type it
     apply: Callable[[Subject, Any], Subject]
     keeps_step: bool = False  # only the place of its ranks changes
+
+    def made(self, value: Any, subject: Subject) -> Subject:
+        """Return the subject with the change made."""
+        subject = self.apply(subject, value)
+        if self.keeps_step:
+            return subject
+        # The measured length belongs to the recorded step and goes.
+        step = replace(subject.step, measured_ns=None)
+        return replace(subject, step=step, recorded=None)
 
 
 def _at_speed(subject: Subject, speed: float) -> Subject:
@@ -280,11 +290,7 @@ def changed(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
         wanted = dict(zip(changes, values, strict=True))
         for change in CHANGES.values():
             if change.axis in wanted:
-                subject = change.apply(subject, wanted[change.axis])
-                if not change.keeps_step:
-                    # The measured length belongs to the recorded step and goes.
-                    step = replace(subject.step, measured_ns=None)
-                    subject = replace(subject, step=step, recorded=None)
+                subject = subject.each(partial(change.made, wanted[change.axis]))
         changed_subjects.append(subject)
     return changed_subjects
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fullwire.errors import UsageError
@@ -25,6 +26,7 @@ from fullwire.simulation.calibrate import (
 )
 from fullwire.simulation.grid import Grid, Residue, Subject
 from fullwire.simulation.interval import interval_s
+from fullwire.simulation.of_kinds import by_kinds
 from fullwire.simulation.subject import as_recorded, plain_subject
 from fullwire.simulation.sweep import sweep, with_contention, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
@@ -99,15 +101,21 @@ class Forecaster:
 
     def as_modelled(self) -> Forecaster:
         """Return the job as modelled, without the residue that matches its measured step."""
-        subject = dataclasses.replace(self.subject, residues=(Residue(),), recorded=None)
-        return dataclasses.replace(self, subject=subject)
+        plain = partial(dataclasses.replace, residues=(Residue(),), recorded=None)
+        return dataclasses.replace(self, subject=self.subject.each(plain))
 
-    def ask(self, *, step: Step | None = None, **changed: Any) -> Forecast:
-        """Predict the step with these axes of the grid changed, or with another step."""
-        subject = self.subject
-        if step is not None:  # this step is unmeasured: a replay need not match it
+    def ask(self, *, change: Callable[[Step], Step] | None = None, **changed: Any) -> Forecast:
+        """Predict the step with these axes of the grid changed, or with a change of the step."""
+
+        def with_change(subject: Subject) -> Subject:
+            if change is None:
+                return subject
+            # This step is unmeasured: a replay need not match it.
+            step = change(subject.step)
             step = dataclasses.replace(step, measured_ns=None, measured_off=(0.0, 0.0))
-            subject = dataclasses.replace(subject, step=step)
+            return dataclasses.replace(subject, step=step)
+
+        subject = self.subject.each(with_change)
         grid = dataclasses.replace(self.grid, **changed)
         found = sweep([subject], grid)
         lows_s, highs_s = interval_s([subject], grid, found, self.calibration)
@@ -120,14 +128,19 @@ class Forecaster:
 
     def beginning_sooner(self, sooner_ns: int) -> Forecast | None:
         """Predict the step with the time before its forward pass shortened by so much."""
-        step = self.subject.step
-        shorter_ns = min(sooner_ns, step.forward_ns, step.step_ns)
-        if shorter_ns <= 0:
+
+        def shorter_ns(step: Step) -> int:
+            return min(sooner_ns, step.forward_ns, step.step_ns)
+
+        if shorter_ns(self.subject.step) <= 0:
             return None
-        sooner = dataclasses.replace(
-            step, step_ns=step.step_ns - shorter_ns, forward_ns=step.forward_ns - shorter_ns
+        return self.ask(
+            change=lambda step: dataclasses.replace(
+                step,
+                step_ns=step.step_ns - shorter_ns(step),
+                forward_ns=step.forward_ns - shorter_ns(step),
+            )
         )
-        return self.ask(step=sooner)
 
 
 def forecaster(
@@ -157,11 +170,15 @@ def forecaster(
         calibration = None
     transport = FullTransport(share) if calibration is None else calibration.transport
     placement = UNKNOWN_PLACEMENT if calibration is None else calibration.placement
-    subject = plain_subject(run.provenance.source, run, placement)
-    if alone is not None:
-        subject = with_contention(subject, alone, transport)
+
+    def make(steps: Run, own: Alone | None) -> Subject:
+        subject = plain_subject(run.provenance.source, steps, placement)
+        if own is not None:
+            subject = with_contention(subject, own, transport)
+        return with_residue(subject, transport)
+
     return Forecaster(
-        subject=with_residue(subject, transport),
+        subject=by_kinds(run, make, alone),
         grid=dataclasses.replace(grid, transports=(transport,)),
         calibration=calibration,
         payload_share=share,

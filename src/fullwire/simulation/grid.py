@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -16,6 +16,7 @@ from fullwire.collectives.registry import names, of_one_switch, open_to, with_fo
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
+from fullwire.run.kinds import Kind
 from fullwire.run.placement import UNKNOWN_PLACEMENT, Placement
 from fullwire.simulation.buckets import BucketPolicy
 from fullwire.simulation.stragglers import AsRecorded, Jitter
@@ -181,6 +182,13 @@ class Subject:
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
     crowding: Crowding = Crowding()
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
+    # Where steps are of several kinds: each kind as a subject, whose mean step is `step`.
+    kinds: tuple[tuple[Kind, Subject], ...] = ()
+
+    def each(self, change: Callable[[Subject], Subject]) -> Subject:
+        """Return the subject with a change to it, and to each kind of its steps."""
+        kinds = tuple((kind, change(subject)) for kind, subject in self.kinds)
+        return replace(change(self), kinds=kinds)
 
     def ranks_per_processor(self, workers: Sequence[int]) -> Floats:
         """Return how many ranks there are for each processor, if there are so many workers."""

@@ -26,6 +26,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
+from fullwire.simulation.of_kinds import apart, means
 from fullwire.simulation.sweep import PIECE_POINTS, residues, sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
 
@@ -56,7 +57,12 @@ def interval_s(
     calibration: Calibration | None,
     crew: Crew = ALONE,
 ) -> tuple[Floats, Floats]:
-    """Return the least and the largest step time to be expected, for every row."""
+    """Return the least and the largest step time of every row; of kinds of steps, their means."""
+    if any(subject.kinds for subject in subjects):
+        of_kinds = apart(subjects)
+        ends = interval_s(of_kinds, grid, sweep(of_kinds, grid, crew=crew), calibration, crew)
+        low_s, high_s = (means(subjects, end_s.reshape(len(of_kinds), -1)) for end_s in ends)
+        return low_s.reshape(-1), high_s.reshape(-1)
     repeated = np.array([subject.step.count >= _ENOUGH_STEPS for subject in subjects])
     measured = np.array([isinstance(way, MeasuredTransport) for way in grid.transports])
     has_evidence = repeated[:, None] | measured[None, :]

@@ -36,7 +36,6 @@ from fullwire.simulation.schedule import (
 )
 from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
-from fullwire.simulation.typical import Step
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -420,12 +419,6 @@ def _others(
                 (Routed(on_links.cost(*recorded_as(op), among), float(size)),) for among in workers
             ),
         )
-
-
-def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
-    """Return T1 / Tn."""
-    baseline_s = step.alone_ns * 1e-9
-    return baseline_s / (baseline_s + overhead_s)
 
 
 def running_sum(terms: Iterable[Floats]) -> Floats:

@@ -35,6 +35,7 @@ from fullwire.simulation.grid import (
     synchronising,
 )
 from fullwire.simulation.messages import Messages, messages_of
+from fullwire.simulation.of_kinds import apart, as_means
 from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
 from fullwire.simulation.transport import MeasuredTransport, Transport
 from fullwire.simulation.typical import Step
@@ -54,6 +55,8 @@ def sweep(
     subjects: Sequence[Subject], grid: Grid, progress: Progress | None = None, crew: Crew = ALONE
 ) -> Predictions:
     """Predict every point of the grid for every subject."""
+    if any(subject.kinds for subject in subjects):
+        return as_means(subjects, sweep(apart(subjects), grid, progress, crew))
     values = (
         tuple(subject.name for subject in subjects),
         grid.buckets,

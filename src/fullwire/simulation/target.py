@@ -18,7 +18,7 @@ from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy
 from fullwire.simulation.grid import Grid, Subject, synchronising
-from fullwire.simulation.messages import Messages, messages_of, scaling_factor
+from fullwire.simulation.messages import Messages, messages_of
 from fullwire.simulation.stragglers import Jitter
 from fullwire.simulation.transport import Transport
 
@@ -91,7 +91,11 @@ def _reached(
     """Find the least bandwidths and ratios of one scene."""
     number, policy, algorithm, latency_s = scene
     subject = subjects[number]
-    messages = messages_of(subject, policy, algorithm, latency_s, grid)
+    # Of each kind of steps, with its share: of most runs, all steps are one kind.
+    messages = [
+        (kind.share, messages_of(each, policy, algorithm, latency_s, grid))
+        for kind, each in subject.kinds
+    ] or [(1.0, messages_of(subject, policy, algorithm, latency_s, grid))]
     names = (subject.name, str(policy), algorithm, latency_s)
     bandwidths: list[Reached] = []
     ratios: list[Reached] = []
@@ -108,7 +112,7 @@ def _reached(
 class _Search:
     """The search in one scene: cluster sizes by bandwidths by compressors."""
 
-    messages: Messages
+    messages: Sequence[tuple[float, Messages]]
     grid: Grid
     transport: Transport
     accumulate: int
@@ -161,19 +165,22 @@ class _Search:
         ]
 
     def _factor(self, rate: Floats, ratio: Floats, column: slice = slice(None)) -> Floats:
-        messages = self.messages.only(column)
-        everyone = slice(None)
-        exposed = messages.exposed(everyone, rate, self.transport, ratio)
-        overhead_s = messages.overhead_s(
-            exposed,
-            everyone,
-            self.transport,
-            messages.subject.residues[0],
-            self.accumulate,
-            self.local_steps,
-            self.jitter,
-        )
-        return scaling_factor(messages.subject.step, overhead_s)
+        everyone, alone_s, lost_s = slice(None), 0.0, np.zeros(())
+        for share, of_kind in self.messages:
+            messages = of_kind.only(column)
+            exposed = messages.exposed(everyone, rate, self.transport, ratio)
+            overhead_s = messages.overhead_s(
+                exposed,
+                everyone,
+                self.transport,
+                messages.subject.residues[0],
+                self.accumulate,
+                self.local_steps,
+                self.jitter,
+            )
+            alone_s = alone_s + share * messages.subject.step.alone_ns * 1e-9
+            lost_s = lost_s + share * overhead_s
+        return alone_s / (alone_s + lost_s)
 
     def _best(self, shape: tuple[int, ...], column: slice = slice(None)) -> Floats:
         return self._factor(np.full(shape, np.inf), np.ones(shape), column)

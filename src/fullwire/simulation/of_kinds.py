@@ -1,0 +1,100 @@
+"""A job whose steps are of several kinds, as the predictor takes it: a subject for each kind.
+
+Each kind is predicted by itself, on the transport of the whole run. The job's step is the mean of
+its kinds' steps, each at its share. So are the ends of its interval. A job whose workers add up
+once in several steps is no such job: the conditions say after how many steps it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fullwire.collectives.cost import Floats
+from fullwire.run.kinds import kinds_of, run_of_kind
+from fullwire.run.run import Run
+from fullwire.run.usual import Alone, steps_of_a_round
+from fullwire.simulation.grid import Predictions, Subject
+from fullwire.simulation.typical import Step
+
+
+def by_kinds(
+    run: Run, make: Callable[[Run, Alone | None], Subject], alone: Alone | None
+) -> Subject:
+    """Make the subject of a run, or that of each kind of its steps where these are several.
+
+    `alone` is T1 by the run's account, where that tells contention.
+    """
+    kinds = kinds_of(run).kinds
+    is_told = all(kind.passes is not None and kind.gradients for kind in kinds)
+    if not (kinds and is_told) or steps_of_a_round(run) > 1:
+        return make(run, alone)
+    of_kinds = (None,) * len(kinds) if alone is None else alone.of_kinds
+    subjects = [make(run_of_kind(run, place), of_kind) for place, of_kind in enumerate(of_kinds)]
+    shares = [kind.share for kind in kinds]
+    step = _mean_step(shares, [subject.step for subject in subjects])
+    most = subjects[int(np.argmax([kind.sent_bytes for kind in kinds]))]
+    return replace(most, step=step, kinds=tuple(zip(kinds, subjects, strict=True)))
+
+
+def _mean_step(shares: Sequence[float], steps: Sequence[Step]) -> Step:
+    """Return the step whose parts are the means of those of several kinds."""
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.dot(shares, values))
+
+    def off(ends: Sequence[tuple[float, float]], times_ns: Sequence[float]) -> tuple[float, float]:
+        below, above = (
+            mean([end[side] * time_ns for end, time_ns in zip(ends, times_ns, strict=True)])
+            for side in (0, 1)
+        )
+        whole_ns = max(mean(times_ns), 1.0)
+        return below / whole_ns, above / whole_ns
+
+    measured_ns = [step.measured_ns or 0 for step in steps]
+    alone_ns = [step.alone_ns for step in steps]
+    return replace(
+        max(steps, key=lambda step: int(step.bytes.sum())),
+        step_ns=round(mean([step.step_ns for step in steps])),
+        forward_ns=round(mean([step.forward_ns for step in steps])),
+        backward_ns=round(mean([step.backward_ns for step in steps])),
+        waiting_ns=round(mean([step.waiting_ns for step in steps])),
+        packing_ns=round(mean([step.packing_ns for step in steps])),
+        crowded_ns=round(mean([step.crowded_ns for step in steps])),
+        processor_ns=round(mean([step.processor_ns for step in steps])),
+        measured_ns=round(mean(measured_ns)),
+        measured_off=off([step.measured_off for step in steps], measured_ns),
+        alone_off=off([step.alone_off for step in steps], alone_ns),
+        count=min(step.count for step in steps),
+    )
+
+
+def apart(subjects: Sequence[Subject]) -> list[Subject]:
+    """Return the subjects with each kind of steps by itself."""
+    return [
+        kind for subject in subjects for kind in ([each for _, each in subject.kinds] or [subject])
+    ]
+
+
+def as_means(subjects: Sequence[Subject], of_kinds: Predictions) -> Predictions:
+    """Return the predictions of subjects from those of their kinds."""
+    measures = of_kinds.measures
+    found = {name: means(subjects, values) for name, values in measures.items()}
+    with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0 is refused later
+        found["scaling_factor"] = found["baseline_step_s"] / found["step_s"]
+        used_s = means(subjects, measures["network_utilization"] * measures["step_s"])
+        found["network_utilization"] = used_s / found["step_s"]
+    names = tuple(subject.name for subject in subjects)
+    return Predictions(axes={**of_kinds.axes, "run": names}, measures=found)
+
+
+def means(subjects: Sequence[Subject], values: Floats) -> Floats:
+    """Return the mean over the kinds of each subject, which are on the first axis."""
+    rows, first = [], 0
+    for subject in subjects:
+        shares = [kind.share for kind, _ in subject.kinds] or [1.0]
+        rows.append(np.tensordot(shares, values[first : first + len(shares)], 1))
+        first += len(shares)
+    return np.stack(rows)
