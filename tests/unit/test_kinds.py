@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.verification import verify
 from fullwire.report.as_data import whatif_object
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.run import Run
+from fullwire.simulation.calibrate import calibrated
 from fullwire.simulation.forecast import forecaster
+from fullwire.simulation.typical import typical_step
 from fullwire.timeline.account import account
 from fullwire.timeline.alone import alone
 from fullwire.timeline.contention import FEWEST_PROBES
@@ -180,3 +183,30 @@ def test_fixes_and_targets_are_of_the_mean_step() -> None:
     [least] = found.targets.least_bandwidth
     reached = asked(run, bandwidth=least.bandwidth_bps)
     assert reached["scaling_factor"][0] == pytest.approx(0.9, abs=1e-6)
+
+
+def test_a_prediction_is_held_against_the_mean_step_of_the_second_run() -> None:
+    shown, after = a_job_by_turns(BY_TURNS), a_job_by_turns([1, 1, 3] * 10, rate_bps=4e9)
+    usual_s = usual_step_s(after)
+    assert usual_s is not None
+    assert typical_step(after).measured_ns == pytest.approx(usual_s * 1e9, rel=1e-6)
+    found = verify(shown, a_job_by_turns(BY_TURNS, rate_bps=4e9))
+    assert found is not None
+    assert found.measured_s == pytest.approx((ONE_S + THREE_S) / 2 - 0.0063, rel=0.02)
+    assert found.predicted_s == pytest.approx(found.measured_s, rel=0.03)
+
+
+def test_kinds_that_send_other_bytes_do_not_make_the_transport_unsure() -> None:
+    run = a_job_by_turns([1] * 24)
+    table = run.collectives
+    kept = table.rows((table.step % 2 == 0) | (table.sequence % 2 == 0))
+    spans = run.spans
+    is_short = (spans.name == "step") & (spans.step % 2 == 1)
+    ends_ns = np.where(is_short, spans.end_ns - 8_400_000, spans.end_ns)
+    by_turns = dataclasses.replace(
+        run, collectives=kept, spans=dataclasses.replace(spans, end_ns=ends_ns)
+    )
+    assert len(kinds_of(by_turns).kinds) == 2
+    sooner, later = calibrated([by_turns]).between
+    for name in ("share", "processor_s_per_byte"):
+        assert getattr(sooner, name) == pytest.approx(getattr(later, name), rel=0.1)

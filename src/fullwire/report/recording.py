@@ -61,7 +61,8 @@ def _summary(path: Path) -> Iterator[str]:
     else:
         yield (
             f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
-            f"{show_time(summary.step_s)} (mean of the middle half by duration)"
+            f"{show_time(summary.step_s)} (mean of the middle half by duration"
+            + (f", of each of {summary.kinds} kinds)" if summary.kinds > 1 else ")")
             + (f", and {max(probes)} probe steps" if max(probes) else "")
         )
     if summary.longer:

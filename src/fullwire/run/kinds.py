@@ -204,7 +204,11 @@ def sorted_steps(numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floa
     if len(groups) < 2:
         return ONE_KIND
     places = np.select([np.isin(found, group) for group in groups], [*range(len(groups))], -1)
-    probes = _of_probes(done, places, probed)
+    # A probe step is of the kind that does as much, gradients aside; of none where several do.
+    told = _WITHOUT_GRADIENTS
+    alike = (probed[told][:, :, None] == done[told][:, None, :]).all(axis=0)
+    fits = np.stack([alike[:, places == at].any(axis=1) for at in range(len(groups))])
+    probes = np.where(fits.sum(axis=0) == 1, fits.argmax(axis=0), -1)
     counts = [int((places == at).sum() + (probes == at).sum()) for at in range(len(groups))]
     kinds = []
     for at, count in enumerate(counts):
@@ -218,14 +222,6 @@ def sorted_steps(numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floa
             )
         )
     return Kinds(tuple(kinds), numbers, places, probes)
-
-
-def _of_probes(done: _Floats, places: Whole, probed: _Floats) -> Whole:
-    """Return the kind of each probe step, by all but gradients; -1 where several kinds fit."""
-    told = _WITHOUT_GRADIENTS
-    alike = (probed[told][:, :, None] == done[told][:, None, :]).all(axis=0) & (places >= 0)
-    fits = np.stack([alike[:, places == at].any(axis=1) for at in range(places.max() + 1)])
-    return np.where(fits.sum(axis=0) == 1, fits.argmax(axis=0), -1)
 
 
 def usual_step_s(run: Run) -> float | None:

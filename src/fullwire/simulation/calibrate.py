@@ -32,6 +32,7 @@ from fullwire.collectives.closed_form import half_a_part, recorded_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
+from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import Placement, placement_of
 from fullwire.run.processors import KERNEL_FACTOR, share_of_others
 from fullwire.run.run import Collectives, Run, Whole
@@ -153,7 +154,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
         known,
         _placement(max(telling, key=_workers)),
         _GLOO_GATHERS_LATE if {run.facts.backend for run in telling} == {"gloo"} else 0.0,
-        [kept for _, kept in by_run if kept],
+        [_by_step_s(run, kept) for run, kept in by_run if kept],
         _work_off(telling),
     )
     return fit.solved()
@@ -293,14 +294,20 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
         )
 
 
-def _off(runs: Sequence[Sequence[_Period]]) -> tuple[float, float]:
+def _by_step_s(run: Run, periods: Sequence[_Period]) -> list[float]:
+    """Return how long each step communicates; a kind of steps counts as the mean of all kinds."""
+    steps, place = np.unique([period.step for period in periods], return_inverse=True)
+    times_s = np.zeros(len(steps))
+    np.add.at(times_s, place, [period.time_s for period in periods])
+    found: list[float] = kinds_of(run).as_mean(steps, times_s).tolist()
+    return found
+
+
+def _off(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return how far below and above the usual time of a step's periods may be, in logarithms."""
     lows, highs = [], []
-    for periods in runs:
-        by_step: dict[int, float] = defaultdict(float)
-        for period in periods:
-            by_step[period.step] += period.time_s
-        usual_s = median_of(list(by_step.values()))
+    for steps_s in runs:
+        usual_s = median_of(steps_s)
         lows.append(np.log(usual_s.low / usual_s.value))
         highs.append(np.log(usual_s.high / usual_s.value))
     return -float(np.linalg.norm(lows)) / len(runs), float(np.linalg.norm(highs)) / len(runs)
@@ -434,7 +441,7 @@ class _Fit:
         known: Sequence[_Known],
         placement: Placement,
         gathers_late: float,
-        runs: Sequence[Sequence[_Period]],
+        runs: Sequence[Sequence[float]],  # how long each step communicates
         work_off: float,
         *,
         seen: int | None = None,

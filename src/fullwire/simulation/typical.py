@@ -30,10 +30,10 @@ from fullwire.compression.codec import named_in
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.intervals import covered_ns
+from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
-from fullwire.run.usual import usual_steps
 from fullwire.simulation.groups import members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
@@ -186,7 +186,7 @@ def typical_step(run: Run) -> Step:
     tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
-    usual = usual_steps(measured_ns)
+    usual = kinds_of(run).usual(table.numbers, measured_ns)
     usual_ns = float(measured_ns[usual].mean())
     around_ns = median_of(measured_ns.tolist())
     off_ns = median_of(np.abs(measured_ns - around_ns.value).tolist()).value

@@ -40,6 +40,7 @@ class Summary:
     steps: int
     step_s: float | None  # of the usual steps
     usual: int  # the number of these
+    kinds: int  # of steps; 1 where all are alike
     longer: int  # steps longer than LONGER usual ones, warm-up included
     longer_by_s: float  # all of these together
     pauses: Pauses | None
@@ -101,6 +102,7 @@ class _Sums:
                 steps=0,
                 step_s=None,
                 usual=0,
+                kinds=1,
                 longer=0,
                 longer_by_s=0.0,
                 pauses=None,
@@ -118,6 +120,7 @@ class _Sums:
             steps=len(length_s),
             step_s=step_s,
             usual=int(is_usual.sum()),
+            kinds=max(len(kinds.kinds), 1),
             longer=int(is_longer.sum()),
             longer_by_s=float((length_s - expected_s)[is_longer].sum()),
             pauses=pauses(gaps_between_steps_s(Spans.joined(self._marks)), step_s),
