@@ -210,3 +210,12 @@ def test_kinds_that_send_other_bytes_do_not_make_the_transport_unsure() -> None:
     sooner, later = calibrated([by_turns]).between
     for name in ("share", "processor_s_per_byte"):
         assert getattr(sooner, name) == pytest.approx(getattr(later, name), rel=0.1)
+
+
+def test_a_recording_without_steps_has_no_kinds_and_a_summary() -> None:
+    run = a_job_by_turns(BY_TURNS)
+    spans = run.spans.rows(run.spans.name != "step")
+    unmarked = dataclasses.replace(run, spans=spans)
+    assert not kinds_of(unmarked).kinds
+    assert summarised([unmarked]).step_s is None
+    assert summarised([run]).kinds == 2

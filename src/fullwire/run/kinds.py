@@ -136,6 +136,8 @@ _WITHOUT_GRADIENTS = [0, 1, 3]
 def in_steps(run: Run, numbers: Whole) -> _Floats:
     """Add up what all ranks do in each of these steps."""
     did = np.zeros((ROWS, len(numbers)))
+    if not len(numbers):  # as in the part of a recording that ends before its first step does
+        return did
     for row, table, _, weights in _tables(run):
         at = np.minimum(np.searchsorted(numbers, table.step), len(numbers) - 1)
         chosen = numbers[at] == table.step
