@@ -81,6 +81,7 @@ def test_missing_steps_of_a_kind_do_not_move_the_usual_step() -> None:
     run = a_job_by_turns([1, 3] * 16, probes=(5, 9, 13, 17, 21))  # all of one kind
     assert [kind.share for kind in kinds_of(run).kinds] == [0.5, 0.5]
     assert usual_step_s(run) == pytest.approx((ONE_S + THREE_S) / 2, rel=0.005)
+    assert summarised([run]).step_s == pytest.approx(usual_step_s(run), abs=1e-8)
 
 
 def test_the_explanation_names_the_kinds_where_it_prints_the_step() -> None:

@@ -8,7 +8,7 @@ job whose steps are alike has no kinds, and neither has one whose kinds take abo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
@@ -123,7 +123,7 @@ def kinds_of(run: Run) -> Kinds:
         found = ONE_KIND
         if len(numbers) >= 2 * FEWEST:  # modelled runs have fewer, and start sooner without
             did = in_steps(run, numbers) / ranks
-            found = sorted_steps(numbers, length_ns, did, _in_probes(run) / ranks)
+            found = sorted_steps(numbers, length_ns, did, over_ranks(in_probes(run)) / ranks)
         _FOUND[run] = found
     return _FOUND[run]
 
@@ -145,23 +145,30 @@ def in_steps(run: Run, numbers: Whole) -> _Floats:
     return did
 
 
-def _in_probes(run: Run) -> _Floats:
-    """Add up what all ranks do in each probe step, whose rows belong to no step.
+def in_probes(run: Run) -> dict[int, _Floats]:
+    """Add up what each rank does in each of its probe steps, whose rows belong to no step.
 
     Gradients of probe steps are not recorded.
     """
     marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "probe"))
     marks = marks.rows(np.lexsort((marks.start_ns, marks.rank)))
-    ranks, counts = np.unique(marks.rank, return_counts=True)
-    did = np.zeros((ROWS, counts.max(initial=0)))
-    for row, table, times_ns, weights in _tables(run):
-        outside = table.step < 0
-        for rank in ranks.tolist():
-            of_rank = marks.rows(marks.rank == rank)
-            mine = np.flatnonzero(outside & (table.rank == rank))
+    by_rank = {}
+    for rank in np.unique(marks.rank).tolist():
+        of_rank = marks.rows(marks.rank == rank)
+        did = by_rank[rank] = np.zeros((ROWS, len(of_rank)))
+        for row, table, times_ns, weights in _tables(run):
+            mine = np.flatnonzero((table.step < 0) & (table.rank == rank))
             at = np.searchsorted(of_rank.start_ns, times_ns[mine], side="right") - 1
             inside = (at >= 0) & (times_ns[mine] < of_rank.end_ns[at])
-            did[row] += np.bincount(at[inside], weights[mine[inside]], did.shape[1])
+            did[row] += np.bincount(at[inside], weights[mine[inside]], len(of_rank))
+    return by_rank
+
+
+def over_ranks(by_rank: Mapping[int, _Floats]) -> _Floats:
+    """Add up what all ranks do in each probe step."""
+    did = np.zeros((ROWS, max((each.shape[1] for each in by_rank.values()), default=0)))
+    for each in by_rank.values():
+        did[:, : each.shape[1]] += each
     return did
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.run.intervals import union
-from fullwire.run.kinds import ROWS, in_steps, sorted_steps
+from fullwire.run.kinds import ROWS, in_probes, in_steps, over_ranks, sorted_steps
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Hosts, Links, Run, Spans, Whole
 from fullwire.run.usual import (
@@ -64,6 +64,7 @@ class _Sums:
         # By step: the ranks that have it, and their sums of lengths, bytes and exposed time.
         self._by_step = np.zeros((4, 0), np.int64)
         self._did = np.zeros((ROWS, 0))  # by step: what makes its kind
+        self._probed: dict[int, np.ndarray] = {}  # by rank: the same of each probe step
         self._marks: list[Spans] = []  # steps and probe steps of the first rank
 
     def add(self, part: Run) -> None:
@@ -84,6 +85,9 @@ class _Sums:
         self._by_step = more
         self._did = np.pad(self._did, ((0, 0), (0, most - self._did.shape[1])))
         self._did += in_steps(part, np.arange(most))
+        for rank, did in in_probes(part).items():
+            before = self._probed.get(rank, did[:, :0])
+            self._probed[rank] = np.concatenate([before, did], axis=1)
         of_first = marks_between_gaps(part.spans)
         first = min(self._ranks, default=0)
         self._marks = [mark for mark in self._marks if mark.rank[0] == first]
@@ -110,7 +114,8 @@ class _Sums:
                 exposed_s=None,
             )
         did = self._did[:, shared] / count[shared]
-        kinds = sorted_steps(shared, length_s, did, np.zeros((ROWS, 0)))
+        probed = over_ranks(self._probed) / count.max()
+        kinds = sorted_steps(shared, length_s, did, probed)
         is_usual = kinds.usual(shared, length_s)
         step_s = float(length_s[is_usual].mean())
         expected_s = kinds.expected(shared, is_usual, length_s)
