@@ -213,6 +213,22 @@ def test_kinds_that_send_other_bytes_do_not_make_the_transport_unsure() -> None:
         assert getattr(sooner, name) == pytest.approx(getattr(later, name), rel=0.1)
 
 
+def test_ranks_that_share_no_steps_and_have_a_kind_each_have_an_account() -> None:
+    """Then the account is of one rank, whose steps are alike."""
+    run = a_job_by_turns([1] * 12 + [3] * 12)
+    spans, gradients = run.spans, run.gradients
+    parted = dataclasses.replace(
+        run,
+        spans=spans.rows((spans.rank == 0) == (spans.step < 12)),
+        gradients=gradients.rows((gradients.rank == 0) == (gradients.step < 12)),
+        collectives=type(run.collectives).empty(),
+    )
+    assert len(kinds_of(parted).kinds) == 2
+    found = account(parted, RATES)
+    assert found.by_kind() == ()
+    assert found.step_s == pytest.approx(ONE_S, rel=0.02)
+
+
 def test_a_recording_without_steps_has_no_kinds_and_a_summary() -> None:
     run = a_job_by_turns(BY_TURNS)
     spans = run.spans.rows(run.spans.name != "step")

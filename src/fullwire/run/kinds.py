@@ -59,6 +59,11 @@ class Kinds:
         at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
         return np.where(self.numbers[at] == numbers, self.places[at], -1)
 
+    def among(self, numbers: Whole) -> Kinds:
+        """Return the kinds, if each has some of these steps; else these count as alike."""
+        places = self.of(numbers)
+        return self if all((places == at).any() for at in range(len(self.kinds))) else Kinds()
+
     def kept(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
         """Choose all steps but the warm-up and rare exceptions of each kind, in order of time."""
         is_kept = kept_steps(length_ns)

@@ -210,7 +210,7 @@ def account(
     latency = _latency(run, ranks)
     first = np.stack([_by_step(told, steps, latency) for told in ranks])
     length_ns = first.sum(axis=2).mean(axis=0)
-    kinds = kinds_of(run)
+    kinds = kinds_of(run).among(steps)
     is_typical = kinds.usual(steps, length_ns)
     overlapped_ns = np.stack([told.in_order(steps, told.overlapped_ns) for told in ranks])
     # The share of computing that is caused by contention.
@@ -222,6 +222,7 @@ def account(
         first[:, :, (Part.CODEC, Part.INPUT, Part.HOST)].sum(axis=2),
         overlapped_ns,
         is_typical,
+        kinds,
         kinds.of(steps),
     )
     crowded_ns = (first[:, :, Part.COMPUTE] * crowded.shares).astype(np.int64)

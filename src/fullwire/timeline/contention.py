@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
-from fullwire.run.kinds import kinds_of
+from fullwire.run.kinds import Kinds
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others, used_share
 from fullwire.run.run import Run, Spans, Whole
@@ -90,6 +90,7 @@ def crowding_by_kind(
     outside_ns: Whole,
     overlapped_ns: Whole,
     is_usual: NDArray[np.bool_],
+    kinds: Kinds,
     places: Whole,
 ) -> ByKind:
     """Return the share of contention in the computing of all steps, and of each kind of them.
@@ -97,7 +98,6 @@ def crowding_by_kind(
     Times are by rank and step, as in `crowding_of`; `places` has each step's kind. A kind's probe
     steps tell its contention. A kind without them has that of the run delay.
     """
-    kinds = kinds_of(run)
 
     def told(chosen: NDArray[np.bool_], probed_ns: Sequence[Whole], times: float = 1.0) -> Crowding:
         computed, outside, overlapped = (
