@@ -182,6 +182,9 @@ def test_fixes_and_targets_are_of_the_mean_step() -> None:
     found = asked(run, bandwidth="1Gbps", target="0.9")
     assert found.targets is not None
     [least] = found.targets.least_bandwidth
+    played = fw.replay(run, transport="measured", bandwidth="4Gbps", workers=2)
+    predicted_s = asked(run, bandwidth="4Gbps")["step_s"][0]
+    assert usual_step_s(played) == pytest.approx(predicted_s, rel=0.005)
     reached = asked(run, bandwidth=least.bandwidth_bps)
     assert reached["scaling_factor"][0] == pytest.approx(0.9, abs=1e-6)
 

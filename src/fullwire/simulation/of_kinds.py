@@ -16,7 +16,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.run.kinds import kinds_of, run_of_kind
 from fullwire.run.run import Run
 from fullwire.run.usual import Alone, steps_of_a_round
-from fullwire.simulation.grid import Predictions, Subject
+from fullwire.simulation.grid import Predictions, Residue, Subject
 from fullwire.simulation.typical import Step
 
 
@@ -36,7 +36,19 @@ def by_kinds(
     shares = [kind.share for kind in kinds]
     step = _mean_step(shares, [subject.step for subject in subjects])
     most = subjects[int(np.argmax([kind.sent_bytes for kind in kinds]))]
-    return replace(most, step=step, kinds=tuple(zip(kinds, subjects, strict=True)))
+    # A replay plays the mean step alone, with what was left unexplained in the mean.
+    residues = tuple(
+        Residue(*np.dot(shares, [(one.time_s, one.at_overhead_s) for one in each]).tolist())
+        for each in zip(*(subject.residues for subject in subjects), strict=True)
+    )
+    per_bit = float(np.dot(shares, [subject.crowding.s_per_bit for subject in subjects]))
+    return replace(
+        most,
+        step=step,
+        residues=residues,
+        crowding=replace(most.crowding, s_per_bit=per_bit),
+        kinds=tuple(zip(kinds, subjects, strict=True)),
+    )
 
 
 def _mean_step(shares: Sequence[float], steps: Sequence[Step]) -> Step:
