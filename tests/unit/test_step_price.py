@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import fullwire as fw
 from fullwire.clusters import cluster
 from fullwire.clusters.cluster import Cluster, LeafSpine
 from fullwire.simulation.group_times import GroupTimes, as_seen
@@ -210,6 +211,28 @@ def test_hops_through_the_spine_share_its_uplinks(by_rail: bool) -> None:
     assert slower(narrow, 128, 8) == pytest.approx(1)  # only one node of each leaf
     assert slower(core, 2, 512) == pytest.approx(4, rel=1e-3)
     assert slower(core, 4, 256) == pytest.approx(2, rel=1e-3)
+
+
+@pytest.mark.parametrize("by_rail", [True, False])
+def test_collectives_through_the_core_share_its_uplinks(by_rail: bool) -> None:
+    fabric, size_bytes = cluster("dgx-h100", nodes=64), 10**9
+    wide = LeafSpine(nodes_per_leaf=8, leaves_per_pod=4, by_rail=by_rail)
+    narrow = replace(wide, core_oversubscription=16)
+
+    def time_s(network: LeafSpine, op: str, ranks: int, stride: int) -> float:
+        groups = GroupTimes(replace(fabric, network=network))
+        return float(groups.collective_s(op, ranks, stride, np.array([size_bytes]))[0])
+
+    def slower(op: str, ranks: int, stride: int) -> float:
+        return time_s(narrow, op, ranks, stride) / time_s(wide, op, ranks, stride)
+
+    assert slower("allreduce", 2, 256) == pytest.approx(16, rel=0.01)  # each rank in its own pod
+    assert slower("allgather", 4, 128) == pytest.approx(8, rel=0.01)  # one of two leaves the pod
+    assert slower("allgather", 4, 64) == pytest.approx(1)  # all in one pod
+    assert slower("allgather", 512, 1) == pytest.approx(1)  # a ring leaves each pod once
+    assert slower("alltoall", 512, 1) > 7
+    whole = fw.collective("alltoall", bytes=size_bytes, cluster=replace(fabric, network=narrow))
+    assert time_s(narrow, "alltoall", 512, 1) == pytest.approx(whole.time_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("faster", [0.0025, 0.025, 0.25])

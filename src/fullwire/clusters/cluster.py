@@ -311,6 +311,17 @@ class Cluster(Result):
         ports = self.network.nodes_per_leaf * (1 if self.network.by_rail else self.nics_per_node)
         return ports * self.nics.rate_bps / self.network.oversubscription
 
+    @property
+    def uplinks(self) -> tuple[tuple[int, float], ...]:
+        """The nodes below the uplinks of a leaf, and of a pod, with the uplinks' line rate."""
+        network = self.network
+        if not isinstance(network, LeafSpine):
+            return ()
+        of_leaf = network.nodes_per_leaf, self.uplink_rate_bps
+        if network.leaves_per_pod is None:
+            return (of_leaf,)
+        return of_leaf, (network.nodes_per_leaf * network.leaves_per_pod, self.core_rate_bps)
+
     @cached_property
     def nic_of_device(self) -> Ints:
         """The NIC that each device of a node uses."""

@@ -225,14 +225,16 @@ def _between(cluster: Cluster, workers: int, nodes: int) -> tuple[float, float]:
         on_nics = _on_nics(cluster, here)
         ring_s = max(ring_s, 8 / (np.count_nonzero(on_nics) * nic_bps))
         pairs_s = max(pairs_s, 8 / nic_bps * on_nics.max() * (workers - here) / workers)
-    if isinstance(network, LeafSpine) and nodes > network.nodes_per_leaf:
-        uplink_s = 8 / cluster.uplink_rate_bps
-        rails = np.count_nonzero(_on_nics(cluster, last)) if network.by_rail else 1
-        ring_s = max(ring_s, uplink_s / rails)
-        below = network.nodes_per_leaf * devices
-        for here in (below, workers % below):  # the devices of a full leaf, and of the last one
-            through = _on_nics(cluster, here).max() if network.by_rail else here
-            pairs_s = max(pairs_s, uplink_s * through * (workers - here) / workers)
+    for together, uplink_bps in cluster.uplinks:
+        if nodes <= together:
+            continue
+        by_rail = isinstance(network, LeafSpine) and network.by_rail
+        rails = np.count_nonzero(_on_nics(cluster, last)) if by_rail else 1
+        ring_s = max(ring_s, 8 / uplink_bps / rails)
+        below = together * devices
+        for here in (below, workers % below):  # the devices of a full leaf or pod, and of the last
+            through = _on_nics(cluster, here).max() if by_rail else here
+            pairs_s = max(pairs_s, 8 / uplink_bps * through * (workers - here) / workers)
     return float(ring_s), float(pairs_s)
 
 

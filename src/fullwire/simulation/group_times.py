@@ -30,7 +30,11 @@ def as_seen(cluster: Cluster, ranks: int, stride: int) -> Cluster:
     network = cluster.network
     if isinstance(network, LeafSpine):
         nodes_apart = max(1, stride // in_node)
-        network = replace(network, nodes_per_leaf=max(1, network.nodes_per_leaf // nodes_apart))
+        per_leaf, per_pod = max(1, network.nodes_per_leaf // nodes_apart), network.leaves_per_pod
+        if per_pod is not None:
+            in_pod = network.nodes_per_leaf * per_pod // nodes_apart
+            per_pod = max(1, in_pod // per_leaf)
+        network = replace(network, nodes_per_leaf=per_leaf, leaves_per_pod=per_pod)
     else:
         network = OneSwitch()
     return replace(
@@ -119,11 +123,8 @@ def _crossing(cluster: Cluster, ranks: Ints, stride: Ints) -> tuple[Floats, Floa
     network = cluster.network
     if not isinstance(network, LeafSpine):
         return share_bps, latency_s
-    leaf = network.nodes_per_leaf * in_node
-    uplinks = [(leaf, cluster.uplink_rate_bps)]
-    if network.leaves_per_pod is not None:
-        uplinks.append((leaf * network.leaves_per_pod, cluster.core_rate_bps))
-    for together, uplink_bps in uplinks:
+    for nodes, uplink_bps in cluster.uplinks:
+        together = nodes * in_node
         senders = np.minimum(stride, together)
         if network.by_rail:  # the uplinks of a leaf carry what one NIC of each node sends
             senders = sharing * np.maximum(1, senders / in_node)
