@@ -199,7 +199,8 @@ MEANINGS: Mapping[str, str] = {
     "tokens_per_s_per_device": "Tokens in a second, for each device.",
     "model_flops_utilization": (
         "The operations of the model over the peak of the devices in a step, without "
-        "recomputation: 6 x active parameters x tokens, plus attention with a causal mask."
+        "recomputation: 6 x active parameters x tokens, plus attention with a causal mask. Layers "
+        "that predict further tokens count too, each with a head of its own."
     ),
     "params_bytes": "Parameters on the fullest device.",
     "gradients_bytes": "Gradients on the fullest device.",
