@@ -9,8 +9,8 @@ import pytest
 
 import fullwire as fw
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import Cluster, LeafSpine
-from fullwire.simulation.group_times import GroupTimes, as_seen
+from fullwire.clusters.cluster import Cluster, LeafSpine, Nics
+from fullwire.simulation.group_times import GroupTimes, Hops, as_seen
 from fullwire.simulation.habits import (
     DOUBTED,
     Calibration,
@@ -168,9 +168,13 @@ HOP_BYTES = 1e9
 
 
 def hop_s(fabric: Cluster, stages: int, stride: int) -> float:
-    """Time a large transfer between pipeline stages."""
-    found = GroupTimes(fabric).hop_s(np.array([stages]), np.array([stride]), np.array([HOP_BYTES]))
-    return float(found[0])
+    """Time the slowest of large transfers between pipeline stages."""
+    return float(hops(fabric, stages, stride).slowest_s[0])
+
+
+def hops(fabric: Cluster, stages: int, stride: int) -> Hops:
+    """Time large transfers between pipeline stages."""
+    return GroupTimes(fabric).hops(np.array([stages]), np.array([stride]), np.array([HOP_BYTES]))
 
 
 def test_a_pipeline_over_several_nodes_is_as_slow_as_its_slowest_hop() -> None:
@@ -179,6 +183,37 @@ def test_a_pipeline_over_several_nodes_is_as_slow_as_its_slowest_hop() -> None:
     assert hop_s(fabric, 2, 4) < wire_s  # all of it in one node
     assert hop_s(fabric, 4, 4) == pytest.approx(hop_s(fabric, 2, 8))
     assert hop_s(fabric, 4, 4) > wire_s
+
+
+def test_values_that_fill_a_pipeline_pass_each_hop_in_its_own_time() -> None:
+    fabric = replace(cluster("dgx-h100", nodes=8), devices_per_node=4, nics=Nics(rate_bps=400e9))
+    inside_s, between_s = hop_s(fabric, 2, 1), hop_s(fabric, 2, 4)
+    assert between_s > 5 * inside_s
+    whole_s = float(hops(fabric, 8, 1).all_s[0])  # on two nodes: one hop of seven is between them
+    between_alone_s = hop_s(fabric, 8, 1)
+    assert whole_s == pytest.approx(6 * inside_s + between_alone_s)
+    # With two ranks a stage every other hop crosses. With four each one does.
+    one_s = hop_s(fabric, 8, 2)
+    assert float(hops(fabric, 8, 2).all_s[0]) == pytest.approx(4 * inside_s + 3 * one_s)
+    assert float(hops(fabric, 8, 4).all_s[0]) == pytest.approx(7 * between_s)
+    # Ranks 2, 5, 8 and 11 of one pipeline are on nodes 0, 1, 2 and 2.
+    assert float(hops(fabric, 4, 3).all_s[0]) == pytest.approx(hop_s(fabric, 4, 3) * 2 + inside_s)
+
+
+def test_values_that_fill_a_pipeline_cross_leaves_and_pods_as_often_as_these_end() -> None:
+    plain = LeafSpine(nodes_per_leaf=4)
+    fabric = replace(cluster("dgx-h100", nodes=32), network=plain)
+    usual_s = hop_s(fabric, 4, 8)
+    narrow = replace(fabric, network=replace(plain, oversubscription=64))
+    assert float(hops(narrow, 16, 8).all_s[0]) == pytest.approx(
+        12 * usual_s + 3 * hop_s(narrow, 16, 8)
+    )
+    core = replace(plain, leaves_per_pod=2, core_oversubscription=128)
+    pods = replace(fabric, network=core)
+    leaf_s = hop_s(pods, 8, 8)
+    assert float(hops(pods, 16, 8).all_s[0]) == pytest.approx(
+        12 * usual_s + 2 * leaf_s + hop_s(pods, 16, 8)
+    )
 
 
 def test_only_ranks_that_cross_share_the_nics_of_a_node() -> None:

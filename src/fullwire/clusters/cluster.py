@@ -260,6 +260,11 @@ class Cluster(Result):
         return own_bps.get(node, self.nics.rate_bps)
 
     @property
+    def slowest_nic_bps(self) -> float:
+        """Return the line rate of the slowest NIC of all nodes."""
+        return min([self.nics.rate_bps, *(host.nic_rate_bps for host in self.other_hosts)])
+
+    @property
     def nics_per_node(self) -> int:
         """Return the number of NICs of a node."""
         return self.nics.per_node

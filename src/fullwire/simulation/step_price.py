@@ -469,12 +469,15 @@ def bubble_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
 def transfers_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
     """Return the exposed transfers between stages.
 
+    To fill and drain the pipeline, values pass each hop in turn. In between all stages send at the
+    same time, so the slowest hop decides.
     An interleaved schedule hides most of them, as far as computing lasts that long. Collectives
     hide none: they may need the same links.
     """
     plans = job.plans
     size_bytes = job.own_tokens * job.model.hidden * job.value_bytes
-    hop_s = job.groups.hop_s(plans.pp, plans.tp * plans.cp * plans.dp, size_bytes)
+    hops = job.groups.hops(plans.pp, plans.tp * plans.cp * plans.dp, size_bytes)
+    hop_s = hops.slowest_s
     # A stage sends the values of each chunk onwards and their gradients back. Both of two stages
     # are ends of the pipeline, where one chunk sends in one direction alone.
     sent_s = plans.microbatches * hop_s * (2 * plans.vpp - (plans.pp == 2))
@@ -482,7 +485,7 @@ def transfers_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
     left_s = sent_s - plans.microbatches * computing_s
     among_chunks_s = np.maximum(job.habits.hop_exposed * sent_s, left_s)
     shown_s = np.where(plans.vpp > 1, among_chunks_s, 2 * plans.microbatches * hop_s)
-    return np.where(plans.pp > 1, shown_s + 2 * hop_s * (plans.pp - 1), 0.0)
+    return np.where(plans.pp > 1, shown_s + 2 * hops.all_s, 0.0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
