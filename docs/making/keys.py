@@ -163,6 +163,7 @@ MEANINGS: Mapping[str, str] = {
     "protocol": "The protocol of the library, where a fit tells it.",
     "times_s.*": "With --algorithm auto, the time of each algorithm that was tried.",
     "left_out": "Why an algorithm could not be timed.",
+    "in_use": "The algorithm that the library of a fitted cluster takes, by its tables.",
     "library_ways": "Algorithms that were also timed as libraries take them on such links.",
     "ranges.algorithm": "The quickest algorithm by the formulas, from one size to another.",
     "ranges.from_bytes": "The smallest size for which it is the quickest.",

@@ -272,12 +272,12 @@ def ways_s(
 
 
 def beside_protocols(
-    measured: Measured, op: str, cluster: Cluster, workers: int, sizes: Sequence[float]
+    measured: Measured, op: str, cluster: Cluster, workers: int, sizes: ArrayLike
 ) -> Floats:
     """Return the times that the tables predict, as factors of the protocols' times."""
     alike = [table for table in _of_this_side(measured, cluster, workers) if table.op == op]
     if not alike:
-        return np.ones(len(sizes))
+        return np.ones(np.size(sizes))
     at = np.log2([table.workers for table in alike])
     power = _follows_share(alike)
     rows = [
@@ -352,9 +352,14 @@ def usual(cluster: Cluster) -> Measured:
     )
 
 
-def usual_times_s(op: str, cluster: Cluster, workers: int, sizes: Floats) -> dict[str, Floats]:
-    """Return the time of each algorithm of libraries, by the quickest of the usual protocols."""
-    ways, times_s = ways_s(usual(cluster), needs(op, cluster, workers), sizes)
+def library_times_s(op: str, cluster: Cluster, workers: int, sizes: Floats) -> dict[str, Floats]:
+    """Return the time of each algorithm that a library uses, by the quickest of its protocols.
+
+    They are those of the cluster's tables, or the usual ones.
+    """
+    measured = cluster.measured or usual(cluster)
+    ways, times_s = ways_s(measured, needs(op, cluster, workers), sizes)
+    times_s = times_s * beside_protocols(measured, op, cluster, workers, sizes)
     return {
         name: times_s[[way == name for way, _ in ways]].min(axis=0)
         for name in dict.fromkeys(way for way, _ in ways)
