@@ -249,11 +249,11 @@ class Recorded:
         parts["host_s"] = parts["host_s"] + host_s
         parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
         parts.pop("step_s")
-        heeded = parts.pop("heeded")
+        shares = {name: parts.pop(name) for name in list(parts) if not name.endswith("_s")}
         parts = {name: self.rest * part_s for name, part_s in parts.items()}
         of_compute = {name: parts.pop(name) for name in ("attention_s", "moved_s", "experts_s")}
         step_s = sum(parts.values(), start=np.zeros(len(plans)))
-        priced = Priced(step_s=step_s, heeded=heeded, **parts, **of_compute)
+        priced = Priced(step_s=step_s, **shares, **parts, **of_compute)
         crowd = self.crowded(priced, plans.devices) / self.crowd
         return priced.times(crowd)
 

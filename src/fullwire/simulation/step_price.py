@@ -64,6 +64,8 @@ class Priced:
     moved_s: Floats
     experts_s: Floats
     heeded: Floats  # share of these, and of what is sent, that the host does not hide
+    mean_compute: Floats  # of the mean stage, as a share of the slowest one's
+    mean_layers: Floats
 
     @property
     def shares(self) -> Floats:
@@ -94,7 +96,7 @@ class Priced:
 
     def times(self, factors: Floats) -> Priced:
         """Return the times with all parts of each plan longer by a factor."""
-        parts = [field.name for field in fields(self) if field.name != "heeded"]
+        parts = [field.name for field in fields(self) if field.name.endswith("_s")]
         return replace(self, **{name: factors * getattr(self, name) for name in parts})
 
 
@@ -570,7 +572,10 @@ def price(job: Job) -> Priced:
     of_replicas = replicas(job, layer, pipe)
     micro = plans.microbatches
     through = micro * pipe.layers
-    compute_s = through * (layer.forward_s + layer.backward_s) + micro * pipe.head_s
+    computed_s = layer.forward_s + layer.backward_s
+    compute_s = through * computed_s + micro * pipe.head_s
+    mean_layers = (job.model.layers + job.model.mtp_layers) / plans.pp
+    mean_s = pipe.mean_s - mean_layers * (layer.whole_s - computed_s)
     parts = {
         "compute_s": compute_s,
         "bubble_s": bubble_s(job, layer, pipe),
@@ -589,5 +594,7 @@ def price(job: Job) -> Priced:
         moved_s=through * layer.moved_s,
         experts_s=through * layer.experts_s,
         heeded=layer.heeded,
+        mean_compute=micro * mean_s / compute_s,
+        mean_layers=mean_layers / pipe.layers,
         **parts,
     )
