@@ -20,6 +20,9 @@ from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
+from fullwire.simulation.forecast import forecaster
+from fullwire.simulation.sweep import with_residue
+from fullwire.simulation.transport import FullTransport
 from fullwire.timeline.summary import summarised
 from fullwire.words import sentence
 from tests.builders import a_run
@@ -28,6 +31,7 @@ from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_trained_job
 
 PER_MS = 125_000  # bytes at the line rate of these jobs, 1 Gbps
 BACKWARD = ("compute", "backward", 0.0, 50.0)
+OLD = Path(__file__).parents[1] / "data" / "format-1"
 
 
 def computing(until: float) -> tuple[str, str, float, float]:
@@ -695,3 +699,38 @@ def test_links_that_are_as_good_as_full_are_not_said_to_scale_worse() -> None:
     said = sentence(worse.scaling)
     assert "With full links" not in said
     assert "Full links would not raise it." in said
+
+
+def test_json_tells_the_passes_of_a_step_and_their_samples(cli: Cli, tmp_path: Path) -> None:
+    passes = [("compute", "earlier backward", 0.0, 20.0), ("compute", "backward", 20.0, 50.0)]
+    rank = Rank(60, passes, [(PER_MS, 50, 60)])
+    job = a_job(rank, rank, facts={**GIGABIT, "pass_samples": 8})
+    place = fw.write(job, tmp_path / "job.run")
+    shown = json.loads(cli("explain", place, "--json").stdout)
+    assert (shown["passes"], shown["pass_samples"]) == (2, 8)
+    assert "each step adds up 2 passes" in cli("show", place).stdout
+
+
+@pytest.mark.parametrize("name", ["lab-gloo", "lab-late", "emulated-gloo"])
+def test_explain_and_whatif_give_the_same_full_utilization(name: str) -> None:
+    run = fw.read(OLD / f"{name}.run")
+    full, table = fw.explain(run).full, fw.whatif(run, transport="full")
+    assert full is not None
+    assert full.step_s == pytest.approx(float(table["step_s"][0]))
+    assert full.scaling_factor == pytest.approx(float(table["scaling_factor"][0]), rel=1e-4)
+    assert (full.low_s, full.high_s) == pytest.approx([float(end[0]) for end in table.interval_s])
+
+
+def test_a_full_line_is_no_slower_than_the_one_that_was_measured() -> None:
+    """T1 is estimated too long, by less than its error, and so is the replay of the step."""
+    found = forecaster(fw.read(OLD / "lab-overlap.run"))
+    assert found is not None
+    full_s = found.as_modelled().ask(transports=(FullTransport(),)).step_s
+    step = dataclasses.replace(
+        found.subject.step, measured_ns=round(0.95 * full_s * 1e9), alone_off=(0.4, 0.1)
+    )
+    subject = with_residue(dataclasses.replace(found.subject, step=step), found.grid.transports[0])
+    shorter = dataclasses.replace(found, subject=subject)
+    now, full = shorter.ask(), shorter.ask(transports=(FullTransport(),))
+    assert now.step_s == pytest.approx(0.95 * full_s)
+    assert full.step_s <= now.step_s

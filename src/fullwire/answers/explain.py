@@ -58,11 +58,11 @@ from fullwire.run.run import Provenance, Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.goodput import Goodput, Membership, membership, observed
 from fullwire.simulation.sweep import sweep
-from fullwire.simulation.transport import MeasuredTransport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.alone import REPEATS, alone
 from fullwire.timeline.breakdown import RankBreakdown
-from fullwire.timeline.passes import equal_work
+from fullwire.timeline.passes import equal_work, passes_of_step
 from fullwire.timeline.steadiness import judged_account
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
 from fullwire.units import show_rate, show_time
@@ -154,6 +154,7 @@ class Explanation(Result):
     is_of_all_steps: bool  # The verdict and the fixes: few steps hold the largest loss.
     account: Mapping[str, float]  # Seconds per step, adding up to step_s.
     compute_inflation_s: float | None
+    passes: int | None  # Whose gradients a step adds up; None where they are unknown.
     ranks: tuple[RankBreakdown, ...]
     evidence: tuple[Evidence, ...]
     break_even: BreakEven | None
@@ -317,9 +318,7 @@ def explain(
         gain = 0.0 if link is None else 1 - link.step_s / helpful.from_s
         case = replace(case, faster_link=link, gain=gain, gains_by_sooner=helpful.sooner)
     verdict = judged(case)
-    full = None if predictor is None else predictor.ask(transports=(predictor.full(),))
-    if full is not None and given_s is not None:
-        full = replace(full, scaling_factor=given_s / full.step_s)
+    full = None if predictor is None else with_full_links(predictor, given_s)
     if predictor is not None:
         waited = case.share(parts[Part.STRAGGLER.key])
         lost = 1 - case.share(sum(parts[part.key] for part in OF_ONE))
@@ -334,6 +333,7 @@ def explain(
         is_of_all_steps=judged_by is not found,
         account=found.parts_s,
         compute_inflation_s=inflation_s,
+        passes=passes_of_step(job),
         ranks=found.breakdowns,
         evidence=told,
         break_even=turns,
@@ -345,7 +345,7 @@ def explain(
             *about_baseline(found, given_s),
             *about_other_steps(found, judged_by, predictor),
             *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
-            *about_rate(job, predictor, full),
+            *about_rate(job, predictor),
             *about_batch(job),
             *why_not,
         ),
@@ -446,6 +446,17 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     rates = dict.fromkeys(recorded_ranks(run).tolist(), given)
     others = {int(rank): rate_bps for rank, rate_bps in run.facts.other_line_rates_bps or ()}
     return rates | others
+
+
+def with_full_links(predictor: Forecaster, baseline_s: float | None) -> Forecast:
+    """Predict full utilization as `whatif --transport full` does, with T1 of a baseline if given.
+
+    Packet headers are no part of it.
+    """
+    full = predictor.ask(transports=(FullTransport(),))
+    if baseline_s is None:
+        return full
+    return replace(full, scaling_factor=baseline_s / full.step_s)
 
 
 def _baseline(

@@ -34,6 +34,7 @@ from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
+from fullwire.simulation.forecast import unmeasured_transport
 from fullwire.simulation.grid import MOST_APART, Grid, Subject, lane_order
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
@@ -318,7 +319,7 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
     known, alone = transports.of(run), told_alone(run)
     transport, placement = (
-        (FullTransport(), UNKNOWN_PLACEMENT)
+        (unmeasured_transport(run), UNKNOWN_PLACEMENT)
         if known is None
         else (known.transport, known.placement)
     )

@@ -93,10 +93,10 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         reverse=True,
     )
     _, (next_s, after), *_ = losses
-    steps = int(account.is_kept.sum())
+    kept = int(account.is_kept.sum())
     doubts: list[Finding] = [PartIsMissing()] if case.run.gaps else []
-    if case.run.provenance.origin == "measured" and steps < _FEW_STEPS:
-        doubts.append(OnlySoMany(steps=steps))
+    if case.run.provenance.origin == "measured" and kept < _FEW_STEPS:
+        doubts.append(OnlySoMany(steps=kept))
     if case.run.provenance.origin == "simulated":
         doubts.append(IsPredicted())
     beside = [
@@ -114,7 +114,7 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     share = case.share(next_s)
     return Sureness(
         doubts=tuple(doubts),
-        steps=steps,
+        steps=len(account.steps),
         after=after.replace("_", " ") if round(share, 2) else None,
         share=share,
     )

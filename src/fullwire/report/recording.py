@@ -11,8 +11,8 @@ from typing import cast
 import numpy as np
 
 from fullwire.findings.audit import audit_of_recording
-from fullwire.findings.notes import between_steps
-from fullwire.report.terminal import columns
+from fullwire.findings.between import between_steps
+from fullwire.report.terminal import columns, left_out
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
 from fullwire.timeline.contention import probe_steps
@@ -61,9 +61,12 @@ def _summary(path: Path) -> Iterator[str]:
     else:
         yield (
             f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
-            f"{show_time(summary.step_s)} (mean of the middle half by duration)"
+            f"{show_time(summary.step_s)} (mean of the middle half by duration"
+            f"{left_out(summary.left_out)})"
             + (f", and {max(probes)} probe steps" if max(probes) else "")
         )
+    if (summary.passes or 1) > 1:
+        yield f"  work           each step adds up {summary.passes} passes"
     if summary.longer:
         yield (
             f"  longer steps   {summary.longer:,} of {summary.steps:,}, "

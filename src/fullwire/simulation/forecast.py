@@ -130,6 +130,17 @@ class Forecaster:
         return self.ask(step=sooner)
 
 
+def unmeasured_transport(run: Run) -> FullTransport:
+    """Return the transport of a run that shows none: the share of the line that headers leave.
+
+    A simulated run names its own transport.
+    """
+    played = run.facts.transport or ""
+    if played.startswith("full"):
+        return full_transport(played)
+    return FullTransport(run.facts.payload_share or PAYLOAD_SHARE)
+
+
 def forecaster(
     run: Run,
     line_rate_bps: float | None = None,
@@ -147,10 +158,7 @@ def forecaster(
     grid = as_recorded(run)
     if grid is None:
         return None
-    # The share of the line that headers leave. A simulated run names its own transport.
-    share, played = run.facts.payload_share or PAYLOAD_SHARE, run.facts.transport or ""
-    if played.startswith("full"):
-        share = full_transport(played).share
+    share = unmeasured_transport(run).share
     try:
         calibration = calibrated([run, *calibrate])
     except UsageError:  # it shows no transport: a simulated run, or one rank's trace
@@ -160,8 +168,10 @@ def forecaster(
     subject = plain_subject(run.provenance.source, run, placement)
     if alone is not None:
         subject = with_contention(subject, alone, transport)
+    if calibration is not None:
+        subject = with_residue(subject, transport)
     return Forecaster(
-        subject=with_residue(subject, transport),
+        subject=subject,
         grid=dataclasses.replace(grid, transports=(transport,)),
         calibration=calibration,
         payload_share=share,

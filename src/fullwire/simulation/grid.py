@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -126,6 +126,16 @@ class Residue:
         """Return several as one, along a first axis before those of the points."""
         figures = np.array([(one.time_s, one.at_overhead_s) for one in several])
         return cls(*figures.T.reshape(2, -1, 1, 1, 1))
+
+    @property
+    def of_any_transport(self) -> Residue:
+        """Return what another transport keeps of it.
+
+        A step that is longer than its replay may owe that to its transport. One that is shorter may
+        owe it to T1, where that is estimated too long, and is then as much shorter on a full line.
+        Else a full line would seem slower than the measured one.
+        """
+        return replace(self, time_s=np.minimum(self.time_s, 0.0))
 
     def beside(self, overhead_s: Floats) -> Floats:
         """Return the time to add to these overheads."""

@@ -193,7 +193,14 @@ class Messages:
             all_s = step.own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
             least_s = all_s - step.alone_ns * 1e-9 - late_s
             overhead_s = np.maximum(overhead_s + step.by_turns_s(ranks), least_s)
-        if not isinstance(transport, FullTransport):
+        if isinstance(transport, FullTransport):
+            # T1 may be too long by its error, and no step is shorter than its bytes on the line.
+            alone_s = step.alone_ns * 1e-9
+            shorter_s = overhead_s - step.alone_off[0] * alone_s
+            line_s = np.minimum(overhead_s, exposed.busy_s / apart - alone_s)
+            matched_s = overhead_s + residue.of_any_transport.beside(overhead_s)
+            overhead_s = np.maximum(matched_s, np.maximum(shorter_s, line_s))
+        else:
             overhead_s = overhead_s + residue.beside(overhead_s)
         overhead_s = np.maximum(overhead_s + late_s, 0.0)
         overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages

@@ -23,11 +23,14 @@ from fullwire.run.usual import (
     LONGER,
     Pauses,
     gaps_between_steps_s,
+    kept_steps,
     marks_between_gaps,
     marks_of_steps,
     pauses,
+    regular_steps,
     usual_steps,
 )
+from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import timelines
 from fullwire.timeline.transfers import transfers_of
 
@@ -40,6 +43,8 @@ class Summary:
     steps: int
     step_s: float | None  # of the usual steps
     usual: int  # the number of these
+    left_out: int  # steps that are warm-up or rare exceptions
+    passes: int | None  # of a step, where they are known
     longer: int  # steps longer than LONGER usual ones, warm-up included
     longer_by_s: float  # all of these together
     pauses: Pauses | None
@@ -63,10 +68,12 @@ class _Sums:
         # By step: the ranks that have it, and their sums of lengths, bytes and exposed time.
         self._by_step = np.zeros((4, 0), np.int64)
         self._marks: list[Spans] = []  # steps and probe steps of the first rank
+        self._passes: int | None = None
 
     def add(self, part: Run) -> None:
         table = part.collectives
         self._ranks |= set(np.unique(np.concatenate([part.spans.rank, table.rank])).tolist())
+        self._passes = self._passes or passes_of_step(part)
         marks = marks_of_steps(part)
         most = max(self._by_step.shape[1], marks.step.max(initial=-1) + 1)
         more = np.zeros((4, most), np.int64)
@@ -98,6 +105,8 @@ class _Sums:
                 steps=0,
                 step_s=None,
                 usual=0,
+                left_out=0,
+                passes=None,
                 longer=0,
                 longer_by_s=0.0,
                 pauses=None,
@@ -112,6 +121,8 @@ class _Sums:
             steps=len(length_s),
             step_s=step_s,
             usual=int(is_usual.sum()),
+            left_out=int((~(kept_steps(length_s) | regular_steps(length_s))).sum()),
+            passes=self._passes,
             longer=len(longer_s),
             longer_by_s=float((longer_s - step_s).sum()),
             pauses=pauses(gaps_between_steps_s(Spans.joined(self._marks)), step_s),
