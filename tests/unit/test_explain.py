@@ -734,3 +734,25 @@ def test_a_full_line_is_no_slower_than_the_one_that_was_measured() -> None:
     now, full = shorter.ask(), shorter.ask(transports=(FullTransport(),))
     assert now.step_s == pytest.approx(0.95 * full_s)
     assert full.step_s <= now.step_s
+
+
+def test_beside_a_baseline_computing_that_takes_longer_is_contention_where_ranks_share() -> None:
+    one = a_job(Rank(30, [computing(30)]))
+    apart = Rank(60, [BACKWARD], [(PER_MS, 50, 60)])  # its sum is not beside computing
+    beside = Rank(60, [BACKWARD], [(PER_MS, 40, 60)])
+    shared: dict[str, FactValue] = {**GIGABIT, "backend": "gloo", "machines": 1, "processors": 2}
+    devices: dict[str, FactValue] = {**GIGABIT, "backend": "nccl"}
+    for rank, facts, contention_s in (
+        (apart, shared, 0.020),
+        (beside, devices, 0.010),
+        (apart, devices, 0.0),
+    ):
+        found = fw.explain(a_job(rank, rank, facts=facts), baseline=one)
+        assert found.account["contention"] == pytest.approx(contention_s)
+        assert found.account["compute"] == pytest.approx(0.050 - contention_s)
+        assert sum(found.account.values()) == pytest.approx(found.step_s)
+        assert found.baseline_step_s == pytest.approx(0.030)
+        assert found.compute_inflation_s == pytest.approx(0.020)
+    assert found.verdict.kind == "compute"
+    found = fw.explain(a_job(apart, apart, facts=shared), baseline=one)
+    assert found.verdict.kind == "contention"

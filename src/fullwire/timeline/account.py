@@ -119,6 +119,7 @@ class Account:
     crowding: Crowding = NOT_TOLD
     is_over_all: bool = False  # `is_typical` holds all kept steps
     crowded_s: float = 0.0  # the share of contention by which computing takes longer
+    by_baseline_s: float = 0.0  # of it, what only a run of one worker tells
 
     @property
     def step_s(self) -> float:
@@ -134,6 +135,24 @@ class Account:
         """Return the account of all kept steps, as for a loss that only a few of them have."""
         return replace(self, is_typical=self.is_kept, is_over_all=True)
 
+    def beside_one_worker(self, computing_s: float, most_s: float) -> Account:
+        """Return the account with computing beyond that of one worker as contention.
+
+        `computing_s` is one worker's computing in a step, and `most_s` the most that can be
+        contention. What the run itself tells of contention stays.
+        """
+        own_s = self.parts_s[Part.COMPUTE.key]
+        beyond_s = min(own_s - computing_s, most_s - self.crowded_s)
+        if beyond_s <= 0:
+            return self
+        parts_ns = self.parts_ns.copy()
+        moved_ns = (parts_ns[:, :, Part.COMPUTE] * (beyond_s / own_s)).astype(np.int64)
+        parts_ns[:, :, Part.COMPUTE] -= moved_ns
+        parts_ns[:, :, Part.CONTENTION] += moved_ns
+        moved_s = float(moved_ns[:, self.is_typical].mean()) * 1e-9
+        crowded_s = self.crowded_s + moved_s
+        return replace(self, parts_ns=parts_ns, crowded_s=crowded_s, by_baseline_s=moved_s)
+
     @property
     def alone_s(self) -> float:
         """Return the time of a step with one worker, as far as the run itself tells.
@@ -141,7 +160,7 @@ class Account:
         Input and host are there with one worker too: scaling loses the rest.
         """
         parts = self.parts_s
-        computing_s = parts[Part.COMPUTE.key]
+        computing_s = parts[Part.COMPUTE.key] + self.by_baseline_s
         if self.crowding.source == "probe steps":
             computing_s = self.crowding.alone_s
         return computing_s + parts[Part.INPUT.key] + parts[Part.HOST.key]
