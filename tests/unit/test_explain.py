@@ -756,3 +756,18 @@ def test_beside_a_baseline_computing_that_takes_longer_is_contention_where_ranks
     assert found.verdict.kind == "compute"
     found = fw.explain(a_job(apart, apart, facts=shared), baseline=one)
     assert found.verdict.kind == "contention"
+
+
+def test_one_rank_of_several_does_not_say_that_the_job_scales_as_surely_as_all() -> None:
+    rank = Rank(54, [BACKWARD], [(PER_MS, 10, 54)])
+    every = fw.explain(a_job(rank, rank, steps=12))
+    one = fw.explain(a_job(rank, workers=2, steps=12))
+    assert (every.verdict.kind, one.verdict.kind) == ("scales", "scales")
+    assert every.verdict.sentence.startswith("This job scales")
+    assert one.verdict.sentence.startswith("As far as 1 of 2 ranks can show, this job scales")
+    assert every.verdict.sureness is not None
+    assert sentence(every.verdict.sureness).startswith("Sure")
+    assert one.verdict.sureness is not None
+    assert (
+        "Less sure: 1 of 2 ranks cannot show the lateness and the contention of the others"
+    ) in sentence(one.verdict.sureness)

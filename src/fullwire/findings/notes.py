@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 
 from fullwire.findings.between import outside_of_steps
-from fullwire.findings.case import NOTABLE, Case, communicates, computes
+from fullwire.findings.case import NOTABLE, Case, communicates, computes, lacks_ranks
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import about_goodput
 from fullwire.findings.sureness import about_kernels, about_others
@@ -23,7 +23,7 @@ from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import probe_steps
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.steadiness import changed_midway
-from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.timeline.transfers import recorded_ranks, world
 from fullwire.timeline.utilization import missing_tables
 
 CLOCKS_DIFFER = 0.01  # Of the step: clocks that are known better leave all answers the same.
@@ -376,9 +376,8 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(account.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)
-    recorded = len(recorded_ranks(run))
-    if recorded < world(run) and not stands_for_all(run):
-        yield RanksMissing(recorded=recorded, workers=world(run))
+    if lacks_ranks(case):
+        yield RanksMissing(recorded=len(recorded_ranks(run)), workers=world(run))
     if is_estimated and world(run) > 1:
         yield BaselineIsEstimated()
     if world(run) > 1:

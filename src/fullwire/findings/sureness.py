@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fullwire.findings.case import Case
+from fullwire.findings.case import Case, lacks_ranks
 from fullwire.findings.finding import Finding
 from fullwire.run.placement import most_on_one_host, shares_one_host, sums_on_processors
 from fullwire.run.processors import share_of_others
@@ -14,6 +14,7 @@ from fullwire.run.run import Run
 from fullwire.simulation.calibrate import MUCH_BESIDE
 from fullwire.timeline.account import Account, Part, late_ranks, names_others_later
 from fullwire.timeline.contention import LEAST_COMPARED, compared_kernels
+from fullwire.timeline.transfers import recorded_ranks, world
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.
 _FEW_STEPS = 10  # Of a measured job: with fewer, it may still be warming up.
@@ -42,6 +43,17 @@ class PartIsMissing(Finding):
     """Some data of the run is missing."""
 
     template = "the run is partial"
+
+
+class LacksRanks(Finding):
+    """Some ranks are missing, and the others cannot show what these lose."""
+
+    template = (
+        "{recorded} of {workers} ranks cannot show the lateness and the contention of the others"
+    )
+
+    recorded: int
+    workers: int
 
 
 class OnlySoMany(Finding):
@@ -94,7 +106,12 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     )
     _, (next_s, after), *_ = losses
     kept = int(account.is_kept.sum())
-    doubts: list[Finding] = [PartIsMissing()] if case.run.gaps else []
+    doubts: list[Finding] = []
+    if lacks_ranks(case):
+        recorded = len(recorded_ranks(case.run))
+        doubts.append(LacksRanks(recorded=recorded, workers=world(case.run)))
+    elif case.run.gaps:
+        doubts.append(PartIsMissing())
     if case.run.provenance.origin == "measured" and kept < _FEW_STEPS:
         doubts.append(OnlySoMany(steps=kept))
     if case.run.provenance.origin == "simulated":
