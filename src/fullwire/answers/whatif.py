@@ -37,6 +37,7 @@ from fullwire.findings.predictions import (
     prediction_notes,
     suspicion_finding,
 )
+from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import (
     AllConditions,
@@ -386,8 +387,14 @@ def _table(
                 f"after each step, got {fragments}"
             )
     if "ranks_per_host" in changes and not any(map(transports.of, only)):
+        why = [
+            f"{name} {'has its ranks on one host' if shares_one_host(run) else 'shows none'}"
+            for name, run in many
+        ]
         raise UsageError(
-            "ranks per host: expected a run that shows how its ranks share processors, got none"
+            "ranks per host: expected a run that shows how its ranks share processors and links, "
+            f"and {', '.join(why)}. Give a run on several hosts with --calibrate, or leave the "
+            "ranks out: each then has a host of its own"
         )
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
@@ -424,7 +431,7 @@ def _predicted(
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
         notes=tuple(
-            prediction_notes(many, whole, grid, ranks_are_placed="ranks_per_host" in changes)
+            prediction_notes(many, whole, grid, per_host=changes.get("ranks_per_host", ()))
         ),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),

@@ -8,7 +8,12 @@ import numpy as np
 
 from fullwire.findings.case import Case, lacks_ranks
 from fullwire.findings.finding import Finding
-from fullwire.run.placement import most_on_one_host, shares_one_host, sums_on_processors
+from fullwire.run.placement import (
+    has_links_in_a_machine,
+    most_on_one_host,
+    shares_one_host,
+    sums_on_processors,
+)
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import MUCH_BESIDE
@@ -168,13 +173,41 @@ class LinkForEachRank(Finding):
     few: str = ""  # Where that is not all of them.
 
 
-def about_one_host(name: str, run: Run, workers: Sequence[int]) -> Iterator[Finding]:
-    """Say it where all ranks, or so few workers, are on one host and are predicted with links."""
-    fitting = [count for count in workers if 1 < count <= most_on_one_host(run)]
+class RanksShareLinks(Finding):
+    """The user gave the ranks of a host, which share its link."""
+
+    is_assumption = True
+    template = (
+        "{run}: ranks of a host share its link, which a ring of ranks in their order crosses once "
+        "each way.{fitting:? Up to {fitting} workers fit on one host. Their sums use no link, and "
+        "cost processor time with a measured transport only.}{keeping:? Up to {keeping} workers "
+        "are taken to be in one lab, with a link for each.}"
+    )
+
+    run: str
+    fitting: int | None
+    keeping: int | None
+
+
+def about_links(
+    name: str, run: Run, workers: Sequence[int], per_host: Sequence[int]
+) -> Iterator[Finding]:
+    """Say how ranks of a host are predicted, where all ranks or so few workers are on one.
+
+    `per_host` are the ranks of a host that the user gave.
+    """
+    if max(per_host, default=1) > 1:
+        fitting = max((count for count in workers if 1 < count <= max(per_host)), default=None)
+        is_lab = has_links_in_a_machine(run)
+        yield RanksShareLinks(
+            run=name, fitting=None if is_lab else fitting, keeping=fitting if is_lab else None
+        )
+        return
+    fitting_one = [count for count in workers if 1 < count <= most_on_one_host(run)]
     if shares_one_host(run):
         yield LinkForEachRank(run=name)
-    elif fitting and sums_on_processors(run):
-        yield LinkForEachRank(run=name, few=f"up to {max(fitting)} workers")
+    elif fitting_one and sums_on_processors(run):
+        yield LinkForEachRank(run=name, few=f"up to {max(fitting_one)} workers")
 
 
 class KernelsWereCompared(Finding):
