@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fullwire.answers.samples_to_goal import global_batch
 from fullwire.convergence.curves import curve_of
 from fullwire.recorder.inside.journal import ENDED, Note
 from fullwire.recorder.journals import read_journals
@@ -21,10 +22,10 @@ pytestmark = needs_torch
 PATTERN = "step (?P<step>[0-9]+) loss: ([0-9.]+)"
 
 
-def recorded(place: Path, way: str, *options: str) -> tuple[Run, str]:
+def recorded(place: Path, way: str, *options: str, job: str = "noisy.py") -> tuple[Run, str]:
     command = [sys.executable, "-m", "fullwire", "record", "-o", str(place / "job.run"), *options]
     done = subprocess.run(
-        [*command, "--", *together(2, "noisy.py", way)],
+        [*command, "--", *together(2, job, way)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -32,6 +33,29 @@ def recorded(place: Path, way: str, *options: str) -> tuple[Run, str]:
     )
     assert done.returncode == 0, done.stderr
     return read_run(place / "job.run"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("way", "of_pass", "of_step"),
+    [
+        ("passes", 8, 64),
+        ("cut", 8, 64),
+        ("uneven", 11, 64),
+        ("ahead", 32, 64),
+        ("split", 32, 64),
+        ("sent", 32, 64),
+        ("kept", None, None),
+        ("made", None, None),
+    ],
+)
+def test_the_samples_of_a_step_are_those_that_all_ranks_took_from_their_loaders(
+    tmp_path: Path, way: str, of_pass: int | None, of_step: int | None
+) -> None:
+    """Neither the passes of a step nor the loader's own batch size tell them."""
+    run, _ = recorded(tmp_path, way, job="loaders.py")
+    assert (run.facts.pass_samples, run.facts.step_samples) == (of_pass, of_step)
+    if of_step is not None:
+        assert global_batch("job.run", run) == of_step
 
 
 def logged(run: Run, name: str) -> dict[int, float]:

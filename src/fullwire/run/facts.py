@@ -95,6 +95,7 @@ class Facts:
     device: str | None = fact("the device that computes", must_match=True)
     batch: str | None = fact("work of one worker in one step", must_match=True)
     pass_samples: int | None = fact("samples of one worker in one pass", _AT_LEAST_ONE)
+    step_samples: int | None = fact("samples of all workers in one step", _AT_LEAST_ONE)
     precision: str | None = fact(
         "arithmetic of the model; gradients are sent as float32", must_match=True
     )
