@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers import samples_to_goal
+from fullwire.answers.compare import noise_of, paces_s
 from fullwire.answers.time_to_target import read_price
 from fullwire.answers.until import until
 from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
-from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns
+from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
@@ -508,6 +510,21 @@ def test_large_critical_batches_are_written_out() -> None:
     assert "batch, 16,850 samples (9,000 to 2,500,000), a training" in sentence(told)
 
 
+def test_times_say_of_their_own_setting_whether_the_length_of_a_step_is_sure(
+    jobs: tuple[Run, Run],
+) -> None:
+    """A modelled step has an interval on a measured transport, and none on a full one."""
+    asked: dict[str, Any] = {"workers": [2, 4], "target": GOAL, "curve": list(jobs)}
+    asked |= {"bandwidth": "10Gbps", "calibrate": a_trained_job(a_transport(), workers=2)}
+    table = fw.whatif("resnet50@v100", transport=["full", "measured"], **asked)
+    assert table.to_target is not None
+    [unsure] = [each for each in table.to_target.notes if isinstance(each, StepLengthUnsure)]
+    assert unsure.count == 2
+    assert np.isnan(table.interval_s[0]).tolist() == [True, True, False, False]
+    all_sure = fw.whatif("resnet50@v100", transport="measured", **asked)
+    assert not any("how far" in each for each in all_sure.warnings)
+
+
 def test_prices_have_a_currency_or_none() -> None:
     for text in ("2.10 EUR/device-hour", "EUR2.10/device-hour", "2.10EUR/device-hour"):
         price = read_price(text)
@@ -595,6 +612,39 @@ def test_runs_are_named_as_they_were_given(cli: Cli, tmp_path: Path) -> None:
 def test_a_side_that_has_not_reached_a_goal_is_refused() -> None:
     with pytest.raises(UsageError, match="expected a run that reached"):
         until(a_job(32), a_job(32, metrics=falling(600, steps=300, scatter=0.01)), GOAL)
+
+
+def test_every_run_that_has_not_reached_a_goal_is_named_and_no_other(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """It is told how it ends; a comparison forecasts nothing, so that would be no reason."""
+    short = metrics([1, 2], [2.0, 1.5])
+    lost = metrics(np.arange(1, 41), np.where(np.arange(40) < 20, 1.0, np.nan))
+    tables = {"one": falling(100), "two": falling(104), "short": short, "lost": lost}
+    paths = {
+        name: str(fw.write(a_job(32, metrics=table), tmp_path / f"{name}.run"))
+        for name, table in tables.items()
+    }
+    refused = cli(
+        "compare", paths["one"], paths["short"], "--", paths["two"], paths["lost"], "--until", GOAL
+    )
+    assert refused.stderr.startswith(
+        f"fullwire: {paths['short']}: {GOAL} is not reached, and the run ends at 1.5; "
+        f"{paths['lost']}: {GOAL} is not reached, and the run has no number from step 21 on: "
+        "expected a run that reached it."
+    )
+
+
+def test_a_curve_without_steps_leaves_the_noise_to_the_other_side() -> None:
+    """An empty side was one recording less than none: its scatter was NaN, with a warning."""
+    steady = a_job(32)
+    bare = dataclasses.replace(steady, spans=Spans.empty())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = until(steady, bare, GOAL)
+    assert found.scatter == pytest.approx(until(bare, steady, GOAL).scatter)
+    [steps] = [[paces_s(steady)]]
+    assert noise_of([steps, []]) == noise_of([steps])
 
 
 def test_times_of_another_clock_are_refused() -> None:

@@ -42,7 +42,7 @@ from fullwire.findings.targets import (
     SamplesCostApart,
     Setting,
     Soonest,
-    StepsOnly,
+    StepLengthUnsure,
 )
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
@@ -459,6 +459,10 @@ def _times(
         np.hypot(np.hypot(off, np.log(step)), doubt)
         for off, step in ((needed.less, step_low), (needed.more, step_high))
     )
+    notes = needed.notes
+    unsure = int((~is_known & ~np.isnan(time_s)).sum())
+    if unsure:
+        notes = (*notes, StepLengthUnsure(count=unsure))
     return ToTarget(
         goal=needed.goal,
         batch=needed.batch,
@@ -468,7 +472,7 @@ def _times(
         high_s=time_s * np.exp(more),
         device_hours=time_s * predictions["workers"] / 3600,
         price=price,
-        notes=needed.notes if is_known.any() else (*needed.notes, StepsOnly()),
+        notes=notes,
     )
 
 
