@@ -32,6 +32,7 @@ from fullwire.files import name_of
 from fullwire.run.gaps import reasons
 from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
 from fullwire.run.run import Run
+from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.forecast import unmeasured_transport
@@ -195,7 +196,7 @@ class Conditions:
     nodes: OneOrMany = None
     placement: str = "packed"
     accumulate: OneOrMany = 1
-    local_steps: OneOrMany = 1
+    local_steps: OneOrMany = None
     jitter: OneOrMany = "recorded"
     lane: str = "fifo"
 
@@ -225,6 +226,7 @@ class Conditions:
             usual_rates, usual_latency = chosen.nics.rate_bps, chosen.nics.latency_s
         rates = (usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS)
         latencies = (usual_latency, _recorded(runs, "latency_s", 0.0))
+        usual_steps = {local_steps_of(run) for run in runs}
         devices = self._devices(chosen)
         return Grid(
             workers=several(_first(self.workers, devices, usual_workers), worker_count),
@@ -241,7 +243,8 @@ class Conditions:
                 self.accumulate, lambda value: count(value, "accumulate", MOST_APART)
             ),
             local_steps=several(
-                self.local_steps, lambda value: count(value, "local steps", MOST_APART)
+                _first(self.local_steps, usual_steps.pop() if len(usual_steps) == 1 else 1),
+                lambda value: count(value, "local steps", MOST_APART),
             ),
             jitters=several(self.jitter, lambda text: jitter(str(text))),
             lane=lane_order(self.lane),

@@ -146,7 +146,12 @@ def _known_paces_s(side: Sequence[Run]) -> list[Floats]:
 def _refuse_unreached(goal: Goal, names: Sequence[str], curves: Sequence[Curve]) -> None:
     """Refuse runs that never reached the value: without them, the others would seem too soon."""
     missed = [
-        f"{name}: {goal} is not reached, and the run {_end_of(curve)}"
+        f"{name}: {goal} is not reached, and the run "
+        + (
+            f"ends at {curve.values[-1]:.4g}"
+            if curve.lost_at is None
+            else f"has no number from step {curve.lost_at:,} on"
+        )
         for name, curve in zip(names, curves, strict=True)
         if not has_reached(curve, goal)
     ]
@@ -155,12 +160,6 @@ def _refuse_unreached(goal: Goal, names: Sequence[str], curves: Sequence[Curve])
             f"{'; '.join(missed)}: expected a run that reached it. `whatif --target` extends a "
             "curve that still moves towards its target"
         )
-
-
-def _end_of(curve: Curve) -> str:
-    if curve.lost_at is None:
-        return f"ends at {curve.values[-1]:.4g}"
-    return f"has no number from step {curve.lost_at:,} on"
 
 
 def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:

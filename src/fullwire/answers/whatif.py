@@ -501,6 +501,8 @@ def replay(
     """
     given: dict[str, OneOrMany] = {**more}
     conditions = taken(Conditions, given)
+    if conditions.local_steps is None:  # whatever was recorded: a replay has a sum
+        conditions = replace(conditions, local_steps=1)
     changes = asked_changes("replay", given, Conditions)
     [(name, only), *others] = named(with_batches(run, batch), line_rate)
     transports = Transports([only], calibrate, (name,), line_rate)

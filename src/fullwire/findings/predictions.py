@@ -14,14 +14,14 @@ from fullwire.collectives.tuning import AUTO
 from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
 from fullwire.findings.sureness import (
-    AddsUpInRounds,
     StepCountsAsPass,
     about_links,
     about_others,
+    about_rounds,
 )
 from fullwire.run.placement import Placement, sums_on_processors
 from fullwire.run.run import Run
-from fullwire.run.usual import steps_of_a_round, usual_step_s
+from fullwire.run.usual import local_steps_of, usual_step_s
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import Further
@@ -408,9 +408,7 @@ def prediction_notes(
     for (name, run), subject in zip(named, subjects, strict=True):
         yield from about_links(name, run, grid.workers, per_host)
         yield from _of_run(name, run, subject, is_measured=bool(measured))
-        every = steps_of_a_round(run)
-        if every > 1 and every not in {*grid.local_steps, *grid.accumulate}:
-            yield AddsUpInRounds(run=name, every=every)
+        yield from about_rounds(name, local_steps_of(run), grid.local_steps, grid.accumulate)
         hook = run.facts.hook if subject.step.sent_share < 1 or named_in(run.facts.hook) else None
         how = hook or (run.facts.wire and f"{run.facts.wire} on the wire")
         if how and any(compressor.ratio > 1 for compressor in grid.compressors):
@@ -449,6 +447,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     if subject.step.is_estimated:
         yield EstimatedFromSeveral(run=name)
     replayed_ns, usual_s = subject.step.measured_ns, usual_step_s(run)
+    usual_s = usual_s if local_steps_of(run) == 1 else None  # another note tells of rounds
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
     is_modelled = run.provenance.basis == "modelled"  # with one pass in a step

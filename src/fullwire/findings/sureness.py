@@ -249,16 +249,39 @@ def about_kernels(run: Run, account: Account) -> Iterator[Finding]:
 
 
 class AddsUpInRounds(Finding):
-    """Workers take several steps of their own between two sums, and a prediction takes none."""
+    """Workers take several steps of their own between two sums, and so do predictions."""
 
     is_assumption = True
     template = (
-        "{run}: its workers add up in one of {every} steps. A prediction takes them to add up in "
-        "every step, unless you give --local-steps {every}, and --fragments if the script has them."
+        "{run}: its workers add up in one of {every} steps, and so they do here. Times are the "
+        "mean over these steps. --local-steps 1 predicts a sum in every step."
     )
 
     run: str
     every: int
+
+
+class AddedUpInRounds(Finding):
+    """Workers took several steps of their own between two sums, and predictions do not."""
+
+    is_assumption = True
+    template = (
+        "{run}: its workers add up in one of {every} steps, and no prediction here does. "
+        "--local-steps {every} predicts that."
+    )
+
+    run: str
+    every: int
+
+
+def about_rounds(
+    run: str, every: int, local_steps: Sequence[int], accumulate: Sequence[int]
+) -> Iterator[Finding]:
+    """Say whether predictions add up once in so many steps, as the run did, or more often."""
+    if every > 1 and set(local_steps) == {every}:
+        yield AddsUpInRounds(run=run, every=every)
+    elif every > 1 and every not in {*local_steps, *accumulate}:
+        yield AddedUpInRounds(run=run, every=every)
 
 
 class StepCountsAsPass(Finding):

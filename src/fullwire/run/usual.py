@@ -152,6 +152,11 @@ def pauses(gaps_s: _Floats, step_s: float) -> Pauses | None:
     )
 
 
+def local_steps_of(run: Run) -> int:
+    """Return how many steps a worker takes of its own between two sums of the same parameters."""
+    return run.facts.local_steps or steps_of_a_round(run)
+
+
 def steps_of_a_round(run: Run) -> int:
     """Return how many steps pass from one with collectives to the next: 1 in most jobs.
 
@@ -164,3 +169,20 @@ def steps_of_a_round(run: Run) -> int:
         return 1
     usual = int(apart[len(apart) // 2])
     return usual if np.mean(apart == usual) >= _REGULAR_ROUNDS else 1
+
+
+def means_of_rounds(run: Run, numbers: Whole, length_ns: _Floats) -> _Floats:
+    """Return the mean step of each whole round; the lengths as they are if steps make no rounds.
+
+    One step in a round sums for all of it, so single steps are no measure of such a job. A round
+    is told by its first step, which has the sum that ended the round before.
+    """
+    every = steps_of_a_round(run)
+    if every == 1:
+        return length_ns
+    sums = np.unique(run.collectives.step[run.collectives.step >= 0])
+    begins = sums[:-1][np.diff(sums) == every]
+    rows = np.searchsorted(numbers, begins)[:, None] + np.arange(every)
+    rows, begins = rows[rows[:, -1] < len(numbers)], begins[rows[:, -1] < len(numbers)]
+    rows = rows[(numbers[rows] == begins[:, None] + np.arange(every)).all(axis=1)]
+    return length_ns[rows].mean(axis=1) if len(rows) else length_ns

@@ -168,7 +168,7 @@ class Messages:
         are no buckets are in every step, unless they sum gradients.
         """
         overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
-        parts = self.subject.fragments if local_steps > 1 else 1
+        parts = min(self.subject.fragments, local_steps)
         if parts > 1:
             step_s = self.subject.step.step_ns * 1e-9 * accumulate
             overhead_s = parts * np.maximum(exposed.busy_s / parts - step_s, 0.0)

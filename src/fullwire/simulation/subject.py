@@ -14,6 +14,7 @@ from fullwire.run.placement import (
     placement_of,
 )
 from fullwire.run.run import Run
+from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
 from fullwire.simulation.grid import Grid, Subject
@@ -42,6 +43,7 @@ def plain_subject(name: str, run: Run, unknown: Placement = UNKNOWN_PLACEMENT) -
         recorded=as_recorded(run),
         placement=placement_of(run) or unknown,
         is_of_lab=has_links_in_a_machine(run),
+        fragments=run.facts.fragments or 1,
     )
 
 
@@ -62,6 +64,7 @@ def as_recorded(run: Run) -> Grid | None:
         latency_s=(latency_s,),
         algorithms=(algorithm,),
         cluster=where,
+        local_steps=(local_steps_of(run),),
     )
 
 

@@ -216,7 +216,9 @@ def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
     @functools.wraps(ask)
     def next_index(self: Any) -> Any:
         index = ask(self)
-        asked.setdefault(self, deque(maxlen=_MOST_ASKED)).append(_samples_of(self, index))
+        is_batch = isinstance(index, list) or (self._auto_collation and hasattr(index, "__len__"))
+        samples = len(index) if is_batch else 0  # nothing tells them
+        asked.setdefault(self, deque(maxlen=_MOST_ASKED)).append(samples)
         return index
 
     @functools.wraps(reset)
@@ -241,12 +243,6 @@ def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
         return result
 
     iterator.__next__, iterator._next_index, iterator._reset = timed, next_index, begins_again
-
-
-def _samples_of(iterator: Any, index: Any) -> int:
-    """Return the samples of what a loader asks its data set for; 0 where nothing tells."""
-    is_batch = isinstance(index, list) or (iterator._auto_collation and hasattr(index, "__len__"))
-    return len(index) if is_batch else 0
 
 
 def _watch_evaluation(journal: Journal) -> None:
