@@ -203,3 +203,22 @@ def test_metrics_of_a_job_that_was_started_again_go_on_from_those_before(tmp_pat
     assert curve.repeated == 2
     assert (np.diff(curve.times_ns) > 0).all()
     assert len(logged(run, "stepless")) == 6  # where the second attempt went on, nobody tells
+
+
+def test_an_elastic_job_tells_its_batch_and_how_rarely_it_adds_up(tmp_path: Path) -> None:
+    job = (
+        "import torch, fullwire\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "job = fullwire.elastic(model, optimizer, sync_every=4, fragments=2)\n"
+        "data = torch.utils.data.TensorDataset(torch.randn(96, 4))\n"
+        "for (inputs,) in job.batches(data, batch_size=8):\n"
+        "    with job.step():\n"
+        "        loss = job.model(inputs).square().mean()\n"
+        "        optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+    )
+    command = [sys.executable, "-m", "fullwire", "record", "-o", str(tmp_path / "job.run")]
+    whole = [*command, "--", sys.executable, UNCOMPILED, "-c", job]
+    subprocess.run(whole, capture_output=True, timeout=120, check=True)
+    facts = read_run(tmp_path / "job.run").facts
+    assert (facts.local_steps, facts.fragments, facts.step_samples) == (4, 2, 8)

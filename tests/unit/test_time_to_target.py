@@ -20,6 +20,7 @@ from fullwire.answers import samples_to_goal
 from fullwire.answers.compare import noise_of, paces_s
 from fullwire.answers.time_to_target import read_price
 from fullwire.answers.until import until
+from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
@@ -29,7 +30,9 @@ from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
-from fullwire.run.run import Metrics, Noise, Run, Spans
+from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
+from fullwire.run.usual import means_of_rounds
+from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
@@ -926,3 +929,85 @@ def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     busy = (whole - alone) * 30
     assert parts - alone == pytest.approx(8 * max(busy / 8 - alone, 0) / 30)
     assert parts < whole
+
+
+def in_rounds(job: Run, every: int, curve: Metrics) -> Run:
+    """Make a job whose workers add up once in so many steps: the others send nothing."""
+    sums = job.collectives
+    return dataclasses.replace(job, collectives=sums.rows(sums.step % every == 0), metrics=curve)
+
+
+def test_a_job_in_rounds_is_predicted_with_its_own_rounds() -> None:
+    """It was predicted with a sum in every step, and held against its steps without one."""
+    rounds = in_rounds(a_job(32), 3, falling(145))
+    recorded = fw.whatif(rounds, transport="measured")
+    assert recorded["local_steps"].tolist() == [3]
+    measured_ns = typical_step(rounds).measured_ns
+    assert measured_ns is not None
+    assert recorded["step_s"] == pytest.approx(measured_ns * 1e-9)
+    assert any("and so they do here" in each for each in recorded.warnings)
+    told = dataclasses.replace(rounds, facts=rounds.facts | Facts(local_steps=6, fragments=2))
+    assert fw.whatif(told)["local_steps"].tolist() == [6]
+    both = fw.whatif(rounds, transport="measured", local_steps=[1, 3])
+    assert both["step_s"][0] > both["step_s"][1] == recorded["step_s"][0]
+
+
+def test_the_step_of_a_job_in_rounds_is_the_mean_of_a_round() -> None:
+    rounds = in_rounds(a_job(32), 3, Metrics.empty())
+    numbers = np.arange(12)
+    lengths = np.where(numbers % 3 == 0, 30.0, 3.0)
+    assert means_of_rounds(rounds, numbers, lengths).tolist() == [12.0] * 4
+    assert means_of_rounds(a_job(32), numbers, lengths).tolist() == lengths.tolist()
+
+
+def test_ranks_between_two_sums_wait_for_no_other() -> None:
+    """Their clocks drift apart within a round, which was counted as waiting in each step."""
+    rounds = in_rounds(a_job(32), 3, Metrics.empty())
+
+    def later(table: Any, *columns: str) -> Any:
+        late_ns = np.where(table.rank == 1, 10**9 * (table.step % 3 > 0), 0)
+        moved = {column: getattr(table, column) + late_ns for column in columns}
+        return dataclasses.replace(table, **moved)
+
+    apart = dataclasses.replace(
+        rounds,
+        spans=later(rounds.spans, "start_ns", "end_ns"),
+        gradients=later(rounds.gradients, "ready_ns"),
+    )
+    assert typical_step(apart).waiting_ns == typical_step(rounds).waiting_ns
+
+
+def test_the_curve_of_a_job_in_rounds_holds_the_loss_of_its_rounds_already() -> None:
+    rounds = in_rounds(a_job(32), 3, falling(145))
+    asked: dict[str, Any] = {"target": GOAL, "critical_batch": CRITICAL, "workers": 2}
+    own = fw.whatif(rounds, **asked)
+    assert own.to_target is not None
+    assert own.to_target.steps == pytest.approx(145, rel=0.05)
+    assert not any("end at a higher loss" in each for each in own.warnings)
+    table = fw.whatif(rounds, local_steps=[1, 3, 300], **asked)
+    assert table.to_target is not None
+    each_step, as_recorded, rarely = table.to_target.steps.tolist()
+    assert as_recorded == pytest.approx(own.to_target.steps[0])
+    assert each_step <= as_recorded
+    assert not rarely <= as_recorded
+    assert any("end at a higher loss" in each for each in table.warnings)
+
+
+def test_curves_of_jobs_that_add_up_in_other_ways_are_refused() -> None:
+    rounds = in_rounds(a_job(32), 3, falling(145))
+    with pytest.raises(UsageError, match=r"got some in every step and once in 3 steps \(2 work"):
+        fw.whatif(rounds, curve=a_job(128), target=GOAL)
+    unknown = dataclasses.replace(a_job(128), collectives=Collectives.empty())
+    assert fw.whatif(rounds, curve=unknown, target=GOAL).to_target is not None
+
+
+def test_a_comparison_predicts_how_rarely_the_second_job_adds_up() -> None:
+    every_step, rounds = a_job(32), in_rounds(a_job(32), 3, Metrics.empty())
+    for before, after, told in (
+        (every_step, rounds, "a sum in one of 3 steps"),
+        (rounds, every_step, "a sum in every step"),
+    ):
+        found = verify(before, after)
+        assert found is not None
+        assert [sentence(change) for change in found.made] == [told]
+    assert verify(every_step, every_step) is None

@@ -284,8 +284,8 @@ def whatif(
       devices. `bandwidth` and `latency` are those of its NICs, and its uplinks follow. Ranks are
       `"packed"` node by node, or `"scattered"` over its leaves.
     - `accumulate`: the number of passes whose gradients are added up before they are sent.
-    - `local_steps`: the number of steps after which parameters are averaged. Times of both are
-      those of one pass.
+    - `local_steps`: the number of steps after which parameters are averaged, as recorded if you
+      leave it out. Times of both are those of one pass.
     - `jitter`: the scatter of ranks. All of them wait for the slowest.
     - `batch`: the batch of a worker, for built-in workloads.
     - `target`: a scaling factor to be reached, or a metric with its value, `"loss<=0.3"`. With a

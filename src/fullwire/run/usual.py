@@ -174,15 +174,15 @@ def steps_of_a_round(run: Run) -> int:
 def means_of_rounds(run: Run, numbers: Whole, length_ns: _Floats) -> _Floats:
     """Return the mean step of each whole round; the lengths as they are if steps make no rounds.
 
-    One step in a round sums for all of it, so single steps are no measure of such a job. A round
-    is told by its first step, which has the sum that ended the round before.
+    A round has the steps after which all parameters were summed once, at once or part by part.
+
+    One step in a round sums for all of it, so single steps are no measure of such a job. The first
+    round begins with the first sum.
     """
-    every = steps_of_a_round(run)
-    if every == 1:
+    every = local_steps_of(run)
+    sums = run.collectives.step[run.collectives.step >= 0]
+    if every == 1 or not len(sums):
         return length_ns
-    sums = np.unique(run.collectives.step[run.collectives.step >= 0])
-    begins = sums[:-1][np.diff(sums) == every]
-    rows = np.searchsorted(numbers, begins)[:, None] + np.arange(every)
-    rows, begins = rows[rows[:, -1] < len(numbers)], begins[rows[:, -1] < len(numbers)]
-    rows = rows[(numbers[rows] == begins[:, None] + np.arange(every)).all(axis=1)]
-    return length_ns[rows].mean(axis=1) if len(rows) else length_ns
+    kept = length_ns[numbers >= sums.min()]
+    rounds = kept[: len(kept) // every * every].reshape(-1, every)
+    return np.asarray(rounds.mean(axis=1)) if len(rounds) else length_ns

@@ -33,7 +33,7 @@ from fullwire.run.intervals import covered_ns
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
-from fullwire.run.usual import means_of_rounds, steps_of_a_round, usual_steps
+from fullwire.run.usual import local_steps_of, means_of_rounds, usual_steps
 from fullwire.simulation.groups import Others, members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
@@ -132,7 +132,7 @@ def typical_step(run: Run) -> Step:
     sent = _communication(run, table, own_workers)
     others = sent.others
     tail_ns = table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns)
-    in_rounds = steps_of_a_round(run) > 1
+    in_rounds = local_steps_of(run) > 1
     if in_rounds:  # between two sums, no rank waits for another
         table = table.side_by_side()
     origin_ns = table.start_ns.mean(axis=0)
