@@ -105,6 +105,8 @@ MEANINGS: Mapping[str, str] = {
     "baseline_is_estimated": "Whether baseline_step_s comes from this run, without another one.",
     "baseline_interval.low_s": "The lower end of its 95 % interval.",
     "baseline_interval.high_s": "The upper end of its 95 % interval.",
+    "explain.passes": "Passes whose gradients a step adds up; null where the run does not tell.",
+    "pass_samples": "Samples of one worker in one pass; null where the run does not tell.",
     "compute_inflation_s": "How much longer ranks compute than one worker alone.",
     "ranks.rank": "The number of the rank.",
     "span_s": "The rank's time from its first event to its last.",
@@ -166,6 +168,7 @@ MEANINGS: Mapping[str, str] = {
     "protocol": "The protocol of the library, where a fit tells it.",
     "times_s.*": "With --algorithm auto, the time of each algorithm that was tried.",
     "left_out": "Why an algorithm could not be timed.",
+    "in_use": "The algorithm that the library of a fitted cluster takes, by its tables.",
     "library_ways": "Algorithms that were also timed as libraries take them on such links.",
     "ranges.algorithm": "The quickest algorithm by the formulas, from one size to another.",
     "ranges.from_bytes": "The smallest size for which it is the quickest.",
@@ -202,7 +205,8 @@ MEANINGS: Mapping[str, str] = {
     "tokens_per_s_per_device": "Tokens in a second, for each device.",
     "model_flops_utilization": (
         "The operations of the model over the peak of the devices in a step, without "
-        "recomputation: 6 x active parameters x tokens, plus attention with a causal mask."
+        "recomputation: 6 x active parameters x tokens, plus attention with a causal mask. Layers "
+        "that predict further tokens count too, each with a head of its own."
     ),
     "params_bytes": "Parameters on the fullest device.",
     "gradients_bytes": "Gradients on the fullest device.",
@@ -211,8 +215,10 @@ MEANINGS: Mapping[str, str] = {
     "buffers_bytes": "Buffers of communication on the fullest device.",
     "peak_allocated_bytes": "The most that is allocated at once.",
     "peak_reserved_bytes": "The most that the allocator takes for it.",
-    "plans.compute_s": "Computing of a step.",
-    "bubble_s": "Waiting for other stages of the pipeline.",
+    "plans.compute_s": "Computing of a step, a mean over the stages as all parts of it.",
+    "bubble_s": "Waiting for other stages of the pipeline, as for the slowest one.",
+    "slowest_computing": "Computing of the slowest stage, as times of the mean stage's.",
+    "slowest_sending": "Communication of the slowest stage's layers, as times of the mean stage's.",
     "exposed.tp_s": "Communication of tensor parallelism that no computing hides.",
     "exposed.pp_s": "Transfers between stages that no computing hides.",
     "exposed.dp_s": "Sums of gradients that no computing hides.",

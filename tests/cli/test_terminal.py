@@ -209,7 +209,7 @@ CODE = [
 def filled_lines(kind: type[Fix], framework: str) -> str:
     class Filled:
         lines, cap_mib, codec = kind.lines, 25, "powersgd:rank=2"
-        every, times = 4, 2
+        every, times, passes = 4, 2, 4
 
     return lines_to_paste(Filled(), framework)
 

@@ -19,7 +19,7 @@ import pytest
 
 from fullwire.answers.explain import explain
 from fullwire.errors import UsageError
-from fullwire.findings.notes import CheckpointsTook, EvaluationsTook
+from fullwire.findings.between import CheckpointsTook, EvaluationsTook
 from fullwire.importers import read
 from fullwire.recorder.inside import after_import
 from fullwire.recorder.inside.journal import (

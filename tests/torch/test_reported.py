@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fullwire.answers.samples_to_goal import global_batch
 from fullwire.convergence.curves import curve_of
 from fullwire.recorder.inside.journal import ENDED, Note
 from fullwire.recorder.journals import read_journals
@@ -21,10 +22,10 @@ pytestmark = needs_torch
 PATTERN = "step (?P<step>[0-9]+) loss: ([0-9.]+)"
 
 
-def recorded(place: Path, way: str, *options: str) -> tuple[Run, str]:
+def recorded(place: Path, way: str, *options: str, job: str = "noisy.py") -> tuple[Run, str]:
     command = [sys.executable, "-m", "fullwire", "record", "-o", str(place / "job.run"), *options]
     done = subprocess.run(
-        [*command, "--", *together(2, "noisy.py", way)],
+        [*command, "--", *together(2, job, way)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -32,6 +33,29 @@ def recorded(place: Path, way: str, *options: str) -> tuple[Run, str]:
     )
     assert done.returncode == 0, done.stderr
     return read_run(place / "job.run"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("way", "of_pass", "of_step"),
+    [
+        ("passes", 8, 64),
+        ("cut", 8, 64),
+        ("uneven", 11, 64),
+        ("ahead", 32, 64),
+        ("split", 32, 64),
+        ("sent", 32, 64),
+        ("kept", None, None),
+        ("made", None, None),
+    ],
+)
+def test_the_samples_of_a_step_are_those_that_all_ranks_took_from_their_loaders(
+    tmp_path: Path, way: str, of_pass: int | None, of_step: int | None
+) -> None:
+    """Neither the passes of a step nor the loader's own batch size tell them."""
+    run, _ = recorded(tmp_path, way, job="loaders.py")
+    assert (run.facts.pass_samples, run.facts.step_samples) == (of_pass, of_step)
+    if of_step is not None:
+        assert global_batch("job.run", run) == of_step
 
 
 def logged(run: Run, name: str) -> dict[int, float]:
@@ -179,3 +203,22 @@ def test_metrics_of_a_job_that_was_started_again_go_on_from_those_before(tmp_pat
     assert curve.repeated == 2
     assert (np.diff(curve.times_ns) > 0).all()
     assert len(logged(run, "stepless")) == 6  # where the second attempt went on, nobody tells
+
+
+def test_an_elastic_job_tells_its_batch_and_how_rarely_it_adds_up(tmp_path: Path) -> None:
+    job = (
+        "import torch, fullwire\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "job = fullwire.elastic(model, optimizer, sync_every=4, fragments=2)\n"
+        "data = torch.utils.data.TensorDataset(torch.randn(96, 4))\n"
+        "for (inputs,) in job.batches(data, batch_size=8):\n"
+        "    with job.step():\n"
+        "        loss = job.model(inputs).square().mean()\n"
+        "        optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+    )
+    command = [sys.executable, "-m", "fullwire", "record", "-o", str(tmp_path / "job.run")]
+    whole = [*command, "--", sys.executable, UNCOMPILED, "-c", job]
+    subprocess.run(whole, capture_output=True, timeout=120, check=True)
+    facts = read_run(tmp_path / "job.run").facts
+    assert (facts.local_steps, facts.fragments, facts.step_samples) == (4, 2, 8)

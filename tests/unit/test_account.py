@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.errors import DamagedInput, FullwireError
-from fullwire.findings.notes import between_steps
-from fullwire.run.run import Collectives, Run
+from fullwire.findings.between import between_steps, outside_of_steps
+from fullwire.run.run import Collectives, Run, Spans
 from fullwire.run.usual import kept_steps, pauses, usual_steps
 from fullwire.timeline.account import Part, account
 from fullwire.timeline.summary import summarised
 from fullwire.words import sentence
+from tests.builders import steps_run
 from tests.jobs_by_hand import MS, Rank, a_job
 from tests.strategies import cases, runs
 
@@ -395,3 +396,37 @@ def test_a_pause_is_counted_where_a_recording_is_read_in_parts() -> None:
     assert found == summarised([job])
     assert found.pauses is not None
     assert (found.pauses.count, round(found.pauses.total_s, 6)) == (1, 0.4)
+
+
+def test_the_summary_tells_the_passes_of_a_step_and_the_steps_that_it_leaves_out() -> None:
+    usual = [60.0, 61.0, 62.0, 60.5, 61.5, 60.0]
+    found = summarised([steps_run([200.0, *usual])])
+    assert (found.steps, found.left_out, found.passes) == (7, 1, None)
+    passes = [("compute", "earlier backward", 0.0, 20.0), ("compute", "backward", 20.0, 50.0)]
+    job = a_job(Rank(60, passes), Rank(60, passes))
+    assert summarised([job]).passes == 2
+
+
+def test_batches_between_the_same_two_steps_are_one_evaluation() -> None:
+    """Lightning's passes of validation are computing without a mode around them."""
+    job = a_job(Rank(60, [BACKWARD]), steps=4)
+    late = np.where(job.spans.step >= 2, 40 * MS, 0)
+    later = np.where(job.spans.step >= 3, 40 * MS, 0) + late
+    spans = dataclasses.replace(
+        job.spans, start_ns=job.spans.start_ns + later, end_ns=job.spans.end_ns + later
+    )
+    batches = np.array([122, 130, 145, 222, 235]) * MS
+    count = len(batches)
+    evaluated = Spans(
+        rank=np.zeros(count, np.int64),
+        step=np.full(count, -1),
+        lane=np.full(count, "compute", object),
+        name=np.full(count, "evaluation", object),
+        start_ns=batches,
+        end_ns=batches + 5 * MS,
+    )
+    told = [sentence(note) for note in outside_of_steps(Spans.joined([spans, evaluated]), 0.06)]
+    assert told[0] == (
+        "2 evaluations took 46 ms of the 320 ms from the first step to the last, in no step's "
+        "account."
+    )

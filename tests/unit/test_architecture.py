@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,16 @@ def test_a_window_limits_the_keys_that_a_query_sees() -> None:
 def test_further_predictions_cost_operations_and_are_no_parameters_of_the_model() -> None:
     model = architecture("deepseek-v3")
     assert 11e9 < model.mtp_parameters < 12e9  # published as 14B with embedding and head
+    assert model.active_parameters == replace(model, mtp_layers=0).active_parameters
+
+
+@pytest.mark.parametrize("mtp_layers", [0, 1, 2])
+def test_published_operations_are_three_times_forward_with_further_predictions(
+    mtp_layers: int,
+) -> None:
+    model = replace(architecture("deepseek-v3"), mtp_layers=mtp_layers)
+    lookup = 6 * model.vocab * model.hidden  # a utilization counts the embedding
+    assert model.model_flops(4096) == pytest.approx(3 * model.flops(4096) + lookup, rel=1e-4)
 
 
 LLAMA: dict[str, Any] = {

@@ -14,6 +14,7 @@ import fullwire as fw
 from fullwire.answers.explain import break_even
 from fullwire.answers.verification import verify
 from fullwire.clusters import cluster
+from fullwire.collectives.closed_form import host_load
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.fixes.straggler import Straggler
@@ -938,3 +939,47 @@ def test_a_bucket_that_left_late_in_one_step_is_no_other_collective_of_the_usual
     odd = typical_step(dataclasses.replace(run, collectives=moved))
     assert (odd.others.op, odd.others.exposed_ns) == ((), 0)
     assert odd.step_ns == pytest.approx(typical_step(run).step_ns, rel=0.01)
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    """A ring crosses it once each way, an all-to-all for each rank, and one host has none."""
+    ring = [host_load("allreduce", "ring", workers, 2) for workers in (4, 8, 100)]
+    assert ring == [1, 1, 1]
+    # Each of two ranks sends to the two of six, of eight, that are elsewhere.
+    assert host_load("alltoall", "ring", 4, 2) == pytest.approx(2 * 2 / 3)
+    assert host_load("alltoall", "ring", 8, 2) == pytest.approx(2 * 6 / 7)
+    # Each rank exchanges halves with one of the other host, and quarters with its neighbour.
+    assert host_load("allreduce", "halving-doubling", 4, 2) == pytest.approx(4 / 3)
+    hosts: dict[str, FactValue] = {"machines": 2, "hosts": "a,b", "processors": 2}
+    run = a_trained_job(a_transport(), facts={**computing(0.01), **hosts})
+    lab: dict[str, FactValue] = {**hosts, "machines": 1}
+    of_lab = a_trained_job(a_transport(), facts={**computing(0.01), **lab})
+    asked: dict[str, Any] = {"workers": [2, 4], "bandwidth": "1Gbps", "ranks_per_host": 2}
+    apart, found = fw.whatif(run, **{**asked, "ranks_per_host": 1}), fw.whatif(run, **asked)
+    assert found["step_s"][1] == pytest.approx(apart["step_s"][1])
+    assert found["communication_s"][0] == 0 < apart["communication_s"][0]
+    assert found["network_utilization"][0] == 0
+    assert fw.whatif(of_lab, **asked)["communication_s"][0] > 0  # its hosts had links between them
+    said = " ".join(found.warnings)
+    assert "Up to 2 workers fit on one host. Their sums use no link" in said
+    assert "has a link of its own" not in said
+    assert "a link for each" in " ".join(fw.whatif(of_lab, **asked).warnings)
+    packed, packed_apart = (
+        fw.whatif(
+            run,
+            workers=4,
+            bandwidth="100Mbps",
+            codec="4,20GB/s,20GB/s,exchange",
+            ranks_per_host=ranks,
+        )
+        for ranks in (2, 1)
+    )
+    assert packed["communication_s"][0] > 1.1 * packed_apart["communication_s"][0]
+
+
+def test_ranks_of_one_host_without_a_link_are_refused_by_their_name() -> None:
+    alone = a_trained_job(a_transport(), facts={"machines": 1, "hosts": "a,a", "processors": 2})
+    with pytest.raises(
+        UsageError, match=r"has its ranks on one host\. Give a run on several hosts"
+    ):
+        fw.whatif(alone, workers=4, bandwidth="1Gbps", ranks_per_host="1,2,4")

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,10 @@ from fullwire.clusters.measured import Measured, Protocol
 from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
-from fullwire.findings.collective import collective_findings
+from fullwire.collectives.playing import TunedTime
+from fullwire.findings.collective import collective_findings, tuning_findings
 from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
-from fullwire.words import sentences
+from fullwire.words import sentence, sentences
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
 SIZES = [2**power for power in range(10, 33)]
@@ -247,6 +249,34 @@ def test_several_servers_on_a_fitted_machine_are_played_and_not_looked_up(tmp_pa
     path = written(tmp_path / "fitted.toml", as_toml(a_machine(2)))
     said = fw.collective("allreduce", bytes="1MiB", cluster=path, algorithm="auto", servers=2)
     assert said.level != "tables"
+
+
+@pytest.mark.parametrize("op", ["allreduce", "alltoall"])
+def test_auto_on_a_fitted_machine_plays_what_its_library_lacks(op: str) -> None:
+    asked: dict[str, Any] = {"bytes": "64MiB", "cluster": a_machine(8)}
+    plain = fw.collective(op, **asked)
+    tuned = fw.collective(op, algorithm="auto", **asked)
+    assert isinstance(tuned, TunedTime)
+    assert tuned.in_use == plain.algorithm
+    assert tuned.times_s[plain.algorithm] == pytest.approx(plain.time_s)
+    played = set(tuned.times_s) - set(tuned.library_ways)
+    assert "hierarchical" in played
+    assert tuned.time_s == min(tuned.times_s.values())
+    said = [sentence(finding) for finding in tuning_findings(tuned)]
+    assert any(f"Without --algorithm, its library takes {plain.algorithm}." in one for one in said)
+    for row in tuned.tuning.table:
+        if row.bytes == 2**26:
+            assert row.times_s[plain.algorithm] == pytest.approx(plain.time_s)
+
+
+def test_auto_leaves_out_switches_that_a_fitted_machine_does_not_use() -> None:
+    machine = a_machine(8)
+    assert machine.measured is not None
+    without = replace(machine, measured=replace(machine.measured, switch_share=0.0))
+    tuned = fw.collective("allreduce", bytes="64MiB", cluster=without, algorithm="auto")
+    assert isinstance(tuned, TunedTime)
+    assert "nvls-tree" not in tuned.times_s
+    assert "does not use it" in tuned.left_out["nvls-tree"]
 
 
 def test_the_busiest_link_of_a_tree_of_two_nodes_carries_both_its_directions() -> None:

@@ -440,7 +440,7 @@ def test_what_runs_and_waits_in_the_sums_of_a_probe_step_is_not_computing() -> N
         children=delays[:0],
         before_forward=delays[:0],
         delays=delays,
-        noise=(),
+        reported={},
         steps=steps,
         is_probe=np.array([False, False, True, False, True, False]),
         in_sums_ns=np.array([[0, 0], [0, 0], [12, 18], [0, 0], [14, 22], [0, 0]]) * ms,

@@ -20,6 +20,9 @@ from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
+from fullwire.simulation.forecast import forecaster
+from fullwire.simulation.sweep import with_residue
+from fullwire.simulation.transport import FullTransport
 from fullwire.timeline.summary import summarised
 from fullwire.words import sentence
 from tests.builders import a_run
@@ -28,6 +31,7 @@ from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_trained_job
 
 PER_MS = 125_000  # bytes at the line rate of these jobs, 1 Gbps
 BACKWARD = ("compute", "backward", 0.0, 50.0)
+OLD = Path(__file__).parents[1] / "data" / "format-1"
 
 
 def computing(until: float) -> tuple[str, str, float, float]:
@@ -695,3 +699,75 @@ def test_links_that_are_as_good_as_full_are_not_said_to_scale_worse() -> None:
     said = sentence(worse.scaling)
     assert "With full links" not in said
     assert "Full links would not raise it." in said
+
+
+def test_json_tells_the_passes_of_a_step_and_their_samples(cli: Cli, tmp_path: Path) -> None:
+    passes = [("compute", "earlier backward", 0.0, 20.0), ("compute", "backward", 20.0, 50.0)]
+    rank = Rank(60, passes, [(PER_MS, 50, 60)])
+    job = a_job(rank, rank, facts={**GIGABIT, "pass_samples": 8})
+    place = fw.write(job, tmp_path / "job.run")
+    shown = json.loads(cli("explain", place, "--json").stdout)
+    assert (shown["passes"], shown["pass_samples"]) == (2, 8)
+    assert "A step adds up the gradients of 2 passes." in cli("show", place).stdout
+
+
+@pytest.mark.parametrize("name", ["lab-gloo", "lab-late", "emulated-gloo"])
+def test_explain_and_whatif_give_the_same_full_utilization(name: str) -> None:
+    run = fw.read(OLD / f"{name}.run")
+    full, table = fw.explain(run).full, fw.whatif(run, transport="full")
+    assert full is not None
+    assert full.step_s == pytest.approx(float(table["step_s"][0]))
+    assert full.scaling_factor == pytest.approx(float(table["scaling_factor"][0]), rel=1e-4)
+    assert (full.low_s, full.high_s) == pytest.approx([float(end[0]) for end in table.interval_s])
+
+
+def test_a_full_line_is_no_slower_than_the_one_that_was_measured() -> None:
+    """T1 is estimated too long, by less than its error, and so is the replay of the step."""
+    found = forecaster(fw.read(OLD / "lab-overlap.run"))
+    assert found is not None
+    full_s = found.as_modelled().ask(transports=(FullTransport(),)).step_s
+    step = dataclasses.replace(
+        found.subject.step, measured_ns=round(0.95 * full_s * 1e9), alone_off=(0.4, 0.1)
+    )
+    subject = with_residue(dataclasses.replace(found.subject, step=step), found.grid.transports[0])
+    shorter = dataclasses.replace(found, subject=subject)
+    now, full = shorter.ask(), shorter.ask(transports=(FullTransport(),))
+    assert now.step_s == pytest.approx(0.95 * full_s)
+    assert full.step_s <= now.step_s
+
+
+def test_beside_a_baseline_computing_that_takes_longer_is_contention_where_ranks_share() -> None:
+    one = a_job(Rank(30, [computing(30)]))
+    apart = Rank(60, [BACKWARD], [(PER_MS, 50, 60)])  # its sum is not beside computing
+    beside = Rank(60, [BACKWARD], [(PER_MS, 40, 60)])
+    shared: dict[str, FactValue] = {**GIGABIT, "backend": "gloo", "machines": 1, "processors": 2}
+    devices: dict[str, FactValue] = {**GIGABIT, "backend": "nccl"}
+    for rank, facts, contention_s in (
+        (apart, shared, 0.020),
+        (beside, devices, 0.010),
+        (apart, devices, 0.0),
+    ):
+        found = fw.explain(a_job(rank, rank, facts=facts), baseline=one)
+        assert found.account["contention"] == pytest.approx(contention_s)
+        assert found.account["compute"] == pytest.approx(0.050 - contention_s)
+        assert sum(found.account.values()) == pytest.approx(found.step_s)
+        assert found.baseline_step_s == pytest.approx(0.030)
+        assert found.compute_inflation_s == pytest.approx(0.020)
+    assert found.verdict.kind == "compute"
+    found = fw.explain(a_job(apart, apart, facts=shared), baseline=one)
+    assert found.verdict.kind == "contention"
+
+
+def test_one_rank_of_several_does_not_say_that_the_job_scales_as_surely_as_all() -> None:
+    rank = Rank(54, [BACKWARD], [(PER_MS, 10, 54)])
+    every = fw.explain(a_job(rank, rank, steps=12))
+    one = fw.explain(a_job(rank, workers=2, steps=12))
+    assert (every.verdict.kind, one.verdict.kind) == ("scales", "scales")
+    assert every.verdict.sentence.startswith("This job scales")
+    assert one.verdict.sentence.startswith("As far as 1 of 2 ranks can show, this job scales")
+    assert every.verdict.sureness is not None
+    assert sentence(every.verdict.sureness).startswith("Sure")
+    assert one.verdict.sureness is not None
+    assert (
+        "Less sure: 1 of 2 ranks cannot show the lateness and the contention of the others"
+    ) in sentence(one.verdict.sureness)

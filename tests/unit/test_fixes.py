@@ -12,13 +12,13 @@ import pytest
 import fullwire as fw
 from fullwire.fixes import Fix, fix_kinds
 from fullwire.fixes.fix import Seen, fix_kind
-from fullwire.run.facts import Facts
-from fullwire.run.run import Collectives, Events, Run, Spans
+from fullwire.run.facts import Facts, FactValue
+from fullwire.run.run import Collectives, Events, Gradients, Run, Spans
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence, setting
-from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
+from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_trained_job
 
 
 def fixes_of(run: Run) -> dict[str, Fix]:
@@ -423,3 +423,38 @@ def test_gradients_summed_by_hand_are_told_from_a_model_that_is_sharded() -> Non
     sharded = dataclasses.replace(by_hand.collectives, op=gathers)
     shown = fixes_of(dataclasses.replace(by_hand, collectives=sharded))
     assert not {"overlap", "synchronisation", "compression"} & set(shown)
+
+
+def test_a_job_that_sums_in_each_pass_is_told_to_sum_once_a_step() -> None:
+    """Two passes of 50 ms, and each ends in a sum of 20 ms that nothing hides."""
+    spans = [
+        ("compute", "earlier forward", 0.0, 20.0),
+        ("compute", "earlier backward", 20.0, 50.0),
+        ("compute", "forward", 70.0, 90.0),
+        ("compute", "backward", 90.0, 120.0),
+        ("compute", "optimizer", 140.0, 142.0),
+    ]
+    rank = Rank(145, spans, [(2_500_000, 50, 70), (2_500_000, 120, 140)])
+    facts: dict[str, FactValue] = {**GIGABIT, "buckets": "ddp:25MiB", "backend": "gloo"}
+    job = a_job(rank, rank, steps=12, facts=facts)
+    ranks, steps = (column.reshape(-1) for column in np.indices((2, 12)))
+    gradients = Gradients(
+        rank=ranks,
+        step=steps,
+        order=np.zeros(24, np.int64),
+        bytes=np.full(24, 2_500_000),
+        ready_ns=(steps * 145 + 120) * MS,
+    )
+    job = dataclasses.replace(job, gradients=gradients)
+    found = fw.explain(job)
+    told = [sentence(fix) for fix in found.fixes]
+    assert "one sum a step of 2 passes" in told
+    assert not any(words.startswith("one sum every") for words in told)
+    once = found.fixes[told.index("one sum a step of 2 passes")]
+    assert (once.risk, once.kind) == ("exact", "accumulation")
+    assert once.step_s == pytest.approx(0.125, rel=0.02)
+    assert "model.no_sync() in 1 of the 2 passes" in setting(once)
+    # Without a line rate the account alone tells it.
+    on_one_host = with_facts(job, hosts="a,a", line_rate_bps=None)
+    [once] = [fix for fix in fw.explain(on_one_host).fixes if fix.kind == "accumulation"]
+    assert once.step_s == pytest.approx(0.125, rel=0.02)

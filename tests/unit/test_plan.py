@@ -363,19 +363,39 @@ def test_the_step_of_a_plan_is_a_run(name: str, fixed: str) -> None:
     assert set(spans.rank.tolist()) == set(range(best.pp))
     assert spans.end_ns.max() == pytest.approx(best.step_s * 1e9, abs=2)
     computing = spans.lane == "compute"
-    on_last = computing & (spans.rank == best.pp - 1)
-    computed_s = (spans.end_ns - spans.start_ns)[on_last].sum() / 1e9
+    computed_s = (spans.end_ns - spans.start_ns)[computing].sum() / 1e9 / best.pp
     priced_s = best.compute_s + best.slowdown_s + best.optimizer_s
     assert computed_s == pytest.approx(priced_s, rel=5e-3)
+    on_last = computing & (spans.rank == best.pp - 1)
+    on_last_s = (spans.end_ns - spans.start_ns)[on_last].sum() / 1e9
+    beside_s = best.slowdown_s + best.optimizer_s
+    assert on_last_s - beside_s == pytest.approx(best.slowest_computing * best.compute_s, rel=5e-3)
     for rank in range(best.pp):  # a device computes one thing at a time
         rows = np.flatnonzero(computing & (spans.rank == rank))
         rows = rows[np.argsort(spans.start_ns[rows], kind="stable")]
         assert (spans.start_ns[rows][1:] >= spans.end_ns[rows][:-1] - 1).all()
-    tensor = collectives.group == f"tp of stage {best.pp - 1}"
-    sent_s = (collectives.end_ns - collectives.start_ns)[tensor].sum() / 1e9
+    tensor = np.char.startswith(collectives.group.astype(str), "tp of stage")
+    sent_s = (collectives.end_ns - collectives.start_ns)[tensor].sum() / 1e9 / best.pp
     assert sent_s == pytest.approx(best.exposed.tp_s, rel=5e-3, abs=1e-9)
     answer = fw.explain(run)
     assert answer.step_s == pytest.approx(best.step_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("fixed", ["pp=4,tp=8,vpp=1", "pp=8,tp=4,vpp=1", "pp=4,tp=8,vpp=10"])
+def test_explain_shows_the_parts_of_a_plan_that_plan_shows(fixed: str) -> None:
+    result = fw.plan("llama3-70b", **ASKED, fix=f"{fixed},microbatch=1,cp=1", top=1)
+    best, answer = result.best, fw.explain(result.run())
+    explained, sent = answer.account, best.exposed
+    # What the slowest stage computes beyond the others is the straggler's there.
+    computed_s = best.compute_s + best.slowdown_s + best.optimizer_s
+    slower_s = (best.slowest_computing - 1) * best.compute_s / (best.pp - 1)
+    assert slower_s > 0
+    assert explained["compute"] == pytest.approx(computed_s - slower_s, rel=5e-3)
+    near_s = 0.01 * best.step_s  # transfers between stages are played, and priced by a formula
+    sent_s = sent.tp_s + sent.pp_s + sent.dp_s
+    assert explained["line_rate"] + explained["transport"] == pytest.approx(sent_s, abs=near_s)
+    waited_s = explained["bubble"] + explained["straggler"] - slower_s
+    assert waited_s == pytest.approx(best.bubble_s, abs=near_s)
 
 
 def test_the_rows_of_a_step_hold_the_bytes_that_were_priced() -> None:

@@ -19,12 +19,12 @@ from fullwire.recorder.inside import metrics as inside
 from fullwire.recorder.inside.journal import Journal
 from fullwire.recorder.journals import read_journals
 from fullwire.recorder.printed import Pattern
-from fullwire.recorder.reported import Reported, read_printed
+from fullwire.recorder.reported import KINDS, Reported, read_printed
 from fullwire.recorder.steps import Steps
 from fullwire.report.contents import print_metrics
 from fullwire.run.run import Metrics
 
-NO_NOTES = np.empty((0, 3), np.int64)
+NO_NOTES = dict.fromkeys(KINDS, np.empty((0, 3), np.int64))
 
 
 def steps_of(*ends_ns: int) -> Steps:
@@ -37,7 +37,7 @@ def written(directory: Path, journal: Journal, steps: Steps) -> Metrics:
     journal.close()
     [read], _ = read_journals([directory])
     reported = Reported()
-    reported.add(read, steps, (NO_NOTES,) * 3, 0)
+    reported.add(read, steps, NO_NOTES, 0)
     return reported.metrics([directory])
 
 
@@ -241,15 +241,13 @@ def test_a_process_that_is_forked_off_knows_the_names_of_metrics(tmp_path: Path)
     journal = Journal(str(tmp_path))
     taken = inside.Metrics(journal)
     taken.take({"loss": 0.5}, 1)
-    journal.define(kind="samples", samples=8)
     journal.start_anew()  # as a child does
     taken.take({"loss": 0.25}, 2)
     journal.close()
     [read], _ = read_journals([tmp_path])
     reported = Reported()
-    reported.add(read, steps_of(), (NO_NOTES,) * 3, 0)
+    reported.add(read, steps_of(), NO_NOTES, 0)
     assert reported.metrics([tmp_path]).name.tolist() == ["loss"]
-    assert reported.pass_samples == 8
 
 
 def test_libraries_report_as_jobs_call_them(

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import fullwire as fw
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import Cluster, LeafSpine
-from fullwire.simulation.group_times import GroupTimes, as_seen
+from fullwire.clusters.cluster import Cluster, LeafSpine, Nics
+from fullwire.simulation.group_times import GroupTimes, Hops, as_seen
 from fullwire.simulation.habits import (
     DOUBTED,
     Calibration,
@@ -58,13 +59,16 @@ def test_a_published_run_is_met() -> None:
     assert priced(replace(GPT3, tp_overlap=False)).step_s[0] == pytest.approx(12.107, rel=0.1)
 
 
-OF_COMPUTE = ("attention_s", "moved_s", "experts_s", "heeded")
+OF_COMPUTE = ("attention_s", "moved_s", "experts_s")
+SHARES = ("heeded", "mean_compute", "mean_layers")
 
 
 def test_the_parts_add_up_to_the_step() -> None:
     result = priced(GPT3, replace(GPT3, tp=8, dp=8))
     parts = [
-        getattr(result, name) for name in Priced.__slots__ if name not in ("step_s", *OF_COMPUTE)
+        getattr(result, name)
+        for name in Priced.__slots__
+        if name not in ("step_s", *OF_COMPUTE, *SHARES)
     ]
     assert np.allclose(sum(parts), result.step_s)
     assert all((part >= 0).all() for part in parts)
@@ -167,9 +171,13 @@ HOP_BYTES = 1e9
 
 
 def hop_s(fabric: Cluster, stages: int, stride: int) -> float:
-    """Time a large transfer between pipeline stages."""
-    found = GroupTimes(fabric).hop_s(np.array([stages]), np.array([stride]), np.array([HOP_BYTES]))
-    return float(found[0])
+    """Time the slowest of large transfers between pipeline stages."""
+    return float(hops(fabric, stages, stride).slowest_s[0])
+
+
+def hops(fabric: Cluster, stages: int, stride: int) -> Hops:
+    """Time large transfers between pipeline stages."""
+    return GroupTimes(fabric).hops(np.array([stages]), np.array([stride]), np.array([HOP_BYTES]))
 
 
 def test_a_pipeline_over_several_nodes_is_as_slow_as_its_slowest_hop() -> None:
@@ -178,6 +186,37 @@ def test_a_pipeline_over_several_nodes_is_as_slow_as_its_slowest_hop() -> None:
     assert hop_s(fabric, 2, 4) < wire_s  # all of it in one node
     assert hop_s(fabric, 4, 4) == pytest.approx(hop_s(fabric, 2, 8))
     assert hop_s(fabric, 4, 4) > wire_s
+
+
+def test_values_that_fill_a_pipeline_pass_each_hop_in_its_own_time() -> None:
+    fabric = replace(cluster("dgx-h100", nodes=8), devices_per_node=4, nics=Nics(rate_bps=400e9))
+    inside_s, between_s = hop_s(fabric, 2, 1), hop_s(fabric, 2, 4)
+    assert between_s > 5 * inside_s
+    whole_s = float(hops(fabric, 8, 1).all_s[0])  # on two nodes: one hop of seven is between them
+    between_alone_s = hop_s(fabric, 8, 1)
+    assert whole_s == pytest.approx(6 * inside_s + between_alone_s)
+    # With two ranks a stage every other hop crosses. With four each one does.
+    one_s = hop_s(fabric, 8, 2)
+    assert float(hops(fabric, 8, 2).all_s[0]) == pytest.approx(4 * inside_s + 3 * one_s)
+    assert float(hops(fabric, 8, 4).all_s[0]) == pytest.approx(7 * between_s)
+    # Ranks 2, 5, 8 and 11 of one pipeline are on nodes 0, 1, 2 and 2.
+    assert float(hops(fabric, 4, 3).all_s[0]) == pytest.approx(hop_s(fabric, 4, 3) * 2 + inside_s)
+
+
+def test_values_that_fill_a_pipeline_cross_leaves_and_pods_as_often_as_these_end() -> None:
+    plain = LeafSpine(nodes_per_leaf=4)
+    fabric = replace(cluster("dgx-h100", nodes=32), network=plain)
+    usual_s = hop_s(fabric, 4, 8)
+    narrow = replace(fabric, network=replace(plain, oversubscription=64))
+    assert float(hops(narrow, 16, 8).all_s[0]) == pytest.approx(
+        12 * usual_s + 3 * hop_s(narrow, 16, 8)
+    )
+    core = replace(plain, leaves_per_pod=2, core_oversubscription=128)
+    pods = replace(fabric, network=core)
+    leaf_s = hop_s(pods, 8, 8)
+    assert float(hops(pods, 16, 8).all_s[0]) == pytest.approx(
+        12 * usual_s + 2 * leaf_s + hop_s(pods, 16, 8)
+    )
 
 
 def test_only_ranks_that_cross_share_the_nics_of_a_node() -> None:
@@ -210,6 +249,28 @@ def test_hops_through_the_spine_share_its_uplinks(by_rail: bool) -> None:
     assert slower(narrow, 128, 8) == pytest.approx(1)  # only one node of each leaf
     assert slower(core, 2, 512) == pytest.approx(4, rel=1e-3)
     assert slower(core, 4, 256) == pytest.approx(2, rel=1e-3)
+
+
+@pytest.mark.parametrize("by_rail", [True, False])
+def test_collectives_through_the_core_share_its_uplinks(by_rail: bool) -> None:
+    fabric, size_bytes = cluster("dgx-h100", nodes=64), 10**9
+    wide = LeafSpine(nodes_per_leaf=8, leaves_per_pod=4, by_rail=by_rail)
+    narrow = replace(wide, core_oversubscription=16)
+
+    def time_s(network: LeafSpine, op: str, ranks: int, stride: int) -> float:
+        groups = GroupTimes(replace(fabric, network=network))
+        return float(groups.collective_s(op, ranks, stride, np.array([size_bytes]))[0])
+
+    def slower(op: str, ranks: int, stride: int) -> float:
+        return time_s(narrow, op, ranks, stride) / time_s(wide, op, ranks, stride)
+
+    assert slower("allreduce", 2, 256) == pytest.approx(16, rel=0.01)  # each rank in its own pod
+    assert slower("allgather", 4, 128) == pytest.approx(8, rel=0.01)  # one of two leaves the pod
+    assert slower("allgather", 4, 64) == pytest.approx(1)  # all in one pod
+    assert slower("allgather", 512, 1) == pytest.approx(1)  # a ring leaves each pod once
+    assert slower("alltoall", 512, 1) > 7
+    whole = fw.collective("alltoall", bytes=size_bytes, cluster=replace(fabric, network=narrow))
+    assert time_s(narrow, "alltoall", 512, 1) == pytest.approx(whole.time_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("faster", [0.0025, 0.025, 0.25])

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,22 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers import samples_to_goal
+from fullwire.answers.compare import noise_of, paces_s
 from fullwire.answers.time_to_target import read_price
 from fullwire.answers.until import until
+from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import curve_of, reach, read_goal
 from fullwire.errors import UsageError
-from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns
+from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
-from fullwire.run.run import Metrics, Noise, Run, Spans
+from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
+from fullwire.run.usual import means_of_rounds
+from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.conftest import Cli
 from tests.trained_jobs import a_trained_job, a_transport
@@ -508,6 +513,21 @@ def test_large_critical_batches_are_written_out() -> None:
     assert "batch, 16,850 samples (9,000 to 2,500,000), a training" in sentence(told)
 
 
+def test_times_say_of_their_own_setting_whether_the_length_of_a_step_is_sure(
+    jobs: tuple[Run, Run],
+) -> None:
+    """A modelled step has an interval on a measured transport, and none on a full one."""
+    asked: dict[str, Any] = {"workers": [2, 4], "target": GOAL, "curve": list(jobs)}
+    asked |= {"bandwidth": "10Gbps", "calibrate": a_trained_job(a_transport(), workers=2)}
+    table = fw.whatif("resnet50@v100", transport=["full", "measured"], **asked)
+    assert table.to_target is not None
+    [unsure] = [each for each in table.to_target.notes if isinstance(each, StepLengthUnsure)]
+    assert unsure.count == 2
+    assert np.isnan(table.interval_s[0]).tolist() == [True, True, False, False]
+    all_sure = fw.whatif("resnet50@v100", transport="measured", **asked)
+    assert not any("how far" in each for each in all_sure.warnings)
+
+
 def test_prices_have_a_currency_or_none() -> None:
     for text in ("2.10 EUR/device-hour", "EUR2.10/device-hour", "2.10EUR/device-hour"):
         price = read_price(text)
@@ -595,6 +615,39 @@ def test_runs_are_named_as_they_were_given(cli: Cli, tmp_path: Path) -> None:
 def test_a_side_that_has_not_reached_a_goal_is_refused() -> None:
     with pytest.raises(UsageError, match="expected a run that reached"):
         until(a_job(32), a_job(32, metrics=falling(600, steps=300, scatter=0.01)), GOAL)
+
+
+def test_every_run_that_has_not_reached_a_goal_is_named_and_no_other(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """It is told how it ends; a comparison forecasts nothing, so that would be no reason."""
+    short = metrics([1, 2], [2.0, 1.5])
+    lost = metrics(np.arange(1, 41), np.where(np.arange(40) < 20, 1.0, np.nan))
+    tables = {"one": falling(100), "two": falling(104), "short": short, "lost": lost}
+    paths = {
+        name: str(fw.write(a_job(32, metrics=table), tmp_path / f"{name}.run"))
+        for name, table in tables.items()
+    }
+    refused = cli(
+        "compare", paths["one"], paths["short"], "--", paths["two"], paths["lost"], "--until", GOAL
+    )
+    assert refused.stderr.startswith(
+        f"fullwire: {paths['short']}: {GOAL} is not reached, and the run ends at 1.5; "
+        f"{paths['lost']}: {GOAL} is not reached, and the run has no number from step 21 on: "
+        "expected a run that reached it."
+    )
+
+
+def test_a_curve_without_steps_leaves_the_noise_to_the_other_side() -> None:
+    """An empty side was one recording less than none: its scatter was NaN, with a warning."""
+    steady = a_job(32)
+    bare = dataclasses.replace(steady, spans=Spans.empty())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = until(steady, bare, GOAL)
+    assert found.scatter == pytest.approx(until(bare, steady, GOAL).scatter)
+    [steps] = [[paces_s(steady)]]
+    assert noise_of([steps, []]) == noise_of([steps])
 
 
 def test_times_of_another_clock_are_refused() -> None:
@@ -876,3 +929,85 @@ def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     busy = (whole - alone) * 30
     assert parts - alone == pytest.approx(8 * max(busy / 8 - alone, 0) / 30)
     assert parts < whole
+
+
+def in_rounds(job: Run, every: int, curve: Metrics) -> Run:
+    """Make a job whose workers add up once in so many steps: the others send nothing."""
+    sums = job.collectives
+    return dataclasses.replace(job, collectives=sums.rows(sums.step % every == 0), metrics=curve)
+
+
+def test_a_job_in_rounds_is_predicted_with_its_own_rounds() -> None:
+    """It was predicted with a sum in every step, and held against its steps without one."""
+    rounds = in_rounds(a_job(32), 3, falling(145))
+    recorded = fw.whatif(rounds, transport="measured")
+    assert recorded["local_steps"].tolist() == [3]
+    measured_ns = typical_step(rounds).measured_ns
+    assert measured_ns is not None
+    assert recorded["step_s"] == pytest.approx(measured_ns * 1e-9)
+    assert any("and so they do here" in each for each in recorded.warnings)
+    told = dataclasses.replace(rounds, facts=rounds.facts | Facts(local_steps=6, fragments=2))
+    assert fw.whatif(told)["local_steps"].tolist() == [6]
+    both = fw.whatif(rounds, transport="measured", local_steps=[1, 3])
+    assert both["step_s"][0] > both["step_s"][1] == recorded["step_s"][0]
+
+
+def test_the_step_of_a_job_in_rounds_is_the_mean_of_a_round() -> None:
+    rounds = in_rounds(a_job(32), 3, Metrics.empty())
+    numbers = np.arange(12)
+    lengths = np.where(numbers % 3 == 0, 30.0, 3.0)
+    assert means_of_rounds(rounds, numbers, lengths).tolist() == [12.0] * 4
+    assert means_of_rounds(a_job(32), numbers, lengths).tolist() == lengths.tolist()
+
+
+def test_ranks_between_two_sums_wait_for_no_other() -> None:
+    """Their clocks drift apart within a round, which was counted as waiting in each step."""
+    rounds = in_rounds(a_job(32), 3, Metrics.empty())
+
+    def later(table: Any, *columns: str) -> Any:
+        late_ns = np.where(table.rank == 1, 10**9 * (table.step % 3 > 0), 0)
+        moved = {column: getattr(table, column) + late_ns for column in columns}
+        return dataclasses.replace(table, **moved)
+
+    apart = dataclasses.replace(
+        rounds,
+        spans=later(rounds.spans, "start_ns", "end_ns"),
+        gradients=later(rounds.gradients, "ready_ns"),
+    )
+    assert typical_step(apart).waiting_ns == typical_step(rounds).waiting_ns
+
+
+def test_the_curve_of_a_job_in_rounds_holds_the_loss_of_its_rounds_already() -> None:
+    rounds = in_rounds(a_job(32), 3, falling(145))
+    asked: dict[str, Any] = {"target": GOAL, "critical_batch": CRITICAL, "workers": 2}
+    own = fw.whatif(rounds, **asked)
+    assert own.to_target is not None
+    assert own.to_target.steps == pytest.approx(145, rel=0.05)
+    assert not any("end at a higher loss" in each for each in own.warnings)
+    table = fw.whatif(rounds, local_steps=[1, 3, 300], **asked)
+    assert table.to_target is not None
+    each_step, as_recorded, rarely = table.to_target.steps.tolist()
+    assert as_recorded == pytest.approx(own.to_target.steps[0])
+    assert each_step <= as_recorded
+    assert not rarely <= as_recorded
+    assert any("end at a higher loss" in each for each in table.warnings)
+
+
+def test_curves_of_jobs_that_add_up_in_other_ways_are_refused() -> None:
+    rounds = in_rounds(a_job(32), 3, falling(145))
+    with pytest.raises(UsageError, match=r"got some in every step and once in 3 steps \(2 work"):
+        fw.whatif(rounds, curve=a_job(128), target=GOAL)
+    unknown = dataclasses.replace(a_job(128), collectives=Collectives.empty())
+    assert fw.whatif(rounds, curve=unknown, target=GOAL).to_target is not None
+
+
+def test_a_comparison_predicts_how_rarely_the_second_job_adds_up() -> None:
+    every_step, rounds = a_job(32), in_rounds(a_job(32), 3, Metrics.empty())
+    for before, after, told in (
+        (every_step, rounds, "a sum in one of 3 steps"),
+        (rounds, every_step, "a sum in every step"),
+    ):
+        found = verify(before, after)
+        assert found is not None
+        assert [sentence(change) for change in found.made] == [told]
+    assert verify(every_step, every_step) is None

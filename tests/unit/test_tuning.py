@@ -178,6 +178,14 @@ def test_chunks_that_would_take_long_for_all_sizes_are_said_to_be_left_out() -> 
     assert any("and hierarchical in one piece, because chunks of" in each for each in said)
 
 
+def test_auto_tries_as_many_chunks_of_an_all_to_all_as_are_played_in_seconds() -> None:
+    asked: dict[str, Any] = {"bytes": "64MiB", "cluster": "p3dn", "nodes": 8}
+    found = fw.collective("alltoall", workers=63, algorithm="auto", **asked)
+    assert (found.algorithm, found.chunks) == ("hierarchical", 8)
+    busiest_s = (found.busiest_share or 0) * found.time_s
+    assert found.time_s < 1.01 * busiest_s  # more chunks could gain no more than this
+
+
 def test_auto_tries_the_adding_switches_of_nodes_or_says_why_not() -> None:
     asked: dict[str, Any] = {"bytes": "1GiB", "cluster": "dgx-h100", "algorithm": "auto"}
     within = fw.collective("allreduce", workers=8, **asked)

@@ -27,7 +27,7 @@ from fullwire.collectives.library import (
     FITTED_OPS,
     around,
     library_time,
-    needs,
+    library_times_s,
     usual,
     with_large,
 )
@@ -60,6 +60,10 @@ from fullwire.units import size_bytes
 
 _SERVED = "parameter-server"
 _CHUNKS, _LEAST_CHUNK_BYTES = (4, 32), 128 * 1024  # The chunks that "auto" tries between phases.
+# In an all-to-all each chunk is in a round of its own, on connections of its own, so all of them
+# share links: each transfer takes longer to play, too. So many different transfers, times the
+# square of the chunks, take some two seconds.
+_MOST_IN_CHUNKS = 320_000
 _IN_PHASES = ("hierarchical", "in-network")
 
 
@@ -122,13 +126,13 @@ def collective(
     states_startup = where.startup_s > 0 or where.is_flat
     has_library = op in FITTED_OPS and not where.is_torus and level is None
     by_library = has_library and (chunks, order, reduce_cost) == (1, None, None)
-    is_fitted = where.measured is not None and algorithm in (None, AUTO) and servers == 1
+    has_protocols = not states_startup if where.measured is None else servers == 1
     check_conditions(chunks, chunk_order, level or "event")
-    if by_library and (is_fitted or (algorithm is None and not states_startup)):
+    if by_library and algorithm is None and has_protocols:
         return _by_library(op, where, size, among or where.devices)
-    usual_on = where if by_library and cluster is not None and not states_startup else None
+    library_on = where if by_library and cluster is not None and has_protocols else None
     if has_library and not states_startup:
-        where = with_large(where, usual(where))
+        where = with_large(where, where.measured or usual(where))
     algorithm = algorithm or usual_algorithm(op, where)
     how: dict[str, Any] = {"chunk_order": chunk_order, "level": level or "event", "adds": adds}
     how |= {"workers": among, "order": order, "servers": servers, "told": progress}
@@ -136,7 +140,7 @@ def collective(
         op=op,
         size_bytes=size,
         where=where,
-        usual_on=usual_on,
+        library_on=library_on,
         is_described=cluster is not None,
         cuts=_CHUNKS if by_library and cluster is not None and chunk_order != "serial" else (),
         how=how,
@@ -152,7 +156,7 @@ class _Asked:
     op: str
     size_bytes: int
     where: Cluster
-    usual_on: Cluster | None  # The description, where the usual protocols of libraries apply.
+    library_on: Cluster | None  # The description, where the protocols of libraries apply.
     is_described: bool
     cuts: tuple[int, ...]  # Other chunks that are tried between the phases of a hierarchy.
     chunks: int
@@ -176,9 +180,9 @@ class _Asked:
     @property
     def library_ways(self) -> tuple[str, ...]:
         """Return the algorithms that are also timed as libraries take them."""
-        if self.usual_on is None or self.among == 1:
+        if self.library_on is None or self.among == 1:
             return ()
-        return tuple(needs(self.op, self.usual_on, self.among))
+        return tuple(library_times_s(self.op, self.library_on, self.among, np.ones(1)))
 
     @property
     def tried(self) -> tuple[str, ...]:
@@ -195,12 +199,15 @@ class _Asked:
         else:
             costs = {name: believed_cost(op, name, where, self.among, order) for name in tried}
             times_s = or_in_chunks(over_links(costs, adds), in_chunks)
-        if library_ways and self.usual_on is not None:
-            times_s = or_as_libraries(times_s, op, self.usual_on, self.among)
+        if library_ways and self.library_on is not None:
+            times_s = or_as_libraries(times_s, op, self.library_on, self.among)
         left_out, inside = {}, where.inside
         can_add = op == "allreduce" and self.among > 1 and inside is not None and inside.can_add
-        if can_add and not library_ways:
-            left_out[BY_NODE_SWITCHES[self.among > where.devices_per_node]] = (
+        by_switches = BY_NODE_SWITCHES[self.among > where.devices_per_node]
+        if can_add and library_ways and by_switches not in library_ways:
+            left_out[by_switches] = "by its tables, the library of this cluster does not use it"
+        elif can_add and not library_ways:
+            left_out[by_switches] = (
                 "tables time switches that add within a node: those of a fitted cluster, or public "
                 "ones where no start-up is stated. None does with chunks, an order, a level, "
                 "several servers or --reduce-cost"
@@ -213,13 +220,26 @@ class _Asked:
             tuned(times_s, in_one_piece),
             left_out=left_out,
             library_ways=library_ways,
+            in_use=self.in_use,
         )
 
+    @property
+    def in_use(self) -> str | None:
+        """Return the algorithm that the library of a fitted cluster takes, by its tables."""
+        if self.library_on is None or self.library_on.measured is None or self.among == 1:
+            return None
+        return library_time(self.op, self.library_on, self.size_bytes, self.among).algorithm
+
     def in_best_way(self, name: str) -> CollectiveTime:
-        """Time an algorithm as libraries take it, and played, and return the quicker."""
+        """Time an algorithm as libraries take it, and played, and return the quicker.
+
+        Where the cluster's own tables say what its library takes, they alone count.
+        """
         times = []
-        if name in self.library_ways and self.usual_on is not None:
-            times.append(_by_library(self.op, self.usual_on, self.size_bytes, self.among, name))
+        if name in self.library_ways and self.library_on is not None:
+            times.append(_by_library(self.op, self.library_on, self.size_bytes, self.among, name))
+            if self.library_on.measured is not None:
+                return times[0]
         if name in self.tried:
             try:
                 times.append(self.in_best_chunks(name))
@@ -229,10 +249,20 @@ class _Asked:
         return min(times, key=lambda timed: timed.time_s)
 
     def in_best_chunks(self, name: str) -> CollectiveTime:
-        """Time an algorithm, with its phases side by side where that is quicker."""
-        cuts = self.cuts if name.startswith(_IN_PHASES) else ()
-        cuts = tuple(cut for cut in cuts if self.size_bytes >= cut * _LEAST_CHUNK_BYTES)
-        return min((self.timed(name, cut) for cut in (None, *cuts)), key=lambda timed: timed.time_s)
+        """Time an algorithm, with its phases side by side where that is quicker.
+
+        Where many transfers of an all-to-all differ, fewer chunks are tried: more would take
+        minutes to play, and gain little.
+        """
+        whole, cuts = self.timed(name), set()
+        different = (whole.played or 0) if self.op == "alltoall" else 0
+        for cut in self.cuts if name.startswith(_IN_PHASES) else ():
+            while cut > 1 and different * cut**2 > _MOST_IN_CHUNKS:
+                cut //= 2
+            if cut > 1 and self.size_bytes >= cut * _LEAST_CHUNK_BYTES:
+                cuts.add(cut)
+        in_chunks = (self.timed(name, cut) for cut in sorted(cuts))
+        return min((whole, *in_chunks), key=lambda timed: timed.time_s)
 
     @property
     def in_phases(self) -> tuple[str, ...]:

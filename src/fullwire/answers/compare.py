@@ -421,7 +421,11 @@ def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
 def noise_of(
     lengths_s: Sequence[Sequence[Floats]], length_of: Callable[[Floats], float] = usual_length_s
 ) -> Noise | None:
-    """Return the noise from drifts and differences of recordings; None with too few steps."""
+    """Return the noise from drifts and differences of recordings; None with too few steps.
+
+    A side may have no recording with steps: its scatter is unknown then, and the other's counts.
+    """
+    lengths_s = [side for side in lengths_s if side]
     recordings = [lengths for side in lengths_s for lengths in side]
     if min(map(len, recordings), default=0) < FEWEST_STEPS:
         return None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,16 +53,16 @@ from fullwire.findings.verdicts import (
 )
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.facts import Facts
-from fullwire.run.placement import shares_one_host
+from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Provenance, Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.goodput import Goodput, Membership, membership, observed
 from fullwire.simulation.sweep import sweep
-from fullwire.simulation.transport import MeasuredTransport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.alone import REPEATS, alone
 from fullwire.timeline.breakdown import RankBreakdown
-from fullwire.timeline.passes import equal_work
+from fullwire.timeline.passes import equal_work, passes_of_step
 from fullwire.timeline.steadiness import judged_account
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
 from fullwire.units import show_rate, show_time
@@ -154,6 +154,7 @@ class Explanation(Result):
     is_of_all_steps: bool  # The verdict and the fixes: few steps hold the largest loss.
     account: Mapping[str, float]  # Seconds per step, adding up to step_s.
     compute_inflation_s: float | None
+    passes: float | None  # Whose gradients a step adds up; None where they are unknown.
     ranks: tuple[RankBreakdown, ...]
     evidence: tuple[Evidence, ...]
     break_even: BreakEven | None
@@ -300,12 +301,10 @@ def explain(
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
-    baseline_s, between_s, inflation_s = _baseline(job, found, baseline)
+    found, baseline_s, between_s, inflation_s, left_s = _beside(job, found, baseline)
     judged_by, told = judged_account(found, THRESHOLD), evidence(job, found, rate_bps)
     given_s = None if baseline is None else baseline_s
-    case = Case(
-        run=job, account=judged_by, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps
-    )
+    case = Case(run=job, account=judged_by, inflation_s=left_s, evidence=told, rate_bps=rate_bps)
     parts, turns = judged_by.parts_s, None
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     given_bps = None if bandwidth is None else rate(bandwidth)
@@ -317,9 +316,7 @@ def explain(
         gain = 0.0 if link is None else 1 - link.step_s / helpful.from_s
         case = replace(case, faster_link=link, gain=gain, gains_by_sooner=helpful.sooner)
     verdict = judged(case)
-    full = None if predictor is None else predictor.ask(transports=(predictor.full(),))
-    if full is not None and given_s is not None:
-        full = replace(full, scaling_factor=given_s / full.step_s)
+    full = None if predictor is None else with_full_links(predictor, given_s)
     if predictor is not None:
         waited = case.share(parts[Part.STRAGGLER.key])
         lost = 1 - case.share(sum(parts[part.key] for part in OF_ONE))
@@ -334,6 +331,7 @@ def explain(
         is_of_all_steps=judged_by is not found,
         account=found.parts_s,
         compute_inflation_s=inflation_s,
+        passes=passes_of_step(job),
         ranks=found.breakdowns,
         evidence=told,
         break_even=turns,
@@ -345,7 +343,7 @@ def explain(
             *about_baseline(found, given_s),
             *about_other_steps(found, judged_by, predictor),
             *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
-            *about_rate(job, predictor, full),
+            *about_rate(job, predictor),
             *about_batch(job),
             *why_not,
         ),
@@ -448,17 +446,32 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-def _baseline(
-    run: Run, usual: Account, baseline: RunLike | None
-) -> tuple[float, tuple[float, float], float | None]:
-    """Return T1, the range in which it lies, and the increase of computation over it.
+def with_full_links(predictor: Forecaster, baseline_s: float | None) -> Forecast:
+    """Predict full utilization as `whatif --transport full` does, with T1 of a baseline if given.
 
-    The last is None where T1 is estimated.
+    Packet headers are no part of it.
     """
-    parts = usual.parts_s
+    full = predictor.ask(transports=(FullTransport(),))
+    if baseline_s is None:
+        return full
+    return replace(full, scaling_factor=baseline_s / full.step_s)
+
+
+class _Beside(NamedTuple):
+    """The account of a job beside T1."""
+
+    account: Account
+    alone_s: float
+    between_s: tuple[float, float]  # The range in which T1 lies.
+    longer_s: float | None  # Computation beyond that of T1; None where T1 is estimated.
+    left_s: float | None  # Of it, what is no contention.
+
+
+def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
+    """Return T1, and the account with what it tells of contention."""
     if baseline is None:
         found = alone(run, usual)
-        return found.time_s, (found.low_s, found.high_s), None
+        return _Beside(usual, found.time_s, (found.low_s, found.high_s), None, None)
     one = opened(baseline)
     refuse_other_work(one.run, run)
     if world(one.run) != 1:
@@ -475,8 +488,16 @@ def _baseline(
     by_chance = 2 * float(np.std(lengths_s)) / by_one.step_s / len(lengths_s) ** 0.5
     off = math.hypot(REPEATS, by_chance)
     between_s = by_one.step_s * max(1 - off, 0.0), by_one.step_s * (1 + off)
-    longer_s = max(parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key], 0.0)
-    return by_one.step_s, between_s, longer_s
+    # Where ranks share processors, all computing beyond T1 is contention. Elsewhere only
+    # computing beside communication can be.
+    shares = sums_on_processors(run) and (run.facts.machines or world(run)) < world(run)
+    beside_s = float(usual.overlapped_ns[:, usual.is_typical].mean()) * 1e-9
+    one_s = by_one.parts_s[Part.COMPUTE.key]
+    found_with = usual.beside_one_worker(one_s, math.inf if shares else beside_s)
+    longer_s, left_s = (
+        max(each.parts_s[Part.COMPUTE.key] - one_s, 0.0) for each in (usual, found_with)
+    )
+    return _Beside(found_with, by_one.step_s, between_s, longer_s, left_s)
 
 
 def break_even(

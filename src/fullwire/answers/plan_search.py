@@ -343,8 +343,13 @@ def planned(searched: Searched, row: int) -> Planned:
     if question.recorded is not None:
         factor = question.recorded.interval_factor(degrees)
 
-    def part_s(name: str) -> float:
+    def part(name: str) -> float:
         return float(getattr(priced, name)[row])
+
+    # The slowest stage sets the pace. Its parts become those of the mean stage, which waits for it.
+    computing, layers = part("mean_compute"), part("mean_layers")
+    of_mean = {"compute_s": computing, **dict.fromkeys(("tp_s", "cp_s", "ep_s"), layers)}
+    waiting_s = sum((1 - share) * part(name) for name, share in of_mean.items())
 
     devices = question.cluster.devices
     tokens = question.global_batch * question.sequence
@@ -369,12 +374,16 @@ def planned(searched: Searched, row: int) -> Planned:
         tokens_per_s_per_device=tokens / step_s / devices,
         model_flops_utilization=flops / step_s / peak,
         memory=_memory(searched.memory, row),
-        compute_s=part_s("compute_s"),
-        bubble_s=part_s("bubble_s"),
-        exposed=Exposed(**{field.name: part_s(field.name) for field in fields(Exposed)}),
-        slowdown_s=part_s("slowdown_s"),
-        optimizer_s=part_s("optimizer_s"),
-        host_s=part_s("host_s"),
+        compute_s=computing * part("compute_s"),
+        bubble_s=part("bubble_s") + waiting_s,
+        exposed=Exposed(
+            **{each.name: of_mean.get(each.name, 1.0) * part(each.name) for each in fields(Exposed)}
+        ),
+        slowest_computing=1 / computing,
+        slowest_sending=1 / layers,
+        slowdown_s=part("slowdown_s"),
+        optimizer_s=part("optimizer_s"),
+        host_s=part("host_s"),
         device_hours=step_s * question.paid_devices / 3600 / tokens * 1e6,
         fits=True,
         equal=bool(step_s <= (1 + ALIKE) * float(searched.step_s[searched.order[0]])),

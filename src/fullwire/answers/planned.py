@@ -70,7 +70,11 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One parallel plan and its step."""
+    """One parallel plan and its step.
+
+    Parts of the step are means over the stages, as `explain` has them. What the other stages wait
+    for the slowest one is bubble.
+    """
 
     tp: int
     pp: int
@@ -97,6 +101,8 @@ class Planned:
     compute_s: float
     bubble_s: float
     exposed: Exposed
+    slowest_computing: float  # of the slowest stage, as times of the mean
+    slowest_sending: float  # likewise what its layers send
     slowdown_s: float
     optimizer_s: float
     host_s: float
@@ -364,9 +370,9 @@ def _is_same(told: str, value: int | str | Architecture | Accelerator) -> bool:
 def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     """Play the step of a plan: the passes of each stage, its collectives, the optimizer.
 
-    The last stage has the times that the plan was priced with. The other stages take as long as the
-    priced bubble says, and transfers between stages as long as the priced step leaves. Rows hold
-    the communication that computing does not hide.
+    The last stage stands for the slowest one, and the other stages share what the mean leaves.
+    Transfers between stages take as long as the priced step leaves. Rows hold the communication
+    that computing does not hide.
     """
     model, cluster = answer.architecture, answer.described
     assert model is not None
@@ -381,7 +387,8 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     least_s, most_s = 0.0, plan.exposed.pp_s  # of one transfer between stages
     for _ in range(9 if plan.pp > 1 else 0):
         hop_s = (least_s + most_s) / 2 if least_s else most_s / 16
-        if max(_Pipeline(answer.global_batch, plan, sizes, hop_s).free_s) > target_s:
+        tried = _Pipeline(answer.global_batch, plan, sizes, hop_s)
+        if max(tried.free_s) + tried.late_s > target_s:
             most_s = hop_s
         else:
             least_s = hop_s
@@ -452,12 +459,16 @@ class _Pipeline:
         microbatches = global_batch // plan.dp // plan.microbatch
         self.parts = microbatches * chunks
         self.hop_s = hop_s
-        exposed = plan.exposed
-        busy_s = plan.compute_s + plan.slowdown_s + plan.host_s
-        busy_s += exposed.tp_s + exposed.cp_s + exposed.ep_s
-        # The bubble is the mean stage's time of a chunk, for each of the other stages.
-        mean_s = plan.bubble_s * chunks / max(stages - 1, 1) * microbatches
-        self.shares = [min(1.0, mean_s / busy_s)] * (stages - 1) + [1.0]
+        self.computing = _of_stages(plan.slowest_computing, stages)
+        self.sending = _of_stages(plan.slowest_sending, stages)
+        # A pipeline is filled and drained with passes of the mean stage. What the bubble does not
+        # repeat comes late: computing beside sums of gradients, and the host's time for a step.
+        sent_s = plan.exposed.tp_s + plan.exposed.cp_s + plan.exposed.ep_s
+        uneven_s = (self.computing[-1] - 1) * plan.compute_s + (self.sending[-1] - 1) * sent_s
+        passes_s = (plan.bubble_s - uneven_s) * chunks * microbatches / max(stages - 1, 1)
+        waited_s = max(0.0, passes_s - plan.compute_s - sent_s)
+        self.host_s = min(plan.host_s, waited_s if stages > 1 else plan.host_s)
+        self.late_s = plan.slowdown_s + plan.host_s - self.host_s
         waiting = [passes(stages, chunks, microbatches, stage)[::-1] for stage in range(stages)]
         here_s: dict[tuple[bool, int, int], float] = {}  # when a pass has its input
         last = stages * chunks - 1
@@ -492,15 +503,15 @@ class _Pipeline:
         """Add one pass: computing, then the communication it waited for, then the host."""
         plan = self.plan
         repeats = 4 if plan.recompute == "full" else 3  # forward, backward twice as long
-        part = self.shares[stage] * (1 if forward else repeats - 1) / repeats / self.parts
-        end_s = begin_s + part * (plan.compute_s + plan.slowdown_s)
+        part = (1 if forward else repeats - 1) / repeats / self.parts
+        end_s = begin_s + part * self.computing[stage] * plan.compute_s
         self.spans.append((stage, "compute", "forward" if forward else "backward", begin_s, end_s))
         for kind, op in _OPS.items():
-            sent_s = part * float(getattr(plan.exposed, f"{kind}_s"))
+            sent_s = part * self.sending[stage] * float(getattr(plan.exposed, f"{kind}_s"))
             if sent_s > 0:
                 self._collective(stage, f"{kind} of stage {stage}", op, kind, end_s, sent_s)
                 end_s += sent_s
-        return end_s + part * plan.host_s
+        return end_s + part * self.host_s
 
     def _collective(
         self,
@@ -518,15 +529,20 @@ class _Pipeline:
         self.collectives.append((rank, group, op, int(self.sizes[kind]), issue_s, begin_s, end_s))
 
     def update(self, target_s: float) -> None:
-        """End the step: sums of gradients, all stages' norm, the optimizer."""
+        """End the step: what comes late, sums of gradients, all stages' norm, the optimizer."""
         plan = self.plan
-        pipeline_s = max(self.free_s)
-        scale = target_s / pipeline_s
+        scale = (target_s - self.late_s) / max(self.free_s)
         self.spans = [(*row[:3], row[3] * scale, row[4] * scale) for row in self.spans]
         self.collectives = [
             (*row[:4], *(scale * time_s for time_s in row[4:])) for row in self.collectives
         ]
-        self.free_s = [scale * time_s for time_s in self.free_s]
+        for stage, free_s in enumerate(self.free_s):
+            begin_s = scale * free_s
+            self.free_s[stage] = begin_s + self.late_s
+            if plan.slowdown_s > 0:
+                self.spans.append(
+                    (stage, "compute", "backward", begin_s, begin_s + plan.slowdown_s)
+                )
         op = "allreduce" if plan.zero == 0 else "reducescatter"
         ready_s = target_s + plan.exposed.dp_s
         for stage, free_s in enumerate(self.free_s):
@@ -563,6 +579,12 @@ class _Pipeline:
             start_ns=_whole_ns(starts),
             end_ns=_whole_ns(ends),
         )
+
+
+def _of_stages(slowest: float, stages: int) -> list[float]:
+    """Return the work of each stage as times of the mean, where the last one is the slowest."""
+    others = max(0.0, (stages - slowest) / max(stages - 1, 1))
+    return [others] * (stages - 1) + [slowest]
 
 
 def _whole_ns(times_s: Sequence[float]) -> NDArray[np.int64]:

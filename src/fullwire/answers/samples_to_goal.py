@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from fullwire.findings.targets import (
     SamplesLostToTheBatch,
 )
 from fullwire.run.run import Noise, Run
+from fullwire.run.usual import local_steps_of
 from fullwire.simulation.subject import plain_subject
 from fullwire.timeline.passes import passes_of_step
 
@@ -53,6 +55,16 @@ _EXACT_HOOKS = re.compile(
 _ANY = 12.0  # the factor within which a critical batch lies near any recorded one
 
 
+class Averaged(NamedTuple):
+    """How many workers average their parameters, and once in how many steps."""
+
+    workers: int
+    local_steps: int
+
+
+EACH_STEP = Averaged(1, 1)  # and so is any number of workers that add up in each step
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Recorded:
     """A metric's curve in one run, and the batch of the whole job there."""
@@ -60,6 +72,7 @@ class Recorded:
     run: str
     batch: int
     curve: Curve
+    averaged: Averaged | None  # None where nothing tells it, as of an imported curve
 
     def point(self, goal: Goal) -> tuple[Point, Reach]:
         """Return the samples to a goal, and the way there."""
@@ -77,6 +90,12 @@ class Evidence:
     notes: tuple[Finding, ...]
     recorded: tuple[Recorded, ...]
     critical: Critical | None  # where it comes from elsewhere than these runs
+
+    @property
+    def averaged(self) -> Averaged:
+        """How rarely the recorded jobs averaged: the effect of that is in their curves already."""
+        known = [each.averaged for each in self.recorded if each.averaged is not None]
+        return known[0] if known else EACH_STEP
 
     def law_of(self, goal: Goal) -> BatchLaw:
         """Fit the samples to another goal of the same metric."""
@@ -117,7 +136,7 @@ def evidence(
         if curve.repeated or curve.not_numbers:
             cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
             notes.append(CurveWasCleaned(run=name, metric=goal.metric, **cleaned))
-        shown = Recorded(run=name, batch=whole, curve=curve)
+        shown = Recorded(run=name, batch=whole, curve=curve, averaged=_averaged(run))
         try:
             point, reached = shown.point(goal)
         except UsageError as error:
@@ -148,6 +167,7 @@ def evidence(
     if refusals and known is None and len({point.batch for point in points}) == 1:
         raise refusals[0]  # the run that would have shown another batch
     notes += [CurveIsLeftOut(why=str(refusal)) for refusal in refusals]
+    _refuse_other_ways(recorded)
     law = fit_batches(points, known)
     if known is None:
         middle, low, high = law.critical_between()
@@ -157,6 +177,27 @@ def evidence(
     return Evidence(
         goal=goal, law=law, notes=tuple(notes), recorded=tuple(recorded), critical=known
     )
+
+
+def _averaged(run: Run) -> Averaged | None:
+    """Return how rarely a job averaged; None where its collectives are unknown."""
+    workers, every = run.facts.workers, local_steps_of(run)
+    if every > 1:
+        return Averaged(workers or 1, every)
+    return EACH_STEP if workers == 1 or len(run.collectives) else None
+
+
+def _refuse_other_ways(recorded: Sequence[Recorded]) -> None:
+    """Refuse curves of jobs that average in different ways: their losses differ for that alone."""
+    ways = sorted({each.averaged for each in recorded if each.averaged is not None})
+    if len(ways) > 1:
+        told = " and ".join(
+            "in every step"
+            if way == EACH_STEP
+            else f"once in {way.local_steps} steps ({way.workers} workers)"
+            for way in ways
+        )
+        raise UsageError(f"target: expected curves of jobs that add up alike, got some {told}")
 
 
 def own_work(
@@ -248,6 +289,8 @@ def _keeps_the_mean(hook: str) -> bool:
 
 def global_batch(name: str, run: Run) -> int:
     """Return the samples of one step of a recorded job."""
+    if run.facts.step_samples is not None:
+        return run.facts.step_samples
     return round(_pass_samples(name, run) * _passes(run))
 
 

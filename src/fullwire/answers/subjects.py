@@ -32,9 +32,10 @@ from fullwire.files import name_of
 from fullwire.run.gaps import reasons
 from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
 from fullwire.run.run import Run
-from fullwire.run.usual import Alone
+from fullwire.run.usual import Alone, local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
+from fullwire.simulation.forecast import unmeasured_transport
 from fullwire.simulation.grid import MOST_APART, Grid, Subject, lane_order
 from fullwire.simulation.of_kinds import by_kinds
 from fullwire.simulation.stragglers import jitter
@@ -196,7 +197,7 @@ class Conditions:
     nodes: OneOrMany = None
     placement: str = "packed"
     accumulate: OneOrMany = 1
-    local_steps: OneOrMany = 1
+    local_steps: OneOrMany = None
     jitter: OneOrMany = "recorded"
     lane: str = "fifo"
 
@@ -226,6 +227,7 @@ class Conditions:
             usual_rates, usual_latency = chosen.nics.rate_bps, chosen.nics.latency_s
         rates = (usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS)
         latencies = (usual_latency, _recorded(runs, "latency_s", 0.0))
+        usual_steps = {local_steps_of(run) for run in runs}
         devices = self._devices(chosen)
         return Grid(
             workers=several(_first(self.workers, devices, usual_workers), worker_count),
@@ -242,7 +244,8 @@ class Conditions:
                 self.accumulate, lambda value: count(value, "accumulate", MOST_APART)
             ),
             local_steps=several(
-                self.local_steps, lambda value: count(value, "local steps", MOST_APART)
+                _first(self.local_steps, usual_steps.pop() if len(usual_steps) == 1 else 1),
+                lambda value: count(value, "local steps", MOST_APART),
             ),
             jitters=several(self.jitter, lambda text: jitter(str(text))),
             lane=lane_order(self.lane),
@@ -320,7 +323,7 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
     known, alone = transports.of(run), told_alone(run)
     transport, placement = (
-        (FullTransport(), UNKNOWN_PLACEMENT)
+        (unmeasured_transport(run), UNKNOWN_PLACEMENT)
         if known is None
         else (known.transport, known.placement)
     )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.conditions import Asked, OneOrMany, count, several, worker_count
-from fullwire.answers.samples_to_goal import Evidence, evidence, own_work
+from fullwire.answers.samples_to_goal import Averaged, Evidence, evidence, own_work
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
 from fullwire.compression.compressor import MoreSteps
@@ -42,7 +42,7 @@ from fullwire.findings.targets import (
     SamplesCostApart,
     Setting,
     Soonest,
-    StepsOnly,
+    StepLengthUnsure,
 )
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
@@ -322,7 +322,7 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
 class _LocalSteps:
     """How many times the samples workers need that average their parameters every few steps."""
 
-    rows: NDArray[np.bool_]  # of the predictions, with several workers and local steps
+    rows: NDArray[np.bool_]  # of the predictions, that average in another way than recorded
     times: tuple[Floats, Floats, Floats]  # for these: in the middle, at least and at most
     notes: tuple[Finding, ...]
 
@@ -330,19 +330,24 @@ class _LocalSteps:
 def _local_steps(
     known: Evidence, predictions: Predictions, batch: Floats, plain: Floats, parameters: float
 ) -> _LocalSteps | None:
-    """Find the samples to the lower loss that plain training must reach; None without such rows.
+    """Find the samples to the loss that training as recorded must reach; None if all are so.
 
-    `plain` holds the samples without local steps.
+    It is lower than the goal for workers that average more rarely. `plain` holds the samples of
+    training as recorded.
     """
     workers, apart = (predictions.axes[axis] for axis in ("workers", "local_steps"))
-    pairs = [(size, steps) for size in workers for steps in apart]
+    pairs = [Averaged(size, steps) for size in workers for steps in apart]
     place = predictions.place("workers") * len(apart) + predictions.place("local_steps")
-    is_local = np.array([min(pair) > 1 for pair in pairs])
+    recorded = known.averaged
+    is_local = np.array([pair != recorded and max(min(pair), min(recorded)) > 1 for pair in pairs])
     rows = is_local[place]
     if not rows.any():
         return None
     place, batch = place[rows], batch[rows]
-    found = [excess(replicas=size, steps=steps, parameters=parameters) for size, steps in pairs]
+    own = excess(replicas=recorded.workers, steps=recorded.local_steps, parameters=parameters)
+    found = [
+        excess(replicas=size, steps=steps, parameters=parameters).over(own) for size, steps in pairs
+    ]
     ratios = np.array([(each.ratio, each.low, each.high) for each in found])
     later = _Later.of(known, ratios[is_local], batch)
     middle, least, most = (later.times(ratios[place, end], batch) for end in range(3))
@@ -459,6 +464,10 @@ def _times(
         np.hypot(np.hypot(off, np.log(step)), doubt)
         for off, step in ((needed.less, step_low), (needed.more, step_high))
     )
+    notes = needed.notes
+    unsure = int((~is_known & ~np.isnan(time_s)).sum())
+    if unsure:
+        notes = (*notes, StepLengthUnsure(count=unsure))
     return ToTarget(
         goal=needed.goal,
         batch=needed.batch,
@@ -468,7 +477,7 @@ def _times(
         high_s=time_s * np.exp(more),
         device_hours=time_s * predictions["workers"] / 3600,
         price=price,
-        notes=needed.notes if is_known.any() else (*needed.notes, StepsOnly()),
+        notes=notes,
     )
 
 

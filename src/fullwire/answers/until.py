@@ -25,7 +25,7 @@ from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import named
 from fullwire.collectives.cost import Floats
 from fullwire.convergence.batches import USUAL_SPREAD
-from fullwire.convergence.curves import Goal, curve_of, reach, read_goal
+from fullwire.convergence.curves import Curve, Goal, curve_of, has_reached, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import ReachedAlike, ReachedFirst
@@ -99,7 +99,16 @@ def until_of_named(
 ) -> Until:
     """Compare the times of opened runs, each with the name that the user gave it."""
     goal, runs = read_goal(target), (before, after)
-    first, second = (tuple(_reached(name, run, goal) for name, run in side) for side in runs)
+    curves = [[curve_of(run.metrics, goal.metric, name) for name, run in side] for side in runs]
+    _refuse_unreached(
+        goal,
+        [name for side in runs for name, _ in side],
+        [each for side in curves for each in side],
+    )
+    first, second = (
+        tuple(_reached(name, run, curve, goal) for (name, run), curve in zip(*both, strict=True))
+        for both in zip(runs, curves, strict=True)
+    )
     logs = [[math.log(reached.time_s) for reached in side] for side in (first, second)]
     paces = [_known_paces_s([run for _, run in side]) for side in runs]
     noise = noise_of(paces)
@@ -134,14 +143,27 @@ def _known_paces_s(side: Sequence[Run]) -> list[Floats]:
     return [times_s[times_s > 0] for times_s in paces if (times_s > 0).any()]
 
 
-def _reached(name: str, run: Run, goal: Goal) -> Reached:
-    curve = curve_of(run.metrics, goal.metric, name)
-    found = reach(curve, goal, name)
-    if found.is_forecast:
-        raise UsageError(
-            f"{name}: expected a run that reached {goal}, and this one ends at "
-            f"{curve.values[-1]:.4g}. `whatif --target` extends its curve"
+def _refuse_unreached(goal: Goal, names: Sequence[str], curves: Sequence[Curve]) -> None:
+    """Refuse runs that never reached the value: without them, the others would seem too soon."""
+    missed = [
+        f"{name}: {goal} is not reached, and the run "
+        + (
+            f"ends at {curve.values[-1]:.4g}"
+            if curve.lost_at is None
+            else f"has no number from step {curve.lost_at:,} on"
         )
+        for name, curve in zip(names, curves, strict=True)
+        if not has_reached(curve, goal)
+    ]
+    if missed:
+        raise UsageError(
+            f"{'; '.join(missed)}: expected a run that reached it. `whatif --target` extends a "
+            "curve that still moves towards its target"
+        )
+
+
+def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
+    found = reach(curve, goal, name)
     began_ns = marks_of_steps(run).start_ns.min(initial=int(curve.times_ns[0]))
     time_s = (float(np.interp(found.steps, curve.steps, curve.times_ns)) - float(began_ns)) * 1e-9
     if time_s <= 0:

@@ -26,8 +26,10 @@ from fullwire.findings.comparisons import (
     Verified,
 )
 from fullwire.findings.finding import Finding
+from fullwire.findings.scaling import ChangedLocalSteps
 from fullwire.fixes.fix import FILLS_THE_LINE, TIMES_ON_THE_WIRE
 from fullwire.run.run import Run
+from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
 from fullwire.simulation.forecast import forecaster
@@ -127,6 +129,9 @@ def verify(
         ranks = -(-(after.facts.workers or 1) // on_machines)
         placed = predictor.subject.each(partial(replace, ranks_per_host=ranks))
         predictor = replace(predictor, subject=placed)
+    if before.facts.fragments != after.facts.fragments:
+        parts = predictor.subject.each(partial(replace, fragments=after.facts.fragments or 1))
+        predictor = replace(predictor, subject=parts)
     axes: dict[str, Any] = dict(changes.values())
     full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)
@@ -157,6 +162,10 @@ def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]
     if differs("buckets"):
         buckets = str(after.facts.buckets)
         yield ChangedBuckets(buckets=buckets), ("buckets", (bucket_policy(buckets),))
+    every = local_steps_of(after)
+    if every != local_steps_of(before):
+        told = ChangedLocalSteps(is_each=every == 1, apart=None if every == 1 else every)
+        yield told, ("local_steps", (every,))
     if differs("hook") and (name := named_in(after.facts.hook)) is not None:
         sizes = [size // FLOAT_BYTES for size in typical_step(before).bytes.tolist()]
         codec = parse_choice(name).compressor(on_gpu=after.facts.backend == "nccl", sizes=sizes)

@@ -38,6 +38,7 @@ from fullwire.findings.predictions import (
     prediction_notes,
     suspicion_finding,
 )
+from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import (
     AllConditions,
@@ -323,8 +324,8 @@ def whatif(
       devices. `bandwidth` and `latency` are those of its NICs, and its uplinks follow. Ranks are
       `"packed"` node by node, or `"scattered"` over its leaves.
     - `accumulate`: the number of passes whose gradients are added up before they are sent.
-    - `local_steps`: the number of steps after which parameters are averaged. Times of both are
-      those of one pass.
+    - `local_steps`: the number of steps after which parameters are averaged, as recorded if you
+      leave it out. Times of both are those of one pass.
     - `jitter`: the scatter of ranks. All of them wait for the slowest.
     - `batch`: the batch of a worker, for built-in workloads.
     - `target`: a scaling factor to be reached, or a metric with its value, `"loss<=0.3"`. With a
@@ -426,8 +427,14 @@ def _table(
                 f"after each step, got {fragments}"
             )
     if "ranks_per_host" in changes and not any(map(transports.of, only)):
+        why = [
+            f"{name} {'has its ranks on one host' if shares_one_host(run) else 'shows none'}"
+            for name, run in many
+        ]
         raise UsageError(
-            "ranks per host: expected a run that shows how its ranks share processors, got none"
+            "ranks per host: expected a run that shows how its ranks share processors and links, "
+            f"and {', '.join(why)}. Give a run on several hosts with --calibrate, or leave the "
+            "ranks out: each then has a host of its own"
         )
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
@@ -467,7 +474,7 @@ def _predicted(
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
         notes=tuple(
-            prediction_notes(many, whole, grid, ranks_are_placed="ranks_per_host" in changes)
+            prediction_notes(many, whole, grid, per_host=changes.get("ranks_per_host", ()))
         ),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
@@ -538,6 +545,8 @@ def replay(
     """
     given: dict[str, OneOrMany] = {**more}
     conditions = taken(Conditions, given)
+    if conditions.local_steps is None:  # whatever was recorded: a replay has a sum
+        conditions = replace(conditions, local_steps=1)
     changes = asked_changes("replay", given, Conditions)
     [(name, only), *others] = named(with_batches(run, batch), line_rate)
     transports = Transports([only], calibrate, (name,), line_rate)

@@ -20,16 +20,27 @@ def show(
 
     fullwire show job.run
     """
+    from fullwire.findings.kinds_of_steps import StepAddsUpPasses
     from fullwire.importers import contents
     from fullwire.report.as_data import run_object
     from fullwire.report.contents import print_metrics, print_run
-    from fullwire.run.store import is_run, read_run
+    from fullwire.run.kinds import kinds_of
+    from fullwire.run.store import is_run, read_parts, read_run
+    from fullwire.timeline.passes import passes_of_step
+    from fullwire.words import sentence
 
     outline, rows = contents(run)
     if json:
         print_json(run_object(outline, rows))
     else:
-        print_run(outline, rows, run)
+        # The first part has whole steps of its ranks, and the outline has no rows.
+        is_stored = bool(rows.get("spans")) and is_run(Path(run))
+        first = next(read_parts(run, only=("spans",))) if is_stored else outline
+        work = None
+        if (passes := passes_of_step(first) or 1) > 1:
+            is_mean = bool(kinds_of(first).kinds)
+            work = sentence(StepAddsUpPasses(passes=passes, is_mean=is_mean))
+        print_run(outline, rows, run, work)
         metrics = outline.metrics
         if rows.get("metrics") and is_run(Path(run)):  # the outline has no rows
             metrics = read_run(run, only=("metrics",)).metrics

@@ -88,8 +88,12 @@ class Conditions:
         str, typer.Option(help="Gradients of so many passes are added up, then sent: 1,4")
     ] = "1"
     local_steps: Annotated[
-        str, typer.Option(help="Workers average parameters after so many steps of their own: 1,16")
-    ] = "1"
+        Text,
+        typer.Option(
+            help="Workers average parameters after so many steps of their own: 1,16; if not "
+            "given, as recorded"
+        ),
+    ] = None
     jitter: Annotated[
         str,
         typer.Option(

@@ -260,6 +260,11 @@ class Cluster(Result):
         return own_bps.get(node, self.nics.rate_bps)
 
     @property
+    def slowest_nic_bps(self) -> float:
+        """Return the line rate of the slowest NIC of all nodes."""
+        return min([self.nics.rate_bps, *(host.nic_rate_bps for host in self.other_hosts)])
+
+    @property
     def nics_per_node(self) -> int:
         """Return the number of NICs of a node."""
         return self.nics.per_node
@@ -310,6 +315,17 @@ class Cluster(Result):
         assert isinstance(self.network, LeafSpine)
         ports = self.network.nodes_per_leaf * (1 if self.network.by_rail else self.nics_per_node)
         return ports * self.nics.rate_bps / self.network.oversubscription
+
+    @property
+    def uplinks(self) -> tuple[tuple[int, float], ...]:
+        """The nodes below the uplinks of a leaf, and of a pod, with the uplinks' line rate."""
+        network = self.network
+        if not isinstance(network, LeafSpine):
+            return ()
+        of_leaf = network.nodes_per_leaf, self.uplink_rate_bps
+        if network.leaves_per_pod is None:
+            return (of_leaf,)
+        return of_leaf, (network.nodes_per_leaf * network.leaves_per_pod, self.core_rate_bps)
 
     @cached_property
     def nic_of_device(self) -> Ints:

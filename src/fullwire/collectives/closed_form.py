@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.collectives.cost import AddTimes, Cost, bus_factor
+from fullwire.collectives.plan import plan
 from fullwire.collectives.registry import OPS, Wires, statement, with_formula
 from fullwire.compression.compressor import Combining
 from fullwire.errors import UsageError
+
+_MOST_PLAYED = 64  # ranks whose transfers are counted
 
 
 def cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
@@ -31,6 +35,30 @@ def recorded_cost(op: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) 
     return cost(*recorded_as(op), workers, size_bytes, adds)
 
 
+@cache
+def host_load(op: str, algorithm: str, workers: int, per_host: int) -> float:
+    """Return the bytes that a host's link carries each way, over those of a rank with its own link.
+
+    Ranks are on hosts in their order. A ring then crosses each link once in either direction. In an
+    all-to-all each rank of a host sends to each rank of the others.
+    """
+    if per_host == 1 or (algorithm == "ring" and op != "alltoall"):
+        return 1.0
+    if op == "alltoall":
+        return per_host * (workers - per_host) / (workers - 1)
+    among = per_host * max(2, _MOST_PLAYED // per_host)  # larger jobs have about the same loads
+    found = plan(op, algorithm, min(workers, among))
+    host = np.arange(found.seats) // per_host
+    sent, by_rank = np.zeros((2, host[-1] + 1)), np.zeros((2, found.seats))
+    for part in found.parts:
+        ends = part.source, part.target
+        crosses = host[ends[0]] != host[ends[1]]
+        for way, end in enumerate(ends):
+            np.add.at(sent[way], host[end][crosses], part.block_count[crosses])
+            np.add.at(by_rank[way], end, part.block_count)
+    return float(sent.max() / by_rank.max())
+
+
 def half_a_part(op: str, workers: int) -> float:
     """Return half of a rank's part of a gather, as a share of its bytes on the wire."""
     return 0.5 / (workers - 1) if op == "allgather" and workers > 1 else 0.0
@@ -39,6 +67,11 @@ def half_a_part(op: str, workers: int) -> float:
 def recorded_as(op: str) -> tuple[str, str]:
     """Return the collective with a known cost that stands for one of a run, and its algorithm."""
     return _LIKELY.get(op, _OTHERS)
+
+
+def on_wire(op: str) -> tuple[str, str]:
+    """Return the collective whose transfers those of a run resemble, and its algorithm."""
+    return ("alltoall", "ring") if op == "alltoall" else recorded_as(op)
 
 
 def sent_as(op: str, backend: object) -> str:

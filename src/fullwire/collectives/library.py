@@ -225,14 +225,16 @@ def _between(cluster: Cluster, workers: int, nodes: int) -> tuple[float, float]:
         on_nics = _on_nics(cluster, here)
         ring_s = max(ring_s, 8 / (np.count_nonzero(on_nics) * nic_bps))
         pairs_s = max(pairs_s, 8 / nic_bps * on_nics.max() * (workers - here) / workers)
-    if isinstance(network, LeafSpine) and nodes > network.nodes_per_leaf:
-        uplink_s = 8 / cluster.uplink_rate_bps
-        rails = np.count_nonzero(_on_nics(cluster, last)) if network.by_rail else 1
-        ring_s = max(ring_s, uplink_s / rails)
-        below = network.nodes_per_leaf * devices
-        for here in (below, workers % below):  # the devices of a full leaf, and of the last one
-            through = _on_nics(cluster, here).max() if network.by_rail else here
-            pairs_s = max(pairs_s, uplink_s * through * (workers - here) / workers)
+    for together, uplink_bps in cluster.uplinks:
+        if nodes <= together:
+            continue
+        by_rail = isinstance(network, LeafSpine) and network.by_rail
+        rails = np.count_nonzero(_on_nics(cluster, last)) if by_rail else 1
+        ring_s = max(ring_s, 8 / uplink_bps / rails)
+        below = together * devices
+        for here in (below, workers % below):  # the devices of a full leaf or pod, and of the last
+            through = _on_nics(cluster, here).max() if by_rail else here
+            pairs_s = max(pairs_s, 8 / uplink_bps * through * (workers - here) / workers)
     return float(ring_s), float(pairs_s)
 
 
@@ -270,12 +272,12 @@ def ways_s(
 
 
 def beside_protocols(
-    measured: Measured, op: str, cluster: Cluster, workers: int, sizes: Sequence[float]
+    measured: Measured, op: str, cluster: Cluster, workers: int, sizes: ArrayLike
 ) -> Floats:
     """Return the times that the tables predict, as factors of the protocols' times."""
     alike = [table for table in _of_this_side(measured, cluster, workers) if table.op == op]
     if not alike:
-        return np.ones(len(sizes))
+        return np.ones(np.size(sizes))
     at = np.log2([table.workers for table in alike])
     power = _follows_share(alike)
     rows = [
@@ -350,9 +352,14 @@ def usual(cluster: Cluster) -> Measured:
     )
 
 
-def usual_times_s(op: str, cluster: Cluster, workers: int, sizes: Floats) -> dict[str, Floats]:
-    """Return the time of each algorithm of libraries, by the quickest of the usual protocols."""
-    ways, times_s = ways_s(usual(cluster), needs(op, cluster, workers), sizes)
+def library_times_s(op: str, cluster: Cluster, workers: int, sizes: Floats) -> dict[str, Floats]:
+    """Return the time of each algorithm that a library uses, by the quickest of its protocols.
+
+    They are those of the cluster's tables, or the usual ones.
+    """
+    measured = cluster.measured or usual(cluster)
+    ways, times_s = ways_s(measured, needs(op, cluster, workers), sizes)
+    times_s = times_s * beside_protocols(measured, op, cluster, workers, sizes)
     return {
         name: times_s[[way == name for way, _ in ways]].min(axis=0)
         for name in dict.fromkeys(way for way, _ in ways)

@@ -96,6 +96,7 @@ class TunedTime(CollectiveTime):
     left_out: Mapping[str, str]  # why an algorithm could not be timed
     tuning: Tuning
     library_ways: tuple[str, ...] = ()  # that were also timed as libraries take them
+    in_use: str | None = None  # by its tables, the library of a fitted cluster takes this one
 
     def _tables(self) -> Mapping[str, Mapping[str, Any]]:
         return {
@@ -275,6 +276,7 @@ def quickest_time(
     *,
     left_out: Mapping[str, str],
     library_ways: tuple[str, ...],
+    in_use: str | None = None,
 ) -> TunedTime:
     """Time a collective by each of these algorithms, and take the quickest."""
     times: list[CollectiveTime] = []
@@ -293,6 +295,7 @@ def quickest_time(
         left_out=left_out,
         tuning=tuning,
         library_ways=library_ways,
+        in_use=in_use,
     )
 
 

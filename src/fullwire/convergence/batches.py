@@ -288,6 +288,22 @@ class Excess:
     high: float
     is_beyond: bool  # the published range
 
+    def over(self, recorded: Excess) -> Excess:
+        """Return it in relation to the loss of recorded workers that had another excess."""
+        below = math.hypot(
+            math.log(self.ratio / self.low), math.log(recorded.high / recorded.ratio)
+        )
+        above = math.hypot(
+            math.log(self.high / self.ratio), math.log(recorded.ratio / recorded.low)
+        )
+        ratio = self.ratio / recorded.ratio
+        return Excess(
+            ratio=ratio,
+            low=ratio * math.exp(-below),
+            high=ratio * math.exp(above),
+            is_beyond=self.is_beyond or recorded.is_beyond,
+        )
+
 
 def excess(*, replicas: int, steps: int, parameters: float) -> Excess:
     """Return how much higher the loss is, if replicas average every so many steps."""

@@ -154,6 +154,12 @@ def _lost_at(steps: Whole, is_number: NDArray[np.bool_]) -> int | None:
     return int(steps[numbers[-1] + 1]) if last > before else None
 
 
+def has_reached(curve: Curve, goal: Goal) -> bool:
+    """Return whether the curve, as far as it was recorded, reaches the goal."""
+    sign = 1.0 if goal.is_least else -1.0
+    return _first_at(sign * curve.values, sign * goal.value) is not None
+
+
 def reach(curve: Curve, goal: Goal, run: str) -> Reach:
     """Return when the curve reaches the goal: as recorded, or else by a forecast."""
     sign = 1.0 if goal.is_least else -1.0

@@ -13,7 +13,7 @@ from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.breakdown import UNTOLD
-from fullwire.timeline.transfers import world
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
 if TYPE_CHECKING:
     from fullwire.fixes import Fix
@@ -138,6 +138,11 @@ def is_transfer_alone(case: Case) -> bool:
     unexplained_s = case.account.parts_s[Part.UNEXPLAINED.key]
     is_told = case.account.untold_s <= UNTOLD * unexplained_s
     return is_told and computes(case) and unexplained_s > 0
+
+
+def lacks_ranks(case: Case) -> bool:
+    """Say whether ranks of the job are missing, whose lateness and contention nothing shows."""
+    return len(recorded_ranks(case.run)) < world(case.run) and not stands_for_all(case.run)
 
 
 def is_alone(case: Case) -> bool:

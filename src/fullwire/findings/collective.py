@@ -215,6 +215,19 @@ class AsLibraries(Finding):
     count: int
 
 
+class ByOwnTables(Finding):
+    """The cluster's tables gave the times of the algorithms that its library has."""
+
+    template = (
+        "{algorithms:list} {count:is|are} timed by this cluster's tables, and the others are "
+        "played on its links. Without --algorithm, its library takes {in_use}."
+    )
+
+    algorithms: tuple[str, ...]
+    count: int
+    in_use: str
+
+
 class NoLatencyGiven(Finding):
     """The latency is 0, so the number of messages costs nothing."""
 
@@ -283,8 +296,11 @@ def tuning_findings(result: TunedTime) -> Iterator[Finding]:
     yield Quickest(algorithm=result.algorithm, count=len(result.times_s), others=others)
     for name, why in result.left_out.items():
         yield AlgorithmLeftOut(algorithm=name, why=why)
-    if result.library_ways:
-        yield AsLibraries(algorithms=result.library_ways, count=len(result.library_ways))
+    ways = result.library_ways
+    if ways and result.in_use is not None:
+        yield ByOwnTables(algorithms=ways, count=len(ways), in_use=result.in_use)
+    elif ways:
+        yield AsLibraries(algorithms=ways, count=len(ways))
     choices, in_one_piece = by_size(result.tuning.ranges), result.tuning.in_one_piece
     if in_one_piece:
         yield ByFormulasInOnePiece(algorithms=in_one_piece, choices=choices)

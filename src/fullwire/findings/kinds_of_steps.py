@@ -31,6 +31,15 @@ class SeveralKinds(Finding):
     kinds: tuple[KindOfSteps, ...]
 
 
+class StepAddsUpPasses(Finding):
+    """A step adds up the gradients of several passes before the optimizer runs."""
+
+    template = "A step adds up the gradients of {passes:.3g} passes{is_mean:? in the mean}."
+
+    passes: float
+    is_mean: bool = False  # of several kinds of steps
+
+
 def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
     """Name each kind of steps by the first figure in which all of them differ."""
     named = (

@@ -7,32 +7,27 @@ from enum import Enum
 
 import numpy as np
 
-from fullwire.findings.case import NOTABLE, Case, communicates, computes
+from fullwire.findings.between import outside_of_steps
+from fullwire.findings.case import NOTABLE, Case, communicates, computes, lacks_ranks
 from fullwire.findings.finding import Finding
-from fullwire.findings.kinds_of_steps import told_kinds
+from fullwire.findings.kinds_of_steps import StepAddsUpPasses, told_kinds
 from fullwire.findings.plans import about_goodput
 from fullwire.findings.sureness import about_kernels, about_others
 from fullwire.run.placement import shares_one_host
-from fullwire.run.run import Run, Spans
+from fullwire.run.run import Run
 from fullwire.run.usual import (
     LONGER,
-    Pauses,
-    gaps_between_steps_s,
-    marks_between_gaps,
-    pauses,
 )
-from fullwire.simulation.forecast import Forecast, Forecaster
+from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import probe_steps
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.steadiness import changed_midway
-from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.timeline.transfers import recorded_ranks, world
 from fullwire.timeline.utilization import missing_tables
 
-BETWEEN = 0.05  # Of the time from first to last step: a note needs more between steps.
 CLOCKS_DIFFER = 0.01  # Of the step: clocks that are known better leave all answers the same.
 BEYOND_LINE_RATE = 1.05  # Times the line rate: faster transfers show that it is the wrong rate.
-_ONE_CHECKPOINT_NS = 50_000_000  # Between two files of one checkpoint.
 _TRANSFER = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
@@ -141,14 +136,6 @@ class LongerSteps(Finding):
     cause: str | None
 
 
-class StepAddsUpPasses(Finding):
-    """A step adds up the gradients of several passes before the optimizer runs."""
-
-    template = "A step adds up the gradients of {passes} passes."
-
-    passes: int
-
-
 class ChangedMidway(Finding):
     """The second half of the steps takes longer or shorter than the first."""
 
@@ -161,69 +148,6 @@ class ChangedMidway(Finding):
     before_s: float
     after_s: float
     part: str
-
-
-class PausesBetweenSteps(Finding):
-    """Pauses between steps, as for evaluation or a checkpoint, are in no step's account."""
-
-    template = (
-        "{count:,} {count:pause|pauses} of {low_s:?{low_s:time} to }{high_s:time} between steps, "
-        "{total_s:time} in all, {count:is|are} not part of a step."
-    )
-
-    count: int
-    low_s: float | None
-    high_s: float
-    total_s: float
-
-
-def between_steps(pauses: Pauses) -> Finding:
-    """Return the finding about pauses between steps."""
-    return PausesBetweenSteps(
-        count=pauses.count,
-        low_s=None if pauses.are_alike else pauses.low_s,
-        high_s=pauses.middle_s if pauses.are_alike else pauses.high_s,
-        total_s=pauses.total_s,
-    )
-
-
-class TimeBetweenSteps(Finding):
-    """Some time is outside of all steps, as for evaluation or a checkpoint."""
-
-    template = (
-        "{share:.0%} of the time from the first step to the last lies between steps, and is in no "
-        "step's account."
-    )
-
-    share: float
-
-
-class EvaluationsTook(Finding):
-    """Evaluations between steps: how often, and how long in all."""
-
-    template = (
-        "{count:,} {count:evaluation|evaluations} took {total_s:time} of the {run_s:time} from the "
-        "first step to the last, in no step's account."
-    )
-
-    count: int
-    total_s: float
-    run_s: float
-
-
-class CheckpointsTook(Finding):
-    """Checkpoints that the job waited for: how often, how long in all, and how much in steps."""
-
-    template = (
-        "{count:,} {count:checkpoint|checkpoints} took {total_s:time} of the {run_s:time} from the "
-        "first step to the last.{within_s:? {within_s:time} of it is the host's part of the steps "
-        "that wrote them.}"
-    )
-
-    count: int
-    total_s: float
-    run_s: float
-    within_s: float | None
 
 
 class FixedFromAllSteps(Finding):
@@ -422,7 +346,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     if kinds := account.by_kind():
         yield told_kinds(account.kinds.kinds, [kind.step_s for kind in kinds])
     elif (passes := passes_of_step(run) or 1) > 1:
-        yield StepAddsUpPasses(passes=round(passes))
+        yield StepAddsUpPasses(passes=passes)
     change = changed_midway(account)
     if change is not None:
         part = change.part.key.replace("_", " ")
@@ -433,22 +357,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probes=int((probes.rank == probes.rank[0]).sum()),
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
-    yield from _beside_training(run.spans)
-    stopped = pauses(gaps_between_steps_s(run.spans), account.step_s)
-    if stopped is not None:
-        yield between_steps(stopped)
-    # Find the share of time between steps where it lies in short gaps.
-    is_mark = (run.spans.lane == "host") & np.isin(run.spans.name, ["step", "probe"])
-    marks = run.spans.rows(is_mark)
-    ranks, place = np.unique(marks.rank, return_inverse=True)
-    first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))
-    last_ns = np.full(len(ranks), marks.end_ns.min(initial=0))
-    np.minimum.at(first_ns, place, marks.start_ns)
-    np.maximum.at(last_ns, place, marks.end_ns)
-    whole_ns = int((last_ns - first_ns).sum())
-    between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
-    if len(marks) and between > BETWEEN and stopped is None:
-        yield TimeBetweenSteps(share=between)
+    yield from outside_of_steps(run.spans, account.step_s)
     own_s = [parts[Part.COMPUTE.key] for parts in account.rank_parts_s()]
     beyond_s = float(np.mean(own_s)) - account.parts_s[Part.COMPUTE.key]
     if beyond_s > NOTABLE * account.step_s:
@@ -461,9 +370,8 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(account.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)
-    recorded = len(recorded_ranks(run))
-    if recorded < world(run) and not stands_for_all(run):
-        yield RanksMissing(recorded=recorded, workers=world(run))
+    if lacks_ranks(case):
+        yield RanksMissing(recorded=len(recorded_ranks(run)), workers=world(run))
     if is_estimated and world(run) > 1:
         yield BaselineIsEstimated()
     if world(run) > 1:
@@ -521,31 +429,6 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Find
         yield EndsBeforeIssue(by_s=account.clock_error_ns * 1e-9, because=because)
 
 
-def _beside_training(spans: Spans) -> Iterator[Finding]:
-    """Yield how long the first rank's evaluations and checkpoints took, if it has any."""
-    marks = marks_between_gaps(spans)
-    if not len(marks):
-        return
-    begin_ns, end_ns = int(marks.start_ns.min()), int(marks.end_ns.max())
-    run_s = (end_ns - begin_ns) * 1e-9
-    is_there = (spans.rank == marks.rank[0]) & (spans.lane == "host")
-    is_there &= (spans.start_ns >= begin_ns) & (spans.end_ns <= end_ns)
-    for name in ("evaluation", "checkpoint"):
-        marked = spans.rows(is_there & (spans.name == name))
-        if not len(marked):
-            continue
-        lasted_s = (marked.end_ns - marked.start_ns) * 1e-9
-        total_s = float(lasted_s.sum())
-        # A trainer writes a checkpoint in several files, one soon after the other.
-        apart_ns = marked.start_ns[1:] - marked.end_ns[:-1]
-        count = 1 + int((apart_ns > _ONE_CHECKPOINT_NS).sum())
-        if name == "evaluation":
-            yield EvaluationsTook(count=len(marked), total_s=total_s, run_s=run_s)
-        else:
-            within_s = float(lasted_s[marked.step >= 0].sum()) or None
-            yield CheckpointsTook(count=count, total_s=total_s, run_s=run_s, within_s=within_s)
-
-
 def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[Finding]:
     """Yield the notes on ranks that share a host, and on a line rate that was given for them."""
     if not shares_one_host(run):
@@ -574,10 +457,12 @@ def about_other_steps(
         yield PredictedFromOthers(usual_s=account.step_s, replayed_s=predictor.measured_s)
 
 
-def about_rate(run: Run, predictor: Forecaster | None, full: Forecast | None) -> Iterator[Finding]:
+def about_rate(run: Run, predictor: Forecaster | None) -> Iterator[Finding]:
     """Yield a note if a given line rate is too low: a full line would take longer than the job."""
-    if predictor is None or full is None or run.facts.line_rate_bps is not None:
+    if predictor is None or run.facts.line_rate_bps is not None:
         return
+    # The measured step would set the prediction right, and so hide that the rate is wrong.
+    full = predictor.as_modelled().ask(transports=(predictor.full(),))
     if full.step_s > BEYOND_LINE_RATE * predictor.measured_s:
         yield RateCannotBe(rate_bps=predictor.rate_bps, step_s=full.step_s)
 

@@ -313,10 +313,11 @@ class PartOfStep(Finding):
 
 
 class PartsOfBest(Finding):
-    """The parts of the best plan's step, the largest first."""
+    """The parts of the best plan's step, a mean over its stages, the largest first."""
 
-    template = "The best plan's step: {parts:list}."
+    template = "The best plan's step{is_pipeline:?, a mean over its stages}: {parts:list}."
 
+    is_pipeline: bool
     parts: tuple[PartOfStep, ...]
 
 

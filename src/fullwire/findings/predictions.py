@@ -14,15 +14,15 @@ from fullwire.collectives.tuning import AUTO
 from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
 from fullwire.findings.sureness import (
-    AddsUpInRounds,
     StepCountsAsPass,
-    about_one_host,
+    about_links,
     about_others,
+    about_rounds,
 )
 from fullwire.run.kinds import usual_step_s
 from fullwire.run.placement import Placement, sums_on_processors
 from fullwire.run.run import Run
-from fullwire.run.usual import steps_of_a_round
+from fullwire.run.usual import local_steps_of
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import Further
@@ -383,11 +383,11 @@ def prediction_notes(
     subjects: Sequence[Subject],
     grid: Grid,
     *,
-    ranks_are_placed: bool = False,
+    per_host: Sequence[int] = (),
 ) -> Iterator[Finding]:
     """Yield the notes on predictions, missing data first.
 
-    `ranks_are_placed` says that the user gave the number of ranks of each host.
+    `per_host` are the numbers of ranks of each host that the user gave.
     """
     for name, run in named:
         yield from (NamedRunIsPartial(run=name, what=gap) for gap in run.missing)
@@ -407,10 +407,9 @@ def prediction_notes(
                 yield memory_finding(load)
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
-        yield from _of_run(name, run, subject, grid.workers, is_measured=bool(measured))
-        every = steps_of_a_round(run)
-        if every > 1 and every not in {*grid.local_steps, *grid.accumulate}:
-            yield AddsUpInRounds(run=name, every=every)
+        yield from about_links(name, run, grid.workers, per_host)
+        yield from _of_run(name, run, subject, is_measured=bool(measured))
+        yield from about_rounds(name, local_steps_of(run), grid.local_steps, grid.accumulate)
         hook = run.facts.hook if subject.step.sent_share < 1 or named_in(run.facts.hook) else None
         how = hook or (run.facts.wire and f"{run.facts.wire} on the wire")
         if how and any(compressor.ratio > 1 for compressor in grid.compressors):
@@ -423,7 +422,7 @@ def prediction_notes(
             yield UnknownCodecCost(codec=codec, device=packed_on)
     placed = {subject.placement: subject for subject in subjects if measured}
     for at in placed:
-        if max(grid.workers) > at.ranks and not ranks_are_placed:
+        if max(grid.workers) > at.ranks and not per_host:
             runs = tuple(each.name for each in subjects if each.placement == at)
             yield MoreHostsAlike(at=at, runs=runs if len(placed) > 1 else ())
     for transport, subject in itertools.product(measured, placed.values()):
@@ -445,13 +444,11 @@ def prediction_notes(
         yield TreeAtItsBest()
 
 
-def _of_run(
-    name: str, run: Run, subject: Subject, workers: Sequence[int], *, is_measured: bool
-) -> Iterator[Finding]:
+def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iterator[Finding]:
     if subject.step.is_estimated:
         yield EstimatedFromSeveral(run=name)
-    yield from about_one_host(name, run, workers)
     replayed_ns, usual_s = subject.step.measured_ns, usual_step_s(run)
+    usual_s = usual_s if local_steps_of(run) == 1 else None  # another note tells of rounds
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
     is_modelled = run.provenance.basis == "modelled"  # with one pass in a step

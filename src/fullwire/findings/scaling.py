@@ -415,6 +415,15 @@ def _rounded_up(number: float) -> float:
     return math.ceil(number / digit - 1e-9) * digit
 
 
+class ChangedLocalSteps(Finding):
+    """Workers add up once in another number of steps."""
+
+    template = "a sum in {is_each:?every step}{apart:?one of {apart} steps}"
+
+    is_each: bool
+    apart: int | None  # None for a sum in each step
+
+
 class WorkInTheSameTime(Finding):
     """The gain from another number of workers, each of which does the same work in a step."""
 

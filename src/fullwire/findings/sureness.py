@@ -6,14 +6,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fullwire.findings.case import Case
+from fullwire.findings.case import Case, lacks_ranks
 from fullwire.findings.finding import Finding
-from fullwire.run.placement import most_on_one_host, shares_one_host, sums_on_processors
+from fullwire.run.placement import (
+    has_links_in_a_machine,
+    most_on_one_host,
+    shares_one_host,
+    sums_on_processors,
+)
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import MUCH_BESIDE
 from fullwire.timeline.account import Account, Part, late_ranks, names_others_later
 from fullwire.timeline.contention import LEAST_COMPARED, compared_kernels
+from fullwire.timeline.transfers import recorded_ranks, world
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.
 _FEW_STEPS = 10  # Of a measured job: with fewer, it may still be warming up.
@@ -42,6 +48,17 @@ class PartIsMissing(Finding):
     """Some data of the run is missing."""
 
     template = "the run is partial"
+
+
+class LacksRanks(Finding):
+    """Some ranks are missing, and the others cannot show what these lose."""
+
+    template = (
+        "{recorded} of {workers} ranks cannot show the lateness and the contention of the others"
+    )
+
+    recorded: int
+    workers: int
 
 
 class OnlySoMany(Finding):
@@ -93,10 +110,15 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         reverse=True,
     )
     _, (next_s, after), *_ = losses
-    steps = int(account.is_kept.sum())
-    doubts: list[Finding] = [PartIsMissing()] if case.run.gaps else []
-    if case.run.provenance.origin == "measured" and steps < _FEW_STEPS:
-        doubts.append(OnlySoMany(steps=steps))
+    kept = int(account.is_kept.sum())
+    doubts: list[Finding] = []
+    if lacks_ranks(case):
+        recorded = len(recorded_ranks(case.run))
+        doubts.append(LacksRanks(recorded=recorded, workers=world(case.run)))
+    elif case.run.gaps:
+        doubts.append(PartIsMissing())
+    if case.run.provenance.origin == "measured" and kept < _FEW_STEPS:
+        doubts.append(OnlySoMany(steps=kept))
     if case.run.provenance.origin == "simulated":
         doubts.append(IsPredicted())
     beside = [
@@ -114,7 +136,7 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     share = case.share(next_s)
     return Sureness(
         doubts=tuple(doubts),
-        steps=steps,
+        steps=len(account.steps),
         after=after.replace("_", " ") if round(share, 2) else None,
         share=share,
     )
@@ -151,13 +173,41 @@ class LinkForEachRank(Finding):
     few: str = ""  # Where that is not all of them.
 
 
-def about_one_host(name: str, run: Run, workers: Sequence[int]) -> Iterator[Finding]:
-    """Say it where all ranks, or so few workers, are on one host and are predicted with links."""
-    fitting = [count for count in workers if 1 < count <= most_on_one_host(run)]
+class RanksShareLinks(Finding):
+    """The user gave the ranks of a host, which share its link."""
+
+    is_assumption = True
+    template = (
+        "{run}: ranks of a host share its link, which a ring of ranks in their order crosses once "
+        "each way.{fitting:? Up to {fitting} workers fit on one host. Their sums use no link, and "
+        "cost processor time with a measured transport only.}{keeping:? Up to {keeping} workers "
+        "are taken to be in one lab, with a link for each.}"
+    )
+
+    run: str
+    fitting: int | None
+    keeping: int | None
+
+
+def about_links(
+    name: str, run: Run, workers: Sequence[int], per_host: Sequence[int]
+) -> Iterator[Finding]:
+    """Say how ranks of a host are predicted, where all ranks or so few workers are on one.
+
+    `per_host` are the ranks of a host that the user gave.
+    """
+    if max(per_host, default=1) > 1:
+        fitting = max((count for count in workers if 1 < count <= max(per_host)), default=None)
+        is_lab = has_links_in_a_machine(run)
+        yield RanksShareLinks(
+            run=name, fitting=None if is_lab else fitting, keeping=fitting if is_lab else None
+        )
+        return
+    fitting_one = [count for count in workers if 1 < count <= most_on_one_host(run)]
     if shares_one_host(run):
         yield LinkForEachRank(run=name)
-    elif fitting and sums_on_processors(run):
-        yield LinkForEachRank(run=name, few=f"up to {max(fitting)} workers")
+    elif fitting_one and sums_on_processors(run):
+        yield LinkForEachRank(run=name, few=f"up to {max(fitting_one)} workers")
 
 
 class KernelsWereCompared(Finding):
@@ -199,16 +249,39 @@ def about_kernels(run: Run, account: Account) -> Iterator[Finding]:
 
 
 class AddsUpInRounds(Finding):
-    """Workers take several steps of their own between two sums, and a prediction takes none."""
+    """Workers take several steps of their own between two sums, and so do predictions."""
 
     is_assumption = True
     template = (
-        "{run}: its workers add up in one of {every} steps. A prediction takes them to add up in "
-        "every step, unless you give --local-steps {every}, and --fragments if the script has them."
+        "{run}: its workers add up in one of {every} steps, and so they do here. Times are the "
+        "mean over these steps. --local-steps 1 predicts a sum in every step."
     )
 
     run: str
     every: int
+
+
+class AddedUpInRounds(Finding):
+    """Workers took several steps of their own between two sums, and predictions do not."""
+
+    is_assumption = True
+    template = (
+        "{run}: its workers add up in one of {every} steps, and no prediction here does. "
+        "--local-steps {every} predicts that."
+    )
+
+    run: str
+    every: int
+
+
+def about_rounds(
+    run: str, every: int, local_steps: Sequence[int], accumulate: Sequence[int]
+) -> Iterator[Finding]:
+    """Say whether predictions add up once in so many steps, as the run did, or more often."""
+    if every > 1 and set(local_steps) == {every}:
+        yield AddsUpInRounds(run=run, every=every)
+    elif every > 1 and every not in {*local_steps, *accumulate}:
+        yield AddedUpInRounds(run=run, every=every)
 
 
 class StepCountsAsPass(Finding):

@@ -278,10 +278,15 @@ class BatchContradictsRun(Finding):
     given: int
 
 
-class StepsOnly(Finding):
-    """The interval of a time holds the steps alone."""
+class StepLengthUnsure(Finding):
+    """The interval of some times leaves out that of the step's length, which nothing tells."""
 
-    template = "Intervals hold the steps to the target; those of the step's length are unknown."
+    template = (
+        "In {count:,} {count:setting|settings} nothing tells how far the length of a step may be "
+        "off: {count:the interval of its time leaves|the intervals of their times leave} that out."
+    )
+
+    count: int
 
 
 class ReachedFirst(Finding):

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
+    PLAIN,
+    Fix,
     FixKind,
     Process,
     Seen,
     Worthwhile,
     register,
     sending_s,
+    without_loss,
     worthwhile,
 )
 from fullwire.units import shown
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
-    from fullwire.simulation.forecast import Forecaster
+    from fullwire.simulation.forecast import Forecast, Forecaster
     from fullwire.timeline.account import Account
 
 _MOST = 4096
 _AS_IT_IS = -1  # DDP sends as the script says
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneSumOfDdp(Fix):
+    """The gradients of a step's passes go in one sum, instead of one in each pass."""
+
+    template = "one sum a step of {passes} passes"
+    lines: ClassVar[Mapping[str, str]] = {
+        PLAIN: """\
+from contextlib import nullcontext
+
+for number, batch in enumerate(loader, 1):
+    is_sent = number % {passes} == 0
+    with nullcontext() if is_sent else model.no_sync():
+        (loss_of(model, batch) / {passes}).backward()
+    if is_sent:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    }
+
+    kind: str = "accumulation"
+    passes: int
 
 
 @register
@@ -33,9 +61,45 @@ class Accumulation(FixKind):
 
     key = "accumulation"
     label = "one sum for the passes of a step"
-    addresses = ("line_rate", "transport", "latency")
+    addresses = ("line_rate", "transport", "latency", "contention")
     example = "4"
     setting = "the passes of each step, of a script that accumulates"
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Predict the step without the sums of its passes before the last."""
+        from fullwire.timeline.passes import passes_that_each_sum
+
+        passes = passes_that_each_sum(run)
+        if not passes:
+            return
+        step = job.subject.step
+        others = step.others
+        # Sums of earlier passes were issued before the last backward pass began.
+        rows = zip(others.op, others.members, others.issue_ns, strict=True)
+        kept = [op != "allreduce" or bool(among) or at_ns > 0 for op, among, at_ns in rows]
+        if all(kept):
+            yield from self.by_account(run, account)
+            return
+        fewer = replace(
+            others,
+            op=tuple(itertools.compress(others.op, kept)),
+            bytes=tuple(itertools.compress(others.bytes, kept)),
+            members=tuple(itertools.compress(others.members, kept)),
+            awaited=tuple(itertools.compress(others.awaited, kept)),
+            issue_ns=tuple(itertools.compress(others.issue_ns, kept)),
+        )
+        yield _one_sum(passes, job.ask(step=replace(step, others=fewer)))
+
+    def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
+        """Subtract the time in which the sums of passes before the last were exposed."""
+        from fullwire.timeline.passes import passes_that_each_sum
+
+        passes = passes_that_each_sum(run)
+        if not passes:
+            return
+        found = without_loss(account, sending_s(account) * (passes - 1) / passes, of_one=False)
+        if found is not None:
+            yield _one_sum(passes, found)
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
@@ -135,3 +199,8 @@ def _send_now(model: Any) -> None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
             parameter.grad /= dist.get_world_size(group)
+
+
+def _one_sum(passes: int, forecast: Forecast) -> OneSumOfDdp:
+    how = f"with model.no_sync() in {passes - 1} of the {passes} passes of each step"
+    return OneSumOfDdp(passes=passes, how=how, forecast=forecast)

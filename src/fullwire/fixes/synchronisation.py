@@ -10,7 +10,7 @@ from fullwire.fixes.fix import PLAIN, Fix, FixKind, Risk, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
-from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.passes import passes_of_step, passes_that_each_sum
 
 _TIMES_AS_MANY = (2, 4)  # passes between sums, in place of the recorded ones
 _BY_DDP = "with model.no_sync() in {without} of {every} passes; the batch is {times}x larger"
@@ -102,6 +102,8 @@ class Synchronisation(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict sending the gradients of several steps together."""
+        if passes_that_each_sum(run):
+            return  # One sum a step comes first, and the batch stays as it is.
         kind: type[FewerSums]
         if run.facts.buckets is not None:
             kind, setting = FewerSumsOfDdp, _BY_DDP

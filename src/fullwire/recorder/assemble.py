@@ -35,7 +35,7 @@ from fullwire.recorder.inside import ENTERED
 from fullwire.recorder.inside.journal import ENDED, FAILED, Note
 from fullwire.recorder.journals import Journal, Notes, last_attempts, read_journals
 from fullwire.recorder.launch import ELSEWHERE
-from fullwire.recorder.reported import Reported
+from fullwire.recorder.reported import KINDS, Reported
 from fullwire.recorder.samples import read_samples, tables_of
 from fullwire.recorder.steps import (
     OUTSIDE,
@@ -75,9 +75,7 @@ SPARSE = (  # few in a step
     Note.BEFORE_FORWARD,
     Note.PROBE,
     Note.DELAY,
-    Note.OWN_NOISE,
-    Note.MEAN_NOISE,
-    Note.SHARD_NOISE,
+    *KINDS,
 )
 OFTEN = 0.5  # Share of the steps that must have work before the forward, for it to be usual.
 DISK_BLOCK_BYTES = 512  # The kernel counts such blocks.
@@ -94,7 +92,7 @@ class _Rank:
     children: Whole  # Notes of its child processes' processor time.
     before_forward: Whole  # Notes of the program's thread before forward passes.
     delays: Whole  # Notes of computing threads that waited for a processor.
-    noise: tuple[Whole, ...]  # Notes of squared gradients: its own, the mean's, its shard's.
+    reported: Mapping[int, Whole]  # Notes of what the program reports, by kind.
     steps: Steps
     is_probe: NDArray[np.bool_]  # for each step: the times of probe steps are unusual
     in_sums_ns: Whole  # for each step: the wait for a processor, and the running time, in a
@@ -202,8 +200,10 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     late = sum(journal.late_ends for journal in chosen)
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)
-    costs, of_ranks = _write_ranks(chosen, earlier, clocks, known, writer, directories, is_joined)
-    told_facts |= costs
+    costs, reported, of_ranks = _write_ranks(
+        chosen, earlier, clocks, known, writer, directories, is_joined
+    )
+    told_facts |= costs | reported.facts(workers)
     # The samples, host by host.
     names = {kind: name for name, kind in TABLES.items()}
     shift_ns = sample_shifts(chosen, clocks, samples)
@@ -264,8 +264,8 @@ def _write_ranks(
     writer: RunWriter,
     directories: Sequence[Path],
     is_joined: bool,
-) -> tuple[Facts, list[Gap]]:
-    """Write all ranks' tables; return the facts of the recorder's cost, and the gaps."""
+) -> tuple[Facts, Reported, list[Gap]]:
+    """Write all ranks' tables; return the recorder's cost, what ranks reported, and the gaps."""
     gaps: list[Gap] = []
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
@@ -282,7 +282,7 @@ def _write_ranks(
         for journal in earlier.get(rank.number, ()):
             if (machine := machine_of(journal)) in clocks:
                 reported.add_earlier(journal, clocks[machine].shift_ns)
-        reported.add(rank.journal, rank.steps, rank.noise, rank.shift_ns)
+        reported.add(rank.journal, rank.steps, rank.reported, rank.shift_ns)
         gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
         for cost in rank.journal.defined("cost") if len(rank.steps) else ():
             spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # older journals: write_ns
@@ -309,7 +309,6 @@ def _write_ranks(
         events=reported.events(directories),
     )
     costs = Facts(
-        pass_samples=reported.pass_samples,
         recorder_s=max(costs_s, default=None),
         processor_s=tuple((rank, whole_s) for rank, whole_s, _ in used_s) or None,
         communication_processor_s=tuple((rank, part_s) for rank, _, part_s in used_s) or None,
@@ -321,7 +320,7 @@ def _write_ranks(
         before_forward_processor_s=tuple((rank, s) for rank, s, _ in before_forward) or None,
         before_forward_read_bytes=tuple((rank, size) for rank, _, size in before_forward) or None,
     )
-    return costs, gaps
+    return costs, reported, gaps
 
 
 def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
@@ -389,7 +388,7 @@ def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
         children=sparse[Note.CHILDREN],
         before_forward=sparse[Note.BEFORE_FORWARD],
         delays=sparse[Note.DELAY],
-        noise=tuple(sparse[kind] for kind in (Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE)),
+        reported={kind: sparse[kind] for kind in KINDS},
         steps=steps,
         is_probe=np.bincount(probed, minlength=len(steps)) > 0,
         in_sums_ns=np.stack(

@@ -8,13 +8,15 @@ where the last attempt went on, the number of its steps does not tell.
 The squared gradients of ranks are averaged; the mean's is that of the lowest rank. No mean is
 longer than its parts, so a communication hook that sums and does not divide shows itself: its
 "mean" is then divided by the number of ranks.
+
+The samples of a step are those that all ranks took from their loaders since the step before.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +27,20 @@ from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.inside.metrics import EVENTS_SUFFIX, value_of
 from fullwire.recorder.journals import Journal
 from fullwire.recorder.printed import SUFFIX
-from fullwire.recorder.steps import Steps
+from fullwire.recorder.steps import OUTSIDE, Steps
+from fullwire.run.facts import Facts
 from fullwire.run.run import Events, Metrics, Noise, Whole
+
+_NOISE = Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE
+KINDS = (*_NOISE, Note.SAMPLES, Note.BACKWARD)
 
 
 class Reported:
     """Takes ranks one by one, in order."""
 
     def __init__(self) -> None:
-        self.pass_samples: int | None = None
+        self._samples: list[float | None] = []  # of a step of each rank
+        self._passes: list[float] = []  # of a step of each rank, where it has some
         self._names: set[str] = set()
         self._metrics: list[Metrics] = []
         self._own: dict[int, list[float]] = defaultdict(list)
@@ -48,18 +55,20 @@ class Reported:
         if names:
             self._metrics.append(_metrics(journal, names, None, shift_ns))
 
-    def add(self, journal: Journal, steps: Steps, noise: tuple[Whole, ...], shift_ns: int) -> None:
-        """Take what one rank reported."""
+    def add(
+        self, journal: Journal, steps: Steps, notes: Mapping[int, Whole], shift_ns: int
+    ) -> None:
+        """Take what one rank reported: its journal, and all of its notes of `KINDS`."""
         self._ranks += 1
         self._first = self._first or (steps, shift_ns)
-        if self.pass_samples is None:
-            told = next(journal.defined("samples"), None)
-            self.pass_samples = None if told is None else int(told["samples"])
+        self._samples.append(_usual_samples(notes[Note.SAMPLES], steps))
+        passes = _by_step(notes[Note.BACKWARD], steps)
+        self._passes += [float(np.median(passes[passes > 0]))] if passes.any() else []
         fresh = {number: name for number, name in _named(journal) if name not in self._names}
         if fresh:
             self._names |= set(fresh.values())
             self._metrics.append(_metrics(journal, fresh, steps, shift_ns))
-        own, mean, shards = noise
+        own, mean, shards = (notes[kind] for kind in _NOISE)
         for at, (_, _, bits) in zip(_ended(steps, own), own.tolist(), strict=True):
             self._own[at].append(value_of(bits))
         for at, (passes, _, bits) in zip(_ended(steps, mean), mean.tolist(), strict=True):
@@ -102,6 +111,27 @@ class Reported:
             duration_ns=np.array(durations_ns, np.int64),
         )
 
+    @property
+    def rank_samples(self) -> float | None:
+        """The samples that a rank takes in a step, as a mean: one may read those of others."""
+        if not self._samples or None in self._samples:
+            return None
+        taken = sum(samples for samples in self._samples if samples) / self._ranks
+        return taken or None
+
+    @property
+    def _rank_passes(self) -> float:
+        return float(np.median(self._passes)) if self._passes else 1.0
+
+    def facts(self, workers: int) -> Facts:
+        """Return the samples of a step of so many workers, and of one of its passes."""
+        if self.rank_samples is None:
+            return Facts()
+        return Facts(
+            step_samples=max(1, round(self.rank_samples * (workers or self._ranks))),
+            pass_samples=max(1, round(self.rank_samples / self._rank_passes)),
+        )
+
     def noise(self) -> Noise:
         """Return the gradient noise of the steps that all ranks noted."""
         steps = [at for at in sorted(self._mean) if len(self._own[at]) == self._ranks]
@@ -109,14 +139,33 @@ class Reported:
         mean = np.array([self._mean[at][1] for at in steps])
         if len(steps) and np.median(mean) > np.median(own):  # a sum, and no mean
             mean = mean / self._ranks**2
-        samples = self.pass_samples or 0
+        samples = (self.rank_samples or 0) / self._rank_passes
         return Noise(
             step=np.array(steps, np.int64),
             ranks_squared_norm=own,
             mean_squared_norm=mean,
-            samples=np.array([self._mean[at][0] * samples for at in steps], np.int64),
+            samples=np.array([round(self._mean[at][0] * samples) for at in steps], np.int64),
             ranks=np.full(len(steps), self._ranks),
         )
+
+
+def _by_step(notes: Whole, steps: Steps, *, of_numbers: bool = False) -> Whole:
+    """Count the notes in each step, or add up their numbers."""
+    step = steps.of(notes[:, 1])
+    weights = notes[step != OUTSIDE, 0] if of_numbers else None
+    return np.bincount(step[step != OUTSIDE], weights, len(steps)).astype(np.int64)
+
+
+def _usual_samples(taken: Whole, steps: Steps) -> float | None:
+    """Return the samples that a rank took since the step before; None where nothing tells.
+
+    A step may cut one batch into passes, or take several. A rank that took none at all may have
+    those of another. A loader that gives nothing in most steps has given their samples before, and
+    how a step takes its part of them is unknown.
+    """
+    by_step = _by_step(taken, steps, of_numbers=True)
+    usual = float(np.sort(by_step)[len(by_step) // 2]) if len(by_step) else 0.0
+    return None if len(taken) and not usual else usual
 
 
 def _ended(steps: Steps, notes: Whole) -> list[int]:

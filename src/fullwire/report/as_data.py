@@ -201,6 +201,8 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "baseline_is_estimated": result.is_estimated,
         "account": dict(result.account),
         "compute_inflation_s": result.compute_inflation_s,
+        "passes": result.passes,
+        "pass_samples": result.facts.pass_samples,
         "ranks": [asdict(rank) for rank in result.ranks],
         "evidence": [
             {"name": figure.key, "value": figure.value, "sentence": sentence(figure)}

@@ -17,13 +17,18 @@ _RANKS_SAID = 4  # for facts that each rank has
 _CURVE = 32  # characters of a metric's curve
 
 
-def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
-    """Print the contents of a run: where it comes from, facts, tables, completeness."""
+def print_run(run: Run, rows: Mapping[str, int], name: str, work: str | None = None) -> None:
+    """Print the contents of a run: where it comes from, facts, tables, completeness.
+
+    `work` says what a step does, as far as that is known.
+    """
     from fullwire.run.run import TABLES  # here: other tables are printed without numpy
 
     origin, basis = run.provenance.origin, run.provenance.basis
     rests = "" if basis == "measured" or origin == "modelled" else f", resting on {basis} times"
     say(f"{name}: {origin} from {run.provenance.source}{rests}")
+    if work is not None:
+        say(work)
     say("complete" if run.complete else "PARTIAL:")
     for gap in run.missing:
         say(f"  {gap}")

@@ -14,16 +14,18 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from fullwire.answers.explain import Explanation
+from fullwire.findings.between import CheckpointsTook, EvaluationsTook
 from fullwire.findings.case import NOTABLE
 from fullwire.findings.comparisons import about_changes
 from fullwire.findings.kinds_of_steps import told_kinds
-from fullwire.findings.notes import CheckpointsTook, EvaluationsTook, RunIsPartial
+from fullwire.findings.notes import RunIsPartial
 from fullwire.findings.plans import GoodputWas
 from fullwire.findings.scaling import ScalingFactor
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.report.terminal import (
     columns,
     draw,
+    left_out,
     print_notes,
     print_table,
     say,
@@ -289,10 +291,12 @@ def _of_which_steps(result: Explanation) -> str:
     usual, kept = int(result.detail.is_typical.sum()), int(result.detail.is_kept.sum())
     if kept < 2:
         return ""
-    told = f"mean of {'the middle half' if usual < kept else 'all'} of {kept:,} steps"
+    steps = result.detail.steps
+    told = f"mean of {'the middle half' if usual < kept else 'all'} of {len(steps):,} steps"
+    told += left_out(len(steps) - kept)
     if kinds := result.detail.by_kind():
         found = told_kinds(result.detail.kinds.kinds, [kind.step_s for kind in kinds])
-        told += f" of {found.count} kinds: {'; '.join(sentences(found.kinds))}"
+        told += f"; of {found.count} kinds: {'; '.join(sentences(found.kinds))}"
     if result.is_of_all_steps:
         mean_s = result.detail.over_all().step_s
         told += f"; the verdict is of all of them, {show_time(mean_s)} in the mean"

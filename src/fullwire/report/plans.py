@@ -225,7 +225,7 @@ def _print_exposed(best: Planned) -> None:
         for name, part_s in shares
         if part_s > best.step_s / 200
     )
-    say(sentence(PartsOfBest(parts=told)))
+    say(sentence(PartsOfBest(is_pipeline=best.pp > 1, parts=told)))
 
 
 def _on_half(best: Planned, half: Planned) -> str:

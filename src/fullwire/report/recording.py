@@ -11,8 +11,9 @@ from typing import cast
 import numpy as np
 
 from fullwire.findings.audit import audit_of_recording
-from fullwire.findings.notes import between_steps
-from fullwire.report.terminal import columns
+from fullwire.findings.between import between_steps
+from fullwire.findings.kinds_of_steps import StepAddsUpPasses
+from fullwire.report.terminal import columns, left_out
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
 from fullwire.timeline.contention import probe_steps
@@ -62,9 +63,13 @@ def _summary(path: Path) -> Iterator[str]:
         yield (
             f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
             f"{show_time(summary.step_s)} (mean of the middle half by duration"
-            + (f", of each of {summary.kinds} kinds)" if summary.kinds > 1 else ")")
+            + (f", of each of {summary.kinds} kinds" if summary.kinds > 1 else "")
+            + f"{left_out(summary.left_out)})"
             + (f", and {max(probes)} probe steps" if max(probes) else "")
         )
+    if (summary.passes or 1) > 1:
+        work = StepAddsUpPasses(passes=summary.passes or 1, is_mean=summary.kinds > 1)
+        yield f"  work           {in_words(work)}"
     if summary.longer:
         yield (
             f"  longer steps   {summary.longer:,} of {summary.steps:,}, "

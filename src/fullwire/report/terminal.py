@@ -433,6 +433,11 @@ def print_notes(notes: Iterable[str]) -> None:
         say(f"note: {note}")
 
 
+def left_out(steps: int) -> str:
+    """Return how many steps the time of a step leaves out, as the end of its definition."""
+    return f", {steps:,} left out as unusual" if steps else ""
+
+
 def columns() -> int:
     """Return the width of the terminal; 80 without a terminal."""
     return max(shutil.get_terminal_size().columns, _LEAST_COLUMNS)

@@ -46,7 +46,7 @@ from fullwire.resilience.joining import (
 from fullwire.resilience.membership import Membership
 from fullwire.resilience.mesh import Mesh
 from fullwire.resilience.pace import Pace, shares
-from fullwire.resilience.place import TOO_FEW_STATUS, Changes, tell
+from fullwire.resilience.place import TOO_FEW_STATUS, Changes, tell, tell_fact, tell_samples
 from fullwire.resilience.rounds import Outer, Round
 from fullwire.resilience.state import State, parts_of
 from fullwire.transport.small_gradients import tell_small
@@ -88,6 +88,9 @@ class Job:
         self._saver = None if mesh is None else checkpoints.Saver(mesh, is_alike=outer is None)
         self._pace = None if mesh is None else Pace(mesh)
         self._sums = self._made_sums()
+        if outer is not None:
+            tell_fact("local_steps", outer.steps * outer.fragments)
+            tell_fact("fragments", outer.fragments)
         if mesh is not None:
             if mesh.place.balances:
                 tell_of_batch_statistics(model, mesh.rank)
@@ -152,6 +155,7 @@ class Job:
                 # A rank without samples computes some that others count, with weight 0.
                 given = self._share_of(whole, batch_size) or whole[:2]
                 tried = self._sums.tries
+                tell_samples(len(given) if self._has_share else 0)
                 yield collated(dataset, given, collate)
                 if self._sums.tries == tried:
                     raise UsageError("job.batches: expected `with job.step()` around each batch")

@@ -92,6 +92,20 @@ def next_number(folder: Folder, rank: int, size: int) -> int:
     return next(each for each in range(rank + size, max(used) + size + 1, size) if each > max(used))
 
 
+def tell_fact(name: str, value: int) -> None:
+    """Tell the recorder a fact of this job, if there is a recorder in this process."""
+    take = getattr(sys.modules.get("fullwire_inside"), "take_fact", None)
+    if take is not None:
+        take(name, value)
+
+
+def tell_samples(samples: int) -> None:
+    """Tell the recorder how many samples this rank takes in a step, if there is a recorder."""
+    take = getattr(sys.modules.get("fullwire_inside"), "take_samples", None)
+    if take is not None and samples:
+        take(samples)
+
+
 def tell(kind: str, ranks: Sequence[int], began_ns: int, ended_ns: int) -> None:
     """Tell the recorder an event of this job, if there is a recorder in this process."""
     take = getattr(sys.modules.get("fullwire_inside"), "take_event", None)

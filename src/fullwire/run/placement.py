@@ -83,6 +83,13 @@ def shares_one_host(run: Run) -> bool:
     return is_known and sums_on_processors(run) and len(set(hosts.values())) == 1
 
 
+def has_links_in_a_machine(run: Run) -> bool:
+    """Say whether hosts share a machine and have links between them, as the hosts of a lab."""
+    hosts = len(set(host_of_rank(run).values())) or (run.facts.workers or 0)
+    machines = run.facts.machines
+    return machines is not None and hosts > machines and run.facts.line_rate_bps is not None
+
+
 def sums_on_processors(run: Run) -> bool:
     """Say whether processors carry out the job's collectives, which depends on its backend."""
     return run.facts.backend in _SUMS_ON_PROCESSORS

@@ -149,6 +149,11 @@ def pauses(gaps_s: _Floats, step_s: float) -> Pauses | None:
     )
 
 
+def local_steps_of(run: Run) -> int:
+    """Return how many steps a worker takes of its own between two sums of the same parameters."""
+    return run.facts.local_steps or steps_of_a_round(run)
+
+
 def steps_of_a_round(run: Run) -> int:
     """Return how many steps pass from one with collectives to the next: 1 in most jobs.
 
@@ -161,3 +166,20 @@ def steps_of_a_round(run: Run) -> int:
         return 1
     usual = int(apart[len(apart) // 2])
     return usual if np.mean(apart == usual) >= _REGULAR_ROUNDS else 1
+
+
+def means_of_rounds(run: Run, numbers: Whole, length_ns: _Floats) -> _Floats:
+    """Return the mean step of each whole round; the lengths as they are if steps make no rounds.
+
+    A round has the steps after which all parameters were summed once, at once or part by part.
+
+    One step in a round sums for all of it, so single steps are no measure of such a job. The first
+    round begins with the first sum.
+    """
+    every = local_steps_of(run)
+    sums = run.collectives.step[run.collectives.step >= 0]
+    if every == 1 or not len(sums):
+        return length_ns
+    kept = length_ns[numbers >= sums.min()]
+    rounds = kept[: len(kept) // every * every].reshape(-1, every)
+    return np.asarray(rounds.mean(axis=1)) if len(rounds) else length_ns

@@ -143,6 +143,17 @@ class Forecaster:
         )
 
 
+def unmeasured_transport(run: Run) -> FullTransport:
+    """Return the transport of a run that shows none: the share of the line that headers leave.
+
+    A simulated run names its own transport.
+    """
+    played = run.facts.transport or ""
+    if played.startswith("full"):
+        return full_transport(played)
+    return FullTransport(run.facts.payload_share or PAYLOAD_SHARE)
+
+
 def forecaster(
     run: Run,
     line_rate_bps: float | None = None,
@@ -160,10 +171,7 @@ def forecaster(
     grid = as_recorded(run)
     if grid is None:
         return None
-    # The share of the line that headers leave. A simulated run names its own transport.
-    share, played = run.facts.payload_share or PAYLOAD_SHARE, run.facts.transport or ""
-    if played.startswith("full"):
-        share = full_transport(played).share
+    share = unmeasured_transport(run).share
     try:
         calibration = calibrated([run, *calibrate])
     except UsageError:  # it shows no transport: a simulated run, or one rank's trace
@@ -175,7 +183,7 @@ def forecaster(
         subject = plain_subject(run.provenance.source, steps, placement)
         if own is not None:
             subject = with_contention(subject, own, transport)
-        return with_residue(subject, transport)
+        return subject if calibration is None else with_residue(subject, transport)
 
     return Forecaster(
         subject=by_kinds(run, make, alone),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster, one_switch, with_workers
+from fullwire.collectives.closed_form import host_load
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.collectives.registry import names, of_one_switch, open_to, with_formula
 from fullwire.collectives.tuning import AUTO
@@ -128,6 +129,16 @@ class Residue:
         figures = np.array([(one.time_s, one.at_overhead_s) for one in several])
         return cls(*figures.T.reshape(2, -1, 1, 1, 1))
 
+    @property
+    def of_any_transport(self) -> Residue:
+        """Return what another transport keeps of it.
+
+        A step that is longer than its replay may owe that to its transport. One that is shorter may
+        owe it to T1, where that is estimated too long, and is then as much shorter on a full line.
+        Else a full line would seem slower than the measured one.
+        """
+        return replace(self, time_s=np.minimum(self.time_s, 0.0))
+
     def beside(self, overhead_s: Floats) -> Floats:
         """Return the time to add to these overheads."""
         is_known = np.greater(self.at_overhead_s, 0)
@@ -181,6 +192,7 @@ class Subject:
     placement: Placement = UNKNOWN_PLACEMENT  # of the recorded ranks
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
     crowding: Crowding = Crowding()
+    is_of_lab: bool = False  # the recorded hosts share one machine, and have links between them
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
     # Where steps are of several kinds: each kind as a subject, whose mean step is `step`.
     kinds: tuple[tuple[Kind, Subject], ...] = ()
@@ -189,6 +201,23 @@ class Subject:
         """Return the subject with a change to it, and to each kind of its steps."""
         kinds = tuple((kind, change(subject)) for kind, subject in self.kinds)
         return replace(change(self), kinds=kinds)
+
+    def nic_loads(self, workers: Sequence[int], op: str, algorithm: str) -> Floats:
+        """Return the bytes on a host's link, over those of one rank with a link of its own.
+
+        Without a number of ranks for each host they are placed as recorded, which times already
+        show. Ranks of one machine have no link between them, unless they had in a lab.
+        """
+        per_host = self.ranks_per_host
+        if per_host is None:
+            return np.ones(len(workers))
+        inside = 1.0 if self.is_of_lab else 0.0
+        return np.array(
+            [
+                host_load(op, algorithm, count, per_host) if count > per_host else inside
+                for count in workers
+            ]
+        )
 
     def ranks_per_processor(self, workers: Sequence[int]) -> Floats:
         """Return how many ranks there are for each processor, if there are so many workers."""

@@ -24,13 +24,15 @@ def as_seen(cluster: Cluster, ranks: int, stride: int) -> Cluster:
     while ranks % here:
         here -= 1
     nodes = -(-ranks // here)
-    node_bps = cluster.nics_per_node * min(
-        [cluster.nics.rate_bps, *(host.nic_rate_bps for host in cluster.other_hosts)]
-    )
+    node_bps = cluster.nics_per_node * cluster.slowest_nic_bps
     network = cluster.network
     if isinstance(network, LeafSpine):
         nodes_apart = max(1, stride // in_node)
-        network = replace(network, nodes_per_leaf=max(1, network.nodes_per_leaf // nodes_apart))
+        per_leaf, per_pod = max(1, network.nodes_per_leaf // nodes_apart), network.leaves_per_pod
+        if per_pod is not None:
+            in_pod = network.nodes_per_leaf * per_pod // nodes_apart
+            per_pod = max(1, in_pod // per_leaf)
+        network = replace(network, nodes_per_leaf=per_leaf, leaves_per_pod=per_pod)
     else:
         network = OneSwitch()
     return replace(
@@ -44,6 +46,14 @@ def as_seen(cluster: Cluster, ranks: int, stride: int) -> Cluster:
         network=network,
         other_hosts=(),
     )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Hops:
+    """Transfers between the stages of each pipeline: the slowest one, and all in a row."""
+
+    slowest_s: Floats
+    all_s: Floats
 
 
 _APART = 2**24  # above any stride
@@ -84,50 +94,49 @@ class GroupTimes:
             total[rows] = self.collective_s(op, members, apart, sizes_bytes[rows])
         return total
 
-    def hop_s(self, stages: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
-        """Time a transfer between pipeline stages, whose ranks are `stride` ranks apart.
+    def hops(self, stages: Ints, stride: Ints, sizes_bytes: Floats) -> Hops:
+        """Time transfers between pipeline stages, whose ranks are `stride` ranks apart.
 
-        All stages send at the same time, so the slowest of the hops counts.
+        All stages send at the same time. Of a node, a leaf or a pod, the last `stride` ranks send
+        to the next one, and share its NICs or uplinks. Receivers are the first.
         """
-        cluster = self.cluster
+        cluster, inside = self.cluster, self.cluster.inside
         protocol = (cluster.measured or usual(cluster)).protocols[-1]
-        share_bps, more_s = _crossing(cluster, stages * stride, stride)
-        latency_s = cluster.nics.latency_s + protocol.between_hop_s / 2 + more_s
-        between_s = latency_s + 8 * sizes_bytes / (share_bps * protocol.between_share)
-        inside = cluster.inside
-        if inside is None:
-            return np.asarray(between_s)
-        inside_s = inside.latency_s + 8 * sizes_bytes / (inside.rate_bps * protocol.inside_share)
-        some_inside = np.where(stride < cluster.devices_per_node, inside_s, 0.0)
-        crosses = stages * stride > cluster.devices_per_node
-        return np.where(crosses, np.maximum(between_s, some_inside), inside_s)
+        in_node, nic = cluster.devices_per_node, cluster.nic_of_device
+        counts, which = np.unique(np.minimum(stride, in_node), return_inverse=True)
+        sharing = np.array(
+            [max(np.bincount(nic[-one:]).max(), np.bincount(nic[:one]).max()) for one in counts]
+        )[which]
+        share_bps = cluster.slowest_nic_bps / sharing
+        latency_s = cluster.nics.latency_s + protocol.between_hop_s / 2
 
+        def between_s() -> Floats:
+            moved_s = 8 * sizes_bytes / (share_bps * protocol.between_share)
+            return np.asarray(latency_s + moved_s)
 
-def _crossing(cluster: Cluster, ranks: Ints, stride: Ints) -> tuple[Floats, Floats]:
-    """Return each rank's share of the links between nodes, and the latency of the way, in a job.
-
-    Each rank sends to the rank that is `stride` ranks further. Of a node, a leaf or a pod, the last
-    `stride` ranks cross to the next one, and share its NICs or uplinks. Receivers are the first.
-    """
-    in_node, nic = cluster.devices_per_node, cluster.nic_of_device
-    counts, which = np.unique(np.minimum(stride, in_node), return_inverse=True)
-    sharing = np.array(
-        [max(np.bincount(nic[-count:]).max(), np.bincount(nic[:count]).max()) for count in counts]
-    )[which]
-    slowest_bps = min([cluster.nics.rate_bps, *(host.nic_rate_bps for host in cluster.other_hosts)])
-    share_bps, latency_s = slowest_bps / sharing, np.zeros(len(sharing))
-    network = cluster.network
-    if not isinstance(network, LeafSpine):
-        return share_bps, latency_s
-    leaf = network.nodes_per_leaf * in_node
-    uplinks = [(leaf, cluster.uplink_rate_bps)]
-    if network.leaves_per_pod is not None:
-        uplinks.append((leaf * network.leaves_per_pod, cluster.core_rate_bps))
-    for together, uplink_bps in uplinks:
-        senders = np.minimum(stride, together)
-        if network.by_rail:  # the uplinks of a leaf carry what one NIC of each node sends
-            senders = sharing * np.maximum(1, senders / in_node)
-        crosses = ranks > together
-        share_bps = np.where(crosses, np.minimum(share_bps, uplink_bps / senders), share_bps)
-        latency_s = latency_s + np.where(crosses, network.latency_s, 0.0)
-    return share_bps, latency_s
+        # The ways that a hop may go: each further one crosses what the one before crosses, and
+        # more. Of the pipelines side by side, the last one crosses most often.
+        ways_s, widths = [between_s()], [in_node]
+        network = cluster.network
+        for nodes, uplink_bps in cluster.uplinks:
+            assert isinstance(network, LeafSpine)
+            senders = np.minimum(stride, nodes * in_node)
+            if network.by_rail:  # the uplinks of a leaf carry what one NIC of each node sends
+                senders = sharing * np.maximum(1, senders / in_node)
+            share_bps = np.minimum(share_bps, uplink_bps / senders)
+            latency_s += network.latency_s
+            ways_s.append(between_s())
+            widths.append(nodes * in_node)
+        inside_s = ways_s[0]
+        if inside is not None:
+            moved_s = 8 * sizes_bytes / (inside.rate_bps * protocol.inside_share)
+            inside_s = np.asarray(inside.latency_s + moved_s)
+        left = stages - 1
+        slowest_s = all_s = np.zeros(len(stages))
+        for way_s, width in zip(reversed(ways_s), reversed(widths), strict=True):
+            crossing = np.minimum(stages - 1, (stages * stride - 1) // width)
+            here = crossing - (stages - 1 - left)
+            slowest_s = np.where(here > 0, np.maximum(slowest_s, way_s), slowest_s)
+            all_s, left = all_s + here * way_s, left - here
+        slowest_s = np.where(left > 0, np.maximum(slowest_s, inside_s), slowest_s)
+        return Hops(slowest_s, all_s + left * inside_s)

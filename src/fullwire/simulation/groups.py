@@ -1,10 +1,60 @@
-"""The number of ranks of a collective: all ranks, or a group such as a model is split over."""
+"""Collectives that are no gradient buckets, and the ranks of a collective.
+
+These are all ranks, or a group such as a model is split over.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fullwire.run.run import Run
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Others:
+    """The collectives of a step that are no gradient buckets."""
+
+    op: tuple[str, ...] = ()
+    bytes: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
+    exposed_ns: int = 0
+    total_ns: int = 0  # of their durations
+    calling_ns: int = 0  # from the end of each to the next, where the host is otherwise idle
+    awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
+    issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
+    are_gradients: bool = False  # summed by hand, in place of buckets
+    sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
+
+    def small(self, wanted: str, most_bytes: int) -> list[int]:
+        """Return the places of small collectives of one kind, among all ranks, that can wait."""
+        rows = zip(self.op, self.bytes, self.members, self.awaited, strict=True)
+        return [
+            place
+            for place, (op, size, members, is_awaited) in enumerate(rows)
+            if op == wanted and not members and size <= most_bytes and not is_awaited
+        ]
+
+    def joined(self, places: Sequence[int]) -> Others:
+        """Return the collectives with those at some places joined into one, at the last place."""
+        gone = set(places[:-1])
+
+        def kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(value for place, value in enumerate(values) if place not in gone)
+
+        whole = [*self.bytes]
+        whole[places[-1]] = sum(self.bytes[place] for place in places)
+        return replace(
+            self,
+            op=kept(self.op),
+            bytes=kept(tuple(whole)),
+            members=kept(self.members),
+            issue_ns=kept(self.issue_ns),
+            awaited=kept(self.awaited),
+        )
 
 
 def members_of(run: Run) -> dict[str, int]:

@@ -17,6 +17,7 @@ import numpy as np
 from fullwire.collectives.closed_form import (
     gradient_cost,
     half_a_part,
+    on_wire,
     recorded_as,
     recorded_cost,
 )
@@ -166,7 +167,7 @@ class Messages:
         are no buckets are in every step, unless they sum gradients.
         """
         overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
-        parts = self.subject.fragments if local_steps > 1 else 1
+        parts = min(self.subject.fragments, local_steps)
         if parts > 1:
             step_s = self.subject.step.step_ns * 1e-9 * accumulate
             overhead_s = parts * np.maximum(exposed.busy_s / parts - step_s, 0.0)
@@ -192,7 +193,14 @@ class Messages:
             all_s = step.own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
             least_s = all_s - step.alone_ns * 1e-9 - late_s
             overhead_s = np.maximum(overhead_s + step.by_turns_s(ranks), least_s)
-        if not isinstance(transport, FullTransport):
+        if isinstance(transport, FullTransport):
+            # T1 may be too long by its error, and no step is shorter than its bytes on the line.
+            alone_s = step.alone_ns * 1e-9
+            shorter_s = overhead_s - step.alone_off[0] * alone_s
+            line_s = np.minimum(overhead_s, exposed.busy_s / apart - alone_s)
+            matched_s = overhead_s + residue.of_any_transport.beside(overhead_s)
+            overhead_s = np.maximum(matched_s, np.maximum(shorter_s, line_s))
+        else:
             overhead_s = overhead_s + residue.beside(overhead_s)
         overhead_s = np.maximum(overhead_s + late_s, 0.0)
         overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages
@@ -278,7 +286,9 @@ class Messages:
         total_s: Floats = np.zeros(())
         for other in self.others:
             wire_bits, hops = other.wire_bits[chosen, None, None], other.hops[chosen, None, None]
-            line_s = wire_bits / (rate_bps * transport.share) + hops * other.latency_s
+            load = other.load[chosen, None, None]
+            line_s = wire_bits * load / (rate_bps * transport.share)
+            line_s = line_s + hops * np.minimum(load, 1.0) * other.latency_s
             if other.routed:
                 per_bit = 1 / (rate_bps * transport.share)
                 line_s = routed_s(other.routed[chosen], np.ones((1, 1, 1)), per_bit)
@@ -301,6 +311,7 @@ class _Other:
 
     wire_bits: Floats
     hops: Floats
+    load: Floats  # of a host's link, over that of a rank with its own
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
@@ -381,10 +392,15 @@ def _way(
     factor = subject.exchange_factor + subject.meeting_factor * (1 - 1 / senders)
     are_sums = np.array([codec.combining == "sum" for codec in compressors])
     stretch = np.where(are_sums, 1.0, factor[:, None])
+    order = [codec.combining for codec in compressors]
     by_codec = tuple(tuple(row[codec.combining] for codec in compressors) for row in routed)
     if on_links is not None:  # by the busiest link of the network
         carried = [[kind.network_bits_per_byte for kind in row] for row in by_codec]
         sent_bits = np.array(carried)[None] * buckets.bytes[:, None, None].astype(np.float64)
+    else:
+        loads = np.stack([_loads(subject, sizes, algorithm, kind) for kind in order], axis=1)
+        stretch, sent_bits = stretch * loads, sent_bits * loads
+        fixed_s -= np.where(loads > 0, 0.0, hops * hop_s)  # a link's latency
     return _Way(
         wire_bits=wire_bits,
         work=work,
@@ -395,6 +411,18 @@ def _way(
         sent_bits=sent_bits,
         routed=by_codec,
     )
+
+
+def _loads(subject: Subject, sizes: Sequence[int], algorithm: str, kind: Combining) -> Floats:
+    """Return the load of a host's link by one message, over that of a rank with its own link."""
+    if subject.step.shards > 1:  # the ranks of a group are on hosts that the run does not name
+        return np.ones(len(sizes))
+    if kind == "sum":
+        return subject.nic_loads(sizes, "allreduce", algorithm)
+    ring = subject.nic_loads(sizes, "allgather", "ring")
+    if kind == "exchange":  # half of its bytes go to their owners at once, and a ring gathers them
+        return (ring + subject.nic_loads(sizes, "alltoall", "ring")) / 2
+    return ring
 
 
 def _others(
@@ -411,6 +439,7 @@ def _others(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
             hops=np.array([float(cost.hops) for cost in costs]),
             halves=np.array([half_a_part(op, members or among) for among in workers]),
+            load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
             latency_s=latency_s,
             count=count,
             routed=()

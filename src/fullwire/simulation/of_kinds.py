@@ -15,7 +15,7 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.run.kinds import kinds_of, run_of_kind
 from fullwire.run.run import Run
-from fullwire.run.usual import Alone, steps_of_a_round
+from fullwire.run.usual import Alone, local_steps_of
 from fullwire.simulation.grid import Predictions, Residue, Subject
 from fullwire.simulation.typical import Step
 
@@ -29,7 +29,7 @@ def by_kinds(
     """
     kinds = kinds_of(run).kinds
     is_told = all(kind.passes is not None and kind.gradients for kind in kinds)
-    if not (kinds and is_told) or steps_of_a_round(run) > 1:
+    if not (kinds and is_told) or local_steps_of(run) > 1:
         return make(run, alone)
     of_kinds = (None,) * len(kinds) if alone is None else alone.of_kinds
     subjects = [make(run_of_kind(run, place), of_kind) for place, of_kind in enumerate(of_kinds)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster, Floats, Inside, Ints, Nics, OneSwitch
 from fullwire.errors import UsageError
-from fullwire.simulation.group_times import GroupTimes
+from fullwire.simulation.group_times import GroupTimes, Hops
 from fullwire.simulation.habits import MEASURED_FAMILIES, Habits, habits_of
 from fullwire.simulation.plan_columns import Plans, plans_of
 from fullwire.simulation.recognised_plan import Recognised
@@ -65,9 +65,13 @@ class _Paced(GroupTimes):
         known_s = super().collective_s(op, ranks, stride, sizes_bytes)
         return known_s if ranks == 1 else self.more_s + self.factor * known_s
 
-    def hop_s(self, stages: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
-        """Time a transfer between pipeline stages."""
-        return self.more_s + self.factor * super().hop_s(stages, stride, sizes_bytes)
+    def hops(self, stages: Ints, stride: Ints, sizes_bytes: Floats) -> Hops:
+        """Time transfers between pipeline stages."""
+        known = super().hops(stages, stride, sizes_bytes)
+        return Hops(
+            self.more_s + self.factor * known.slowest_s,
+            (stages - 1) * self.more_s + self.factor * known.all_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,11 +249,11 @@ class Recorded:
         parts["host_s"] = parts["host_s"] + host_s
         parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
         parts.pop("step_s")
-        heeded = parts.pop("heeded")
+        shares = {name: parts.pop(name) for name in list(parts) if not name.endswith("_s")}
         parts = {name: self.rest * part_s for name, part_s in parts.items()}
         of_compute = {name: parts.pop(name) for name in ("attention_s", "moved_s", "experts_s")}
         step_s = sum(parts.values(), start=np.zeros(len(plans)))
-        priced = Priced(step_s=step_s, heeded=heeded, **parts, **of_compute)
+        priced = Priced(step_s=step_s, **shares, **parts, **of_compute)
         crowd = self.crowded(priced, plans.devices) / self.crowd
         return priced.times(crowd)
 

@@ -64,6 +64,8 @@ class Priced:
     moved_s: Floats
     experts_s: Floats
     heeded: Floats  # share of these, and of what is sent, that the host does not hide
+    mean_compute: Floats  # of the mean stage, as a share of the slowest one's
+    mean_layers: Floats
 
     @property
     def shares(self) -> Floats:
@@ -94,7 +96,7 @@ class Priced:
 
     def times(self, factors: Floats) -> Priced:
         """Return the times with all parts of each plan longer by a factor."""
-        parts = [field.name for field in fields(self) if field.name != "heeded"]
+        parts = [field.name for field in fields(self) if field.name.endswith("_s")]
         return replace(self, **{name: factors * getattr(self, name) for name in parts})
 
 
@@ -469,12 +471,15 @@ def bubble_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
 def transfers_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
     """Return the exposed transfers between stages.
 
+    To fill and drain the pipeline, values pass each hop in turn. In between all stages send at the
+    same time, so the slowest hop decides.
     An interleaved schedule hides most of them, as far as computing lasts that long. Collectives
     hide none: they may need the same links.
     """
     plans = job.plans
     size_bytes = job.own_tokens * job.model.hidden * job.value_bytes
-    hop_s = job.groups.hop_s(plans.pp, plans.tp * plans.cp * plans.dp, size_bytes)
+    hops = job.groups.hops(plans.pp, plans.tp * plans.cp * plans.dp, size_bytes)
+    hop_s = hops.slowest_s
     # A stage sends the values of each chunk onwards and their gradients back. Both of two stages
     # are ends of the pipeline, where one chunk sends in one direction alone.
     sent_s = plans.microbatches * hop_s * (2 * plans.vpp - (plans.pp == 2))
@@ -482,7 +487,7 @@ def transfers_s(job: Job, layer: Pass, pipe: Stages) -> Floats:
     left_s = sent_s - plans.microbatches * computing_s
     among_chunks_s = np.maximum(job.habits.hop_exposed * sent_s, left_s)
     shown_s = np.where(plans.vpp > 1, among_chunks_s, 2 * plans.microbatches * hop_s)
-    return np.where(plans.pp > 1, shown_s + 2 * hop_s * (plans.pp - 1), 0.0)
+    return np.where(plans.pp > 1, shown_s + 2 * hops.all_s, 0.0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -567,7 +572,10 @@ def price(job: Job) -> Priced:
     of_replicas = replicas(job, layer, pipe)
     micro = plans.microbatches
     through = micro * pipe.layers
-    compute_s = through * (layer.forward_s + layer.backward_s) + micro * pipe.head_s
+    computed_s = layer.forward_s + layer.backward_s
+    compute_s = through * computed_s + micro * pipe.head_s
+    mean_layers = (job.model.layers + job.model.mtp_layers) / plans.pp
+    mean_s = pipe.mean_s - mean_layers * (layer.whole_s - computed_s)
     parts = {
         "compute_s": compute_s,
         "bubble_s": bubble_s(job, layer, pipe),
@@ -586,5 +594,7 @@ def price(job: Job) -> Priced:
         moved_s=through * layer.moved_s,
         experts_s=through * layer.experts_s,
         heeded=layer.heeded,
+        mean_compute=micro * mean_s / compute_s,
+        mean_layers=mean_layers / pipe.layers,
         **parts,
     )

@@ -7,8 +7,14 @@ from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.registry import with_formula
 from fullwire.errors import DamagedInput
 from fullwire.run.gaps import reasons
-from fullwire.run.placement import UNKNOWN_PLACEMENT, Placement, placement_of
+from fullwire.run.placement import (
+    UNKNOWN_PLACEMENT,
+    Placement,
+    has_links_in_a_machine,
+    placement_of,
+)
 from fullwire.run.run import Run
+from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
 from fullwire.simulation.grid import Grid, Subject
@@ -36,6 +42,8 @@ def plain_subject(name: str, run: Run, unknown: Placement = UNKNOWN_PLACEMENT) -
         meeting_factor=_GLOO_MEETING if run.facts.backend == "gloo" else 0.0,
         recorded=as_recorded(run),
         placement=placement_of(run) or unknown,
+        is_of_lab=has_links_in_a_machine(run),
+        fragments=run.facts.fragments or 1,
     )
 
 
@@ -56,6 +64,7 @@ def as_recorded(run: Run) -> Grid | None:
         latency_s=(latency_s,),
         algorithms=(algorithm,),
         cluster=where,
+        local_steps=(local_steps_of(run),),
     )
 
 

@@ -134,6 +134,9 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         [recorded_ranks] = subject.ranks_per_processor(point.workers).tolist()
         crowding = replace(crowding, recorded_ranks=recorded_ranks)
     crowded = replace(subject, step=step, crowding=crowding)
+    [apart] = point.local_steps
+    if apart > 1 and subject.fragments == 1:
+        return crowded  # sums of parameters are beside no computing, and slow none down
     [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
     telling = replace(crowded, crowding=Crowding(s_per_bit=1.0))
     messages = messages_of(telling, policy, algorithm, latency_s, point)
@@ -142,6 +145,7 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     beside_bits = float(exposed.beside_bits.sum())
     if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
         return crowded
+    beside_bits /= apart  # in a step
     told = _Estimate(step.crowded_by_messages_s / beside_bits, _T1_OFF * alone_s / beside_bits)
     if isinstance(transport, MeasuredTransport) and busy and told.off:
         # Work for messages delays computing by its own time at most, and only on busy processors.

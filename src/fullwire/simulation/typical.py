@@ -34,7 +34,8 @@ from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
-from fullwire.simulation.groups import members_of
+from fullwire.run.usual import local_steps_of, means_of_rounds, usual_steps
+from fullwire.simulation.groups import Others, members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
@@ -43,49 +44,6 @@ _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may 
 _COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
 _BESIDE_A_CALL_NS = 200_000  # of other processors, at most: measured with Gloo, 120 calls at once
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Others:
-    """The collectives of a step that are no gradient buckets."""
-
-    op: tuple[str, ...] = ()
-    bytes: tuple[int, ...] = ()
-    members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
-    exposed_ns: int = 0
-    total_ns: int = 0  # of their durations
-    calling_ns: int = 0  # from the end of each to the next, where the host is otherwise idle
-    awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
-    issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
-    are_gradients: bool = False  # summed by hand, in place of buckets
-    sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
-
-    def small(self, wanted: str, most_bytes: int) -> list[int]:
-        """Return the places of small collectives of one kind, among all ranks, that can wait."""
-        rows = zip(self.op, self.bytes, self.members, self.awaited, strict=True)
-        return [
-            place
-            for place, (op, size, members, is_awaited) in enumerate(rows)
-            if op == wanted and not members and size <= most_bytes and not is_awaited
-        ]
-
-    def joined(self, places: Sequence[int]) -> Others:
-        """Return the collectives with those at some places joined into one, at the last place."""
-        gone = set(places[:-1])
-
-        def kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(value for place, value in enumerate(values) if place not in gone)
-
-        whole = [*self.bytes]
-        whole[places[-1]] = sum(self.bytes[place] for place in places)
-        return replace(
-            self,
-            op=kept(self.op),
-            bytes=kept(tuple(whole)),
-            members=kept(self.members),
-            issue_ns=kept(self.issue_ns),
-            awaited=kept(self.awaited),
-        )
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -100,7 +58,7 @@ class Step:
     is_estimated: bool  # taken from a run of several workers: its own waiting is left out
     waiting_ns: int = 0  # for the slowest rank, in a step of several workers
     lasting_share: float = 1.0  # of it: waiting for one rank that is late in all steps
-    others: Others = Others()
+    others: Others = field(default_factory=Others)
     packing_ns: int = 0  # of a hook, in a step of several workers
     shards: int = 1  # of the model; one in so many workers sum the same gradients
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
@@ -175,6 +133,9 @@ def typical_step(run: Run) -> Step:
     sent = _communication(run, table, own_workers)
     others = sent.others
     tail_ns = table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns)
+    in_rounds = local_steps_of(run) > 1
+    if in_rounds:  # between two sums, no rank waits for another
+        table = table.side_by_side()
     origin_ns = table.start_ns.mean(axis=0)
     begin_ns = table.backward_ns.max(axis=0)
     forward_ns = _median(begin_ns - origin_ns)
@@ -185,9 +146,14 @@ def typical_step(run: Run) -> Step:
     step_ns = _median(usual_rank_ns)
     tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
-    measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
-    usual = kinds_of(run).usual(table.numbers, measured_ns)
-    usual_ns = float(measured_ns[usual].mean())
+    length_ns = (table.end_ns - table.start_ns).mean(axis=0)
+    usual = kinds_of(run).usual(table.numbers, length_ns)
+    measured_ns = means_of_rounds(run, table.numbers, length_ns) if in_rounds else length_ns
+    usual_ns = float(measured_ns[usual_steps(measured_ns) if in_rounds else usual].mean())
+    late_ns = (alone_ns - usual_rank_ns)[:, usual]
+    waiting_ns = max(0, together_ns - step_ns)
+    if in_rounds:  # no step shows it, as ranks meet at a round's end
+        waiting_ns = round(float(late_ns.max(axis=0).mean()))
     around_ns = median_of(measured_ns.tolist())
     off_ns = median_of(np.abs(measured_ns - around_ns.value).tolist()).value
     deviation = 1.4826 * off_ns / max(around_ns.value, 1.0)
@@ -198,8 +164,8 @@ def typical_step(run: Run) -> Step:
         ready_ns=np.maximum.accumulate(_medians(table.ready_ns.max(axis=0) - begin_ns[:, None])),
         bytes=table.bytes,
         is_estimated=own_workers > 1,
-        waiting_ns=max(0, together_ns - step_ns) if len(table.ranks) > 1 else 0,
-        lasting_share=_lasting_share((alone_ns - usual_rank_ns)[:, usual]),
+        waiting_ns=waiting_ns if len(table.ranks) > 1 else 0,
+        lasting_share=_lasting_share(late_ns),
         others=others,
         packing_ns=sent.amidst_ns + sent.packed_late_ns,
         shards=sent.shards,
@@ -243,6 +209,18 @@ class _Steps:
     computed_ns: Whole  # the end of the backward pass
     ready_ns: Whole  # with a third axis, the gradients in their order
     bytes: Whole
+
+    def side_by_side(self) -> _Steps:
+        """Return the steps as if all ranks began each at the same moment."""
+        ahead_ns = self.start_ns - np.round(self.start_ns.mean(axis=0)).astype(np.int64)
+        return replace(
+            self,
+            start_ns=self.start_ns - ahead_ns,
+            end_ns=self.end_ns - ahead_ns,
+            backward_ns=self.backward_ns - ahead_ns,
+            computed_ns=self.computed_ns - ahead_ns,
+            ready_ns=self.ready_ns - ahead_ns[:, :, None],
+        )
 
 
 def _table_of_steps(run: Run) -> _Steps:
@@ -364,7 +342,7 @@ class _Sent:
     """The end of each step's last bucket, and the collectives in buckets and beside them."""
 
     bucket_end_ns: Whole
-    others: Others = Others()
+    others: Others = field(default_factory=Others)
     shards: int = 1
     share: float = 1.0
     amidst_ns: int = 0  # packed in the backward pass,

@@ -122,6 +122,7 @@ class Account:
     crowded_s: float = 0.0  # the share of contention by which computing takes longer
     kinds: Kinds = ONE_KIND
     of_kinds: tuple[Crowding, ...] = ()  # the contention of each kind of steps
+    by_baseline_s: float = 0.0  # of it, what only a run of one worker tells
 
     @property
     def step_s(self) -> float:
@@ -151,6 +152,24 @@ class Account:
             for place, crowding in enumerate(self.of_kinds)
         )
 
+    def beside_one_worker(self, computing_s: float, most_s: float) -> Account:
+        """Return the account with computing beyond that of one worker as contention.
+
+        `computing_s` is one worker's computing in a step, and `most_s` the most that can be
+        contention. What the run itself tells of contention stays.
+        """
+        own_s = self.parts_s[Part.COMPUTE.key]
+        beyond_s = min(own_s - computing_s, most_s - self.crowded_s)
+        if beyond_s <= 0:
+            return self
+        parts_ns = self.parts_ns.copy()
+        moved_ns = (parts_ns[:, :, Part.COMPUTE] * (beyond_s / own_s)).astype(np.int64)
+        parts_ns[:, :, Part.COMPUTE] -= moved_ns
+        parts_ns[:, :, Part.CONTENTION] += moved_ns
+        moved_s = float(moved_ns[:, self.is_typical].mean()) * 1e-9
+        crowded_s = self.crowded_s + moved_s
+        return replace(self, parts_ns=parts_ns, crowded_s=crowded_s, by_baseline_s=moved_s)
+
     @property
     def alone_s(self) -> float:
         """Return the time of a step with one worker, as far as the run itself tells.
@@ -161,7 +180,7 @@ class Account:
             shares = [kind.share for kind in self.kinds.kinds]
             return float(np.dot(shares, [kind.alone_s for kind in self.by_kind()]))
         parts = self.parts_s
-        computing_s = parts[Part.COMPUTE.key]
+        computing_s = parts[Part.COMPUTE.key] + self.by_baseline_s
         if self.crowding.source == "probe steps":
             computing_s = self.crowding.alone_s
         return computing_s + parts[Part.INPUT.key] + parts[Part.HOST.key]

@@ -10,6 +10,8 @@ import numpy as np
 from fullwire.run.kinds import EARLIER, LAST, kinds_of
 from fullwire.run.run import Run
 
+_ALMOST = 0.1  # of the passes: small sums come beside those of gradients
+
 
 def passes_of_step(run: Run) -> float | None:
     """Return how many passes a step usually has; None where passes are missing.
@@ -35,6 +37,29 @@ def passes_of_step(run: Run) -> float | None:
     )
     counts = counts[lasts == 1]  # other steps do more than accumulate
     return round(float(np.median(counts))) if len(counts) else None
+
+
+def passes_that_each_sum(run: Run) -> int:
+    """Return the passes of a step where DDP sums all gradients in each of them; else 0.
+
+    Then a step sends its gradients so many times.
+    """
+    passes = 1 if kinds_of(run).kinds else round(passes_of_step(run) or 1)
+    gradients, sums = run.gradients, run.collectives
+    if passes < 2 or run.facts.buckets is None or not len(gradients):
+        return 0
+    first = gradients.rank[0]
+    steps = np.unique(gradients.step[gradients.rank == first])
+    is_sum = (sums.rank == first) & (sums.op == "allreduce") & np.isin(sums.step, steps)
+    place = np.searchsorted(steps, sums.step[is_sum])
+    sent = np.bincount(place, sums.bytes[is_sum], len(steps))
+    whole = np.bincount(
+        np.searchsorted(steps, gradients.step[gradients.rank == first]),
+        gradients.bytes[gradients.rank == first],
+        len(steps),
+    )
+    times = float(np.median(sent[whole > 0] / whole[whole > 0]))
+    return passes if abs(times - passes) <= _ALMOST * passes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

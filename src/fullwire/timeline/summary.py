@@ -27,7 +27,9 @@ from fullwire.run.usual import (
     marks_between_gaps,
     marks_of_steps,
     pauses,
+    regular_steps,
 )
+from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import timelines
 from fullwire.timeline.transfers import transfers_of
 
@@ -41,6 +43,8 @@ class Summary:
     step_s: float | None  # of the usual steps
     usual: int  # the number of these
     kinds: int  # of steps; 1 where all are alike
+    left_out: int  # steps that are warm-up or rare exceptions
+    passes: float | None  # of a step, where they are known
     longer: int  # steps longer than LONGER usual ones, warm-up included
     longer_by_s: float  # all of these together
     pauses: Pauses | None
@@ -66,10 +70,12 @@ class _Sums:
         self._did = np.zeros((ROWS, 0))  # by step: what makes its kind
         self._probed: dict[int, np.ndarray] = {}  # by rank: the same of each probe step
         self._marks: list[Spans] = []  # steps and probe steps of the first rank
+        self._passes: float | None = None
 
     def add(self, part: Run) -> None:
         table = part.collectives
         self._ranks |= set(np.unique(np.concatenate([part.spans.rank, table.rank])).tolist())
+        self._passes = self._passes or passes_of_step(part)
         marks = marks_of_steps(part)
         most = max(self._by_step.shape[1], marks.step.max(initial=-1) + 1)
         more = np.zeros((4, most), np.int64)
@@ -107,6 +113,8 @@ class _Sums:
                 step_s=None,
                 usual=0,
                 kinds=1,
+                left_out=0,
+                passes=None,
                 longer=0,
                 longer_by_s=0.0,
                 pauses=None,
@@ -126,6 +134,8 @@ class _Sums:
             step_s=step_s,
             usual=int(is_usual.sum()),
             kinds=max(len(kinds.kinds), 1),
+            left_out=int((~(kinds.kept(shared, length_s) | regular_steps(length_s))).sum()),
+            passes=self._passes,
             longer=int(is_longer.sum()),
             longer_by_s=float((length_s - expected_s)[is_longer].sum()),
             pauses=pauses(gaps_between_steps_s(Spans.joined(self._marks)), step_s),

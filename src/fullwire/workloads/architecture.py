@@ -287,10 +287,20 @@ class Architecture:
 
     @property
     def active_parameters(self) -> int:
-        """Return the parameters that one token uses."""
+        """Return the parameters that one token uses, without those that predict further tokens."""
+        return self.parameters - self.moe_layers * self.idle_parameters
+
+    @property
+    def active_mtp_parameters(self) -> int:
+        """Return the parameters that one token uses in all layers that predict further tokens."""
+        idle = self.idle_parameters if self.has_experts(self.layers - 1) else 0
+        return self.mtp_parameters - self.mtp_layers * idle
+
+    @property
+    def idle_parameters(self) -> int:
+        """Return the parameters of the experts of a layer that one token does not use."""
         moe = self.moe
-        idle = 0 if moe is None else (moe.experts - moe.top_k) * self.expert_parameters
-        return self.parameters - self.moe_layers * idle
+        return 0 if moe is None else (moe.experts - moe.top_k) * self.expert_parameters
 
     # Operations.
 
@@ -342,9 +352,13 @@ class Architecture:
 
         They are 6 of each active parameter, and attention with a causal mask, three times forward.
         The embedding counts too, although a lookup multiplies nothing. Recomputation does not.
+        Layers that predict further tokens count as in `flops`: each uses the head once more.
         """
         attention = sum(self.attention_flops(layer, sequence) for layer in range(self.layers))
-        return 6 * self.active_parameters + 3 * attention
+        further = self.attention_flops(self.layers - 1, sequence)
+        heads = self.mtp_layers * self.head_matrix.parameters
+        used = self.active_parameters + self.active_mtp_parameters + heads
+        return 6 * used + 3 * (attention + self.mtp_layers * further)
 
     def keys_and_values(self, tp: NDArray[np.int64] | int) -> NDArray[np.float64]:
         """Return the values of a token and layer that context parallelism gathers on each rank.

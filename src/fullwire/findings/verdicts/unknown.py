@@ -14,13 +14,14 @@ from fullwire.findings.case import (
     enough_steps,
     is_alone,
     is_transfer_alone,
+    lacks_ranks,
 )
 from fullwire.findings.finding import Amount, Evidence, Finding
 from fullwire.findings.held_back import set_up_short
 from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.timeline.account import Part
 from fullwire.timeline.breakdown import UNTOLD as UNTOLD_SHARE
-from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.timeline.transfers import recorded_ranks, world
 from fullwire.units import shown
 
 _EXPOSED = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
@@ -265,9 +266,8 @@ class Unknown(VerdictKind):
             yield ComputationMissing()
         elif not is_alone(case) and not communicates(case):
             yield CollectivesMissing()
-        recorded = len(recorded_ranks(run))
-        if recorded < world(run) and not stands_for_all(run):
-            yield OtherRanks(recorded=recorded, workers=world(run))
+        if lacks_ranks(case):
+            yield OtherRanks(recorded=len(recorded_ranks(run)), workers=world(run))
         elif not computes(case):
             return
         elif account.untold_s > UNTOLD_SHARE * account.parts_s[Part.UNEXPLAINED.key]:

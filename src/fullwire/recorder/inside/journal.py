@@ -57,7 +57,7 @@ LONGEST_WAIT_NS = 250_000_000  # Notes of so much time may be lost to kill -9.
 RUNNING, ENDED, FAILED = "running", "ended", "failed"
 # Hooks from before a fork keep their numbers, which the child defines anew. The child has another
 # rank, and counts signatures anew.
-_LASTING = ("parameter", "fact", "missing", "metric", "samples")
+_LASTING = ("parameter", "fact", "missing", "metric")
 
 
 class Note:
@@ -98,6 +98,7 @@ class Note:
     SHARD_NOISE = 25  # The same of the rank's shard of the mean: the ranks' sum is the mean's.
     CHECKPOINT = 26  # 0, start, length of the program's writing of a checkpoint.
     CHILDREN = 27  # Processor time of the process's children since the last, time, 0.
+    SAMPLES = 28  # Samples that the program took for training, time, 0.
 
 
 class Journal:

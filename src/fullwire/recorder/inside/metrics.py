@@ -123,7 +123,15 @@ def watch_metrics(
                 with open(os.path.join(journal.directory, name), "a") as file:
                     file.write(json.dumps([time_ns, kind, ranks, duration_ns]) + "\n")
 
+        def take_fact(name: str, value: int) -> None:
+            journal.define(kind="fact", name=name, value=value)
+
+        def take_samples(samples: int) -> None:
+            journal.note(Note.SAMPLES, samples, time.monotonic_ns(), 0)
+
         inside.take_event = take_event  # type: ignore[attr-defined]
+        inside.take_fact = take_fact  # type: ignore[attr-defined]
+        inside.take_samples = take_samples  # type: ignore[attr-defined]
 
     def wrap(module: str, owner: str, name: str, told: Callable[..., None]) -> None:
         """Call `told` with the arguments of a method or function of a library, after it."""

@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ _SAVES = {  # The functions that write checkpoints, by module.
     "safetensors.torch": ("save_file",),
 }
 _WORTH_A_NOTE_NS = 1_000_000
+_MOST_ASKED = 4096  # batches of a loader, ahead of the one that it gives
 
 
 def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None]) -> None:
@@ -202,26 +204,45 @@ def _watch_compression(journal: Journal) -> None:
 
 
 def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
+    """Note how long each batch of a loader took, and how many samples the loader asked for.
+
+    Libraries divide a loader's batches among ranks, so its own batch size tells too little. The
+    indices of a batch do not. A loader with workers asks for some batches ahead, in order.
+    """
     iterator = dataloader._BaseDataLoaderIter
-    original = iterator.__next__
-    is_told: list[bool] = []
+    original, ask, reset = iterator.__next__, iterator._next_index, iterator._reset
+    asked: weakref.WeakKeyDictionary[Any, deque[int]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(ask)
+    def next_index(self: Any) -> Any:
+        index = ask(self)
+        is_batch = isinstance(index, list) or (self._auto_collation and hasattr(index, "__len__"))
+        samples = len(index) if is_batch else 0  # nothing tells them
+        asked.setdefault(self, deque(maxlen=_MOST_ASKED)).append(samples)
+        return index
+
+    @functools.wraps(reset)
+    def begins_again(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.pop(self, None)  # batches that the program left
+        return reset(self, *args, **kwargs)
 
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
         journal.write_if_due()
         began_ns = _now()
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
-            journal.note(Note.INPUT, 0, began_ns, _now() - began_ns)
+            ended_ns = _now()
+            journal.note(Note.INPUT, 0, began_ns, ended_ns - began_ns)
             before_forward.begins()
-            if not is_told and torch.is_grad_enabled():  # else it is an evaluation's loader
-                is_told.append(True)
-                samples = getattr(getattr(args[0], "_index_sampler", None), "batch_size", None)
-                if isinstance(samples, int) and samples > 0:
-                    journal.define(kind="samples", samples=samples)
+        ahead = asked.get(args[0])
+        samples = ahead.popleft() if ahead else 0
+        if samples and torch.is_grad_enabled():  # else it is an evaluation's loader
+            journal.note(Note.SAMPLES, samples, ended_ns, 0)
+        return result
 
-    iterator.__next__ = timed
+    iterator.__next__, iterator._next_index, iterator._reset = timed, next_index, begins_again
 
 
 def _watch_evaluation(journal: Journal) -> None:
