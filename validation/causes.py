@@ -104,7 +104,7 @@ def explained(
 
 def is_right(cause: Cause, found: fw.Explanation) -> bool:
     """Say whether an explanation has the verdict and blames the right rank."""
-    from fullwire.timeline.account import late_ranks
+    from fullwire.timeline.late import late_ranks
 
     late = late_ranks(found.detail)
     is_rank_right = cause.late_rank is None or (

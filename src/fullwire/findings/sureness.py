@@ -17,8 +17,9 @@ from fullwire.run.placement import (
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import MUCH_BESIDE
-from fullwire.timeline.account import Account, Part, late_ranks, names_others_later
+from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import LEAST_COMPARED, compared_kernels
+from fullwire.timeline.late import late_ranks, names_others_later
 from fullwire.timeline.transfers import recorded_ranks, world
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.

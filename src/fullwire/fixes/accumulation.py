@@ -6,6 +6,7 @@ import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullwire.errors import UsageError
@@ -72,8 +73,7 @@ class Accumulation(FixKind):
         passes = passes_that_each_sum(run)
         if not passes:
             return
-        step = job.subject.step
-        others = step.others
+        others = job.subject.step.others
         # Sums of earlier passes were issued before the last backward pass began.
         rows = zip(others.op, others.members, others.issue_ns, strict=True)
         kept = [op != "allreduce" or bool(among) or at_ns > 0 for op, among, at_ns in rows]
@@ -88,7 +88,7 @@ class Accumulation(FixKind):
             awaited=tuple(itertools.compress(others.awaited, kept)),
             issue_ns=tuple(itertools.compress(others.issue_ns, kept)),
         )
-        yield _one_sum(passes, job.ask(step=replace(step, others=fewer)))
+        yield _one_sum(passes, job.ask(change=partial(replace, others=fewer)))
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the time in which the sums of passes before the last were exposed."""

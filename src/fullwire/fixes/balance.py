@@ -47,7 +47,8 @@ def _lasting(account: Account) -> tuple[tuple[int, ...], float, float] | None:
 
     None without such ranks.
     """
-    from fullwire.timeline.account import Part, late_ranks, names_others_later
+    from fullwire.timeline.account import Part
+    from fullwire.timeline.late import late_ranks, names_others_later
 
     late = late_ranks(account)
     if late is None or names_others_later(account):

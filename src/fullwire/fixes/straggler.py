@@ -12,7 +12,8 @@ from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.stragglers import NoJitter
-from fullwire.timeline.account import Account, Late, Part, late_ranks
+from fullwire.timeline.account import Account, Part
+from fullwire.timeline.late import Late, late_ranks
 
 _EVENLY = {
     None: "batches of equal work, and nothing else on the ranks' hosts",

@@ -157,11 +157,16 @@ def local_steps_of(run: Run) -> int:
 def steps_of_a_round(run: Run) -> int:
     """Return how many steps pass from one with collectives to the next: 1 in most jobs.
 
-    Workers that take steps of their own add up once in so many, and at equal distances.
+    Workers that take steps of their own add up once in so many, and at equal distances. Only the
+    steps that the run has are counted: it may hold one kind of them.
     """
-    steps = run.collectives.step
-    apart = np.diff(np.sort(steps[steps >= 0]))
-    apart = np.sort(apart[apart > 0])  # the collectives of one step are not apart
+    if (
+        len(run.collectives) <= _FEWEST_ROUNDS
+    ):  # before np.unique, which loads numpy's masked arrays
+        return 1
+    steps = np.unique(run.collectives.step[run.collectives.step >= 0])
+    marked = np.unique(marks_of_steps(run).step)
+    apart = np.sort(np.diff(np.searchsorted(marked, steps) if len(marked) else steps))
     if len(apart) < _FEWEST_ROUNDS:
         return 1
     usual = int(apart[len(apart) // 2])

@@ -26,7 +26,8 @@ from fullwire.findings.case import (
     is_transfer_alone,
 )
 from fullwire.findings.finding import Finding
-from fullwire.timeline.account import Part, late_ranks
+from fullwire.timeline.account import Part
+from fullwire.timeline.late import late_ranks
 from fullwire.timeline.steadiness import few_steps
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 

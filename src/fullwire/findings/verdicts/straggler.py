@@ -9,7 +9,8 @@ import numpy as np
 from fullwire.findings.case import THRESHOLD, Case
 from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Colour, VerdictKind, register
-from fullwire.timeline.account import Part, late_ranks
+from fullwire.timeline.account import Part
+from fullwire.timeline.late import late_ranks
 
 
 class Excess(Enum):
