@@ -38,6 +38,10 @@ def test_steps_are_of_one_kind_by_what_they_do_and_not_by_their_time() -> None:
 def test_a_rare_kind_and_kinds_that_take_as_long_make_no_kinds() -> None:
     assert not kinds_of(a_job_by_turns([1] * 21 + [3] * 3)).kinds
     assert not kinds_of(a_job_by_turns([1] * 60 + [3] * 4)).kinds
+    # A rare kind is one of the job if its steps come regularly.
+    rare, often = [1] * 19 + [3], kinds_of(a_job_by_turns(([1] * 19 + [3]) * 4)).kinds
+    assert [kind.share for kind in often] == pytest.approx([0.95, 0.05])
+    assert not kinds_of(a_job_by_turns(rare + [1] * 30 + rare * 3)).kinds
     long = a_job_by_turns([20, 21] * 12)  # 5 % longer
     assert not kinds_of(long).kinds
 

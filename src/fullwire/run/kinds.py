@@ -20,6 +20,7 @@ from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import (
     kept_steps,
     middle_half,
+    regular_steps,
     shared_steps,
     usual_steps,
 )
@@ -27,7 +28,8 @@ from fullwire.run.usual import (
 _Floats = NDArray[np.float64]
 
 FEWEST = 4  # steps of a kind
-_LEAST_SHARE = 0.08  # of the steps: a rarer kind is an exception
+_LEAST_SHARE = 0.08  # of the steps: a rarer kind is an exception, if its steps come irregularly
+_REGULAR = 0.9  # of the distances between steps of a rarer kind
 _TIMES_DIFFER = 1.10  # kinds whose times differ by less are one
 _BYTES_DIFFER = 0.05  # of the most bytes of a step: a logged loss makes no kind
 LAST, EARLIER = "backward", "earlier backward"  # as the recorder names a step's backward passes
@@ -190,6 +192,13 @@ def _tables(run: Run) -> Iterator[tuple[int, Spans | Gradients | Collectives, Wh
     yield 3, collectives, collectives.issue_ns, collectives.bytes.astype(np.float64)
 
 
+def _come_regularly(rows: Whole, count: int) -> bool:
+    """Say whether these of so many steps come at equal distances, all over the run."""
+    apart = np.diff(rows)
+    usual = float(np.median(apart))
+    return bool(np.mean(apart == usual) >= _REGULAR and usual * (len(rows) + 1) >= count)
+
+
 def sorted_steps(numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floats) -> Kinds:
     """Sort steps into kinds, from what they did and what the probe steps did."""
     if len(numbers) < 2 * FEWEST or (did == did[:, :1]).all():
@@ -202,13 +211,13 @@ def sorted_steps(numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floa
     done, probed = np.split(together, [len(numbers)], axis=1)
     _, found = np.unique(done, axis=1, return_inverse=True)
     found = found.reshape(-1)
-    is_kept = kept_steps(length_ns)
+    is_kept = kept_steps(length_ns) | regular_steps(length_ns)
     fewest = max(FEWEST, _LEAST_SHARE * is_kept.sum())
-    times = {
-        place: float(length_ns[mine][usual_steps(length_ns[mine])].mean())
-        for place in np.unique(found).tolist()
-        if (is_kept & (mine := found == place)).sum() >= fewest
-    }
+    times = {}
+    for place in np.unique(found).tolist():
+        rows = np.flatnonzero(is_kept & (found == place))
+        if len(rows) >= fewest or (len(rows) >= FEWEST and _come_regularly(rows, len(numbers))):
+            times[place] = float(length_ns[rows][usual_steps(length_ns[rows])].mean())
     groups: list[list[int]] = []
     for place in sorted(times, key=lambda each: times[each]):
         if groups and times[place] < _TIMES_DIFFER * times[groups[-1][0]]:
