@@ -71,7 +71,8 @@ class Kinds:
         is_kept = kept_steps(length_ns)
         places = self.of(numbers)
         for place in range(len(self.kinds)):
-            is_kept[places == place] = kept_steps(length_ns[places == place])
+            if (mine := places == place).any():
+                is_kept[mine] = kept_steps(length_ns[mine])
         return is_kept
 
     def usual(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
@@ -84,11 +85,16 @@ class Kinds:
         members = [(share, rows) for share, rows in members if len(rows)]
         if not members:
             return usual_steps(length_ns)
-        # The kind that has fewest for its share gives its middle half, and sets the others' number.
-        whole = min((len(rows) + 1) // 2 / share for share, rows in members)
+        # The rarest kind gives its middle half, or less if the others lack steps for their share.
+        least, rarest = min(members, key=lambda member: len(member[1]))
+        whole = 0.0
+        for count in range((len(rarest) + 1) // 2, 0, -1):
+            whole = count / least
+            if all(round(whole * share) <= len(rows) for share, rows in members):
+                break
         is_usual = np.zeros(len(length_ns), bool)
         for share, rows in members:
-            count = max(round(whole * share), 1)
+            count = min(max(round(whole * share), 1), len(rows))
             by_length = rows[np.argsort(length_ns[rows], kind="stable")]
             off = (len(rows) - count) // 2
             is_usual[by_length[off : off + count]] = True

@@ -48,13 +48,14 @@ def judged_account(account: Account, least: float) -> Account:
     """Return the account that a verdict is of.
 
     It is that of all steps, where few of them hold the largest loss and this is at least such a
-    share of the time. The usual step would hide it.
+    share of the time. The usual step would hide it, unless these steps are a kind of their own.
     """
     whole = account.over_all()
     lost_s = {part: whole.parts_s[part.key] for part in Part if part != Part.COMPUTE}
     part = max(lost_s, key=lost_s.__getitem__)
     is_rare = lost_s[part] >= least * whole.step_s > 0 and few_steps(whole, part) is not None
-    return whole if is_rare else account
+    is_usual = account.kinds.kinds and account.parts_s[part.key] >= MOST_OF_IT * lost_s[part]
+    return whole if is_rare and not is_usual else account
 
 
 @dataclass(frozen=True, slots=True)
