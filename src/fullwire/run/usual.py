@@ -1,10 +1,10 @@
 """The time of a step: one definition, which every command prints.
 
 A step takes as long as on the mean of its ranks. The time of a job's step is the mean over the
-usual steps: the middle half of the steps by duration, and of a job with several kinds of steps that
-of each kind (`run/kinds.py`). It is as robust as a median, and the parts of an account add up to
-it. Warm-up and rare exceptions are left out before. Longer steps stand beside it with their number
-and time, and so do pauses between steps.
+usual steps: the middle half of the steps by duration. In a job with several kinds of steps
+(`run/kinds.py`) it is the middle half of each kind. It is as robust as a median, and the parts of
+an account add up to it. Warm-up and rare exceptions are left out before. Longer steps stand beside
+it with their number and time, and so do pauses between steps.
 """
 
 from __future__ import annotations
