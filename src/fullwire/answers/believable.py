@@ -51,7 +51,7 @@ def check_scaling(source: Source, workers: ArrayLike, factors: ArrayLike | None)
     """Refuse scaling factors below 0 or above the number of workers."""
     for name, value in _known({"scaling factor": factors}):
         if not _lies_within(value, 0, 1):  # Above 1 is possible, and rare.
-            is_wrong = (value < 0) | (value > np.maximum(workers, 1))
+            is_wrong = (value < 0) | (value > np.maximum(workers, 1) + _ROUNDING)
             _refuse(source, name, value, is_wrong, "0 up to the number of workers")
 
 

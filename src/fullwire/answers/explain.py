@@ -340,7 +340,7 @@ def explain(
         full=full,
         notes=(
             *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
-            *about_baseline(found, given_s),
+            *about_baseline(found, given_s, left_s),
             *about_other_steps(found, judged_by, predictor),
             *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
             *about_rate(job, predictor),
@@ -363,6 +363,7 @@ def _believed(run: Run, explanation: Explanation) -> Explanation:
     source, workers = run.place, world(run)
     check_times(source, step=explanation.step_s, baseline=explanation.baseline_step_s)
     check_times(source, **dict(explanation.account))
+    check_steps(source, step_of_a_kind=[kind.step_s for kind in explanation.detail.by_kind()])
     check_scaling(source, workers, explanation.scaling_factor)
     predicted = [fix.forecast for fix in explanation.fixes] + (
         [explanation.full] if explanation.full else []
@@ -477,14 +478,16 @@ def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     if world(one.run) != 1:
         raise UsageError(f"baseline: expected a run of one worker, got one of {world(one.run)}")
     work = equal_work([run], [one.run])
-    for told, pair in (("a step of {} passes", work.passes), ("{} samples a pass", work.samples)):
+    pairs = (("{:.4g} passes a step", work.passes), ("{} samples a pass", work.samples))
+    for told, pair in pairs:
         if pair is not None:
             job, got = map(told.format, pair)
             raise UsageError(f"baseline: expected the same work as in the job, {job}, got {got}")
     by_one = account(one.run, {}, one.parts())
     if by_one.is_whole_trace or not by_one.step_s:
         raise UsageError("baseline: expected marked steps, got a run without any")
-    lengths_s = by_one.parts_ns[:, by_one.is_kept].sum(axis=2).mean(axis=0) * 1e-9
+    lengths_s = by_one.parts_ns.sum(axis=2).mean(axis=0) * 1e-9
+    lengths_s = by_one.kinds.as_mean(by_one.steps, lengths_s)[by_one.is_kept]
     by_chance = 2 * float(np.std(lengths_s)) / by_one.step_s / len(lengths_s) ** 0.5
     off = math.hypot(REPEATS, by_chance)
     between_s = by_one.step_s * max(1 - off, 0.0), by_one.step_s * (1 + off)

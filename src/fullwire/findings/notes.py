@@ -175,6 +175,17 @@ class PredictedFromOthers(Finding):
     replayed_s: float
 
 
+class ComputesLongerThanOne(Finding):
+    """Computing takes longer than in the baseline, and contention is not the reason."""
+
+    template = (
+        "Computing takes {longer_s:time} longer than in the run of one worker, and contention does "
+        "not explain it. It stays in compute."
+    )
+
+    longer_s: float
+
+
 class BaselineIsLonger(Finding):
     """The baseline's step is longer than the job's, so it is hardly the same work."""
 
@@ -440,10 +451,14 @@ def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[
         yield GivenRateIsUnused(rate_bps=given_bps)
 
 
-def about_baseline(account: Account, given_s: float | None) -> Iterator[Finding]:
-    """Yield a note if a given baseline takes longer than the job."""
+def about_baseline(
+    account: Account, given_s: float | None, left_s: float | None
+) -> Iterator[Finding]:
+    """Yield a note if a given baseline takes longer than the job, or computes less by `left_s`."""
     if given_s is not None and given_s > account.step_s:
         yield BaselineIsLonger(baseline_s=given_s)
+    if left_s is not None and left_s > NOTABLE * account.step_s:
+        yield ComputesLongerThanOne(longer_s=left_s)
 
 
 def about_other_steps(

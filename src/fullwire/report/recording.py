@@ -53,7 +53,7 @@ def _summary(path: Path) -> Iterator[str]:
     gaps = list(run.gaps)
     collectives = rows_written(path).get("collectives", 0)
     windows = Windows(every_nth_step=1 + collectives // MOST_COLLECTIVES)
-    parts = read_parts(path, only=("spans", "collectives"))
+    parts = read_parts(path, only=("spans", "gradients", "collectives"))
     probes = [0]
     summary = summarised(windows.seen_in(_counting_probes(parts, probes)))
     ranks = f"{summary.ranks} rank{'' if summary.ranks == 1 else 's'}"

@@ -8,7 +8,7 @@ job whose steps are alike has no kinds, and neither has one whose kinds take abo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
@@ -32,6 +32,7 @@ _LEAST_SHARE = 0.08  # of the steps: a rarer kind is an exception, if its steps 
 _REGULAR = 0.9  # of the distances between steps of a rarer kind
 _TIMES_DIFFER = 1.10  # kinds whose times differ by less are one
 _BYTES_DIFFER = 0.05  # of the most bytes of a step: a logged loss makes no kind
+_SHARE_OFF = 0.005  # of all: usual steps of a kind may be so many more or fewer than its share
 LAST, EARLIER = "backward", "earlier backward"  # as the recorder names a step's backward passes
 
 
@@ -85,16 +86,8 @@ class Kinds:
         members = [(share, rows) for share, rows in members if len(rows)]
         if not members:
             return usual_steps(length_ns)
-        # The rarest kind gives its middle half, or less if the others lack steps for their share.
-        least, rarest = min(members, key=lambda member: len(member[1]))
-        whole = 0.0
-        for count in range((len(rarest) + 1) // 2, 0, -1):
-            whole = count / least
-            if all(round(whole * share) <= len(rows) for share, rows in members):
-                break
         is_usual = np.zeros(len(length_ns), bool)
-        for share, rows in members:
-            count = min(max(round(whole * share), 1), len(rows))
+        for (_, rows), count in zip(members, _in_shares(members), strict=True):
             by_length = rows[np.argsort(length_ns[rows], kind="stable")]
             off = (len(rows) - count) // 2
             is_usual[by_length[off : off + count]] = True
@@ -123,6 +116,25 @@ class Kinds:
         # The middle half over all kinds is to be the mean step, too.
         told = middle_half(alike[self.kept(numbers, lengths)]).mean()
         return np.asarray(alike * (mean / told))
+
+
+def _in_shares(members: Sequence[tuple[float, Whole]]) -> list[int]:
+    """Return how many of each kind's steps are usual ones: about half of them, in their shares.
+
+    As many are left out at the lower end as at the upper one, where steps are enough for that.
+    """
+    shares = np.array([share for share, _ in members])
+    sizes = np.array([len(rows) for _, rows in members])
+    rarest = int(np.argmin(sizes))
+    wanted = np.arange(1, sizes[rarest] + 1)[:, None] * (shares / shares[rarest])
+    odd = sizes % 2
+    even_ends = 2 * np.round((wanted - odd) / 2) + odd
+    counts = np.clip(np.concatenate([even_ends, np.round(wanted)]), 1, sizes)
+    off = np.abs(counts / counts.sum(axis=1, keepdims=True) - shares / shares.sum()).max(axis=1)
+    is_near = off <= max(_SHARE_OFF, off.min())
+    worse = np.abs(counts.sum(axis=1) - sizes.sum() / 2)
+    worse += sizes.sum() * ((counts - sizes) % 2).any(axis=1)
+    return [int(count) for count in counts[int(np.argmin(np.where(is_near, worse, np.inf)))]]
 
 
 ONE_KIND = Kinds()

@@ -99,7 +99,7 @@ def _is_one(value: Any) -> bool:
     """Say whether a number prints as 1, a list has one member, or a condition is true."""
     if isinstance(value, bool):
         return value
-    return (len(value) if isinstance(value, Sequence) else round(value)) == 1
+    return (len(value) if isinstance(value, Sequence) else round(value, 2)) == 1
 
 
 def _text(value: Any) -> str:
