@@ -10,6 +10,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.verification import verify
 from fullwire.report.as_data import whatif_object
+from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.run import Run
@@ -243,3 +244,20 @@ def test_a_recording_without_steps_has_no_kinds_and_a_summary() -> None:
     assert not kinds_of(unmarked).kinds
     assert summarised([unmarked]).step_s is None
     assert summarised([run]).kinds == 2
+
+
+def test_all_commands_have_one_step_of_a_job_in_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Workers that sum once in four steps: the account had each step by itself, and was shorter."""
+    job = a_job_by_turns([1, 1, 1, 3] * 8)
+    sums = job.collectives
+    rounds = dataclasses.replace(job, collectives=sums.rows(sums.step % 4 == 1))
+    kinds, found, step = kinds_of(rounds), account(rounds, RATES), typical_step(rounds)
+    assert (kinds.every, kinds.first) == (4, 1)
+    assert kinds.rounds(found.steps).shape == (7, 4)
+    assert step.measured_ns is not None
+    assert found.step_s == pytest.approx(step.measured_ns * 1e-9)
+    assert usual_step_s(rounds) == pytest.approx(found.step_s)
+    assert summarised([rounds]).step_s == pytest.approx(found.step_s)
+    assert int(found.is_typical.sum()) % 4 == 0
+    print_explanation(fw.explain(rounds))
+    assert "7 rounds of 4 steps" in capsys.readouterr().out.replace("\n", " ")

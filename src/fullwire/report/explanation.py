@@ -292,8 +292,11 @@ def _of_which_steps(result: Explanation) -> str:
     if kept < 2:
         return ""
     steps = result.detail.steps
-    told = f"mean of {'the middle half' if usual < kept else 'all'} of {len(steps):,} steps"
-    told += left_out(len(steps) - kept)
+    told = f"mean of {'the middle half' if usual < kept else 'all'} of "
+    if (every := result.detail.kinds.every) > 1:
+        told += f"{len(result.detail.kinds.rounds(steps)):,} rounds of {every} steps"
+    else:
+        told += f"{len(steps):,} steps{left_out(len(steps) - kept)}"
     if kinds := result.detail.by_kind():
         found = told_kinds(result.detail.kinds.kinds, [kind.step_s for kind in kinds])
         told += f"; of {found.count} kinds: {'; '.join(sentences(found.kinds))}"

@@ -4,11 +4,15 @@ Some jobs take turns: one step adds up three passes and the next only one, or on
 sums. A kind is the steps that have as many passes and gradients, and send about as many bytes. The
 usual step of such a job is a mixture: of each kind its middle half, and each kind at its share. A
 job whose steps are alike has no kinds, and neither has one whose kinds take about as long.
+
+Workers may take several steps of their own between two sums. Then ranks wait for each other at the
+end of such a round, and what a step costs shows in a later one. So whole rounds are compared, and
+the usual step is the mean over the middle half of the rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
@@ -19,6 +23,7 @@ from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import (
     kept_steps,
+    local_steps_of,
     middle_half,
     regular_steps,
     shared_steps,
@@ -54,6 +59,8 @@ class Kinds:
     numbers: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # in order of size
     places: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # -1 for steps of no kind
     probes: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # of each probe step
+    every: int = 1  # steps of a round
+    first: int = 0  # the number of the first step with a sum, where rounds begin
 
     def of(self, numbers: Whole) -> Whole:
         """Return the place of each of these steps' kind, -1 for a step of no kind."""
@@ -65,10 +72,32 @@ class Kinds:
     def among(self, numbers: Whole) -> Kinds:
         """Return the kinds, if each has some of these steps; else these count as alike."""
         places = self.of(numbers)
-        return self if all((places == at).any() for at in range(len(self.kinds))) else Kinds()
+        if all((places == at).any() for at in range(len(self.kinds))):
+            return self
+        return Kinds(every=self.every, first=self.first)
+
+    def rounds(self, numbers: Whole) -> Whole:
+        """Return the rows of each whole round of steps, a round in each line."""
+        rows = np.flatnonzero(numbers >= self.first)
+        return rows[: len(rows) // self.every * self.every].reshape(-1, self.every)
+
+    def _in_rounds(
+        self,
+        numbers: Whole,
+        length_ns: Whole | _Floats,
+        choose: Callable[[_Floats], NDArray[np.bool_]],
+    ) -> NDArray[np.bool_] | None:
+        """Choose the steps of whole rounds by their means; None where steps make no rounds."""
+        if self.every == 1 or not len(rounds := self.rounds(numbers)):
+            return None
+        chosen = np.zeros(len(numbers), bool)
+        chosen[rounds[choose(length_ns[rounds].mean(axis=1))]] = True
+        return chosen
 
     def kept(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
         """Choose all steps but the warm-up and rare exceptions of each kind, in order of time."""
+        if (in_rounds := self._in_rounds(numbers, length_ns, kept_steps)) is not None:
+            return in_rounds
         is_kept = kept_steps(length_ns)
         places = self.of(numbers)
         for place in range(len(self.kinds)):
@@ -78,6 +107,8 @@ class Kinds:
 
     def usual(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
         """Choose the usual steps: the middle ones of each kind, and of each kind its share."""
+        if (in_rounds := self._in_rounds(numbers, length_ns, usual_steps)) is not None:
+            return in_rounds
         places, is_kept = self.of(numbers), self.kept(numbers, length_ns)
         members = [
             (kind.share, np.flatnonzero(is_kept & (places == place)))
@@ -106,6 +137,10 @@ class Kinds:
 
     def as_mean(self, numbers: Whole, lengths: _Floats) -> _Floats:
         """Return each length in proportion to its kind's, as if all steps were the mean step."""
+        if self.every > 1:
+            rounds, alike = self.rounds(numbers), lengths.astype(np.float64)
+            alike[rounds] = lengths[rounds].mean(axis=1, keepdims=True)
+            return alike
         if not self.kinds:
             return lengths
         is_usual = self.usual(numbers, lengths)
@@ -148,7 +183,8 @@ def kinds_of(run: Run) -> Kinds:
         found = ONE_KIND
         if len(numbers) >= 2 * FEWEST:  # modelled runs have fewer, and start sooner without
             did = in_steps(run, numbers) / ranks
-            found = sorted_steps(numbers, length_ns, did, over_ranks(in_probes(run)) / ranks)
+            probed = over_ranks(in_probes(run)) / ranks
+            found = sorted_steps(numbers, length_ns, did, probed, local_steps_of(run))
         _FOUND[run] = found
     return _FOUND[run]
 
@@ -217,10 +253,17 @@ def _come_regularly(rows: Whole, count: int) -> bool:
     return bool(np.mean(apart == usual) >= _REGULAR and usual * (len(rows) + 1) >= count)
 
 
-def sorted_steps(numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floats) -> Kinds:
-    """Sort steps into kinds, from what they did and what the probe steps did."""
+def sorted_steps(
+    numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floats, every: int
+) -> Kinds:
+    """Sort steps into kinds, from what they did and what the probe steps did.
+
+    A round has so many steps: `every`.
+    """
     if len(numbers) < 2 * FEWEST or (did == did[:, :1]).all():
         return ONE_KIND
+    sums = np.flatnonzero(did[-1] > _BYTES_DIFFER * did[-1].max())
+    none = Kinds(every=every, first=int(numbers[sums[0]])) if len(sums) else ONE_KIND
     # Of bytes only large differences count, so neighbours in order of size are taken together.
     together = np.concatenate([did, probed], axis=1)
     bytes_ = np.unique(together[-1])
@@ -243,14 +286,15 @@ def sorted_steps(numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floa
         else:
             groups.append([place])
     if len(groups) < 2:
-        return ONE_KIND
+        return none
     places = np.select([np.isin(found, group) for group in groups], [*range(len(groups))], -1)
     # A probe step is of the kind that does as much, gradients aside; of none where several do.
     told = _WITHOUT_GRADIENTS
     alike = (probed[told][:, :, None] == done[told][:, None, :]).all(axis=0)
     fits = np.stack([alike[:, places == at].any(axis=1) for at in range(len(groups))])
     probes = np.where(fits.sum(axis=0) == 1, fits.argmax(axis=0), -1)
-    counts = [int((places == at).sum() + (probes == at).sum()) for at in range(len(groups))]
+    counted = places[none.rounds(numbers).reshape(-1)] if every > 1 else places
+    counts = [int((counted == at).sum() + (probes == at).sum()) for at in range(len(groups))]
     kinds = []
     for at, count in enumerate(counts):
         passes, lasts, gradients, sent_bytes = did[:, places == at]
@@ -262,7 +306,7 @@ def sorted_steps(numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floa
                 sent_bytes=float(sent_bytes.mean()),
             )
         )
-    return Kinds(tuple(kinds), numbers, places, probes)
+    return replace(none, kinds=tuple(kinds), numbers=numbers, places=places, probes=probes)
 
 
 def usual_step_s(run: Run) -> float | None:

@@ -54,7 +54,8 @@ def judged_account(account: Account, least: float) -> Account:
     lost_s = {part: whole.parts_s[part.key] for part in Part if part != Part.COMPUTE}
     part = max(lost_s, key=lost_s.__getitem__)
     is_rare = lost_s[part] >= least * whole.step_s > 0 and few_steps(whole, part) is not None
-    is_usual = account.kinds.kinds and account.parts_s[part.key] >= MOST_OF_IT * lost_s[part]
+    has_kinds = account.kinds.kinds or account.kinds.every > 1
+    is_usual = has_kinds and account.parts_s[part.key] >= MOST_OF_IT * lost_s[part]
     return whole if is_rare and not is_usual else account
 
 

@@ -24,6 +24,7 @@ from fullwire.run.usual import (
     LONGER,
     Pauses,
     gaps_between_steps_s,
+    local_steps_of,
     marks_between_gaps,
     marks_of_steps,
     pauses,
@@ -71,11 +72,13 @@ class _Sums:
         self._probed: dict[int, np.ndarray] = {}  # by rank: the same of each probe step
         self._marks: list[Spans] = []  # steps and probe steps of the first rank
         self._passes: float | None = None
+        self._every = 1  # steps of a round
 
     def add(self, part: Run) -> None:
         table = part.collectives
         self._ranks |= set(np.unique(np.concatenate([part.spans.rank, table.rank])).tolist())
         self._passes = self._passes or passes_of_step(part)
+        self._every = max(self._every, local_steps_of(part))
         marks = marks_of_steps(part)
         most = max(self._by_step.shape[1], marks.step.max(initial=-1) + 1)
         more = np.zeros((4, most), np.int64)
@@ -123,7 +126,7 @@ class _Sums:
             )
         did = self._did[:, shared] / count[shared]
         probed = over_ranks(self._probed) / count.max()
-        kinds = sorted_steps(shared, length_s, did, probed)
+        kinds = sorted_steps(shared, length_s, did, probed, self._every)
         is_usual = kinds.usual(shared, length_s)
         step_s = float(length_s[is_usual].mean())
         expected_s = kinds.expected(shared, is_usual, length_s)
