@@ -1,7 +1,7 @@
 """One process without a process group; each mode trains in its own way.
 
-python solo.py plain|accumulation|evaluation|evaluation-by-train|checkpoint|optimizers|full-disk|
-               broken|long|no-step|endless|hard
+python solo.py plain|accumulation|evaluation|evaluation-by-train|evaluation-of-frozen|checkpoint|
+               optimizers|full-disk|broken|long|no-step|endless|hard
 
 - optimizers ends with status 7.
 - long takes 3000 steps, and no-step takes 0.
@@ -40,6 +40,9 @@ def main(mode: str) -> None:
             sys.stdout.flush()
             time.sleep(0.02)
         optimizer.zero_grad()
+        if mode == "evaluation-of-frozen":  # a part of the model that stays as it is
+            other.train()
+            other.eval()
         for _ in range(3 if mode == "accumulation" else 1):
             model(batch).square().mean().backward()
         if mode != "no-step":
@@ -49,7 +52,7 @@ def main(mode: str) -> None:
             other(batch).square().mean().backward()
             second.step()
         if mode.startswith("evaluation") and step == 2:
-            model.eval() if mode == "evaluation" else model.train(False)
+            model.train(False) if mode == "evaluation-by-train" else model.eval()
             with torch.no_grad():
                 sum(float(model(batch).sum()) for _ in range(2000))
             model.train()

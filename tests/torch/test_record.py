@@ -416,7 +416,7 @@ def test_accumulated_gradients_make_one_step(tmp_path: Path) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("mode", ["evaluation", "evaluation-by-train"])
+@pytest.mark.parametrize("mode", ["evaluation", "evaluation-by-train", "evaluation-of-frozen"])
 def test_an_evaluation_belongs_to_no_step(tmp_path: Path, mode: str) -> None:
     run, _ = recorded(tmp_path, *solo(mode))
     start, end = steps_in_order(run, 0)

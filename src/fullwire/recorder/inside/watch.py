@@ -84,7 +84,7 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     _watch_backward(journal, clock, gradients, noise)
     _watch_input(journal, before_forward)
     watch_metrics(journal, after_import)
-    _watch_evaluation(journal)
+    _watch_evaluation(journal, gradients)
     for place, names in _SAVES.items():
         after_import(place, functools.partial(_watch_saving, journal, place, names))
     if dist.is_available():
@@ -177,6 +177,7 @@ def _watch_backward(
             result = backward(*args, **kwargs)
         finally:
             gradients.is_in_pass = False
+            gradients.backwards += 1
             clock.note(Note.BACKWARD, 0, began, clock.moment())
         gradients.tell(after_ns)
         if noise is not None:
@@ -245,17 +246,23 @@ def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
     iterator.__next__, iterator._next_index, iterator._reset = timed, next_index, begins_again
 
 
-def _watch_evaluation(journal: Journal) -> None:
-    began_ns: list[int] = []
+def _watch_evaluation(journal: Journal, gradients: Gradients) -> None:
+    """Note the time without a backward pass from Module.train(False) to Module.train().
+
+    A part of a model that stays frozen is put in this mode too, and then a backward pass follows.
+    """
+    began: list[tuple[int, int]] = []  # the time, and the backward passes up to then
     train = torch.nn.Module.train
 
     @functools.wraps(train)
     def train_(self: Any, mode: bool = True) -> Any:
-        if began_ns and mode:
-            start_ns = began_ns.pop()
+        if began and began[0][1] != gradients.backwards:
+            began.clear()
+        if began and mode:
+            start_ns, _ = began.pop()
             journal.note(Note.EVALUATION, 0, start_ns, _now() - start_ns)
-        elif not mode and not began_ns and self.training:  # eval() calls this too
-            began_ns.append(_now())
+        elif not mode and not began and self.training:  # eval() calls this too
+            began.append((_now(), gradients.backwards))
         return train(self, mode)
 
     torch.nn.Module.train = train_
@@ -343,6 +350,7 @@ class Gradients:
         self._by_optimizer = WeakIdKeyDictionary()  # accounts, with their passes at its last step
         self._due: set[_Account] = set()  # accounts whose pass has begun
         self.is_in_pass = False
+        self.backwards = 0  # passes through torch.autograd.backward
 
     def watch(self, optimizer: Any, parameters: Iterable[Any]) -> None:
         """Hook the parameters of an optimizer, except those whose times a reducer gives."""
