@@ -142,12 +142,16 @@ def a_trained_job(
 
 
 def a_job_by_turns(
-    passes: Sequence[int], *, rate_bps: float = 1e9, probes: Sequence[int] = ()
+    passes: Sequence[int],
+    *,
+    rate_bps: float = 1e9,
+    probes: Sequence[int] = (),
+    silent: Sequence[int] = (),
 ) -> Run:
     """Make a run of DDP on two ranks, in which each step adds up so many passes of 40 ms.
 
     The last pass of a step sends two buckets of 1 MB. Passes scatter by a few percent. Steps of
-    `probes` are probe steps, whose computing takes 36 ms a pass.
+    `probes` are probe steps, whose computing takes 36 ms a pass. Steps of `silent` send nothing.
     """
     spans: list[tuple[int, int, str, str, float, float]] = []
     collectives, gradients = [], []
@@ -166,11 +170,12 @@ def a_job_by_turns(
             sent = now - 0.3 * pass_ms
             for order, ready in enumerate((now - 0.3 * pass_ms, now)):
                 issue = now if number in probes else ready
-                sent = max(sent, issue) + send_ms
-                collectives.append((rank, step, 2 * number + order, 1_000_000, issue, sent))
+                if number not in silent:
+                    sent = max(sent, issue) + send_ms
+                    collectives.append((rank, step, 2 * number + order, 1_000_000, issue, sent))
                 if number not in probes:
                     gradients.append((rank, step, order, 1_000_000, ready))
-            now = sent + 1.0
+            now = max(now, sent) + 1.0
             spans.append((rank, step, "host", "step" if step >= 0 else "probe", begin, now))
     rank_, step_, order_, size, ready_ = zip(*gradients, strict=True)
     facts: dict[str, FactValue] = {"workers": 2, "buckets": "ddp:1MB", "backend": "gloo"}

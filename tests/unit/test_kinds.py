@@ -220,6 +220,53 @@ def test_kinds_that_send_other_bytes_do_not_make_the_transport_unsure() -> None:
         assert getattr(sooner, name) == pytest.approx(getattr(later, name), rel=0.1)
 
 
+UNEVEN = [0, 3, 4, 9, 11, 15, 16, 22]  # the only steps that send, at no equal distances
+
+
+def sums_unevenly(rate_bps: float = 1e9) -> Run:
+    """Make a run of 24 steps, of which a third send all gradients and the others nothing."""
+    silent = [step for step in range(24) if step not in UNEVEN]
+    return a_job_by_turns([1] * 24, rate_bps=rate_bps, silent=silent)
+
+
+def test_a_kind_that_sends_nothing_is_predicted_without_messages() -> None:
+    run, slower = sums_unevenly(), sums_unevenly(rate_bps=1e8)
+    truth = account(slower, {})
+    found = asked(run, bandwidth="100Mbps")
+    assert found["step_s"][0] == pytest.approx(truth.step_s, rel=0.03)
+    for kind, measured in zip(found.kinds(0), truth.by_kind(), strict=True):
+        assert kind.step_s == pytest.approx(measured.step_s, rel=0.05)
+    for policy in ("none", "horovod:64MiB/5ms"):  # whatever the buckets
+        [at_any_rate] = {
+            round(asked(run, bandwidth=rate, buckets=policy).kinds(0)[0].step_s, 6)
+            for rate in ("100Mbps", "10Gbps")
+        }
+        assert at_any_rate == pytest.approx(0.041, rel=0.01)
+    assert verify(run, slower) is not None
+    played = usual_step_s(fw.replay(run, transport="measured", bandwidth="100Mbps", workers=2))
+    assert played is not None
+    assert played < 1.05 * truth.step_s
+
+
+def with_half_of_the_gradients(run: Run) -> Run:
+    """Return the run with every other step making one of its two gradients, and sending both."""
+    gradients = run.gradients
+    kept = (gradients.step % 2 == 1) | (gradients.order == 1)
+    return dataclasses.replace(run, gradients=gradients.rows(kept))
+
+
+@pytest.mark.parametrize("asked_bps", [1e8, 4e9])
+def test_a_kind_that_sends_more_than_its_gradients_is_predicted_by_its_buckets(
+    asked_bps: float,
+) -> None:
+    run = with_half_of_the_gradients(a_job_by_turns(BY_TURNS))
+    assert [kind.gradients for kind in kinds_of(run).kinds] == [1, 2]
+    truth = account(with_half_of_the_gradients(a_job_by_turns(BY_TURNS, rate_bps=asked_bps)), {})
+    found = asked(run, bandwidth=asked_bps)
+    for kind, measured in zip(found.kinds(0), truth.by_kind(), strict=True):
+        assert kind.step_s == pytest.approx(measured.step_s, rel=0.03)
+
+
 def test_ranks_that_share_no_steps_and_have_a_kind_each_have_an_account() -> None:
     """Then the account is of one rank, whose steps are alike."""
     run = a_job_by_turns([1] * 12 + [3] * 12)

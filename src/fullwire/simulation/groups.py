@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.run.run import Run
+from fullwire.run.run import Collectives, Run, Spans
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -76,3 +76,17 @@ def members_of(run: Run) -> dict[str, int]:
         name: workers if count == len(ranks) else count
         for name, count in zip(place, counts.tolist(), strict=True)
     }
+
+
+def calling_ns_of(rows: Collectives, spans: Spans) -> int:
+    """Return the time between collectives that are called one after another, computation aside.
+
+    It counts every pause as long as the usual one: a longer pause has another reason.
+    """
+    order = np.argsort(rows.issue_ns)
+    before_ns, after_ns = rows.end_ns[order][:-1], rows.issue_ns[order][1:]
+    computing = spans.rows((spans.lane == "compute") | (spans.lane == "input"))
+    begun = np.searchsorted(np.sort(computing.start_ns), after_ns)
+    over = np.searchsorted(np.sort(computing.end_ns), before_ns, side="right")
+    pauses_ns = np.sort(np.maximum(after_ns - before_ns, 0)[begun == over])
+    return int(pauses_ns[(len(pauses_ns) - 1) // 2]) * len(pauses_ns) if len(pauses_ns) else 0

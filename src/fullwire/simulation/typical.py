@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of, means_of_rounds, usual_steps
-from fullwire.simulation.groups import Others, members_of
+from fullwire.simulation.groups import Others, calling_ns_of, members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
@@ -44,6 +44,10 @@ _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may 
 _COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
 _BESIDE_A_CALL_NS = 200_000  # of other processors, at most: measured with Gloo, 120 calls at once
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
+_AS_MANY = 0.05  # of a step's gradients: buckets whose bytes differ by less hold all of them
+
+# What a step sends: its gradients, its recorded buckets where these hold other bytes, or nothing.
+Sending: TypeAlias = Literal["gradients", "buckets", "nothing"]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class Step:
     packing_ns: int = 0  # of a hook, in a step of several workers
     shards: int = 1  # of the model; one in so many workers sum the same gradients
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
+    sends_nothing: bool = False  # of its gradients, as between two sums
     crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
@@ -126,11 +131,11 @@ class Step:
         )
 
 
-def typical_step(run: Run) -> Step:
+def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     """Work out the usual step of a run."""
     table = _table_of_steps(run)
     own_workers = _workers(run)
-    sent = _communication(run, table, own_workers)
+    sent = _communication(run, table, own_workers, sends)
     others = sent.others
     tail_ns = table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns)
     in_rounds = local_steps_of(run) > 1
@@ -157,12 +162,13 @@ def typical_step(run: Run) -> Step:
     around_ns = median_of(measured_ns.tolist())
     off_ns = median_of(np.abs(measured_ns - around_ns.value).tolist()).value
     deviation = 1.4826 * off_ns / max(around_ns.value, 1.0)
+    ready_ns, sizes = sent.buckets or (table.ready_ns.max(axis=0) - begin_ns[:, None], table.bytes)
     step = Step(
         step_ns=step_ns,
         forward_ns=forward_ns,
         backward_ns=backward_ns,
-        ready_ns=np.maximum.accumulate(_medians(table.ready_ns.max(axis=0) - begin_ns[:, None])),
-        bytes=table.bytes,
+        ready_ns=np.maximum.accumulate(_medians(ready_ns)),
+        bytes=sizes,
         is_estimated=own_workers > 1,
         waiting_ns=waiting_ns if len(table.ranks) > 1 else 0,
         lasting_share=_lasting_share(late_ns),
@@ -170,6 +176,7 @@ def typical_step(run: Run) -> Step:
         packing_ns=sent.amidst_ns + sent.packed_late_ns,
         shards=sent.shards,
         sent_share=sent.share,
+        sends_nothing=sends == "nothing",
         processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns),
         measured_off=(
@@ -347,9 +354,11 @@ class _Sent:
     share: float = 1.0
     amidst_ns: int = 0  # packed in the backward pass,
     packed_late_ns: int = 0  # and after it, with no bucket on its way
+    # When each bucket left in each step, and the bytes of each, where they are not the gradients'.
+    buckets: tuple[Whole, Whole] | None = None
 
 
-def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
+def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Sent:
     """Return the communication of the steps.
 
     A model may be split over ranks, which then also communicate in groups of their own.
@@ -370,7 +379,7 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
         is_sum
         & (rows.issue_ns >= table.backward_ns[place])
         & (rows.issue_ns <= until_ns[place])
-        & (run.facts.buckets is not None)
+        & (run.facts.buckets is not None and sends != "nothing")
     )
     # Keep the rows of the group that sums a rank's gradients: it sums as many bytes.
     names, group = np.unique(rows.group.astype(str), return_inverse=True)
@@ -386,7 +395,31 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
     others = _others(run, rows, is_bucket, table, members)
     sent = _Sent(none, others, max(1, workers // max(among, default=workers)))
-    return _by_hook(run, sent, rows.rows(is_bucket), table) if run.facts.hook is not None else sent
+    if run.facts.hook is not None and sends != "nothing":
+        return _by_hook(run, sent, rows.rows(is_bucket), table)
+    if sends == "buckets":
+        return replace(sent, buckets=_other_than_gradients(rows.rows(is_bucket), table))
+    return sent
+
+
+def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, Whole] | None:
+    """Return when buckets left in each step, and the bytes of each; None where they hold gradients.
+
+    DDP sends a bucket as a whole, with the places of gradients that a step does not make.
+    """
+    mine = buckets.rows(buckets.rank == table.ranks[0])
+    mine = mine.rows(np.lexsort((mine.issue_ns, mine.step)))
+    place = np.searchsorted(table.numbers, mine.step)
+    counts = np.bincount(place, minlength=len(table.numbers))
+    usual = int(np.sort(counts)[(len(counts) - 1) // 2])
+    alike = np.flatnonzero(counts == usual)
+    mine = mine.rows(np.isin(place, alike))
+    sizes = mine.bytes.reshape(len(alike), usual)[len(alike) // 2]
+    whole_bytes = int(table.bytes.sum())
+    if not usual or abs(int(sizes.sum()) - whole_bytes) <= _AS_MANY * whole_bytes:
+        return None
+    begin_ns = table.backward_ns[0, alike]
+    return mine.issue_ns.reshape(len(alike), usual) - begin_ns[:, None], sizes
 
 
 def _packed_ns(run: Run, table: _Steps) -> Whole:
@@ -486,7 +519,7 @@ def _others(
         exposed_ns = beside_none_ns + waited_for_ns + covered_ns(*waiting)
         own.append(took_ns - exposed_ns)
         hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
-        calling.append(_calling_ns(here, during))
+        calling.append(calling_ns_of(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.backend
     # A step's own time varies little. Its exposed time varies as much as the step does.
@@ -508,20 +541,6 @@ def _others(
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
     )
-
-
-def _calling_ns(rows: Collectives, spans: Spans) -> int:
-    """Return the time between collectives that are called one after another, computation aside.
-
-    It counts every pause as long as the usual one: a longer pause has another reason.
-    """
-    order = np.argsort(rows.issue_ns)
-    before_ns, after_ns = rows.end_ns[order][:-1], rows.issue_ns[order][1:]
-    computing = spans.rows((spans.lane == "compute") | (spans.lane == "input"))
-    begun = np.searchsorted(np.sort(computing.start_ns), after_ns)
-    over = np.searchsorted(np.sort(computing.end_ns), before_ns, side="right")
-    pauses_ns = np.sort(np.maximum(after_ns - before_ns, 0)[begun == over])
-    return int(pauses_ns[(len(pauses_ns) - 1) // 2]) * len(pauses_ns) if len(pauses_ns) else 0
 
 
 def _are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
