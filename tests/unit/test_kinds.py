@@ -9,10 +9,12 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.verification import verify
+from fullwire.findings.kinds_of_steps import names_of
 from fullwire.report.as_data import whatif_object
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.run import Run
+from fullwire.run.usual import means_of_rounds, steps_of_a_round
 from fullwire.simulation.calibrate import calibrated
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
@@ -248,6 +250,12 @@ def test_a_kind_that_sends_nothing_is_predicted_without_messages() -> None:
     assert played < 1.05 * truth.step_s
 
 
+def test_a_few_bytes_beside_the_sums_of_another_kind_are_nothing() -> None:
+    kinds = kinds_of(sums_unevenly()).kinds
+    few = dataclasses.replace(kinds[0], sent_bytes=1.085)
+    assert names_of([few, kinds[1]]) == names_of(kinds) == ("nothing sent", "2 MB sent")
+
+
 def with_half_of_the_gradients(run: Run) -> Run:
     """Return the run with every other step making one of its two gradients, and sending both."""
     gradients = run.gradients
@@ -265,6 +273,23 @@ def test_a_kind_that_sends_more_than_its_gradients_is_predicted_by_its_buckets(
     found = asked(run, bandwidth=asked_bps)
     for kind, measured in zip(found.kinds(0), truth.by_kind(), strict=True):
         assert kind.step_s == pytest.approx(measured.step_s, rel=0.03)
+
+
+def test_a_round_is_told_in_spite_of_tiny_broadcasts_and_of_probe_steps() -> None:
+    """DDP tells its new buckets after the first sum, and a probe step has no number."""
+    silent = [step for step in range(60) if step % 4 != 3]
+    run = a_job_by_turns([1] * 60, probes=(11, 14, 27, 30, 43, 46), silent=silent)
+    table = run.collectives
+    first = np.flatnonzero(table.step == 3)
+    tiny = dataclasses.replace(
+        table.rows(first), step=table.step[first] + 1, bytes=np.full(len(first), 32)
+    )
+    told = dataclasses.replace(run, collectives=type(table).joined([table, tiny]))
+    assert steps_of_a_round(told) == 4
+    numbers = np.array([step for step in range(60) if step not in (11, 14, 27, 30, 43, 46)])
+    lengths = np.where(numbers % 4 == 3, 30.0, 2.0)
+    rounds = means_of_rounds(told, numbers, lengths)
+    assert rounds.tolist() == [9.0] * 11  # of fourteen, three have probe steps
 
 
 def test_ranks_that_share_no_steps_and_have_a_kind_each_have_an_account() -> None:
