@@ -21,8 +21,9 @@ from fullwire.simulation.typical import typical_step
 from fullwire.timeline.account import account
 from fullwire.timeline.alone import alone
 from fullwire.timeline.contention import FEWEST_PROBES
-from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.passes import passes_of_step, passes_that_each_sum
 from fullwire.timeline.summary import summarised
+from fullwire.words import sentence
 from tests.jobs_by_hand import a_job_by_turns
 
 BY_TURNS = [1, 3] * 12
@@ -290,6 +291,19 @@ def test_a_round_is_told_in_spite_of_tiny_broadcasts_and_of_probe_steps() -> Non
     lengths = np.where(numbers % 4 == 3, 30.0, 2.0)
     rounds = means_of_rounds(told, numbers, lengths)
     assert rounds.tolist() == [9.0] * 11  # of fourteen, three have probe steps
+
+
+def test_uneven_steps_that_sum_in_each_pass_are_told_to_sum_once() -> None:
+    """They were told to sum once in several steps, which changes the training."""
+    passes = [4, 4, 1] * 12
+    run, once = a_job_by_turns(passes, sums_each=True), a_job_by_turns(passes)
+    assert passes_that_each_sum(run) == pytest.approx(3)
+    assert passes_that_each_sum(once) == 0
+    [fix] = [fix for fix in fw.explain(run).fixes if fix.kind == "accumulation"]
+    assert not [fix for fix in fw.explain(run).fixes if fix.kind == "synchronisation"]
+    assert fix.risk == "exact"
+    assert sentence(fix) == "one sum a step"
+    assert fix.step_s == pytest.approx(usual_step_s(once), rel=0.02)
 
 
 def test_ranks_that_share_no_steps_and_have_a_kind_each_have_an_account() -> None:
