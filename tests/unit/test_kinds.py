@@ -306,6 +306,21 @@ def test_uneven_steps_that_sum_in_each_pass_are_told_to_sum_once() -> None:
     assert fix.step_s == pytest.approx(usual_step_s(once), rel=0.02)
 
 
+@pytest.mark.parametrize("passes", [[4] * 24, [4, 4, 1] * 12])
+def test_a_comparison_holds_one_sum_a_step_against_its_prediction(passes: list[int]) -> None:
+    each, once = a_job_by_turns(passes, sums_each=True), a_job_by_turns(passes)
+    found = verify(each, once)
+    assert found is not None
+    assert found.changes == ("one sum a step",)
+    assert found.predicted_s == pytest.approx(found.measured_s, rel=0.01)
+    assert found.holds
+    assert verify(once, each) is None  # nobody saw the sums of its earlier passes
+    slower = verify(each, a_job_by_turns(passes, rate_bps=5e8))
+    assert slower is not None
+    assert slower.changes == ("links of 500 Mbps", "one sum a step")
+    assert slower.predicted_s == pytest.approx(slower.measured_s, rel=0.02)
+
+
 def test_ranks_that_share_no_steps_and_have_a_kind_each_have_an_account() -> None:
     """Then the account is of one rank, whose steps are alike."""
     run = a_job_by_turns([1] * 12 + [3] * 12)

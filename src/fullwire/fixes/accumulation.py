@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -94,7 +93,7 @@ class Accumulation(FixKind):
         passes = passes_that_each_sum(run)
         if not passes:
             return
-        if not any(_sums_early(step) for step in _steps_of(job)):
+        if not job.sums_early:
             yield from self.by_account(run, account)
             return
         yield _one_sum(run, passes, job.ask(change=_summed_once))
@@ -211,36 +210,8 @@ def _send_now(model: Any) -> None:
             parameter.grad /= dist.get_world_size(group)
 
 
-def _steps_of(job: Forecaster) -> list[Step]:
-    return [kind.step for _, kind in job.subject.kinds] or [job.subject.step]
-
-
-def _in_the_last(step: Step) -> list[bool]:
-    """Say for each collective that is no bucket whether it stays with one sum a step.
-
-    Sums of earlier passes were issued before the last backward pass began.
-    """
-    others = step.others
-    rows = zip(others.op, others.members, others.issue_ns, strict=True)
-    return [op != "allreduce" or bool(among) or at_ns > 0 for op, among, at_ns in rows]
-
-
-def _sums_early(step: Step) -> bool:
-    return not all(_in_the_last(step))
-
-
 def _summed_once(step: Step) -> Step:
-    """Return the step without the sums of its passes before the last."""
-    others, kept = step.others, _in_the_last(step)
-    fewer = replace(
-        others,
-        op=tuple(itertools.compress(others.op, kept)),
-        bytes=tuple(itertools.compress(others.bytes, kept)),
-        members=tuple(itertools.compress(others.members, kept)),
-        awaited=tuple(itertools.compress(others.awaited, kept)),
-        issue_ns=tuple(itertools.compress(others.issue_ns, kept)),
-    )
-    return replace(step, others=fewer)
+    return replace(step, others=step.others.of_the_last_pass())
 
 
 def _one_sum(run: Run, passes: float, forecast: Forecast) -> OneSumOfDdp:

@@ -5,7 +5,7 @@ These are all ranks, or a group such as a model is split over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,17 +40,32 @@ class Others:
 
     def joined(self, places: Sequence[int]) -> Others:
         """Return the collectives with those at some places joined into one, at the last place."""
-        gone = set(places[:-1])
+        whole = [*self.bytes]
+        whole[places[-1]] = sum(self.bytes[place] for place in places)
+        return replace(self, bytes=tuple(whole))._without(set(places[:-1]))
 
+    def of_the_last_pass(self) -> Others:
+        """Return the collectives without the sums over all ranks in a step's earlier passes.
+
+        These were issued before the last backward pass began.
+        """
+        rows = enumerate(zip(self.op, self.members, self.issue_ns, strict=True))
+        return self._without(
+            {
+                place
+                for place, (op, members, issue_ns) in rows
+                if op == "allreduce" and not members and not issue_ns
+            }
+        )
+
+    def _without(self, gone: Collection[int]) -> Others:
         def kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(value for place, value in enumerate(values) if place not in gone)
 
-        whole = [*self.bytes]
-        whole[places[-1]] = sum(self.bytes[place] for place in places)
         return replace(
             self,
             op=kept(self.op),
-            bytes=kept(tuple(whole)),
+            bytes=kept(self.bytes),
             members=kept(self.members),
             issue_ns=kept(self.issue_ns),
             awaited=kept(self.awaited),

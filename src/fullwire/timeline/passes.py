@@ -50,14 +50,21 @@ def passes_that_each_sum(run: Run) -> float:
         return 0
     kinds = kinds_of(run).kinds
     if not kinds:
-        return passes if _sums_in_each(run, passes) else 0
+        return passes if _sends_times(run, passes) else 0
     each_sums = all(
-        _sums_in_each(run_of_kind(run, place), kind.passes or 1) for place, kind in enumerate(kinds)
+        _sends_times(run_of_kind(run, place), kind.passes or 1) for place, kind in enumerate(kinds)
     )
     return passes if each_sums else 0
 
 
-def _sums_in_each(run: Run, passes: float) -> bool:
+def sums_once(run: Run) -> bool:
+    """Say whether DDP sums all gradients once in each step, whatever its passes."""
+    kinds = kinds_of(run).kinds
+    steps = [run_of_kind(run, place) for place in range(len(kinds))] or [run]
+    return run.facts.buckets is not None and all(_sends_times(each, 1) for each in steps)
+
+
+def _sends_times(run: Run, passes: float) -> bool:
     """Say whether a step sends its gradients so many times."""
     gradients, sums = run.gradients, run.collectives
     if not len(gradients):
