@@ -321,6 +321,25 @@ def test_a_comparison_holds_one_sum_a_step_against_its_prediction(passes: list[i
     assert slower.predicted_s == pytest.approx(slower.measured_s, rel=0.02)
 
 
+@pytest.mark.parametrize("has_all_gradients", [True, False])
+def test_a_job_in_rounds_has_its_kinds_of_passes(has_all_gradients: bool) -> None:
+    """Each third step has two passes, and each second one sums."""
+    passes, silent = [2, 1, 1] * 20, range(1, 60, 2)
+    run = a_job_by_turns(passes, silent=silent)
+    if not has_all_gradients:
+        made = run.gradients
+        run = dataclasses.replace(run, gradients=made.rows(made.step % 2 == 0))
+    usual, slower = account(run, RATES), a_job_by_turns(passes, silent=silent, rate_bps=1e8)
+    told = alone(run, usual)
+    step = typical_step(run)
+    assert step.measured_ns == pytest.approx(usual.step_s * 1e9, rel=1e-6)
+    assert step.alone_ns == pytest.approx(told.time_s * 1e9, rel=0.01)
+    found = asked(run, bandwidth="1Gbps,100Mbps")
+    assert found["local_steps"].tolist() == [2, 2]
+    assert found["step_s"][0] == pytest.approx(usual.step_s, rel=0.005)
+    assert found["step_s"][1] == pytest.approx(account(slower, {}).step_s, rel=0.06)
+
+
 def test_ranks_that_share_no_steps_and_have_a_kind_each_have_an_account() -> None:
     """Then the account is of one rank, whose steps are alike."""
     run = a_job_by_turns([1] * 12 + [3] * 12)

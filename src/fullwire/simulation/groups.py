@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.run.run import Collectives, Run, Spans
+from fullwire.run.run import Collectives, Run, Spans, Whole
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -105,3 +105,20 @@ def calling_ns_of(rows: Collectives, spans: Spans) -> int:
     over = np.searchsorted(np.sort(computing.end_ns), before_ns, side="right")
     pauses_ns = np.sort(np.maximum(after_ns - before_ns, 0)[begun == over])
     return int(pauses_ns[(len(pauses_ns) - 1) // 2]) * len(pauses_ns) if len(pauses_ns) else 0
+
+
+def are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
+    """Return which are called in a computation that waits for them, as a split layer's sums."""
+    computing = spans.rows(spans.lane == "compute")
+    order = np.argsort(computing.start_ns)
+    start_ns, end_ns = computing.start_ns[order], computing.end_ns[order]
+
+    def within(moments_ns: Whole) -> Whole:
+        place = np.searchsorted(start_ns, moments_ns, side="right") - 1
+        # The last is for moments before the first computation.
+        over_ns = np.append(end_ns, np.iinfo(np.int64).min)[place]
+        return np.where(moments_ns < over_ns, place, -1)
+
+    is_wait = (spans.lane == "communication") & (spans.name == "wait")
+    called = within(rows.issue_ns)
+    return tuple(((called >= 0) & np.isin(called, within(spans.start_ns[is_wait]))).tolist())

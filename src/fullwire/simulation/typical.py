@@ -34,8 +34,8 @@ from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
-from fullwire.run.usual import local_steps_of, means_of_rounds, usual_steps
-from fullwire.simulation.groups import Others, calling_ns_of, members_of
+from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps, usual_steps
+from fullwire.simulation.groups import Others, are_awaited, calling_ns_of, members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
@@ -141,20 +141,35 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     in_rounds = local_steps_of(run) > 1
     if in_rounds:  # between two sums, no rank waits for another
         table = table.side_by_side()
+    length_ns = (table.end_ns - table.start_ns).mean(axis=0)
+    kinds = kinds_of(run)
+    usual = kinds.usual(table.numbers, length_ns)
+
+    def middle(values: NDArray[Any]) -> int:
+        # The steps of a round are predicted together, of whatever kinds they are.
+        return round(float(values[usual].mean())) if in_rounds and kinds.kinds else _median(values)
+
     origin_ns = table.start_ns.mean(axis=0)
     begin_ns = table.backward_ns.max(axis=0)
-    forward_ns = _median(begin_ns - origin_ns)
-    backward_ns = _median(table.computed_ns.max(axis=0) - begin_ns)
+    forward_ns = middle(begin_ns - origin_ns)
+    backward_ns = middle(table.computed_ns.max(axis=0) - begin_ns)
     alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns - sent.amidst_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
-    step_ns = _median(usual_rank_ns)
-    tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
+    step_ns = middle(usual_rank_ns)
+    tail_alone_ns = middle(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
-    length_ns = (table.end_ns - table.start_ns).mean(axis=0)
-    usual = kinds_of(run).usual(table.numbers, length_ns)
-    measured_ns = means_of_rounds(run, table.numbers, length_ns) if in_rounds else length_ns
-    usual_ns = float(measured_ns[usual_steps(measured_ns) if in_rounds else usual].mean())
+    measured_ns, spread = length_ns, alone_ns.astype(np.float64)
+    usual_ns = float(length_ns[usual].mean())
+    if in_rounds:
+        numbers, lengths_ns, _ = shared_steps(run)  # also those that make no gradients
+        measured_ns = means_of_rounds(run, numbers, kinds.as_mean(numbers, lengths_ns))
+        in_usual_ns = measured_ns[usual_steps(measured_ns)]
+        if kinds.kinds:
+            in_usual_ns = lengths_ns[kinds.usual(numbers, lengths_ns)]
+        usual_ns = float(in_usual_ns.mean())
+        own_ns = np.maximum(usual_rank_ns, 1).astype(np.float64)
+        spread = spread * kinds.as_mean(table.numbers, own_ns) / own_ns
     late_ns = (alone_ns - usual_rank_ns)[:, usual]
     waiting_ns = max(0, together_ns - step_ns)
     if in_rounds:  # no step shows it, as ranks meet at a round's end
@@ -185,7 +200,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         ),
         count=len(table.numbers),
         deviation=float(deviation),  # a standard deviation
-        spread=alone_ns.reshape(-1).astype(np.float64),
+        spread=spread.reshape(-1),
     )
     return _on_processors_of_its_own(step, ranks_per_processor(run))
 
@@ -536,27 +551,11 @@ def _others(
         exposed_ns=exposed_ns,
         total_ns=exposed_ns + max(_median(np.array(hidden)), 0),
         calling_ns=_median(np.array(calling)),
-        awaited=_are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
+        awaited=are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
     )
-
-
-def _are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
-    """Return which are called in a computation that waits for them, as a split layer's sums."""
-    computing = spans.rows(spans.lane == "compute")
-    order = np.argsort(computing.start_ns)
-    start_ns, end_ns = computing.start_ns[order], computing.end_ns[order]
-
-    def within(moments_ns: Whole) -> Whole:
-        place = np.searchsorted(start_ns, moments_ns, side="right") - 1
-        over_ns = np.append(end_ns, -MOST_NS)[place]  # the last is for moments before the first
-        return np.where(moments_ns < over_ns, place, -1)
-
-    is_wait = (spans.lane == "communication") & (spans.name == "wait")
-    called = within(rows.issue_ns)
-    return tuple(((called >= 0) & np.isin(called, within(spans.start_ns[is_wait]))).tolist())
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
