@@ -293,6 +293,14 @@ def test_a_round_is_told_in_spite_of_tiny_broadcasts_and_of_probe_steps() -> Non
     assert rounds.tolist() == [9.0] * 11  # of fourteen, three have probe steps
 
 
+def test_alike_steps_that_send_more_than_their_gradients_are_predicted_by_their_buckets() -> None:
+    """DDP sends the places of a branch that never runs, too."""
+    run, slower = (a_job_by_turns([1] * 24, rate_bps=rate_bps) for rate_bps in (1e9, 1e8))
+    half = dataclasses.replace(run, gradients=run.gradients.rows(run.gradients.order == 1))
+    found = asked(half, bandwidth="100Mbps")
+    assert found["step_s"][0] == pytest.approx(account(slower, {}).step_s, rel=0.03)
+
+
 def test_uneven_steps_that_sum_in_each_pass_are_told_to_sum_once() -> None:
     """They were told to sum once in several steps, which changes the training."""
     passes = [4, 4, 1] * 12

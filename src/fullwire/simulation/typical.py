@@ -46,7 +46,8 @@ _BESIDE_A_CALL_NS = 200_000  # of other processors, at most: measured with Gloo,
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
 _AS_MANY = 0.05  # of a step's gradients: buckets whose bytes differ by less hold all of them
 
-# What a step sends: its gradients, its recorded buckets where these hold other bytes, or nothing.
+# What a step sends: all its gradients at the least, its recorded buckets where these hold other
+# bytes, or nothing.
 Sending: TypeAlias = Literal["gradients", "buckets", "nothing"]
 
 
@@ -412,9 +413,10 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
     sent = _Sent(none, others, max(1, workers // max(among, default=workers)))
     if run.facts.hook is not None and sends != "nothing":
         return _by_hook(run, sent, rows.rows(is_bucket), table)
-    if sends == "buckets":
-        return replace(sent, buckets=_other_than_gradients(rows.rows(is_bucket), table))
-    return sent
+    buckets = _other_than_gradients(rows.rows(is_bucket), table)
+    # Fewer bytes may be of buckets that were not found, unless it is known what the steps send.
+    is_more = buckets is not None and buckets[1].sum() > table.bytes.sum()
+    return replace(sent, buckets=buckets) if is_more or sends == "buckets" else sent
 
 
 def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, Whole] | None:
