@@ -142,35 +142,44 @@ def a_trained_job(
 
 
 def a_job_by_turns(
-    passes: Sequence[int], *, rate_bps: float = 1e9, probes: Sequence[int] = ()
+    passes: Sequence[int],
+    *,
+    rate_bps: float = 1e9,
+    probes: Sequence[int] = (),
+    silent: Sequence[int] = (),
+    sums_each: bool = False,
 ) -> Run:
     """Make a run of DDP on two ranks, in which each step adds up so many passes of 40 ms.
 
-    The last pass of a step sends two buckets of 1 MB. Passes scatter by a few percent. Steps of
-    `probes` are probe steps, whose computing takes 36 ms a pass.
+    The last pass of a step sends two buckets of 1 MB, or each pass does. Passes scatter by a few
+    percent. Steps of `probes` are probe steps, whose computing takes 36 ms a pass. Steps of
+    `silent` send nothing.
     """
     spans: list[tuple[int, int, str, str, float, float]] = []
     collectives, gradients = [], []
     send_ms = 1.05 * 8e9 / rate_bps
     for rank in (0, 1):
-        now = 0.0
+        now, sequence = 0.0, 0
         for number, count in enumerate(passes):
             step, begin = -1 if number in probes else number, now
             pass_ms = (36.0 if number in probes else 40.0) * (1 + 0.02 * np.sin(2.4 * number))
             for place in range(count):
-                earlier = "" if place == count - 1 else "earlier "
+                is_last = place == count - 1
+                earlier = "" if is_last else "earlier "
                 middle, end = now + 0.4 * pass_ms, now + pass_ms
                 spans.append((rank, step, "compute", f"{earlier}forward", now, middle))
                 spans.append((rank, step, "compute", f"{earlier}backward", middle, end))
-                now = end
-            sent = now - 0.3 * pass_ms
-            for order, ready in enumerate((now - 0.3 * pass_ms, now)):
-                issue = now if number in probes else ready
-                sent = max(sent, issue) + send_ms
-                collectives.append((rank, step, 2 * number + order, 1_000_000, issue, sent))
-                if number not in probes:
-                    gradients.append((rank, step, order, 1_000_000, ready))
-            now = sent + 1.0
+                now, sent = end, middle
+                for order, ready in enumerate((end - 0.3 * pass_ms, end)):
+                    issue = end if number in probes else ready
+                    if (is_last or sums_each) and number not in silent:
+                        sent = max(sent, issue) + send_ms
+                        collectives.append((rank, step, sequence, 1_000_000, issue, sent))
+                        sequence += 1
+                    if is_last and number not in probes:
+                        gradients.append((rank, step, order, 1_000_000, ready))
+                now = max(now, sent)
+            now += 1.0
             spans.append((rank, step, "host", "step" if step >= 0 else "probe", begin, now))
     rank_, step_, order_, size, ready_ = zip(*gradients, strict=True)
     facts: dict[str, FactValue] = {"workers": 2, "buckets": "ddp:1MB", "backend": "gloo"}

@@ -9,19 +9,22 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.verification import verify
+from fullwire.findings.kinds_of_steps import names_of
 from fullwire.report.as_data import whatif_object
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.run import Run
+from fullwire.run.usual import means_of_rounds, steps_of_a_round
 from fullwire.simulation.calibrate import calibrated
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.account import account
 from fullwire.timeline.alone import alone
 from fullwire.timeline.contention import FEWEST_PROBES
-from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.passes import passes_of_step, passes_that_each_sum
 from fullwire.timeline.summary import summarised
+from fullwire.words import sentence
 from tests.jobs_by_hand import a_job_by_turns
 
 BY_TURNS = [1, 3] * 12
@@ -219,6 +222,131 @@ def test_kinds_that_send_other_bytes_do_not_make_the_transport_unsure() -> None:
     sooner, later = calibrated([by_turns]).between
     for name in ("share", "processor_s_per_byte"):
         assert getattr(sooner, name) == pytest.approx(getattr(later, name), rel=0.1)
+
+
+UNEVEN = [0, 3, 4, 9, 11, 15, 16, 22]  # the only steps that send, at no equal distances
+
+
+def sums_unevenly(rate_bps: float = 1e9) -> Run:
+    """Make a run of 24 steps, of which a third send all gradients and the others nothing."""
+    silent = [step for step in range(24) if step not in UNEVEN]
+    return a_job_by_turns([1] * 24, rate_bps=rate_bps, silent=silent)
+
+
+def test_a_kind_that_sends_nothing_is_predicted_without_messages() -> None:
+    run, slower = sums_unevenly(), sums_unevenly(rate_bps=1e8)
+    truth = account(slower, {})
+    found = asked(run, bandwidth="100Mbps")
+    assert found["step_s"][0] == pytest.approx(truth.step_s, rel=0.03)
+    for kind, measured in zip(found.kinds(0), truth.by_kind(), strict=True):
+        assert kind.step_s == pytest.approx(measured.step_s, rel=0.05)
+    for policy in ("none", "horovod:64MiB/5ms"):  # whatever the buckets
+        [at_any_rate] = {
+            round(asked(run, bandwidth=rate, buckets=policy).kinds(0)[0].step_s, 6)
+            for rate in ("100Mbps", "10Gbps")
+        }
+        assert at_any_rate == pytest.approx(0.041, rel=0.01)
+    assert verify(run, slower) is not None
+    played = usual_step_s(fw.replay(run, transport="measured", bandwidth="100Mbps", workers=2))
+    assert played is not None
+    assert played < 1.05 * truth.step_s
+
+
+def test_a_few_bytes_beside_the_sums_of_another_kind_are_nothing() -> None:
+    kinds = kinds_of(sums_unevenly()).kinds
+    few = dataclasses.replace(kinds[0], sent_bytes=1.085)
+    assert names_of([few, kinds[1]]) == names_of(kinds) == ("nothing sent", "2 MB sent")
+
+
+def with_half_of_the_gradients(run: Run) -> Run:
+    """Return the run with every other step making one of its two gradients, and sending both."""
+    gradients = run.gradients
+    kept = (gradients.step % 2 == 1) | (gradients.order == 1)
+    return dataclasses.replace(run, gradients=gradients.rows(kept))
+
+
+@pytest.mark.parametrize("asked_bps", [1e8, 4e9])
+def test_a_kind_that_sends_more_than_its_gradients_is_predicted_by_its_buckets(
+    asked_bps: float,
+) -> None:
+    run = with_half_of_the_gradients(a_job_by_turns(BY_TURNS))
+    assert [kind.gradients for kind in kinds_of(run).kinds] == [1, 2]
+    truth = account(with_half_of_the_gradients(a_job_by_turns(BY_TURNS, rate_bps=asked_bps)), {})
+    found = asked(run, bandwidth=asked_bps)
+    for kind, measured in zip(found.kinds(0), truth.by_kind(), strict=True):
+        assert kind.step_s == pytest.approx(measured.step_s, rel=0.03)
+
+
+def test_a_round_is_told_in_spite_of_tiny_broadcasts_and_of_probe_steps() -> None:
+    """DDP tells its new buckets after the first sum, and a probe step has no number."""
+    silent = [step for step in range(60) if step % 4 != 3]
+    run = a_job_by_turns([1] * 60, probes=(11, 14, 27, 30, 43, 46), silent=silent)
+    table = run.collectives
+    first = np.flatnonzero(table.step == 3)
+    tiny = dataclasses.replace(
+        table.rows(first), step=table.step[first] + 1, bytes=np.full(len(first), 32)
+    )
+    told = dataclasses.replace(run, collectives=type(table).joined([table, tiny]))
+    assert steps_of_a_round(told) == 4
+    numbers = np.array([step for step in range(60) if step not in (11, 14, 27, 30, 43, 46)])
+    lengths = np.where(numbers % 4 == 3, 30.0, 2.0)
+    rounds = means_of_rounds(told, numbers, lengths)
+    assert rounds.tolist() == [9.0] * 11  # of fourteen, three have probe steps
+
+
+def test_alike_steps_that_send_more_than_their_gradients_are_predicted_by_their_buckets() -> None:
+    """DDP sends the places of a branch that never runs, too."""
+    run, slower = (a_job_by_turns([1] * 24, rate_bps=rate_bps) for rate_bps in (1e9, 1e8))
+    half = dataclasses.replace(run, gradients=run.gradients.rows(run.gradients.order == 1))
+    found = asked(half, bandwidth="100Mbps")
+    assert found["step_s"][0] == pytest.approx(account(slower, {}).step_s, rel=0.03)
+
+
+def test_uneven_steps_that_sum_in_each_pass_are_told_to_sum_once() -> None:
+    """They were told to sum once in several steps, which changes the training."""
+    passes = [4, 4, 1] * 12
+    run, once = a_job_by_turns(passes, sums_each=True), a_job_by_turns(passes)
+    assert passes_that_each_sum(run) == pytest.approx(3)
+    assert passes_that_each_sum(once) == 0
+    [fix] = [fix for fix in fw.explain(run).fixes if fix.kind == "accumulation"]
+    assert not [fix for fix in fw.explain(run).fixes if fix.kind == "synchronisation"]
+    assert fix.risk == "exact"
+    assert sentence(fix) == "one sum a step"
+    assert fix.step_s == pytest.approx(usual_step_s(once), rel=0.02)
+
+
+@pytest.mark.parametrize("passes", [[4] * 24, [4, 4, 1] * 12])
+def test_a_comparison_holds_one_sum_a_step_against_its_prediction(passes: list[int]) -> None:
+    each, once = a_job_by_turns(passes, sums_each=True), a_job_by_turns(passes)
+    found = verify(each, once)
+    assert found is not None
+    assert found.changes == ("one sum a step",)
+    assert found.predicted_s == pytest.approx(found.measured_s, rel=0.01)
+    assert found.holds
+    assert verify(once, each) is None  # nobody saw the sums of its earlier passes
+    slower = verify(each, a_job_by_turns(passes, rate_bps=5e8))
+    assert slower is not None
+    assert slower.changes == ("links of 500 Mbps", "one sum a step")
+    assert slower.predicted_s == pytest.approx(slower.measured_s, rel=0.02)
+
+
+@pytest.mark.parametrize("has_all_gradients", [True, False])
+def test_a_job_in_rounds_has_its_kinds_of_passes(has_all_gradients: bool) -> None:
+    """Each third step has two passes, and each second one sums."""
+    passes, silent = [2, 1, 1] * 20, range(1, 60, 2)
+    run = a_job_by_turns(passes, silent=silent)
+    if not has_all_gradients:
+        made = run.gradients
+        run = dataclasses.replace(run, gradients=made.rows(made.step % 2 == 0))
+    usual, slower = account(run, RATES), a_job_by_turns(passes, silent=silent, rate_bps=1e8)
+    told = alone(run, usual)
+    step = typical_step(run)
+    assert step.measured_ns == pytest.approx(usual.step_s * 1e9, rel=1e-6)
+    assert step.alone_ns == pytest.approx(told.time_s * 1e9, rel=0.01)
+    found = asked(run, bandwidth="1Gbps,100Mbps")
+    assert found["local_steps"].tolist() == [2, 2]
+    assert found["step_s"][0] == pytest.approx(usual.step_s, rel=0.005)
+    assert found["step_s"][1] == pytest.approx(account(slower, {}).step_s, rel=0.06)
 
 
 def test_ranks_that_share_no_steps_and_have_a_kind_each_have_an_account() -> None:

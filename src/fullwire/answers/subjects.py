@@ -42,6 +42,7 @@ from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
 from fullwire.simulation.sweep import with_contention, with_residue
 from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
+from fullwire.simulation.typical import Sending
 from fullwire.timeline.alone import told_alone
 from fullwire.timeline.timeline import check_collectives
 from fullwire.units import bits_per_second, shown
@@ -328,8 +329,8 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
         else (known.transport, known.placement)
     )
 
-    def make(steps: Run, own: Alone | None) -> Subject:
-        subject = plain_subject(name, steps, placement)
+    def make(steps: Run, own: Alone | None, sends: Sending) -> Subject:
+        subject = plain_subject(name, steps, placement, sends)
         if own is not None:
             subject = with_contention(subject, own, transport)
         return subject if known is None else with_residue(subject, transport)

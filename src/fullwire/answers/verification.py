@@ -26,16 +26,17 @@ from fullwire.findings.comparisons import (
     Verified,
 )
 from fullwire.findings.finding import Finding
-from fullwire.findings.scaling import ChangedLocalSteps
+from fullwire.findings.scaling import ChangedLocalSteps, ChangedSums
 from fullwire.fixes.fix import FILLS_THE_LINE, TIMES_ON_THE_WIRE
 from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
 from fullwire.simulation.forecast import forecaster
+from fullwire.simulation.grid import Subject
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.alone import told_alone
-from fullwire.timeline.passes import equal_work, passes_of_step
+from fullwire.timeline.passes import equal_work, passes_of_step, passes_that_each_sum, sums_once
 from fullwire.words import sentences
 
 _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
@@ -104,6 +105,10 @@ def verify(
     times = round(passes_after / passes_before)
     if abs(passes_after / passes_before - times) > _ABOUT_WHOLE or not times:
         return None  # a part of a step was never seen
+    each_sums = bool(passes_that_each_sum(before)), bool(passes_that_each_sum(after))
+    becomes_one_sum = each_sums == (True, False)
+    if each_sums == (False, True) or (becomes_one_sum and not sums_once(after)):
+        return None  # sums that a step was never seen with
     backends = tuple(run.facts.backend for run in (before, after) if run.facts.backend is not None)
     becomes_ours = backends == ("gloo", FILLS_THE_LINE)
     if len(set(backends)) > 1 and not becomes_ours:
@@ -119,8 +124,14 @@ def verify(
             )
     except FullwireError:
         return None  # one of them has no step to predict from
-    if predictor is None or None in measured_ns or not (changes or becomes_ours):
+    if predictor is None or None in measured_ns:
         return None
+    if not (changes or becomes_ours or becomes_one_sum):
+        return None
+    if becomes_one_sum:
+        if not predictor.sums_early:
+            return None  # the sums of its earlier passes are unknown
+        predictor = replace(predictor, subject=predictor.subject.each(_with_one_sum))
     if predictor.calibration is not None:
         unsure = held_against(predictor.calibration, [after, *after_again])
         predictor = replace(predictor, calibration=unsure)
@@ -136,13 +147,24 @@ def verify(
     full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)
     return Verification(
-        made=(*changes, *([ChangedBackend(backend=FILLS_THE_LINE)] if becomes_ours else ())),
+        made=(
+            *changes,
+            *([ChangedSums()] if becomes_one_sum else ()),
+            *([ChangedBackend(backend=FILLS_THE_LINE)] if becomes_ours else ()),
+        ),
         predicted_s=found.step_s / passes_before,
         low_s=found.low_s / passes_before,
         high_s=found.high_s / passes_before,
         full_s=None if full_s is None else full_s / passes_before,
         measured_s=float(np.mean(np.array(measured_ns, np.float64))) * 1e-9 / passes_after,
     )
+
+
+def _with_one_sum(subject: Subject) -> Subject:
+    """Return a subject without the sums of passes before the last: no measured step is like it."""
+    others = subject.step.others.of_the_last_pass()
+    step = replace(subject.step, others=others, measured_ns=None, measured_off=(0.0, 0.0))
+    return replace(subject, step=step)
 
 
 def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]]]:

@@ -42,9 +42,12 @@ class StepAddsUpPasses(Finding):
 
 def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
     """Name each kind of steps by the first figure in which all of them differ."""
+    few_bytes = _ALIKE * max((kind.sent_bytes for kind in kinds), default=0.0)
+    # A loss, or DDP's word of its new buckets, is nothing beside a sum.
+    sent_bytes = [kind.sent_bytes if kind.sent_bytes > few_bytes else 0.0 for kind in kinds]
     named = (
         ([kind.passes for kind in kinds], lambda passes: _counted(passes, "pass", "passes")),
-        ([kind.sent_bytes for kind in kinds], _sent),
+        (sent_bytes, _sent),
         ([kind.gradients for kind in kinds], lambda few: _counted(few, "gradient", "gradients")),
     )
     for figures, words in named:
@@ -54,8 +57,8 @@ def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
             return tuple(map(words, known))
     return tuple(
         f"{'' if kind.passes is None else _counted(kind.passes, 'pass', 'passes') + ' and '}"
-        f"{_counted(kind.gradients, 'gradient', 'gradients')}, {_sent(kind.sent_bytes)}"
-        for kind in kinds
+        f"{_counted(kind.gradients, 'gradient', 'gradients')}, {_sent(sent)}"
+        for kind, sent in zip(kinds, sent_bytes, strict=True)
     )
 
 

@@ -415,6 +415,12 @@ def _rounded_up(number: float) -> float:
     return math.ceil(number / digit - 1e-9) * digit
 
 
+class ChangedSums(Finding):
+    """The second run sums gradients once in a step, and the first did in each pass."""
+
+    template = "one sum a step"
+
+
 class ChangedLocalSteps(Finding):
     """Workers add up once in another number of steps."""
 

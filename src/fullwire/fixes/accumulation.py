@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullwire.errors import UsageError
@@ -22,11 +20,13 @@ from fullwire.fixes.fix import (
     without_loss,
     worthwhile,
 )
+from fullwire.run.kinds import kinds_of
 from fullwire.units import shown
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
     from fullwire.simulation.forecast import Forecast, Forecaster
+    from fullwire.simulation.typical import Step
     from fullwire.timeline.account import Account
 
 _MOST = 4096
@@ -53,7 +53,27 @@ for number, batch in enumerate(loader, 1):
     }
 
     kind: str = "accumulation"
-    passes: int
+    passes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneSumOfUnevenSteps(OneSumOfDdp):
+    """The gradients of a step's passes go in one sum, where some steps have more passes."""
+
+    template = "one sum a step"
+    lines: ClassVar[Mapping[str, str]] = {
+        PLAIN: """\
+from contextlib import nullcontext
+
+# where `batches` has those of one step, as many as it has passes:
+for number, batch in enumerate(batches, 1):
+    is_sent = number == len(batches)
+    with nullcontext() if is_sent else model.no_sync():
+        (loss_of(model, batch) / len(batches)).backward()
+optimizer.step()
+optimizer.zero_grad()
+""",
+    }
 
 
 @register
@@ -73,22 +93,10 @@ class Accumulation(FixKind):
         passes = passes_that_each_sum(run)
         if not passes:
             return
-        others = job.subject.step.others
-        # Sums of earlier passes were issued before the last backward pass began.
-        rows = zip(others.op, others.members, others.issue_ns, strict=True)
-        kept = [op != "allreduce" or bool(among) or at_ns > 0 for op, among, at_ns in rows]
-        if all(kept):
+        if not job.sums_early:
             yield from self.by_account(run, account)
             return
-        fewer = replace(
-            others,
-            op=tuple(itertools.compress(others.op, kept)),
-            bytes=tuple(itertools.compress(others.bytes, kept)),
-            members=tuple(itertools.compress(others.members, kept)),
-            awaited=tuple(itertools.compress(others.awaited, kept)),
-            issue_ns=tuple(itertools.compress(others.issue_ns, kept)),
-        )
-        yield _one_sum(passes, job.ask(change=partial(replace, others=fewer)))
+        yield _one_sum(run, passes, job.ask(change=_summed_once))
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the time in which the sums of passes before the last were exposed."""
@@ -99,7 +107,7 @@ class Accumulation(FixKind):
             return
         found = without_loss(account, sending_s(account) * (passes - 1) / passes, of_one=False)
         if found is not None:
-            yield _one_sum(passes, found)
+            yield _one_sum(run, passes, found)
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
@@ -108,6 +116,7 @@ class Accumulation(FixKind):
         passes = round(seen.sums_per_step)
         if (
             seen.clears_between_passes
+            or kinds_of(run).kinds  # no number of passes fits all steps
             or passes < 2
             or abs(seen.sums_per_step - passes) > 0.1 * passes
         ):
@@ -201,6 +210,13 @@ def _send_now(model: Any) -> None:
             parameter.grad /= dist.get_world_size(group)
 
 
-def _one_sum(passes: int, forecast: Forecast) -> OneSumOfDdp:
+def _summed_once(step: Step) -> Step:
+    return replace(step, others=step.others.of_the_last_pass())
+
+
+def _one_sum(run: Run, passes: float, forecast: Forecast) -> OneSumOfDdp:
+    if kinds_of(run).kinds:
+        how = "with model.no_sync() in all passes of a step but the last"
+        return OneSumOfUnevenSteps(passes=passes, how=how, forecast=forecast)
     how = f"with model.no_sync() in {passes - 1} of the {passes} passes of each step"
     return OneSumOfDdp(passes=passes, how=how, forecast=forecast)

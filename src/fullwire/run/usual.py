@@ -28,6 +28,7 @@ LONGER = 1.25  # usual steps; a longer one is told beside them
 PAUSE = 0.25  # of the usual step; a longer gap between two steps is a pause
 _FEWEST_ROUNDS = 3  # that show a distance between steps with collectives
 _REGULAR_ROUNDS = 0.9  # of the distances; a worker that is lost or joins begins a round anew
+_NEXT_TO_NOTHING = 0.05  # of the bytes of a sum
 _ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one kind
 
 
@@ -155,7 +156,7 @@ def local_steps_of(run: Run) -> int:
 
 
 def steps_of_a_round(run: Run) -> int:
-    """Return how many steps pass from one with collectives to the next: 1 in most jobs.
+    """Return how many steps pass from one with a sum to the next: 1 in most jobs.
 
     Workers that take steps of their own add up once in so many, and at equal distances. Only the
     steps that the run has are counted: it may hold one kind of them.
@@ -164,13 +165,51 @@ def steps_of_a_round(run: Run) -> int:
         len(run.collectives) <= _FEWEST_ROUNDS
     ):  # before np.unique, which loads numpy's masked arrays
         return 1
-    steps = np.unique(run.collectives.step[run.collectives.step >= 0])
-    marked = np.unique(marks_of_steps(run).step)
-    apart = np.sort(np.diff(np.searchsorted(marked, steps) if len(marked) else steps))
+    steps = _steps_in_order(run)
+    apart = np.sort(np.diff(steps.places[steps.sums]))
     if len(apart) < _FEWEST_ROUNDS:
         return 1
     usual = int(apart[len(apart) // 2])
     return usual if np.mean(apart == usual) >= _REGULAR_ROUNDS else 1
+
+
+class _InOrder(NamedTuple):
+    """The steps of a run in order of time, with the probe steps among them."""
+
+    numbers: Whole  # -1 for a probe step
+    places: Whole
+    sums: NDArray[np.bool_]
+
+
+def _steps_in_order(run: Run) -> _InOrder:
+    """Return the steps of a run in order, and which of them sum.
+
+    A step that sends next to nothing sums nothing: DDP tells the ranks its new buckets in a few
+    bytes, once.
+    """
+    table, marks = run.collectives, marks_between_gaps(run.spans)
+    marks = marks.rows(np.argsort(marks.start_ns, kind="stable"))
+    numbers = np.where(marks.name == "step", marks.step, -1)
+    if not len(marks):
+        numbers = np.unique(table.step[table.step >= 0])
+    sent_bytes = np.zeros(len(numbers))
+    by_number = np.argsort(numbers, kind="stable")
+    rows = np.flatnonzero((table.step >= 0) & np.isin(table.step, numbers))
+    at = by_number[np.searchsorted(numbers[by_number], table.step[rows])]
+    np.add.at(sent_bytes, at, table.bytes[rows].astype(np.float64))
+    ranks = len(np.unique(table.rank))
+    if len(marks):
+        # All ranks send in a probe step, but by this rank's clock only its own rows are in it.
+        probed = np.flatnonzero((table.step < 0) & (table.rank == marks.rank[0]))
+        at = np.searchsorted(marks.start_ns, table.issue_ns[probed], side="right") - 1
+        inside = (at >= 0) & (table.issue_ns[probed] < marks.end_ns[at]) & (numbers[at] == -1)
+        np.add.at(sent_bytes, at[inside], ranks * table.bytes[probed[inside]].astype(np.float64))
+    most_bytes = float(sent_bytes.max(initial=0.0))
+    if len(gradients := run.gradients):  # a gather of much more than a sum may be in some step
+        first = (gradients.rank == gradients.rank[0]) & (gradients.step == gradients.step[0])
+        most_bytes = min(most_bytes, ranks * float(gradients.bytes[first].sum()))
+    places = np.arange(len(numbers)) if len(marks) else numbers
+    return _InOrder(numbers, places, sent_bytes > _NEXT_TO_NOTHING * most_bytes)
 
 
 def means_of_rounds(run: Run, numbers: Whole, length_ns: _Floats) -> _Floats:
@@ -179,12 +218,20 @@ def means_of_rounds(run: Run, numbers: Whole, length_ns: _Floats) -> _Floats:
     A round has the steps after which all parameters were summed once, at once or part by part.
 
     One step in a round sums for all of it, so single steps are no measure of such a job. The first
-    round begins with the first sum.
+    round begins with the first sum. A round with a probe step is not whole.
     """
     every = local_steps_of(run)
-    sums = run.collectives.step[run.collectives.step >= 0]
-    if every == 1 or not len(sums):
+    if every == 1:
         return length_ns
-    kept = length_ns[numbers >= sums.min()]
-    rounds = kept[: len(kept) // every * every].reshape(-1, every)
-    return np.asarray(rounds.mean(axis=1)) if len(rounds) else length_ns
+    steps = _steps_in_order(run)
+    if not steps.sums.any():
+        return length_ns
+    known = np.isin(steps.numbers, numbers)
+    round_of = (steps.places - steps.places[np.argmax(steps.sums)]) // every
+    length_of = dict(zip(numbers.tolist(), length_ns.tolist(), strict=True))
+    rounds: dict[int, list[float]] = {}
+    for number, place in zip(steps.numbers[known].tolist(), round_of[known].tolist(), strict=True):
+        if place >= 0:
+            rounds.setdefault(place, []).append(length_of[number])
+    whole = [np.mean(lengths) for lengths in rounds.values() if len(lengths) == every]
+    return np.array(whole) if whole else length_ns

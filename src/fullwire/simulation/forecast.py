@@ -30,7 +30,7 @@ from fullwire.simulation.of_kinds import by_kinds
 from fullwire.simulation.subject import as_recorded, plain_subject
 from fullwire.simulation.sweep import sweep, with_contention, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
-from fullwire.simulation.typical import Step
+from fullwire.simulation.typical import Sending, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,12 @@ class Forecaster:
     def rate_bps(self) -> float:
         """Return the line rate at which it was recorded."""
         return self.grid.bandwidth_bps[0]
+
+    @property
+    def sums_early(self) -> bool:
+        """Say whether its steps have sums that were issued before their last pass."""
+        steps = [kind.step for _, kind in self.subject.kinds] or [self.subject.step]
+        return any(len(step.others.of_the_last_pass().op) < len(step.others.op) for step in steps)
 
     def full(self) -> FullTransport:
         """Return the transport that fills the line, except for packet headers."""
@@ -179,8 +185,8 @@ def forecaster(
     transport = FullTransport(share) if calibration is None else calibration.transport
     placement = UNKNOWN_PLACEMENT if calibration is None else calibration.placement
 
-    def make(steps: Run, own: Alone | None) -> Subject:
-        subject = plain_subject(run.provenance.source, steps, placement)
+    def make(steps: Run, own: Alone | None, sends: Sending) -> Subject:
+        subject = plain_subject(run.provenance.source, steps, placement, sends)
         if own is not None:
             subject = with_contention(subject, own, transport)
         return subject if calibration is None else with_residue(subject, transport)

@@ -5,13 +5,13 @@ These are all ranks, or a group such as a model is split over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fullwire.run.run import Run
+from fullwire.run.run import Collectives, Run, Spans, Whole
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -40,17 +40,32 @@ class Others:
 
     def joined(self, places: Sequence[int]) -> Others:
         """Return the collectives with those at some places joined into one, at the last place."""
-        gone = set(places[:-1])
+        whole = [*self.bytes]
+        whole[places[-1]] = sum(self.bytes[place] for place in places)
+        return replace(self, bytes=tuple(whole))._without(set(places[:-1]))
 
+    def of_the_last_pass(self) -> Others:
+        """Return the collectives without the sums over all ranks in a step's earlier passes.
+
+        These were issued before the last backward pass began.
+        """
+        rows = enumerate(zip(self.op, self.members, self.issue_ns, strict=True))
+        return self._without(
+            {
+                place
+                for place, (op, members, issue_ns) in rows
+                if op == "allreduce" and not members and not issue_ns
+            }
+        )
+
+    def _without(self, gone: Collection[int]) -> Others:
         def kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(value for place, value in enumerate(values) if place not in gone)
 
-        whole = [*self.bytes]
-        whole[places[-1]] = sum(self.bytes[place] for place in places)
         return replace(
             self,
             op=kept(self.op),
-            bytes=kept(tuple(whole)),
+            bytes=kept(self.bytes),
             members=kept(self.members),
             issue_ns=kept(self.issue_ns),
             awaited=kept(self.awaited),
@@ -76,3 +91,34 @@ def members_of(run: Run) -> dict[str, int]:
         name: workers if count == len(ranks) else count
         for name, count in zip(place, counts.tolist(), strict=True)
     }
+
+
+def calling_ns_of(rows: Collectives, spans: Spans) -> int:
+    """Return the time between collectives that are called one after another, computation aside.
+
+    It counts every pause as long as the usual one: a longer pause has another reason.
+    """
+    order = np.argsort(rows.issue_ns)
+    before_ns, after_ns = rows.end_ns[order][:-1], rows.issue_ns[order][1:]
+    computing = spans.rows((spans.lane == "compute") | (spans.lane == "input"))
+    begun = np.searchsorted(np.sort(computing.start_ns), after_ns)
+    over = np.searchsorted(np.sort(computing.end_ns), before_ns, side="right")
+    pauses_ns = np.sort(np.maximum(after_ns - before_ns, 0)[begun == over])
+    return int(pauses_ns[(len(pauses_ns) - 1) // 2]) * len(pauses_ns) if len(pauses_ns) else 0
+
+
+def are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
+    """Return which are called in a computation that waits for them, as a split layer's sums."""
+    computing = spans.rows(spans.lane == "compute")
+    order = np.argsort(computing.start_ns)
+    start_ns, end_ns = computing.start_ns[order], computing.end_ns[order]
+
+    def within(moments_ns: Whole) -> Whole:
+        place = np.searchsorted(start_ns, moments_ns, side="right") - 1
+        # The last is for moments before the first computation.
+        over_ns = np.append(end_ns, np.iinfo(np.int64).min)[place]
+        return np.where(moments_ns < over_ns, place, -1)
+
+    is_wait = (spans.lane == "communication") & (spans.name == "wait")
+    called = within(rows.issue_ns)
+    return tuple(((called >= 0) & np.isin(called, within(spans.start_ns[is_wait]))).tolist())

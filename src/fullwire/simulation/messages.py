@@ -139,7 +139,8 @@ class Messages:
             timeline = priority_timeline(ready_s, costs)
             by_buckets_s = priority_overhead_s(self.subject.step, self.buckets, timeline)
             busy_s = running_sum(costs)
-        if self.subject.step.others.sum_gradients:  # so there are no buckets to wait for
+        # There are no buckets to wait for.
+        if self.subject.step.others.sum_gradients or self.subject.step.sends_nothing:
             by_buckets_s = np.zeros_like(by_buckets_s)
         by_others_s = self._exposed_others_s(chosen, rate_bps, transport)
         work_s = running_sum(self._work_s(chosen, transport, ratio))
@@ -271,6 +272,8 @@ class Messages:
             else:
                 line_s = wire_bits * stretch * per_bit_before_packing
             worked_bytes = wire_bits * way.work / (8 * ratio)
+            if self.subject.step.sends_nothing:
+                return line_s  # 0, where a table of times has one for a message without bytes
             fixed_s = fixed_s + way.packing_s[number, chosen, None, :] * crowd
             return transport.message_s(line_s, worked_bytes, hops, crowd) + fixed_s
 
@@ -361,6 +364,17 @@ def _way(
 ) -> _Way:
     """Work out the messages by one algorithm."""
     shape = (len(buckets), len(sizes), len(compressors))
+    if subject.step.sends_nothing:
+        none, alike = np.zeros(shape), np.ones(len(compressors))
+        return _Way(
+            wire_bits=none,
+            work=alike,
+            stretch=np.ones(shape[1:]),
+            hops=np.zeros(shape[1:]),
+            fixed_s=none,
+            packing_s=none,
+            sent_bits=none,
+        )
     wire_bits, fixed_s, packing_s, sent_bits = (np.empty(shape) for _ in range(4))
     hops = np.empty(shape[1:])
     hop_s = latency_s if on_links is None else 0.0  # the times of links hold their latencies

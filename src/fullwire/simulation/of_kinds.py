@@ -13,15 +13,17 @@ from dataclasses import replace
 import numpy as np
 
 from fullwire.collectives.cost import Floats
-from fullwire.run.kinds import kinds_of, run_of_kind
+from fullwire.run.kinds import Kind, kinds_of, run_of_kind
 from fullwire.run.run import Run
 from fullwire.run.usual import Alone, local_steps_of
 from fullwire.simulation.grid import Predictions, Residue, Subject
-from fullwire.simulation.typical import Step
+from fullwire.simulation.typical import Sending, Step
+
+_NEARLY_NOTHING = 0.05  # of the bytes of the kind that sends most
 
 
 def by_kinds(
-    run: Run, make: Callable[[Run, Alone | None], Subject], alone: Alone | None
+    run: Run, make: Callable[[Run, Alone | None, Sending], Subject], alone: Alone | None
 ) -> Subject:
     """Make the subject of a run, or that of each kind of its steps where these are several.
 
@@ -30,9 +32,12 @@ def by_kinds(
     kinds = kinds_of(run).kinds
     is_told = all(kind.passes is not None and kind.gradients for kind in kinds)
     if not (kinds and is_told) or local_steps_of(run) > 1:
-        return make(run, alone)
+        return make(run, alone, "gradients")
     of_kinds = (None,) * len(kinds) if alone is None else alone.of_kinds
-    subjects = [make(run_of_kind(run, place), of_kind) for place, of_kind in enumerate(of_kinds)]
+    subjects = [
+        make(run_of_kind(run, place), of_kind, sends)
+        for place, (of_kind, sends) in enumerate(zip(of_kinds, _sent(kinds), strict=True))
+    ]
     shares = [kind.share for kind in kinds]
     step = _mean_step(shares, [subject.step for subject in subjects])
     most = subjects[int(np.argmax([kind.sent_bytes for kind in kinds]))]
@@ -51,6 +56,15 @@ def by_kinds(
     )
 
 
+def _sent(kinds: Sequence[Kind]) -> list[Sending]:
+    """Return what the steps of each kind send; a logged loss beside nothing else is nothing."""
+    most_bytes = max(kind.sent_bytes for kind in kinds)
+    if not most_bytes:  # one worker sent nothing, and it is asked what several would send
+        return ["gradients"] * len(kinds)
+    few_bytes = _NEARLY_NOTHING * most_bytes
+    return ["buckets" if kind.sent_bytes > few_bytes else "nothing" for kind in kinds]
+
+
 def _mean_step(shares: Sequence[float], steps: Sequence[Step]) -> Step:
     """Return the step whose parts are the means of those of several kinds."""
 
@@ -65,10 +79,18 @@ def _mean_step(shares: Sequence[float], steps: Sequence[Step]) -> Step:
         whole_ns = max(mean(times_ns), 1.0)
         return below / whole_ns, above / whole_ns
 
+    sent_bytes = [
+        0.0 if step.sends_nothing else float(step.bytes.sum()) * step.sent_share for step in steps
+    ]
+    most = steps[int(np.argmax(sent_bytes))]
+    sent_share = most.sent_share
+    if min(sent_bytes) < max(sent_bytes):
+        sent_share *= mean(sent_bytes) / max(sent_bytes)
     measured_ns = [step.measured_ns or 0 for step in steps]
     alone_ns = [step.alone_ns for step in steps]
     return replace(
-        max(steps, key=lambda step: int(step.bytes.sum())),
+        most,
+        sent_share=sent_share,
         step_ns=round(mean([step.step_ns for step in steps])),
         forward_ns=round(mean([step.forward_ns for step in steps])),
         backward_ns=round(mean([step.backward_ns for step in steps])),

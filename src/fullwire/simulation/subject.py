@@ -18,7 +18,7 @@ from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
 from fullwire.simulation.grid import Grid, Subject
-from fullwire.simulation.typical import typical_step
+from fullwire.simulation.typical import Sending, typical_step
 
 # Our hooks' exchange and gather on Gloo against its all-reduce of as many bytes, less a hook's own
 # time: 0.99 to 1.14 between two workers, 1.08 to 1.26 among four, where three senders meet at each
@@ -28,7 +28,12 @@ _GLOO_EXCHANGE, _GLOO_MEETING = 1.03, 0.13
 _RESTS_ON = ("spans", "collectives", "gradients")  # tables
 
 
-def plain_subject(name: str, run: Run, unknown: Placement = UNKNOWN_PLACEMENT) -> Subject:
+def plain_subject(
+    name: str,
+    run: Run,
+    unknown: Placement = UNKNOWN_PLACEMENT,
+    sends: Sending = "gradients",
+) -> Subject:
     """Take a run's typical step as it is, with its ranks at a placement if theirs is unknown."""
     if lost := reasons(run.gaps, _RESTS_ON):
         raise DamagedInput(name, f"nothing is predicted from the rest of it: {lost[0]}")
@@ -36,7 +41,7 @@ def plain_subject(name: str, run: Run, unknown: Placement = UNKNOWN_PLACEMENT) -
     adds = AddTimes(points)
     return Subject(
         name=name,
-        step=typical_step(run),
+        step=typical_step(run, sends),
         adds=adds,
         exchange_factor=_GLOO_EXCHANGE if run.facts.backend == "gloo" else 1.0,
         meeting_factor=_GLOO_MEETING if run.facts.backend == "gloo" else 0.0,

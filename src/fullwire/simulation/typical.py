@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,8 @@ from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
-from fullwire.run.usual import local_steps_of, means_of_rounds, usual_steps
-from fullwire.simulation.groups import Others, members_of
+from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps, usual_steps
+from fullwire.simulation.groups import Others, are_awaited, calling_ns_of, members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
@@ -44,6 +44,11 @@ _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may 
 _COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
 _BESIDE_A_CALL_NS = 200_000  # of other processors, at most: measured with Gloo, 120 calls at once
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
+_AS_MANY = 0.05  # of a step's gradients: buckets whose bytes differ by less hold all of them
+
+# What a step sends: all its gradients at the least, its recorded buckets where these hold other
+# bytes, or nothing.
+Sending: TypeAlias = Literal["gradients", "buckets", "nothing"]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -62,6 +67,7 @@ class Step:
     packing_ns: int = 0  # of a hook, in a step of several workers
     shards: int = 1  # of the model; one in so many workers sum the same gradients
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
+    sends_nothing: bool = False  # of its gradients, as between two sums
     crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
@@ -126,30 +132,45 @@ class Step:
         )
 
 
-def typical_step(run: Run) -> Step:
+def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     """Work out the usual step of a run."""
     table = _table_of_steps(run)
     own_workers = _workers(run)
-    sent = _communication(run, table, own_workers)
+    sent = _communication(run, table, own_workers, sends)
     others = sent.others
     tail_ns = table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns)
     in_rounds = local_steps_of(run) > 1
     if in_rounds:  # between two sums, no rank waits for another
         table = table.side_by_side()
+    length_ns = (table.end_ns - table.start_ns).mean(axis=0)
+    kinds = kinds_of(run)
+    usual = kinds.usual(table.numbers, length_ns)
+
+    def middle(values: NDArray[Any]) -> int:
+        # The steps of a round are predicted together, of whatever kinds they are.
+        return round(float(values[usual].mean())) if in_rounds and kinds.kinds else _median(values)
+
     origin_ns = table.start_ns.mean(axis=0)
     begin_ns = table.backward_ns.max(axis=0)
-    forward_ns = _median(begin_ns - origin_ns)
-    backward_ns = _median(table.computed_ns.max(axis=0) - begin_ns)
+    forward_ns = middle(begin_ns - origin_ns)
+    backward_ns = middle(table.computed_ns.max(axis=0) - begin_ns)
     alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns - sent.amidst_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
-    step_ns = _median(usual_rank_ns)
-    tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
+    step_ns = middle(usual_rank_ns)
+    tail_alone_ns = middle(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
-    length_ns = (table.end_ns - table.start_ns).mean(axis=0)
-    usual = kinds_of(run).usual(table.numbers, length_ns)
-    measured_ns = means_of_rounds(run, table.numbers, length_ns) if in_rounds else length_ns
-    usual_ns = float(measured_ns[usual_steps(measured_ns) if in_rounds else usual].mean())
+    measured_ns, spread = length_ns, alone_ns.astype(np.float64)
+    usual_ns = float(length_ns[usual].mean())
+    if in_rounds:
+        numbers, lengths_ns, _ = shared_steps(run)  # also those that make no gradients
+        measured_ns = means_of_rounds(run, numbers, kinds.as_mean(numbers, lengths_ns))
+        in_usual_ns = measured_ns[usual_steps(measured_ns)]
+        if kinds.kinds:
+            in_usual_ns = lengths_ns[kinds.usual(numbers, lengths_ns)]
+        usual_ns = float(in_usual_ns.mean())
+        own_ns = np.maximum(usual_rank_ns, 1).astype(np.float64)
+        spread = spread * kinds.as_mean(table.numbers, own_ns) / own_ns
     late_ns = (alone_ns - usual_rank_ns)[:, usual]
     waiting_ns = max(0, together_ns - step_ns)
     if in_rounds:  # no step shows it, as ranks meet at a round's end
@@ -157,12 +178,13 @@ def typical_step(run: Run) -> Step:
     around_ns = median_of(measured_ns.tolist())
     off_ns = median_of(np.abs(measured_ns - around_ns.value).tolist()).value
     deviation = 1.4826 * off_ns / max(around_ns.value, 1.0)
+    ready_ns, sizes = sent.buckets or (table.ready_ns.max(axis=0) - begin_ns[:, None], table.bytes)
     step = Step(
         step_ns=step_ns,
         forward_ns=forward_ns,
         backward_ns=backward_ns,
-        ready_ns=np.maximum.accumulate(_medians(table.ready_ns.max(axis=0) - begin_ns[:, None])),
-        bytes=table.bytes,
+        ready_ns=np.maximum.accumulate(_medians(ready_ns)),
+        bytes=sizes,
         is_estimated=own_workers > 1,
         waiting_ns=waiting_ns if len(table.ranks) > 1 else 0,
         lasting_share=_lasting_share(late_ns),
@@ -170,6 +192,7 @@ def typical_step(run: Run) -> Step:
         packing_ns=sent.amidst_ns + sent.packed_late_ns,
         shards=sent.shards,
         sent_share=sent.share,
+        sends_nothing=sends == "nothing",
         processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns),
         measured_off=(
@@ -178,7 +201,7 @@ def typical_step(run: Run) -> Step:
         ),
         count=len(table.numbers),
         deviation=float(deviation),  # a standard deviation
-        spread=alone_ns.reshape(-1).astype(np.float64),
+        spread=spread.reshape(-1),
     )
     return _on_processors_of_its_own(step, ranks_per_processor(run))
 
@@ -347,9 +370,11 @@ class _Sent:
     share: float = 1.0
     amidst_ns: int = 0  # packed in the backward pass,
     packed_late_ns: int = 0  # and after it, with no bucket on its way
+    # When each bucket left in each step, and the bytes of each, where they are not the gradients'.
+    buckets: tuple[Whole, Whole] | None = None
 
 
-def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
+def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Sent:
     """Return the communication of the steps.
 
     A model may be split over ranks, which then also communicate in groups of their own.
@@ -370,7 +395,7 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
         is_sum
         & (rows.issue_ns >= table.backward_ns[place])
         & (rows.issue_ns <= until_ns[place])
-        & (run.facts.buckets is not None)
+        & (run.facts.buckets is not None and sends != "nothing")
     )
     # Keep the rows of the group that sums a rank's gradients: it sums as many bytes.
     names, group = np.unique(rows.group.astype(str), return_inverse=True)
@@ -386,7 +411,32 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
     others = _others(run, rows, is_bucket, table, members)
     sent = _Sent(none, others, max(1, workers // max(among, default=workers)))
-    return _by_hook(run, sent, rows.rows(is_bucket), table) if run.facts.hook is not None else sent
+    if run.facts.hook is not None and sends != "nothing":
+        return _by_hook(run, sent, rows.rows(is_bucket), table)
+    buckets = _other_than_gradients(rows.rows(is_bucket), table)
+    # Fewer bytes may be of buckets that were not found, unless it is known what the steps send.
+    is_more = buckets is not None and buckets[1].sum() > table.bytes.sum()
+    return replace(sent, buckets=buckets) if is_more or sends == "buckets" else sent
+
+
+def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, Whole] | None:
+    """Return when buckets left in each step, and the bytes of each; None where they hold gradients.
+
+    DDP sends a bucket as a whole, with the places of gradients that a step does not make.
+    """
+    mine = buckets.rows(buckets.rank == table.ranks[0])
+    mine = mine.rows(np.lexsort((mine.issue_ns, mine.step)))
+    place = np.searchsorted(table.numbers, mine.step)
+    counts = np.bincount(place, minlength=len(table.numbers))
+    usual = int(np.sort(counts)[(len(counts) - 1) // 2])
+    alike = np.flatnonzero(counts == usual)
+    mine = mine.rows(np.isin(place, alike))
+    sizes = mine.bytes.reshape(len(alike), usual)[len(alike) // 2]
+    whole_bytes = int(table.bytes.sum())
+    if not usual or abs(int(sizes.sum()) - whole_bytes) <= _AS_MANY * whole_bytes:
+        return None
+    begin_ns = table.backward_ns[0, alike]
+    return mine.issue_ns.reshape(len(alike), usual) - begin_ns[:, None], sizes
 
 
 def _packed_ns(run: Run, table: _Steps) -> Whole:
@@ -486,7 +536,7 @@ def _others(
         exposed_ns = beside_none_ns + waited_for_ns + covered_ns(*waiting)
         own.append(took_ns - exposed_ns)
         hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
-        calling.append(_calling_ns(here, during))
+        calling.append(calling_ns_of(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.backend
     # A step's own time varies little. Its exposed time varies as much as the step does.
@@ -503,41 +553,11 @@ def _others(
         exposed_ns=exposed_ns,
         total_ns=exposed_ns + max(_median(np.array(hidden)), 0),
         calling_ns=_median(np.array(calling)),
-        awaited=_are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
+        awaited=are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
     )
-
-
-def _calling_ns(rows: Collectives, spans: Spans) -> int:
-    """Return the time between collectives that are called one after another, computation aside.
-
-    It counts every pause as long as the usual one: a longer pause has another reason.
-    """
-    order = np.argsort(rows.issue_ns)
-    before_ns, after_ns = rows.end_ns[order][:-1], rows.issue_ns[order][1:]
-    computing = spans.rows((spans.lane == "compute") | (spans.lane == "input"))
-    begun = np.searchsorted(np.sort(computing.start_ns), after_ns)
-    over = np.searchsorted(np.sort(computing.end_ns), before_ns, side="right")
-    pauses_ns = np.sort(np.maximum(after_ns - before_ns, 0)[begun == over])
-    return int(pauses_ns[(len(pauses_ns) - 1) // 2]) * len(pauses_ns) if len(pauses_ns) else 0
-
-
-def _are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
-    """Return which are called in a computation that waits for them, as a split layer's sums."""
-    computing = spans.rows(spans.lane == "compute")
-    order = np.argsort(computing.start_ns)
-    start_ns, end_ns = computing.start_ns[order], computing.end_ns[order]
-
-    def within(moments_ns: Whole) -> Whole:
-        place = np.searchsorted(start_ns, moments_ns, side="right") - 1
-        over_ns = np.append(end_ns, -MOST_NS)[place]  # the last is for moments before the first
-        return np.where(moments_ns < over_ns, place, -1)
-
-    is_wait = (spans.lane == "communication") & (spans.name == "wait")
-    called = within(rows.issue_ns)
-    return tuple(((called >= 0) & np.isin(called, within(spans.start_ns[is_wait]))).tolist())
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:

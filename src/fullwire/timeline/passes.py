@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.run.kinds import EARLIER, LAST, kinds_of
+from fullwire.run.kinds import EARLIER, LAST, kinds_of, run_of_kind
 from fullwire.run.run import Run
 
 _ALMOST = 0.1  # of the passes: small sums come beside those of gradients
@@ -39,15 +39,36 @@ def passes_of_step(run: Run) -> float | None:
     return round(float(np.median(counts))) if len(counts) else None
 
 
-def passes_that_each_sum(run: Run) -> int:
+def passes_that_each_sum(run: Run) -> float:
     """Return the passes of a step where DDP sums all gradients in each of them; else 0.
 
-    Then a step sends its gradients so many times.
+    Then a step sends its gradients so many times. In a job with several kinds of steps it is their
+    mean, and each kind does so.
     """
-    passes = 1 if kinds_of(run).kinds else round(passes_of_step(run) or 1)
-    gradients, sums = run.gradients, run.collectives
-    if passes < 2 or run.facts.buckets is None or not len(gradients):
+    passes = passes_of_step(run) or 1
+    if passes <= 1 or run.facts.buckets is None:
         return 0
+    kinds = kinds_of(run).kinds
+    if not kinds:
+        return passes if _sends_times(run, passes) else 0
+    each_sums = all(
+        _sends_times(run_of_kind(run, place), kind.passes or 1) for place, kind in enumerate(kinds)
+    )
+    return passes if each_sums else 0
+
+
+def sums_once(run: Run) -> bool:
+    """Say whether DDP sums all gradients once in each step, whatever its passes."""
+    kinds = kinds_of(run).kinds
+    steps = [run_of_kind(run, place) for place in range(len(kinds))] or [run]
+    return run.facts.buckets is not None and all(_sends_times(each, 1) for each in steps)
+
+
+def _sends_times(run: Run, passes: float) -> bool:
+    """Say whether a step sends its gradients so many times."""
+    gradients, sums = run.gradients, run.collectives
+    if not len(gradients):
+        return False
     first = gradients.rank[0]
     steps = np.unique(gradients.step[gradients.rank == first])
     is_sum = (sums.rank == first) & (sums.op == "allreduce") & np.isin(sums.step, steps)
@@ -59,7 +80,7 @@ def passes_that_each_sum(run: Run) -> int:
         len(steps),
     )
     times = float(np.median(sent[whole > 0] / whole[whole > 0]))
-    return passes if abs(times - passes) <= _ALMOST * passes else 0
+    return abs(times - passes) <= _ALMOST * passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
