@@ -294,7 +294,7 @@ def _of_which_steps(result: Explanation) -> str:
     steps = result.detail.steps
     told = f"mean of {'the middle half' if usual < kept else 'all'} of "
     if (every := result.detail.kinds.every) > 1:
-        told += f"{len(result.detail.kinds.rounds(steps)):,} rounds of {every} steps"
+        told += f"{len(result.detail.kinds.rounds):,} rounds of {every} steps"
     else:
         told += f"{len(steps):,} steps{left_out(len(steps) - kept)}"
     if kinds := result.detail.by_kind():

@@ -12,7 +12,7 @@ the usual step is the mean over the middle half of the rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import (
+    NO_ROUNDS,
     kept_steps,
-    local_steps_of,
     middle_half,
     regular_steps,
+    rounds_of,
+    rows_of_rounds,
     shared_steps,
     usual_steps,
 )
@@ -59,8 +61,12 @@ class Kinds:
     numbers: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # in order of size
     places: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # -1 for steps of no kind
     probes: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # of each probe step
-    every: int = 1  # steps of a round
-    first: int = 0  # the number of the first step with a sum, where rounds begin
+    rounds: Whole = field(default_factory=lambda: NO_ROUNDS)  # the steps of each, a line each
+
+    @property
+    def every(self) -> int:
+        """The steps of a round."""
+        return self.rounds.shape[1] if len(self.rounds) else 1
 
     def of(self, numbers: Whole) -> Whole:
         """Return the place of each of these steps' kind, -1 for a step of no kind."""
@@ -74,55 +80,35 @@ class Kinds:
         places = self.of(numbers)
         if all((places == at).any() for at in range(len(self.kinds))):
             return self
-        return Kinds(every=self.every, first=self.first)
-
-    def rounds(self, numbers: Whole) -> Whole:
-        """Return the rows of each whole round of steps, a round in each line."""
-        rows = np.flatnonzero(numbers >= self.first)
-        return rows[: len(rows) // self.every * self.every].reshape(-1, self.every)
-
-    def _in_rounds(
-        self,
-        numbers: Whole,
-        length_ns: Whole | _Floats,
-        choose: Callable[[_Floats], NDArray[np.bool_]],
-    ) -> NDArray[np.bool_] | None:
-        """Choose the steps of whole rounds by their means; None where steps make no rounds."""
-        if self.every == 1 or not len(rounds := self.rounds(numbers)):
-            return None
-        chosen = np.zeros(len(numbers), bool)
-        chosen[rounds[choose(length_ns[rounds].mean(axis=1))]] = True
-        return chosen
+        return Kinds(rounds=self.rounds)
 
     def kept(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
         """Choose all steps but the warm-up and rare exceptions of each kind, in order of time."""
-        if (in_rounds := self._in_rounds(numbers, length_ns, kept_steps)) is not None:
-            return in_rounds
-        is_kept = kept_steps(length_ns)
-        places = self.of(numbers)
-        for place in range(len(self.kinds)):
-            if (mine := places == place).any():
-                is_kept[mine] = kept_steps(length_ns[mine])
-        return is_kept
+        if (rounds := self._as_rounds(numbers, length_ns)) is not None:
+            return rounds.steps(len(numbers), _kept(rounds.length_ns, rounds.places))
+        return _kept(length_ns, self.of(numbers))
 
     def usual(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
         """Choose the usual steps: the middle ones of each kind, and of each kind its share."""
-        if (in_rounds := self._in_rounds(numbers, length_ns, usual_steps)) is not None:
-            return in_rounds
-        places, is_kept = self.of(numbers), self.kept(numbers, length_ns)
-        members = [
-            (kind.share, np.flatnonzero(is_kept & (places == place)))
-            for place, kind in enumerate(self.kinds)
-        ]
-        members = [(share, rows) for share, rows in members if len(rows)]
-        if not members:
-            return usual_steps(length_ns)
-        is_usual = np.zeros(len(length_ns), bool)
-        for (_, rows), count in zip(members, _in_shares(members), strict=True):
-            by_length = rows[np.argsort(length_ns[rows], kind="stable")]
-            off = (len(rows) - count) // 2
-            is_usual[by_length[off : off + count]] = True
-        return is_usual
+        if (rounds := self._as_rounds(numbers, length_ns)) is not None:
+            shares = np.bincount(rounds.places) / len(rounds.places)
+            chosen = _middle(rounds.length_ns, rounds.places, shares.tolist())
+            return rounds.steps(len(numbers), chosen)
+        return _middle(length_ns, self.of(numbers), [kind.share for kind in self.kinds])
+
+    def _as_rounds(self, numbers: Whole, length_ns: Whole | _Floats) -> _Rounds | None:
+        """Return the whole rounds among these steps; None where steps make no rounds.
+
+        Rounds are of one kind if they have as many steps of each kind.
+        """
+        rows = rows_of_rounds(self.rounds, numbers)
+        if not len(rows):
+            return None
+        of_steps = np.sort(self.of(numbers)[rows], axis=1)
+        _, places, counts = np.unique(of_steps, axis=0, return_inverse=True, return_counts=True)
+        if counts.min() < FEWEST:
+            places = np.zeros(len(rows), np.int64)
+        return _Rounds(rows, length_ns[rows].mean(axis=1), places.reshape(-1))
 
     def expected(
         self, numbers: Whole, is_usual: NDArray[np.bool_], values: _Floats | Whole
@@ -138,7 +124,7 @@ class Kinds:
     def as_mean(self, numbers: Whole, lengths: _Floats) -> _Floats:
         """Return each length in proportion to its kind's, as if all steps were the mean step."""
         if self.every > 1:
-            rounds, alike = self.rounds(numbers), lengths.astype(np.float64)
+            rounds, alike = rows_of_rounds(self.rounds, numbers), lengths.astype(np.float64)
             alike[rounds] = lengths[rounds].mean(axis=1, keepdims=True)
             return alike
         if not self.kinds:
@@ -151,6 +137,49 @@ class Kinds:
         # The middle half over all kinds is to be the mean step, too.
         told = middle_half(alike[self.kept(numbers, lengths)]).mean()
         return np.asarray(alike * (mean / told))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Rounds:
+    """Whole rounds of steps, in order of time."""
+
+    rows: Whole  # of the steps, a round in each line
+    length_ns: _Floats  # of the mean step of each
+    places: Whole  # of the kind of each
+
+    def steps(self, count: int, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Choose the steps of some rounds, among so many steps."""
+        is_in = np.zeros(count, bool)
+        is_in[self.rows[chosen]] = True
+        return is_in
+
+
+def _kept(length_ns: Whole | _Floats, places: Whole) -> NDArray[np.bool_]:
+    """Choose all but the warm-up and rare exceptions of each kind."""
+    is_kept = kept_steps(length_ns)
+    for place in range(places.max(initial=-1) + 1):
+        if (mine := places == place).any():
+            is_kept[mine] = kept_steps(length_ns[mine])
+    return is_kept
+
+
+def _middle(
+    length_ns: Whole | _Floats, places: Whole, shares: Sequence[float]
+) -> NDArray[np.bool_]:
+    """Choose the middle ones of each kind, and of each kind its share."""
+    is_kept = _kept(length_ns, places)
+    members = [
+        (share, np.flatnonzero(is_kept & (places == place))) for place, share in enumerate(shares)
+    ]
+    members = [(share, rows) for share, rows in members if len(rows)]
+    if len(members) < 2:
+        return usual_steps(length_ns)
+    is_usual = np.zeros(len(length_ns), bool)
+    for (_, rows), count in zip(members, _in_shares(members), strict=True):
+        by_length = rows[np.argsort(length_ns[rows], kind="stable")]
+        off = (len(rows) - count) // 2
+        is_usual[by_length[off : off + count]] = True
+    return is_usual
 
 
 def _in_shares(members: Sequence[tuple[float, Whole]]) -> list[int]:
@@ -184,7 +213,7 @@ def kinds_of(run: Run) -> Kinds:
         if len(numbers) >= 2 * FEWEST:  # modelled runs have fewer, and start sooner without
             did = in_steps(run, numbers) / ranks
             probed = over_ranks(in_probes(run)) / ranks
-            found = sorted_steps(numbers, length_ns, did, probed, local_steps_of(run))
+            found = sorted_steps(numbers, length_ns, did, probed, rounds_of(run))
         _FOUND[run] = found
     return _FOUND[run]
 
@@ -254,16 +283,15 @@ def _come_regularly(rows: Whole, count: int) -> bool:
 
 
 def sorted_steps(
-    numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floats, every: int
+    numbers: Whole, length_ns: _Floats, did: _Floats, probed: _Floats, rounds: Whole
 ) -> Kinds:
     """Sort steps into kinds, from what they did and what the probe steps did.
 
-    A round has so many steps: `every`.
+    `rounds` has the steps of each round, if they make some.
     """
+    none = Kinds(rounds=rounds)
     if len(numbers) < 2 * FEWEST or (did == did[:, :1]).all():
-        return ONE_KIND
-    sums = np.flatnonzero(did[-1] > _BYTES_DIFFER * did[-1].max())
-    none = Kinds(every=every, first=int(numbers[sums[0]])) if len(sums) else ONE_KIND
+        return none
     # Of bytes only large differences count, so neighbours in order of size are taken together.
     together = np.concatenate([did, probed], axis=1)
     bytes_ = np.unique(together[-1])
@@ -293,7 +321,8 @@ def sorted_steps(
     alike = (probed[told][:, :, None] == done[told][:, None, :]).all(axis=0)
     fits = np.stack([alike[:, places == at].any(axis=1) for at in range(len(groups))])
     probes = np.where(fits.sum(axis=0) == 1, fits.argmax(axis=0), -1)
-    counted = places[none.rounds(numbers).reshape(-1)] if every > 1 else places
+    rows = rows_of_rounds(rounds, numbers)
+    counted = places[rows.reshape(-1)] if len(rows) else places
     counts = [int((counted == at).sum() + (probes == at).sum()) for at in range(len(groups))]
     kinds = []
     for at, count in enumerate(counts):

@@ -28,7 +28,7 @@ LONGER = 1.25  # usual steps; a longer one is told beside them
 PAUSE = 0.25  # of the usual step; a longer gap between two steps is a pause
 _FEWEST_ROUNDS = 3  # that show a distance between steps with collectives
 _REGULAR_ROUNDS = 0.9  # of the distances; a worker that is lost or joins begins a round anew
-_NEXT_TO_NOTHING = 0.05  # of the bytes of a sum
+NEXT_TO_NOTHING = 0.05  # of the bytes of a sum
 _ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one kind
 
 
@@ -161,9 +161,7 @@ def steps_of_a_round(run: Run) -> int:
     Workers that take steps of their own add up once in so many, and at equal distances. Only the
     steps that the run has are counted: it may hold one kind of them.
     """
-    if (
-        len(run.collectives) <= _FEWEST_ROUNDS
-    ):  # before np.unique, which loads numpy's masked arrays
+    if len(run.collectives) <= _FEWEST_ROUNDS:  # before what loads numpy's masked arrays
         return 1
     steps = _steps_in_order(run)
     apart = np.sort(np.diff(steps.places[steps.sums]))
@@ -209,29 +207,41 @@ def _steps_in_order(run: Run) -> _InOrder:
         first = (gradients.rank == gradients.rank[0]) & (gradients.step == gradients.step[0])
         most_bytes = min(most_bytes, ranks * float(gradients.bytes[first].sum()))
     places = np.arange(len(numbers)) if len(marks) else numbers
-    return _InOrder(numbers, places, sent_bytes > _NEXT_TO_NOTHING * most_bytes)
+    return _InOrder(numbers, places, sent_bytes > NEXT_TO_NOTHING * most_bytes)
+
+
+def rounds_of(run: Run) -> Whole:
+    """Return the steps of each whole round, a line each; one step in a line where none make rounds.
+
+    A round has the steps after which all parameters were summed once, at once or part by part. The
+    first one begins with the first sum. A round with a probe step is not whole.
+    """
+    every = local_steps_of(run)
+    if every == 1:
+        return NO_ROUNDS
+    steps = _steps_in_order(run)
+    return whole_rounds(steps.numbers[np.argmax(steps.sums) :], every)
+
+
+NO_ROUNDS = np.zeros((0, 1), np.int64)
+
+
+def whole_rounds(in_order: Whole, every: int) -> Whole:
+    """Divide the numbers of steps in order of time, -1 for a probe step, into whole rounds."""
+    rounds = in_order[: len(in_order) // every * every].reshape(-1, every)
+    return rounds[(rounds >= 0).all(axis=1)]
+
+
+def rows_of_rounds(rounds: Whole, numbers: Whole) -> Whole:
+    """Return the rows of each round among steps of these numbers, if they hold all of it."""
+    rounds = rounds[np.isin(rounds, numbers).all(axis=1)]
+    return np.searchsorted(numbers, rounds)
 
 
 def means_of_rounds(run: Run, numbers: Whole, length_ns: _Floats) -> _Floats:
     """Return the mean step of each whole round; the lengths as they are if steps make no rounds.
 
-    A round has the steps after which all parameters were summed once, at once or part by part.
-
-    One step in a round sums for all of it, so single steps are no measure of such a job. The first
-    round begins with the first sum. A round with a probe step is not whole.
+    One step in a round sums for all of it, so single steps are no measure of such a job.
     """
-    every = local_steps_of(run)
-    if every == 1:
-        return length_ns
-    steps = _steps_in_order(run)
-    if not steps.sums.any():
-        return length_ns
-    known = np.isin(steps.numbers, numbers)
-    round_of = (steps.places - steps.places[np.argmax(steps.sums)]) // every
-    length_of = dict(zip(numbers.tolist(), length_ns.tolist(), strict=True))
-    rounds: dict[int, list[float]] = {}
-    for number, place in zip(steps.numbers[known].tolist(), round_of[known].tolist(), strict=True):
-        if place >= 0:
-            rounds.setdefault(place, []).append(length_of[number])
-    whole = [np.mean(lengths) for lengths in rounds.values() if len(lengths) == every]
-    return np.array(whole) if whole else length_ns
+    rows = rows_of_rounds(rounds_of(run), numbers)
+    return np.asarray(length_ns[rows].mean(axis=1)) if len(rows) else length_ns

@@ -34,7 +34,7 @@ from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
-from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps, usual_steps
+from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
 from fullwire.simulation.groups import Others, are_awaited, calling_ns_of, members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
@@ -164,11 +164,8 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     usual_ns = float(length_ns[usual].mean())
     if in_rounds:
         numbers, lengths_ns, _ = shared_steps(run)  # also those that make no gradients
-        measured_ns = means_of_rounds(run, numbers, kinds.as_mean(numbers, lengths_ns))
-        in_usual_ns = measured_ns[usual_steps(measured_ns)]
-        if kinds.kinds:
-            in_usual_ns = lengths_ns[kinds.usual(numbers, lengths_ns)]
-        usual_ns = float(in_usual_ns.mean())
+        measured_ns = means_of_rounds(run, numbers, lengths_ns)
+        usual_ns = float(lengths_ns[kinds.usual(numbers, lengths_ns)].mean())
         own_ns = np.maximum(usual_rank_ns, 1).astype(np.float64)
         spread = spread * kinds.as_mean(table.numbers, own_ns) / own_ns
     late_ns = (alone_ns - usual_rank_ns)[:, usual]

@@ -22,6 +22,8 @@ from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Hosts, Links, Run, Spans, Whole
 from fullwire.run.usual import (
     LONGER,
+    NEXT_TO_NOTHING,
+    NO_ROUNDS,
     Pauses,
     gaps_between_steps_s,
     local_steps_of,
@@ -29,6 +31,7 @@ from fullwire.run.usual import (
     marks_of_steps,
     pauses,
     regular_steps,
+    whole_rounds,
 )
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import timelines
@@ -126,7 +129,7 @@ class _Sums:
             )
         did = self._did[:, shared] / count[shared]
         probed = over_ranks(self._probed) / count.max()
-        kinds = sorted_steps(shared, length_s, did, probed, self._every)
+        kinds = sorted_steps(shared, length_s, did, probed, self._rounds(shared, did[-1]))
         is_usual = kinds.usual(shared, length_s)
         step_s = float(length_s[is_usual].mean())
         expected_s = kinds.expected(shared, is_usual, length_s)
@@ -145,6 +148,16 @@ class _Sums:
             collective_bytes=float(of_bytes[is_usual].mean()),
             exposed_s=float(exposed_s[is_usual].mean()),
         )
+
+    def _rounds(self, shared: Whole, sent_bytes: np.ndarray) -> Whole:
+        """Return the steps of each whole round, if steps make rounds."""
+        sums = shared[sent_bytes > NEXT_TO_NOTHING * sent_bytes.max()]
+        if self._every == 1 or not len(sums):
+            return NO_ROUNDS
+        marks = Spans.joined(self._marks)
+        marks = marks.rows(np.argsort(marks.start_ns, kind="stable"))
+        in_order = np.where(marks.name == "step", marks.step, -1)
+        return whole_rounds(in_order[np.argmax(in_order == sums[0]) :], self._every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
