@@ -32,6 +32,7 @@ from fullwire.findings.plans import (
 )
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.run.run import Collectives
+from fullwire.words import sentence
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
 from fullwire.workloads.stage_memory import layers_of_stages, stage_layers
@@ -393,7 +394,8 @@ def test_explain_shows_the_parts_of_a_plan_that_plan_shows(fixed: str) -> None:
     assert explained["compute"] == pytest.approx(computed_s - slower_s, rel=5e-3)
     near_s = 0.01 * best.step_s  # transfers between stages are played, and priced by a formula
     sent_s = sent.tp_s + sent.pp_s + sent.dp_s
-    assert explained["line_rate"] + explained["transport"] == pytest.approx(sent_s, abs=near_s)
+    told_s = sum(explained[part] for part in ("line_rate", "transport", "contention"))
+    assert told_s == pytest.approx(sent_s, abs=near_s)
     waited_s = explained["bubble"] + explained["straggler"] - slower_s
     assert waited_s == pytest.approx(best.bubble_s, abs=near_s)
 
@@ -404,12 +406,12 @@ def test_the_rows_of_a_step_hold_the_bytes_that_were_priced() -> None:
         return fw.plan(model, cluster="dgx-h100", fix=fixed, top=1, **job).run().collectives
 
     latent = sent("deepseek-v2", 16, 8192, "tp=4,pp=4,cp=2,ep=16,microbatch=1,vpp=15")
-    around = latent.bytes[latent.group == "cp of stage 3"]
+    around = latent.bytes[latent.group == "cp of stage 3 inside a node"]
     assert set(around.tolist()) == {2 * 8192 * 32 * (128 + 64 + 128)}  # one layer, 32 heads
     shared = {}
     for fixed in ("tp=8,etp=2,ep=4", "tp=2,etp=2,ep=4"):
         table = sent("mixtral-8x7b", 4, 4096, f"{fixed},pp=1,cp=1,microbatch=1,zero=1")
-        shared[fixed[:4]] = set(table.bytes[table.group == "tp of stage 0"].tolist())
+        shared[fixed[:4]] = set(table.bytes[table.group == "tp of stage 0 inside a node"].tolist())
     # Each of 32 layers sums tokens behind attention, and two rows of each token in its experts.
     tokens_bytes = 2 * 4096 * 4096
     assert shared["tp=8"] == {32 * (tokens_bytes + tokens_bytes // 8 * 2 * 2)}
@@ -447,8 +449,33 @@ def test_explain_finds_the_communication_that_the_plan_has(pipeline: str) -> Non
     parts = fw.explain(result.run()).account
     shown = result.best.exposed
     assert parts["unexplained"] == 0
-    sent_s = parts["line_rate"] + parts["transport"] + parts["latency"]
+    sent_s = sum(parts[part] for part in ("line_rate", "transport", "latency", "contention"))
     assert sent_s == pytest.approx(shown.tp_s + shown.pp_s + shown.dp_s, rel=0.05)
+
+
+def test_groups_inside_a_node_use_no_line_between_nodes() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "seq": 4096, "top": 1}
+    asked["fix"] = "tp=8,pp=1,microbatch=1,cp=1"
+    for nodes in (1, 4):
+        result = fw.plan("llama3-8b", **asked, nodes=nodes, global_batch=8 * nodes)
+        answer, shown = fw.explain(result.run()), result.best.exposed
+        assert answer.account["contention"] == pytest.approx(shown.tp_s, rel=0.02)
+        assert answer.account["line_rate"] <= shown.dp_s * 1.001
+        assert answer.verdict.kind != "overlap"
+        assert not answer.fixes
+        assert not any("line rate" in sentence(note) for note in answer.notes)
+    assert "the links inside nodes cost" in answer.verdict.sentence
+    # Sums of tensor parallelism over nodes cannot move beside computing.
+    wide = fw.plan(
+        "llama3-8b",
+        cluster="dgx-h100",
+        nodes=2,
+        global_batch=8,
+        seq=4096,
+        top=1,
+        fix="tp=16,pp=1,dp=1,microbatch=1,cp=1",
+    )
+    assert fw.explain(wide.run()).verdict.kind in ("line_rate", "transport")
 
 
 def test_a_schedule_that_is_not_played_is_refused() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import heapq
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,12 +19,13 @@ from fullwire.answers.planned import (
     Objective,
     Planned,
     Range,
-    measured_steps,
+    fixed_degrees,
 )
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import opened
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     FastestStands,
@@ -51,8 +54,10 @@ from fullwire.simulation.plan_columns import Plans
 from fullwire.simulation.plan_space import FIXABLE, Space, every_plan
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.step_price import Job, Priced, price
-from fullwire.workloads.accelerators import Accelerator
+from fullwire.units import shown
+from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.architecture_files import built_in
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision
 from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, stage_layers, verdict
 
@@ -408,6 +413,83 @@ _OPEN = {
     **dict.fromkeys(("recompute", "recomputed"), "recomputation"),
     "microbatch": "microbatch",
 }
+
+
+# A degree under another name would count for nothing; other columns, such as notes, may stay.
+_MISNAMED = ("mbs", "microbatch_size", "shard_group", "context_kind", "step_s", "step_time")
+
+
+def measured_steps(
+    path: Path, **question: int | str | Architecture | Accelerator
+) -> list[tuple[dict[str, int | str], float]]:
+    """Read a table of measured steps: a column for each degree, and `step_time_s`.
+
+    Columns that say nothing of the plan, such as notes, are passed over.
+
+    - `question`: values that are the same for all plans, by the names of their columns. A row that
+      tells another value was measured on another job.
+    """
+    try:
+        with opened(path) as file:
+            table = csv.DictReader(io.StringIO(file.read().decode("utf-8-sig"), newline=""))
+            rows, columns = list(table), table.fieldnames or ()
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
+    known = (*FIXABLE, "step_time_s")
+    plain = {name.replace("_", "") for name in (*known, *_MISNAMED)}
+    for name in columns:
+        if name not in known and name.lower().replace("_", "") in plain:
+            raise UsageError(
+                f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(name)}"
+            )
+    result = []
+    for number, row in enumerate(rows, start=2):
+        if len(row) > len(columns):  # the cells beyond the heading have no name
+            raise DamagedInput(
+                path, f"expected {len(columns)} cells in a row, as in the heading", line=number
+            )
+        text = (row.get("step_time_s") or "").strip()
+        try:
+            measured_s = float(text)
+        except ValueError:
+            measured_s = 0.0
+        if not 0 < measured_s < math.inf:
+            raise DamagedInput(
+                path, f"step_time_s: expected seconds above 0, got {shown(text)}", line=number
+            )
+        for name, value in question.items():
+            told = (row.get(name) or "").strip()
+            if told and not _is_same(told, value):
+                asked = value if isinstance(value, int | str) else value.name
+                raise DamagedInput(
+                    path, f"{name}: expected {asked} as asked, got {shown(told)}", line=number
+                )
+        named = [f"{name}={row[name]}" for name in FIXABLE if row.get(name)]
+        try:
+            result.append((fixed_degrees(named), measured_s))
+        except UsageError as error:
+            raise DamagedInput(path, str(error), line=number) from None
+    if not result:
+        raise UsageError(f"calibrate: expected rows with step_time_s in {path}, got none")
+    return result
+
+
+def _is_same(told: str, value: int | str | Architecture | Accelerator) -> bool:
+    """Return whether a cell holds a value; a table may write a whole number as 512.0.
+
+    A model or a device under a name that nobody knows may be the one that is asked about.
+    """
+    if isinstance(value, Architecture):
+        known = built_in(told)
+        return known is None or known.parameters == value.parameters
+    try:
+        if isinstance(value, Accelerator):
+            return accelerator(told).family == value.family
+        return told.lower() == value if isinstance(value, str) else float(told) == value
+    except UsageError:
+        return True
+    except ValueError:
+        return False
 
 
 def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[Finding, ...]]:
