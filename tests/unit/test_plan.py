@@ -57,6 +57,7 @@ def test_plans_are_sorted_fit_and_are_valid() -> None:
         assert 256 % (one.dp * one.microbatch) == 0
         assert one.memory.peak_reserved_bytes < result.device_bytes
         assert one.interval.low_s < one.step_s < one.interval.high_s
+        assert one.model_flops_utilization is not None
         assert 0.2 < one.model_flops_utilization < 0.8
     assert result.considered == len(result.plans) + sum(result.left_out.values())
 
@@ -278,7 +279,7 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ),
         (
             {"nodes": 4, "fix": "tp=1,pp=4,zero=1,recompute=none,microbatch=1"},
-            "memory: no plan fits .* instead of 4, or zero 3. ",
+            "memory: no plan fits in 79 GiB: expected zero 3. ",
         ),
         ({"objective": "joy"}, "objective: expected one of step, cost, goodput, got 'joy'"),
         ({"precision": "int8"}, "precision: expected one of fp32"),
@@ -476,6 +477,22 @@ def test_groups_inside_a_node_use_no_line_between_nodes() -> None:
         fix="tp=16,pp=1,dp=1,microbatch=1,cp=1",
     )
     assert fw.explain(wide.run()).verdict.kind in ("line_rate", "transport")
+
+
+def test_nodes_are_not_asked_for_where_no_number_of_them_is_enough() -> None:
+    job: dict[str, Any] = {"cluster": "dgx-h100", "seq": 8192, "global_batch": 512}
+    with pytest.raises(UsageError, match=r"in 79 GiB: expected zero 3\. Stage"):
+        fw.plan("llama3-70b", **job, nodes=64, fix="tp=1,pp=1,zero=0")
+    with pytest.raises(UsageError, match=r"expected \d+ nodes instead of 2"):
+        fw.plan("llama3-70b", **job, nodes=2)
+
+
+def test_a_part_of_an_hour_is_told_as_it_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for hours, said in ((0.4, "0.4 hours of training"), (1000, "1,000 hours of training")):
+        print_plan(fw.plan("llama3-70b", **ASKED, fix="pp=4,vpp=1,tp=8", top=1, hours=hours))
+        assert said in capsys.readouterr().out
 
 
 def test_a_schedule_that_is_not_played_is_refused() -> None:

@@ -286,27 +286,42 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
     has, nodes = question.device.memory_bytes, question.cluster.nodes
     leanest = verdict(question.model, plans.layout(row, question.precision, question.model), has)
     needed = leanest.needed_bytes
-    enough = _enough_nodes(question, math.ceil(nodes * needed / has))
-    instead = f", or {leanest.change_name}" if leanest.change_name else ""
+    least_bytes = int(memory.peak_allocated_bytes[row])
+    enough = _enough_nodes(question, math.ceil(nodes * needed / has), least_bytes)
+    ways = [f"{enough} instead of {nodes}"] if enough else []
+    ways += [leanest.change_name] if leanest.change_name else []
+    expected = f"expected {', or '.join(ways)}" if ways else "more nodes do not make it smaller"
     return (
-        f"memory: no plan fits in {has / GIB:.0f} GiB: expected {enough} instead of "
-        f"{nodes}{instead}. Stage {leanest.stage} of the leanest (tp {plans.tp[row]}, pp "
-        f"{plans.pp[row]}, dp {plans.dp[row]}) needs {needed / GIB:.0f} GiB, "
+        f"memory: no plan fits in {has / GIB:.0f} GiB: {expected}. Stage "
+        f"{leanest.stage} of the leanest (tp {plans.tp[row]}, pp {plans.pp[row]}, "
+        f"dp {plans.dp[row]}) needs {needed / GIB:.0f} GiB, "
         f"{leanest.component_bytes / GIB:.0f} GiB of it {leanest.component}"
     )
 
 
-def _enough_nodes(question: Question, least: int) -> str:
-    """Search on more and more nodes until a plan fits: degrees do not divide every number."""
-    least = max(least, question.cluster.nodes + 1)
-    for nodes in range(least, least + _MOST_TRIED):
+def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None:
+    """Search on more and more nodes until a plan fits: degrees do not divide every number.
+
+    More nodes share at best what a plan needs here (`here_bytes`) beyond a constant. The result is
+    None where that constant does not fit: the decided degrees leave too little to share.
+    """
+    has_bytes, here = question.device.memory_bytes, question.cluster.nodes
+    constants = []
+    least = max(least, here + 1)
+    doubled = here * 2 ** math.ceil(math.log2(least / here))  # degrees divide most such numbers
+    for nodes in (*range(least, least + _MOST_TRIED), 2 * here, doubled):
         more = replace(question, cluster=described_cluster(question.cluster, nodes))
         try:
             plans = _plans(more)
         except UsageError:
             continue  # no degrees divide so many devices and the batch
-        if _held(more, plans).fits(question.device.memory_bytes).any():
+        memory = _held(more, plans)
+        if memory.fits(has_bytes).any():
             return f"{nodes} nodes"
+        there_bytes = int(memory.peak_allocated_bytes.min())
+        constants.append((there_bytes * nodes - here_bytes * here) / (nodes - here))
+    if constants and min(constants) > has_bytes:
+        return None
     return f"more than {least + _MOST_TRIED - 1} nodes"
 
 
@@ -363,6 +378,8 @@ def planned(searched: Searched, row: int) -> Planned:
     is_partly = plans.recomputed[row] < 1 and RECOMPUTE[plans.recompute[row]] == "full"
     flops = question.model.model_flops(question.sequence) * tokens
     peak = question.device.peak_flops_per_s(question.precision) * devices
+    # Recorded processors are as quick as their products of some shapes, which is no peak.
+    is_peak_told = question.recorded is None or not question.recorded.is_on_processors
     return Planned(
         **degrees,
         recompute=RECOMPUTE[plans.recompute[row]],
@@ -377,7 +394,7 @@ def planned(searched: Searched, row: int) -> Planned:
         step_s=step_s,
         interval=Range(low_s=step_s / factor, high_s=step_s * factor),
         tokens_per_s_per_device=tokens / step_s / devices,
-        model_flops_utilization=flops / step_s / peak,
+        model_flops_utilization=flops / step_s / peak if is_peak_told else None,
         memory=_memory(searched.memory, row),
         compute_s=computing * part("compute_s"),
         bubble_s=part("bubble_s") + waiting_s,

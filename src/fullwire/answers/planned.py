@@ -92,7 +92,7 @@ class Planned:
     step_s: float
     interval: Range
     tokens_per_s_per_device: float
-    model_flops_utilization: float
+    model_flops_utilization: float | None  # None where nobody tells the peak of the device
     memory: Memory
     compute_s: float
     bubble_s: float
