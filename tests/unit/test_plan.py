@@ -204,6 +204,30 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
         fw.plan("llama3-70b", **ASKED, calibrate=table)
 
 
+def test_odd_measured_steps_are_told(tmp_path: Path) -> None:
+    table = tmp_path / "measured.csv"
+
+    def told(*lines: str) -> str:
+        table.write_text("\n".join(lines) + "\n")
+        notes = fw.plan("llama3-70b", **ASKED, calibrate=table).assumed
+        return " ".join(sentence(note) for note in notes)
+
+    heads = "tp,pp,dp,microbatch,step_time_s"
+    step_s = usual().best.step_s
+    plain = told(heads, f"8,4,2,1,{step_s}", f"8,4,2,1,{1.1 * step_s}")
+    assert "measured steps is right" not in plain
+    assert "count alike" not in plain
+    assert "nothing of a plan" not in plain
+    in_ms = told(heads, f"8,4,2,1,{1000 * step_s}")
+    assert "line 2 of the measured steps is right, though " in in_ms
+    assert "times as long as priced: step_time_s is in seconds" in in_ms
+    assert "times as short as priced" in told(heads, f"8,4,2,1,{step_s / 1000}")
+    differ = told(heads, f"8,4,2,1,{step_s}", f"8,4,2,1,{2 * step_s}")
+    assert "the measured steps of dp=2,microbatch=1,pp=4,tp=8 count alike, though" in differ
+    unread = told("tp,foo,gbs,step_time_s", f"8,4,256,{step_s}")
+    assert "column foo of the measured steps tells nothing of a plan" in unread
+
+
 def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path) -> None:
     table, fix = tmp_path / "measured.csv", {"tp": 8, "pp": 4, "dp": 2, "microbatch": 1}
     before = fw.plan("llama3-70b", **ASKED, fix=fix).best

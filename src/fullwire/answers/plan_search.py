@@ -28,7 +28,10 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import opened
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
+    ColumnsPassedOver,
     FastestStands,
+    MeasuredDiffer,
+    MeasuredFarOff,
     PublishedFailures,
     UsualRestart,
     UsualStorage,
@@ -63,6 +66,8 @@ from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, stage_lay
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
 DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
+_FAR_OFF = 5.0  # times the price of a step: the wrong unit, or another job
+_CONTRADICT = 1.25  # times the step of the same plan: repeats differ by less
 _MOST_TRIED = 12  # numbers of nodes, in search of one on which a plan fits
 
 
@@ -438,10 +443,11 @@ _MISNAMED = ("mbs", "microbatch_size", "shard_group", "context_kind", "step_s", 
 
 def measured_steps(
     path: Path, **question: int | str | Architecture | Accelerator
-) -> list[tuple[dict[str, int | str], float]]:
+) -> tuple[list[tuple[dict[str, int | str], float]], tuple[str, ...]]:
     """Read a table of measured steps: a column for each degree, and `step_time_s`.
 
-    Columns that say nothing of the plan, such as notes, are passed over.
+    Columns that say nothing of the plan, such as notes, are passed over. They are the second part
+    of the result.
 
     - `question`: values that are the same for all plans, by the names of their columns. A row that
       tells another value was measured on another job.
@@ -488,7 +494,25 @@ def measured_steps(
             raise DamagedInput(path, str(error), line=number) from None
     if not result:
         raise UsageError(f"calibrate: expected rows with step_time_s in {path}, got none")
-    return result
+    passed_over = [name for name in columns if name and name not in known and name not in question]
+    return result, tuple(passed_over)
+
+
+def _about_measured(
+    rows: Sequence[tuple[dict[str, int | str], float]], logs: Sequence[float]
+) -> Iterator[Finding]:
+    """Yield what is odd about measured steps: far from their prices, or from each other."""
+    for number, log in enumerate(logs, start=2):
+        if abs(log) > math.log(_FAR_OFF):
+            times = math.exp(abs(log))
+            yield MeasuredFarOff(line=number, times=times, is_longer=log > 0)
+    of_plans: dict[tuple[tuple[str, int | str], ...], list[float]] = {}
+    for fixed, measured_s in rows:
+        of_plans.setdefault(tuple(sorted(fixed.items())), []).append(measured_s)
+    for fixed_so, steps_s in of_plans.items():
+        if max(steps_s) > _CONTRADICT * min(steps_s):
+            plan = ",".join(f"{name}={value}" for name, value in fixed_so)
+            yield MeasuredDiffer(plan=plan, low_s=min(steps_s), high_s=max(steps_s))
 
 
 def _is_same(told: str, value: int | str | Architecture | Accelerator) -> bool:
@@ -514,7 +538,7 @@ def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[F
 
     People run the fastest plan that fits, so that one stands for the degrees that a row leaves out.
     """
-    rows = measured_steps(
+    rows, passed_over = measured_steps(
         path,
         **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
         **dict.fromkeys(("sequence", "seq"), question.sequence),
@@ -548,4 +572,6 @@ def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[F
         unsure=np.array(unsure),
     )
     degrees = tuple(name for name in FIXABLE if name in left_out)
-    return known, (FastestStands(degrees=degrees),) if degrees else ()
+    notes = [FastestStands(degrees=degrees)] if degrees else []
+    unread = [ColumnsPassedOver(columns=passed_over)] if passed_over else []
+    return known, (*notes, *unread, *_about_measured(rows, logs))

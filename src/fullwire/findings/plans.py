@@ -55,6 +55,45 @@ class FastestStands(Finding):
     degrees: tuple[str, ...]
 
 
+class ColumnsPassedOver(Finding):
+    """The table of measured steps has columns that no part of a plan is named by."""
+
+    template = (
+        "{columns:column|columns} {columns:list} of the measured steps {columns:tells|tell} "
+        "nothing of a plan"
+    )
+    is_assumption = True
+
+    columns: tuple[str, ...]
+
+
+class MeasuredFarOff(Finding):
+    """A measured step is far from its price."""
+
+    template = (
+        "line {line} of the measured steps is right, though {times:,.3g} times as "
+        "{is_longer:long|short} as priced: step_time_s is in seconds"
+    )
+    is_assumption = True
+
+    line: int
+    times: float
+    is_longer: bool
+
+
+class MeasuredDiffer(Finding):
+    """Measured steps of one plan contradict each other."""
+
+    template = (
+        "the measured steps of {plan} count alike, though they took {low_s:.3g} s to {high_s:.3g} s"
+    )
+    is_assumption = True
+
+    plan: str
+    low_s: float
+    high_s: float
+
+
 class PublishedFailures(Finding):
     """The user gave no failures."""
 
