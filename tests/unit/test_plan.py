@@ -490,6 +490,18 @@ def test_groups_inside_a_node_use_no_line_between_nodes() -> None:
         assert not answer.fixes
         assert not any("line rate" in sentence(note) for note in answer.notes)
     assert "the links inside nodes cost" in answer.verdict.sentence
+    few = fw.plan(
+        "llama3-8b",
+        cluster="dgx-h100",
+        nodes=8,
+        global_batch=64,
+        seq=4096,
+        top=1,
+        fix="tp=8,pp=8,dp=1,vpp=1,microbatch=2,cp=1",
+    )
+    said = fw.explain(few.run()).verdict
+    assert said.kind == "bubble"
+    assert "is lost to the links inside nodes" in said.sentence
     # Sums of tensor parallelism over nodes cannot move beside computing.
     wide = fw.plan(
         "llama3-8b",

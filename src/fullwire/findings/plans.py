@@ -71,7 +71,7 @@ class MeasuredFarOff(Finding):
     """A measured step is far from its price."""
 
     template = (
-        "line {line} of the measured steps is right, though {times:,.3g} times as "
+        "line {line} of the measured steps is right, though {times:,.0f} times as "
         "{is_longer:long|short} as priced: step_time_s is in seconds"
     )
     is_assumption = True

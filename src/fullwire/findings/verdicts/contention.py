@@ -99,7 +99,11 @@ class Contention(VerdictKind):
     part = Part.CONTENTION.key
     label = "contention"
     colour = Colour("#c96f9b", "#d98bb2")
-    lost_to = "ranks and communication that share a host"
+    lost_to = "ranks and communication that share processors"
+
+    def loss_in(self, case: Case) -> str:
+        """Return what is shared; a plan's devices of one node wait for the node's own links."""
+        return "the links inside nodes" if case.run.provenance.is_plan else self.lost_to
 
     def says(self, case: Case) -> Finding:
         """Return the time that shared processors, or a shared device, cost."""
