@@ -206,7 +206,8 @@ MEANINGS: Mapping[str, str] = {
     "model_flops_utilization": (
         "The operations of the model over the peak of the devices in a step, without "
         "recomputation: 6 x active parameters x tokens, plus attention with a causal mask. Layers "
-        "that predict further tokens count too, each with a head of its own."
+        "that predict further tokens count too, each with a head of its own. Null for recorded "
+        "processors, whose peak no trace tells."
     ),
     "params_bytes": "Parameters on the fullest device.",
     "gradients_bytes": "Gradients on the fullest device.",

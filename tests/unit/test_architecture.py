@@ -346,6 +346,12 @@ def test_absurd_dimensions_are_refused_at_once(tmp_path: Path) -> None:
     file.write_text(json.dumps(plain | {"num_attention_heads": 63}), encoding="utf-8")
     with pytest.raises(UsageError, match=r"hidden_size 8192, got 63\. The nearest is 64"):
         architecture(file)
+    file.write_text(json.dumps(plain | {"num_key_value_heads": 7}), encoding="utf-8")
+    named = (
+        r"config\.json: num_key_value_heads: expected a divisor of 64 heads, got 7\. The nearest"
+    )
+    with pytest.raises(UsageError, match=named):
+        architecture(file)
 
 
 def test_gpt3_comes_in_the_sizes_of_its_paper() -> None:

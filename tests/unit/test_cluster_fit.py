@@ -269,6 +269,34 @@ def test_auto_on_a_fitted_machine_plays_what_its_library_lacks(op: str) -> None:
             assert row.times_s[plain.algorithm] == pytest.approx(plain.time_s)
 
 
+def test_what_is_played_on_a_fitted_machine_waits_for_its_fitted_hops() -> None:
+    machine = a_machine(8)
+    assert machine.measured is not None
+    protocols = tuple(
+        replace(each, between_hop_s=each.between_hop_s + 100e-6)
+        for each in machine.measured.protocols
+    )
+    slow = replace(machine, measured=replace(machine.measured, protocols=protocols))
+    asked: dict[str, Any] = {"bytes": "64KiB", "cluster": slow}
+    tuned = fw.collective("allreduce", algorithm="auto", **asked)
+    assert isinstance(tuned, TunedTime)
+    # Halving and doubling has three rounds between eight nodes, there and back.
+    assert tuned.times_s["halving-doubling"] > 6 * 100e-6
+    rings_s = tuned.times_s["ring"], tuned.times_s["multi-ring"]
+    assert max(rings_s) < 1.5 * min(rings_s)
+    alone = fw.collective("allreduce", algorithm="halving-doubling", **asked)
+    assert alone.time_s == pytest.approx(tuned.times_s["halving-doubling"])
+
+
+def test_an_algorithm_of_the_library_has_one_time_on_a_fitted_machine() -> None:
+    asked: dict[str, Any] = {"bytes": "64KiB", "cluster": a_machine(8)}
+    plain = fw.collective("allreduce", **asked)
+    named = fw.collective("allreduce", algorithm=plain.algorithm, **asked)
+    assert (named.time_s, named.level) == (plain.time_s, "tables")
+    in_chunks = fw.collective("allreduce", algorithm=plain.algorithm, chunks=4, **asked)
+    assert in_chunks.level == "event"
+
+
 def test_auto_leaves_out_switches_that_a_fitted_machine_does_not_use() -> None:
     machine = a_machine(8)
     assert machine.measured is not None

@@ -32,6 +32,7 @@ from fullwire.findings.plans import (
 )
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.run.run import Collectives
+from fullwire.words import sentence
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
 from fullwire.workloads.stage_memory import layers_of_stages, stage_layers
@@ -56,6 +57,7 @@ def test_plans_are_sorted_fit_and_are_valid() -> None:
         assert 256 % (one.dp * one.microbatch) == 0
         assert one.memory.peak_reserved_bytes < result.device_bytes
         assert one.interval.low_s < one.step_s < one.interval.high_s
+        assert one.model_flops_utilization is not None
         assert 0.2 < one.model_flops_utilization < 0.8
     assert result.considered == len(result.plans) + sum(result.left_out.values())
 
@@ -202,6 +204,30 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
         fw.plan("llama3-70b", **ASKED, calibrate=table)
 
 
+def test_odd_measured_steps_are_told(tmp_path: Path) -> None:
+    table = tmp_path / "measured.csv"
+
+    def told(*lines: str) -> str:
+        table.write_text("\n".join(lines) + "\n")
+        notes = fw.plan("llama3-70b", **ASKED, calibrate=table).assumed
+        return " ".join(sentence(note) for note in notes)
+
+    heads = "tp,pp,dp,microbatch,step_time_s"
+    step_s = usual().best.step_s
+    plain = told(heads, f"8,4,2,1,{step_s}", f"8,4,2,1,{1.1 * step_s}")
+    assert "measured steps is right" not in plain
+    assert "count alike" not in plain
+    assert "nothing of a plan" not in plain
+    in_ms = told(heads, f"8,4,2,1,{1000 * step_s}")
+    assert "line 2 of the measured steps is right, though " in in_ms
+    assert "times as long as priced: step_time_s is in seconds" in in_ms
+    assert "times as short as priced" in told(heads, f"8,4,2,1,{step_s / 1000}")
+    differ = told(heads, f"8,4,2,1,{step_s}", f"8,4,2,1,{2 * step_s}")
+    assert "the measured steps of dp=2,microbatch=1,pp=4,tp=8 count alike, though" in differ
+    unread = told("tp,foo,gbs,step_time_s", f"8,4,256,{step_s}")
+    assert "column foo of the measured steps tells nothing of a plan" in unread
+
+
 def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path) -> None:
     table, fix = tmp_path / "measured.csv", {"tp": 8, "pp": 4, "dp": 2, "microbatch": 1}
     before = fw.plan("llama3-70b", **ASKED, fix=fix).best
@@ -277,7 +303,7 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ),
         (
             {"nodes": 4, "fix": "tp=1,pp=4,zero=1,recompute=none,microbatch=1"},
-            "memory: no plan fits .* instead of 4, or zero 3. ",
+            "memory: no plan fits in 79 GiB: expected zero 3. ",
         ),
         ({"objective": "joy"}, "objective: expected one of step, cost, goodput, got 'joy'"),
         ({"precision": "int8"}, "precision: expected one of fp32"),
@@ -393,7 +419,8 @@ def test_explain_shows_the_parts_of_a_plan_that_plan_shows(fixed: str) -> None:
     assert explained["compute"] == pytest.approx(computed_s - slower_s, rel=5e-3)
     near_s = 0.01 * best.step_s  # transfers between stages are played, and priced by a formula
     sent_s = sent.tp_s + sent.pp_s + sent.dp_s
-    assert explained["line_rate"] + explained["transport"] == pytest.approx(sent_s, abs=near_s)
+    told_s = sum(explained[part] for part in ("line_rate", "transport", "contention"))
+    assert told_s == pytest.approx(sent_s, abs=near_s)
     waited_s = explained["bubble"] + explained["straggler"] - slower_s
     assert waited_s == pytest.approx(best.bubble_s, abs=near_s)
 
@@ -404,12 +431,12 @@ def test_the_rows_of_a_step_hold_the_bytes_that_were_priced() -> None:
         return fw.plan(model, cluster="dgx-h100", fix=fixed, top=1, **job).run().collectives
 
     latent = sent("deepseek-v2", 16, 8192, "tp=4,pp=4,cp=2,ep=16,microbatch=1,vpp=15")
-    around = latent.bytes[latent.group == "cp of stage 3"]
+    around = latent.bytes[latent.group == "cp of stage 3 inside a node"]
     assert set(around.tolist()) == {2 * 8192 * 32 * (128 + 64 + 128)}  # one layer, 32 heads
     shared = {}
     for fixed in ("tp=8,etp=2,ep=4", "tp=2,etp=2,ep=4"):
         table = sent("mixtral-8x7b", 4, 4096, f"{fixed},pp=1,cp=1,microbatch=1,zero=1")
-        shared[fixed[:4]] = set(table.bytes[table.group == "tp of stage 0"].tolist())
+        shared[fixed[:4]] = set(table.bytes[table.group == "tp of stage 0 inside a node"].tolist())
     # Each of 32 layers sums tokens behind attention, and two rows of each token in its experts.
     tokens_bytes = 2 * 4096 * 4096
     assert shared["tp=8"] == {32 * (tokens_bytes + tokens_bytes // 8 * 2 * 2)}
@@ -447,8 +474,61 @@ def test_explain_finds_the_communication_that_the_plan_has(pipeline: str) -> Non
     parts = fw.explain(result.run()).account
     shown = result.best.exposed
     assert parts["unexplained"] == 0
-    sent_s = parts["line_rate"] + parts["transport"] + parts["latency"]
+    sent_s = sum(parts[part] for part in ("line_rate", "transport", "latency", "contention"))
     assert sent_s == pytest.approx(shown.tp_s + shown.pp_s + shown.dp_s, rel=0.05)
+
+
+def test_groups_inside_a_node_use_no_line_between_nodes() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "seq": 4096, "top": 1}
+    asked["fix"] = "tp=8,pp=1,microbatch=1,cp=1"
+    for nodes in (1, 4):
+        result = fw.plan("llama3-8b", **asked, nodes=nodes, global_batch=8 * nodes)
+        answer, shown = fw.explain(result.run()), result.best.exposed
+        assert answer.account["contention"] == pytest.approx(shown.tp_s, rel=0.02)
+        assert answer.account["line_rate"] <= shown.dp_s * 1.001
+        assert answer.verdict.kind != "overlap"
+        assert not answer.fixes
+        assert not any("line rate" in sentence(note) for note in answer.notes)
+    assert "the links inside nodes cost" in answer.verdict.sentence
+    few = fw.plan(
+        "llama3-8b",
+        cluster="dgx-h100",
+        nodes=8,
+        global_batch=64,
+        seq=4096,
+        top=1,
+        fix="tp=8,pp=8,dp=1,vpp=1,microbatch=2,cp=1",
+    )
+    said = fw.explain(few.run()).verdict
+    assert said.kind == "bubble"
+    assert "is lost to the links inside nodes" in said.sentence
+    # Sums of tensor parallelism over nodes cannot move beside computing.
+    wide = fw.plan(
+        "llama3-8b",
+        cluster="dgx-h100",
+        nodes=2,
+        global_batch=8,
+        seq=4096,
+        top=1,
+        fix="tp=16,pp=1,dp=1,microbatch=1,cp=1",
+    )
+    assert fw.explain(wide.run()).verdict.kind in ("line_rate", "transport")
+
+
+def test_nodes_are_not_asked_for_where_no_number_of_them_is_enough() -> None:
+    job: dict[str, Any] = {"cluster": "dgx-h100", "seq": 8192, "global_batch": 512}
+    with pytest.raises(UsageError, match=r"in 79 GiB: expected zero 3\. Stage"):
+        fw.plan("llama3-70b", **job, nodes=64, fix="tp=1,pp=1,zero=0")
+    with pytest.raises(UsageError, match=r"expected \d+ nodes instead of 2"):
+        fw.plan("llama3-70b", **job, nodes=2)
+
+
+def test_a_part_of_an_hour_is_told_as_it_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for hours, said in ((0.4, "0.4 hours of training"), (1000, "1,000 hours of training")):
+        print_plan(fw.plan("llama3-70b", **ASKED, fix="pp=4,vpp=1,tp=8", top=1, hours=hours))
+        assert said in capsys.readouterr().out
 
 
 def test_a_schedule_that_is_not_played_is_refused() -> None:

@@ -19,6 +19,7 @@ from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
 from fullwire.findings.plans import (
+    DataParallelFills,
     OnHalfTheBandwidth,
     OptimizerOnly,
     OtherDevice,
@@ -30,6 +31,7 @@ from fullwire.findings.plans import (
     UsualMlp,
 )
 from fullwire.importers.kineto import scan
+from fullwire.report.plans import plan_data, print_plan
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Run
 from fullwire.simulation import recorded_plan
@@ -126,8 +128,6 @@ def test_a_written_run_tells_the_same_as_its_traces(
 def test_the_terminal_shows_what_was_recognised(
     steps: dict[str, tuple[Path, dict[str, int], float]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fullwire.report.plans import plan_data, print_plan
-
     found = fw.plan(recorded=steps["tp 2 pp 2 dp 1"][0], to="tp=1,pp=2")
     print_plan(found)
     said = " ".join(capsys.readouterr().out.split())
@@ -315,11 +315,16 @@ def test_a_trace_of_an_unknown_device_takes_the_named_one(
     assert named.best.step_s == pytest.approx(1e-3 * recognised(job).step_s, rel=0.01)
 
 
-def test_a_trace_of_processors_does_not_tell_the_work_of_a_gpu(job: Run) -> None:
+def test_a_trace_of_processors_does_not_tell_the_work_of_a_gpu(
+    job: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UsageError, match="device: expected the device of the trace, got h100"):
         fw.plan(recorded=job, device="h100", to="tp=2,dp=2")
     stays = fw.plan(recorded=job, cluster="dgx-h100", nodes=1, to="tp=2,dp=4")
     assert stays.device == "the recorded processors"
+    assert stays.best.model_flops_utilization is None
+    print_plan(stays)
+    assert "of peak" not in capsys.readouterr().out
     assert ProcessorsStay(device="NVIDIA H100") in stays.assumed
 
 
@@ -413,3 +418,5 @@ def test_degrees_that_are_left_out_stay_as_recorded(
     }.items():
         answer = fw.plan(recorded=job, to=to)
         assert {(each.tp, each.pp, each.dp) for each in answer.plans} == {(tp, pp, dp)}, to
+        told = [note for note in answer.assumed if isinstance(note, DataParallelFills)]
+        assert [note.dp for note in told] == ([2] if to in ("pp=1", "tp=1") else []), to

@@ -252,6 +252,18 @@ def test_hops_through_the_spine_share_its_uplinks(by_rail: bool) -> None:
 
 
 @pytest.mark.parametrize("by_rail", [True, False])
+def test_only_receivers_beyond_a_pod_share_its_uplinks(by_rail: bool) -> None:
+    core = LeafSpine(nodes_per_leaf=4, leaves_per_pod=2, core_oversubscription=8, by_rail=by_rail)
+    fabric = replace(cluster("dgx-h100", nodes=10), network=core)
+    wide = replace(fabric, network=replace(core, core_oversubscription=1))
+    # Three stages of 24 ranks: of the last one, ranks 64 to 71 are on a node of the second pod.
+    # They receive over the uplinks of eight nodes, which are as wide as the NICs of one.
+    assert hop_s(fabric, 3, 24) == pytest.approx(hop_s(wide, 3, 24), rel=1e-3)
+    # Of stages of 26 ranks, 14 receive there.
+    assert hop_s(fabric, 3, 26) == pytest.approx(14 / 8 * hop_s(wide, 3, 24), rel=1e-3)
+
+
+@pytest.mark.parametrize("by_rail", [True, False])
 def test_collectives_through_the_core_share_its_uplinks(by_rail: bool) -> None:
     fabric, size_bytes = cluster("dgx-h100", nodes=64), 10**9
     wide = LeafSpine(nodes_per_leaf=8, leaves_per_pod=4, by_rail=by_rail)

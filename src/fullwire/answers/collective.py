@@ -29,6 +29,7 @@ from fullwire.collectives.library import (
     library_time,
     library_times_s,
     usual,
+    with_fitted_hops,
     with_large,
 )
 from fullwire.collectives.playing import (
@@ -139,14 +140,14 @@ def collective(
     question = _Asked(
         op=op,
         size_bytes=size,
-        where=where,
+        where=with_fitted_hops(where),
         library_on=library_on,
         is_described=cluster is not None,
         cuts=_CHUNKS if by_library and cluster is not None and chunk_order != "serial" else (),
         how=how,
         chunks=chunks,
     )
-    return question.timed(algorithm) if algorithm != AUTO else question.quickest()
+    return question.by_name(algorithm) if algorithm != AUTO else question.quickest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +172,16 @@ class _Asked:
         low_s, high_s = around(time.time_s, self.where, self.op, time.workers)
         time = replace(time, interval=Between(low_s=low_s, high_s=high_s))
         return time if self.is_described else replace(time, cluster=None)
+
+    def by_name(self, name: str) -> CollectiveTime:
+        """Time an algorithm that is asked for: by the cluster's own tables if its library has it.
+
+        Without an algorithm, and among others, the tables give its time as well.
+        """
+        is_fitted = self.library_on is not None and self.library_on.measured is not None
+        return (
+            self.in_best_way(name) if is_fitted and name in self.library_ways else self.timed(name)
+        )
 
     @property
     def among(self) -> int:

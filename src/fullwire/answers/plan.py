@@ -50,6 +50,7 @@ from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
+    DataParallelFills,
     DevicesLeftOut,
     EvenExperts,
     FirstHasNoPlan,
@@ -144,7 +145,8 @@ def plan(
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
     - `recorded`: a traced run of the job. Its plan is recognised, its work corrects the prices, and
       it gives model, batch and sequence that are not given.
-    - `to`: the plan that is asked about, `"tp=4,pp=8"`. Other choices stay as recorded.
+    - `to`: the plan that is asked about, `"tp=4,pp=8"`. Other choices stay as recorded,
+      but data parallelism fills the devices.
     - `on`: `"ray"`, or a Ray cluster's address, searches there.
 
         fw.plan("llama3-70b", cluster="dgx-h100", nodes=64, global_batch=512, seq=8192).best
@@ -297,7 +299,10 @@ def _asked(
                     f"fix: expected {name}={value} as in --to, got {name}={fixed[name]}"
                 )
         asked = {**fixed, **to}
-        fixed, zero = recorded.fixed(asked, used.devices), recorded.recognised.layout.zero
+        fixed, layout = recorded.fixed(asked, used.devices), recorded.recognised.layout
+        zero, dp = layout.zero, used.devices // math.prod(recorded.split(asked).values())
+        if "dp" not in asked and dp not in (0, layout.dp):
+            notes.append(DataParallelFills(dp=dp, recorded=layout.dp, devices=used.devices))
         if zero > 1 and fixed["zero"] == 1 and "zero" not in asked:
             notes.append(OptimizerOnly(zero=zero))
     return Question(

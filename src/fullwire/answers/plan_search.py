@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import heapq
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,15 +19,19 @@ from fullwire.answers.planned import (
     Objective,
     Planned,
     Range,
-    measured_steps,
+    fixed_degrees,
 )
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import opened
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
+    ColumnsPassedOver,
     FastestStands,
+    MeasuredDiffer,
+    MeasuredFarOff,
     PublishedFailures,
     UsualRestart,
     UsualStorage,
@@ -51,13 +57,17 @@ from fullwire.simulation.plan_columns import Plans
 from fullwire.simulation.plan_space import FIXABLE, Space, every_plan
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.step_price import Job, Priced, price
-from fullwire.workloads.accelerators import Accelerator
+from fullwire.units import shown
+from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.architecture_files import built_in
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision
 from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, stage_layers, verdict
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
 DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
+_FAR_OFF = 5.0  # times the price of a step: the wrong unit, or another job
+_CONTRADICT = 1.25  # times the step of the same plan: repeats differ by less
 _MOST_TRIED = 12  # numbers of nodes, in search of one on which a plan fits
 
 
@@ -281,27 +291,42 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
     has, nodes = question.device.memory_bytes, question.cluster.nodes
     leanest = verdict(question.model, plans.layout(row, question.precision, question.model), has)
     needed = leanest.needed_bytes
-    enough = _enough_nodes(question, math.ceil(nodes * needed / has))
-    instead = f", or {leanest.change_name}" if leanest.change_name else ""
+    least_bytes = int(memory.peak_allocated_bytes[row])
+    enough = _enough_nodes(question, math.ceil(nodes * needed / has), least_bytes)
+    ways = [f"{enough} instead of {nodes}"] if enough else []
+    ways += [leanest.change_name] if leanest.change_name else []
+    expected = f"expected {', or '.join(ways)}" if ways else "more nodes do not make it smaller"
     return (
-        f"memory: no plan fits in {has / GIB:.0f} GiB: expected {enough} instead of "
-        f"{nodes}{instead}. Stage {leanest.stage} of the leanest (tp {plans.tp[row]}, pp "
-        f"{plans.pp[row]}, dp {plans.dp[row]}) needs {needed / GIB:.0f} GiB, "
+        f"memory: no plan fits in {has / GIB:.0f} GiB: {expected}. Stage "
+        f"{leanest.stage} of the leanest (tp {plans.tp[row]}, pp {plans.pp[row]}, "
+        f"dp {plans.dp[row]}) needs {needed / GIB:.0f} GiB, "
         f"{leanest.component_bytes / GIB:.0f} GiB of it {leanest.component}"
     )
 
 
-def _enough_nodes(question: Question, least: int) -> str:
-    """Search on more and more nodes until a plan fits: degrees do not divide every number."""
-    least = max(least, question.cluster.nodes + 1)
-    for nodes in range(least, least + _MOST_TRIED):
+def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None:
+    """Search on more and more nodes until a plan fits: degrees do not divide every number.
+
+    More nodes share at best what a plan needs here (`here_bytes`) beyond a constant. The result is
+    None where that constant does not fit: the decided degrees leave too little to share.
+    """
+    has_bytes, here = question.device.memory_bytes, question.cluster.nodes
+    constants = []
+    least = max(least, here + 1)
+    doubled = here * 2 ** math.ceil(math.log2(least / here))  # degrees divide most such numbers
+    for nodes in (*range(least, least + _MOST_TRIED), 2 * here, doubled):
         more = replace(question, cluster=described_cluster(question.cluster, nodes))
         try:
             plans = _plans(more)
         except UsageError:
             continue  # no degrees divide so many devices and the batch
-        if _held(more, plans).fits(question.device.memory_bytes).any():
+        memory = _held(more, plans)
+        if memory.fits(has_bytes).any():
             return f"{nodes} nodes"
+        there_bytes = int(memory.peak_allocated_bytes.min())
+        constants.append((there_bytes * nodes - here_bytes * here) / (nodes - here))
+    if constants and min(constants) > has_bytes:
+        return None
     return f"more than {least + _MOST_TRIED - 1} nodes"
 
 
@@ -358,6 +383,8 @@ def planned(searched: Searched, row: int) -> Planned:
     is_partly = plans.recomputed[row] < 1 and RECOMPUTE[plans.recompute[row]] == "full"
     flops = question.model.model_flops(question.sequence) * tokens
     peak = question.device.peak_flops_per_s(question.precision) * devices
+    # Recorded processors are as quick as their products of some shapes, which is no peak.
+    is_peak_told = question.recorded is None or not question.recorded.is_on_processors
     return Planned(
         **degrees,
         recompute=RECOMPUTE[plans.recompute[row]],
@@ -372,7 +399,7 @@ def planned(searched: Searched, row: int) -> Planned:
         step_s=step_s,
         interval=Range(low_s=step_s / factor, high_s=step_s * factor),
         tokens_per_s_per_device=tokens / step_s / devices,
-        model_flops_utilization=flops / step_s / peak,
+        model_flops_utilization=flops / step_s / peak if is_peak_told else None,
         memory=_memory(searched.memory, row),
         compute_s=computing * part("compute_s"),
         bubble_s=part("bubble_s") + waiting_s,
@@ -410,12 +437,108 @@ _OPEN = {
 }
 
 
+# A degree under another name would count for nothing; other columns, such as notes, may stay.
+_MISNAMED = ("mbs", "microbatch_size", "shard_group", "context_kind", "step_s", "step_time")
+
+
+def measured_steps(
+    path: Path, **question: int | str | Architecture | Accelerator
+) -> tuple[list[tuple[dict[str, int | str], float]], tuple[str, ...]]:
+    """Read a table of measured steps: a column for each degree, and `step_time_s`.
+
+    Columns that say nothing of the plan, such as notes, are passed over. They are the second part
+    of the result.
+
+    - `question`: values that are the same for all plans, by the names of their columns. A row that
+      tells another value was measured on another job.
+    """
+    try:
+        with opened(path) as file:
+            table = csv.DictReader(io.StringIO(file.read().decode("utf-8-sig"), newline=""))
+            rows, columns = list(table), table.fieldnames or ()
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
+    known = (*FIXABLE, "step_time_s")
+    plain = {name.replace("_", "") for name in (*known, *_MISNAMED)}
+    for name in columns:
+        if name not in known and name.lower().replace("_", "") in plain:
+            raise UsageError(
+                f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(name)}"
+            )
+    result = []
+    for number, row in enumerate(rows, start=2):
+        if len(row) > len(columns):  # the cells beyond the heading have no name
+            raise DamagedInput(
+                path, f"expected {len(columns)} cells in a row, as in the heading", line=number
+            )
+        text = (row.get("step_time_s") or "").strip()
+        try:
+            measured_s = float(text)
+        except ValueError:
+            measured_s = 0.0
+        if not 0 < measured_s < math.inf:
+            raise DamagedInput(
+                path, f"step_time_s: expected seconds above 0, got {shown(text)}", line=number
+            )
+        for name, value in question.items():
+            told = (row.get(name) or "").strip()
+            if told and not _is_same(told, value):
+                asked = value if isinstance(value, int | str) else value.name
+                raise DamagedInput(
+                    path, f"{name}: expected {asked} as asked, got {shown(told)}", line=number
+                )
+        named = [f"{name}={row[name]}" for name in FIXABLE if row.get(name)]
+        try:
+            result.append((fixed_degrees(named), measured_s))
+        except UsageError as error:
+            raise DamagedInput(path, str(error), line=number) from None
+    if not result:
+        raise UsageError(f"calibrate: expected rows with step_time_s in {path}, got none")
+    passed_over = [name for name in columns if name and name not in known and name not in question]
+    return result, tuple(passed_over)
+
+
+def _about_measured(
+    rows: Sequence[tuple[dict[str, int | str], float]], logs: Sequence[float]
+) -> Iterator[Finding]:
+    """Yield what is odd about measured steps: far from their prices, or from each other."""
+    for number, log in enumerate(logs, start=2):
+        if abs(log) > math.log(_FAR_OFF):
+            times = math.exp(abs(log))
+            yield MeasuredFarOff(line=number, times=times, is_longer=log > 0)
+    of_plans: dict[tuple[tuple[str, int | str], ...], list[float]] = {}
+    for fixed, measured_s in rows:
+        of_plans.setdefault(tuple(sorted(fixed.items())), []).append(measured_s)
+    for fixed_so, steps_s in of_plans.items():
+        if max(steps_s) > _CONTRADICT * min(steps_s):
+            plan = ",".join(f"{name}={value}" for name, value in fixed_so)
+            yield MeasuredDiffer(plan=plan, low_s=min(steps_s), high_s=max(steps_s))
+
+
+def _is_same(told: str, value: int | str | Architecture | Accelerator) -> bool:
+    """Return whether a cell holds a value; a table may write a whole number as 512.0.
+
+    A model or a device under a name that nobody knows may be the one that is asked about.
+    """
+    if isinstance(value, Architecture):
+        known = built_in(told)
+        return known is None or known.parameters == value.parameters
+    try:
+        if isinstance(value, Accelerator):
+            return accelerator(told).family == value.family
+        return told.lower() == value if isinstance(value, str) else float(told) == value
+    except UsageError:
+        return True
+    except ValueError:
+        return False
+
+
 def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[Finding, ...]]:
     """Return the correction by measured steps of this model and cluster, and what it assumes.
 
     People run the fastest plan that fits, so that one stands for the degrees that a row leaves out.
     """
-    rows = measured_steps(
+    rows, passed_over = measured_steps(
         path,
         **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
         **dict.fromkeys(("sequence", "seq"), question.sequence),
@@ -449,4 +572,6 @@ def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[F
         unsure=np.array(unsure),
     )
     degrees = tuple(name for name in FIXABLE if name in left_out)
-    return known, (FastestStands(degrees=degrees),) if degrees else ()
+    notes = [FastestStands(degrees=degrees)] if degrees else []
+    unread = [ColumnsPassedOver(columns=passed_over)] if passed_over else []
+    return known, (*notes, *unread, *_about_measured(rows, logs))

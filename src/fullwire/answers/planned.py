@@ -1,14 +1,10 @@
-"""A parallel plan as it is asked for and answered: decided degrees, measured steps, and results."""
+"""A parallel plan as it is asked for and answered: decided degrees, and results."""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,17 +15,17 @@ from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.description import as_toml
 from fullwire.display import Result
-from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import opened
+from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.run.facts import Facts
-from fullwire.run.run import Collectives, Provenance, Run, Spans
+from fullwire.run.placement import INSIDE_A_NODE
+from fullwire.run.run import OF_A_PLAN, Collectives, Provenance, Run, Spans
+from fullwire.simulation.group_times import as_seen
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
-from fullwire.workloads.architecture_files import built_in
 from fullwire.workloads.layout import passes
 
 Objective: TypeAlias = Literal["step", "cost", "goodput"]
@@ -96,7 +92,7 @@ class Planned:
     step_s: float
     interval: Range
     tokens_per_s_per_device: float
-    model_flops_utilization: float
+    model_flops_utilization: float | None  # None where nobody tells the peak of the device
     memory: Memory
     compute_s: float
     bubble_s: float
@@ -290,83 +286,6 @@ def _degree(name: str, option: str) -> str:
     return name
 
 
-# A degree under another name would count for nothing; other columns, such as notes, may stay.
-_MISNAMED = ("mbs", "microbatch_size", "shard_group", "context_kind", "step_s", "step_time")
-
-
-def measured_steps(
-    path: Path, **question: int | str | Architecture | Accelerator
-) -> list[tuple[dict[str, int | str], float]]:
-    """Read a table of measured steps: a column for each degree, and `step_time_s`.
-
-    Columns that say nothing of the plan, such as notes, are passed over.
-
-    - `question`: values that are the same for all plans, by the names of their columns. A row that
-      tells another value was measured on another job.
-    """
-    try:
-        with opened(path) as file:
-            table = csv.DictReader(io.StringIO(file.read().decode("utf-8-sig"), newline=""))
-            rows, columns = list(table), table.fieldnames or ()
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
-    known = (*FIXABLE, "step_time_s")
-    plain = {name.replace("_", "") for name in (*known, *_MISNAMED)}
-    for name in columns:
-        if name not in known and name.lower().replace("_", "") in plain:
-            raise UsageError(
-                f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(name)}"
-            )
-    result = []
-    for number, row in enumerate(rows, start=2):
-        if len(row) > len(columns):  # the cells beyond the heading have no name
-            raise DamagedInput(
-                path, f"expected {len(columns)} cells in a row, as in the heading", line=number
-            )
-        text = (row.get("step_time_s") or "").strip()
-        try:
-            measured_s = float(text)
-        except ValueError:
-            measured_s = 0.0
-        if not 0 < measured_s < math.inf:
-            raise DamagedInput(
-                path, f"step_time_s: expected seconds above 0, got {shown(text)}", line=number
-            )
-        for name, value in question.items():
-            told = (row.get(name) or "").strip()
-            if told and not _is_same(told, value):
-                asked = value if isinstance(value, int | str) else value.name
-                raise DamagedInput(
-                    path, f"{name}: expected {asked} as asked, got {shown(told)}", line=number
-                )
-        named = [f"{name}={row[name]}" for name in FIXABLE if row.get(name)]
-        try:
-            result.append((fixed_degrees(named), measured_s))
-        except UsageError as error:
-            raise DamagedInput(path, str(error), line=number) from None
-    if not result:
-        raise UsageError(f"calibrate: expected rows with step_time_s in {path}, got none")
-    return result
-
-
-def _is_same(told: str, value: int | str | Architecture | Accelerator) -> bool:
-    """Return whether a cell holds a value; a table may write a whole number as 512.0.
-
-    A model or a device under a name that nobody knows may be the one that is asked about.
-    """
-    if isinstance(value, Architecture):
-        known = built_in(told)
-        return known is None or known.parameters == value.parameters
-    try:
-        if isinstance(value, Accelerator):
-            return accelerator(told).family == value.family
-        return told.lower() == value if isinstance(value, str) else float(told) == value
-    except UsageError:
-        return True
-    except ValueError:
-        return False
-
-
 def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     """Play the step of a plan: the passes of each stage, its collectives, the optimizer.
 
@@ -387,12 +306,12 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     least_s, most_s = 0.0, plan.exposed.pp_s  # of one transfer between stages
     for _ in range(9 if plan.pp > 1 else 0):
         hop_s = (least_s + most_s) / 2 if least_s else most_s / 16
-        tried = _Pipeline(answer.global_batch, plan, sizes, hop_s)
+        tried = _Pipeline(answer.global_batch, plan, sizes, cluster, hop_s)
         if max(tried.free_s) + tried.late_s > target_s:
             most_s = hop_s
         else:
             least_s = hop_s
-    played = _Pipeline(answer.global_batch, plan, sizes, least_s)
+    played = _Pipeline(answer.global_batch, plan, sizes, cluster, least_s)
     played.update(target_s)
     ranks, lanes, names, starts, ends = zip(*sorted(played.spans), strict=True)
     spans = Spans(
@@ -404,7 +323,9 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
         end_ns=_whole_ns(ends),
     )
     return Run(
-        provenance=Provenance(origin="simulated", source=f"plan of {model.name}", basis="modelled"),
+        provenance=Provenance(
+            origin="simulated", source=f"{OF_A_PLAN}{model.name}", basis="modelled"
+        ),
         facts=Facts(
             workers=plan.devices,
             model=model.name,
@@ -449,9 +370,16 @@ class _Pipeline:
     """The passes of a step as each stage's device works through them."""
 
     def __init__(
-        self, global_batch: int, plan: Planned, sizes: Mapping[str, float], hop_s: float
+        self,
+        global_batch: int,
+        plan: Planned,
+        sizes: Mapping[str, float],
+        cluster: Cluster,
+        hop_s: float,
     ) -> None:
         self.plan, self.sizes = plan, sizes
+        self.of_node = cluster.devices_per_node
+        self.inside = _kinds_inside(plan, cluster)
         self.spans: list[tuple[int, str, str, float, float]] = []
         self.collectives: list[tuple[Any, ...]] = []
         self.free_s = [0.0] * plan.pp
@@ -485,7 +413,7 @@ class _Pipeline:
                     sender = (stage - 1 if forward else stage + 1) % stages
                     if sender != stage and place != (0 if forward else last):
                         issued = here_s[forward, place, number], self.free_s[stage]
-                        group = f"stages {min(sender, stage)} and {max(sender, stage)}"
+                        group = self._between(min(sender, stage), max(sender, stage))
                         for rank, issue_s in zip((sender, stage), issued, strict=True):
                             self._collective(
                                 rank, group, "sendrecv", "pp", begin_s, self.hop_s, issue_s
@@ -509,9 +437,19 @@ class _Pipeline:
         for kind, op in _OPS.items():
             sent_s = part * self.sending[stage] * float(getattr(plan.exposed, f"{kind}_s"))
             if sent_s > 0:
-                self._collective(stage, f"{kind} of stage {stage}", op, kind, end_s, sent_s)
+                self._collective(stage, self._group(kind, stage), op, kind, end_s, sent_s)
                 end_s += sent_s
         return end_s + part * self.host_s
+
+    def _group(self, kind: str, stage: int) -> str:
+        """Name the group of one kind on a stage; a group inside a node uses no NIC."""
+        return f"{kind} of stage {stage}{INSIDE_A_NODE if kind in self.inside else ''}"
+
+    def _between(self, one: int, other: int) -> str:
+        """Name the group of two stages; all their devices may be in one node."""
+        devices = self.plan.tp * self.plan.cp * self.plan.dp
+        first, last = one * devices // self.of_node, ((other + 1) * devices - 1) // self.of_node
+        return f"stages {one} and {other}{INSIDE_A_NODE if first == last else ''}"
 
     def _collective(
         self,
@@ -547,7 +485,7 @@ class _Pipeline:
         ready_s = target_s + plan.exposed.dp_s
         for stage, free_s in enumerate(self.free_s):
             if plan.exposed.dp_s > 0:
-                name = f"dp of stage {stage}"
+                name = self._group("dp", stage)
                 self._collective(stage, name, op, "dp", free_s, plan.exposed.dp_s)
             if plan.pp > 1:  # the norm of all gradients
                 self.collectives.append(
@@ -579,6 +517,21 @@ class _Pipeline:
             start_ns=_whole_ns(starts),
             end_ns=_whole_ns(ends),
         )
+
+
+def _kinds_inside(plan: Planned, cluster: Cluster) -> set[str]:
+    """Return the kinds of communication whose groups are inside a node, as they are priced."""
+    layouts = {  # members, and how many ranks they are apart
+        "tp": ((plan.tp, 1), (plan.etp, 1)),
+        "cp": ((plan.cp, plan.tp),),
+        "ep": ((plan.ep, plan.etp),),
+        "dp": ((plan.dp * plan.cp, plan.tp),),
+    }
+    return {
+        kind
+        for kind, groups in layouts.items()
+        if all(as_seen(cluster, ranks, apart).nodes == 1 for ranks, apart in groups)
+    }
 
 
 def _of_stages(slowest: float, stages: int) -> list[float]:

@@ -482,6 +482,21 @@ def with_large(cluster: Cluster, measured: Measured) -> Cluster:
     )
 
 
+def with_fitted_hops(cluster: Cluster) -> Cluster:
+    """Return a fitted cluster whose links take as long for a hop as large messages do by its fit.
+
+    A description states the latencies of adapters and switches. A fit finds those of a machine,
+    with what its library adds to each hop.
+    """
+    if cluster.measured is None:
+        return cluster
+    large, inside, nics = cluster.measured.protocols[-1], cluster.inside, cluster.nics
+    if inside is not None:
+        inside = replace(inside, latency_s=max(inside.latency_s, large.inside_hop_s))
+    nics = replace(nics, latency_s=max(nics.latency_s, large.between_hop_s))
+    return replace(cluster, inside=inside, nics=nics)
+
+
 def with_usual_startup(cluster: Cluster) -> Cluster:
     """Return a cluster of several devices a node with a library's start-up, if it states none."""
     if cluster.startup_s or cluster.is_torus or cluster.inside is None:
@@ -494,12 +509,12 @@ def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[floa
 
     A machine is hardly quicker than its links. It may have the usual start-up and hops of a slow
     protocol, and fill links as little as the worst machines in public tables. This range is set by
-    hand and is not calibrated.
+    hand and is not calibrated. The links of a fitted cluster have its library's hops already.
     """
     if workers == 1 or time_s == 0:
         return time_s, time_s
-    beyond_s = USUAL_PROTOCOLS[-1].startup_s
-    if op in FITTED_OPS and not isinstance(cluster.network, Torus):
+    beyond_s, has_hops = USUAL_PROTOCOLS[-1].startup_s, cluster.measured is not None
+    if op in FITTED_OPS and not isinstance(cluster.network, Torus) and not has_hops:
         times_s = ways_s(usual(cluster), needs(op, cluster, workers), [0.0])[1]
         beyond_s = max(beyond_s, float(times_s.max()))
     return time_s * _QUICKER, time_s / _LEAST_FILLED + beyond_s

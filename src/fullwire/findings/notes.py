@@ -426,7 +426,8 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Find
         yield LateEnds(count=late_ends)
     if account.latency == "none" and told_s > 0:
         yield LatencyUnknown()
-    if account.beyond_line_rate > BEYOND_LINE_RATE:
+    # A plan's step has the bytes of all transfers, and the time of those that are not hidden.
+    if account.beyond_line_rate > BEYOND_LINE_RATE and not case.run.provenance.is_plan:
         yield FasterThanTheLine(times=account.beyond_line_rate)
     stated = facts.clock_uncertainty_s or ()
     uncertain_s = max((rank_s for _, rank_s in stated), default=0.0)

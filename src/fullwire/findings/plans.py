@@ -55,6 +55,45 @@ class FastestStands(Finding):
     degrees: tuple[str, ...]
 
 
+class ColumnsPassedOver(Finding):
+    """The table of measured steps has columns that no part of a plan is named by."""
+
+    template = (
+        "{columns:column|columns} {columns:list} of the measured steps {columns:tells|tell} "
+        "nothing of a plan"
+    )
+    is_assumption = True
+
+    columns: tuple[str, ...]
+
+
+class MeasuredFarOff(Finding):
+    """A measured step is far from its price."""
+
+    template = (
+        "line {line} of the measured steps is right, though {times:,.0f} times as "
+        "{is_longer:long|short} as priced: step_time_s is in seconds"
+    )
+    is_assumption = True
+
+    line: int
+    times: float
+    is_longer: bool
+
+
+class MeasuredDiffer(Finding):
+    """Measured steps of one plan contradict each other."""
+
+    template = (
+        "the measured steps of {plan} count alike, though they took {low_s:.3g} s to {high_s:.3g} s"
+    )
+    is_assumption = True
+
+    plan: str
+    low_s: float
+    high_s: float
+
+
 class PublishedFailures(Finding):
     """The user gave no failures."""
 
@@ -94,7 +133,7 @@ class UsualRestart(Finding):
 class UsualHours(Finding):
     """The user asked for goodput and gave no hours of training."""
 
-    template = "goodput is that of {hours:.0f} hours of training (--hours)"
+    template = "goodput is that of {hours:,.7g} hours of training (--hours)"
     is_assumption = True
 
     hours: float
@@ -141,6 +180,20 @@ class ProcessorsStay(Finding):
     is_assumption = True
 
     device: str
+
+
+class DataParallelFills(Finding):
+    """The plan asked for leaves out its data parallelism, and has devices for more or fewer."""
+
+    template = (
+        "DP is {dp}, not {recorded} as recorded: without dp in --to, it fills the {devices:,} "
+        "devices"
+    )
+    is_assumption = True
+
+    dp: int
+    recorded: int
+    devices: int
 
 
 class OptimizerOnly(Finding):
@@ -276,7 +329,7 @@ class BestStep(Finding):
 
     template = (
         "step {step_s:.3g} s ({low_s:.3g}-{high_s:.3g}) · {tokens_per_s:,.0f} tokens/s a device · "
-        "{model_flops_utilization:.0%} of peak · "
+        "{model_flops_utilization:?{model_flops_utilization:.0%} of peak · }"
         "{memory_gib:.0f}{device_gib:? of {device_gib:.0f}} GiB"
     )
 
@@ -284,7 +337,7 @@ class BestStep(Finding):
     low_s: float
     high_s: float
     tokens_per_s: float
-    model_flops_utilization: float
+    model_flops_utilization: float | None  # None where nobody tells the peak of the device.
     memory_gib: float
     device_gib: float | None  # None where nobody tells the memory of the device
 
@@ -396,7 +449,7 @@ class TrainingTakes(Finding):
     """The expected length of a training under failures, and its goodput."""
 
     template = (
-        "{hours:,.0f} hours of training take {wall_s:duration} ({low_s:duration} to "
+        "{hours:,.7g} hours of training take {wall_s:duration} ({low_s:duration} to "
         "{high_s:duration}): goodput {goodput:.1%} ({goodput_low:.1%} to {goodput_high:.1%})."
     )
 

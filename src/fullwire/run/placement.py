@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fullwire.run.run import Run
 
+INSIDE_A_NODE = " inside a node"  # ends the names of such groups in the step of a plan
 _SUMS_ON_PROCESSORS = ("gloo", "fullwire", "mpi")
 
 
@@ -69,6 +70,11 @@ def host_line_rates_bps(run: Run) -> dict[str, float]:
         return {}
     own = {int(rank): rate_bps for rank, rate_bps in run.facts.other_line_rates_bps or ()}
     return {host: own.get(rank, common) for rank, host in host_of_rank(run).items()}
+
+
+def is_inside_a_node(run: Run, group: str) -> bool:
+    """Say whether a group of a plan's step uses the links of a node only, and no NIC."""
+    return run.provenance.is_plan and group.endswith(INSIDE_A_NODE)
 
 
 def most_on_one_host(run: Run) -> int:

@@ -417,6 +417,9 @@ class Events(Table):
     duration_ns: Duration
 
 
+OF_A_PLAN = "plan of "  # begins the source of a plan's step
+
+
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """Where a run comes from. `basis` is the kind of evidence behind its numbers."""
@@ -424,6 +427,11 @@ class Provenance:
     origin: Origin
     source: str
     basis: Basis = "measured"
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether the run is the step of a plan; it holds no communication that computing hides."""
+        return self.origin == "simulated" and self.source.startswith(OF_A_PLAN)
 
     def __post_init__(self) -> None:
         for name, value, known in (

@@ -98,7 +98,8 @@ class GroupTimes:
         """Time transfers between pipeline stages, whose ranks are `stride` ranks apart.
 
         All stages send at the same time. Of a node, a leaf or a pod, the last `stride` ranks send
-        to the next one, and share its NICs or uplinks. Receivers are the first.
+        to the next one, and share its NICs or uplinks. Receivers are the first. No more ranks send
+        than there are receivers beyond the first leaf or pod, where the last stage ends.
         """
         cluster, inside = self.cluster, self.cluster.inside
         protocol = (cluster.measured or usual(cluster)).protocols[-1]
@@ -120,7 +121,9 @@ class GroupTimes:
         network = cluster.network
         for nodes, uplink_bps in cluster.uplinks:
             assert isinstance(network, LeafSpine)
-            senders = np.minimum(stride, nodes * in_node)
+            below = nodes * in_node
+            receivers = np.maximum(stages * stride - below, 1)
+            senders = np.minimum(np.minimum(stride, below), receivers)
             if network.by_rail:  # the uplinks of a leaf carry what one NIC of each node sends
                 senders = sharing * np.maximum(1, senders / in_node)
             share_bps = np.minimum(share_bps, uplink_bps / senders)

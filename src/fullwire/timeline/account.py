@@ -9,7 +9,8 @@ In exposed communication, waiting is known as such. A stretch of transfers is sh
                 beyond the floor
     codec       packing and unpacking, where a simulation states the cost
     transport   the rest
-    contention  the rest between ranks of one host: processors do the work, without any line
+    contention  the rest between ranks of one host: its processors do the work, or in a plan the
+                links of a node, without any line
 
 and the exposed part of the stretch is shared likewise.
 

@@ -29,7 +29,12 @@ from fullwire.collectives.link_cost import collective_cost
 from fullwire.collectives.registry import with_formula
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
-from fullwire.run.placement import host_of_rank, shares_one_host, sums_on_processors
+from fullwire.run.placement import (
+    host_of_rank,
+    is_inside_a_node,
+    shares_one_host,
+    sums_on_processors,
+)
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Text, Whole
 from fullwire.units import ratio, shown
 
@@ -46,7 +51,7 @@ class Transfers:
     ready_ns: Whole  # the latest issue on any rank, within this rank's own issue and end
     is_known: NDArray[np.bool_]  # every rank's issue is there
     floor_ns: Floats  # on the wire at line rate; NaN where the rate is unknown
-    is_in_host: NDArray[np.bool_]  # between ranks of one host, by its processors
+    is_in_host: NDArray[np.bool_]  # between ranks of one host, without any line
     codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
     hops: Whole  # messages that wait for each other
     caused_ns: Floats  # the waiting of all other ranks for this one, but for stages of a pipeline
@@ -274,14 +279,17 @@ def stated_compressor(run: Run) -> Compressor | None:
 
 
 def _are_in_one_host(run: Run, group: Coded) -> NDArray[np.bool_]:
-    """Return for each group whether its ranks are on one host, and sum on its processors."""
+    """Return for each group whether its ranks are on one host, and no line is between them.
+
+    They sum on its processors. Or they are a plan's devices of one node, on the links of the node.
+    """
     count, hosts = len(group.names), host_of_rank(run)
     if shares_one_host(run):
         return np.ones(count, bool)
     recorded = recorded_ranks(run)
     is_everyone_known = set(hosts) >= set(recorded.tolist()) and len(recorded) == world(run)
     if not sums_on_processors(run) or not is_everyone_known:
-        return np.zeros(count, bool)
+        return np.array([is_inside_a_node(run, str(name)) for name in group.names], bool)
     pairs = np.unique(group.codes * len(recorded) + np.searchsorted(recorded, run.collectives.rank))
     ranks_of: list[list[int]] = [[] for _ in range(count)]
     for pair in pairs.tolist():

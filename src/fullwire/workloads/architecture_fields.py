@@ -63,6 +63,17 @@ class Fields:
             )
         return heads, hidden
 
+    def heads_of_keys(self, heads: int, *names: str, default: int) -> int:
+        """Return the heads of keys and values, of which each serves as many of the others."""
+        shared = self.whole(*names, default=default, least=1)
+        if heads % shared:
+            name = next(name for name in names if name in self.held)
+            raise UsageError(
+                f"{self.place}: {name}: expected a divisor of {heads} heads, got {shared}. "
+                f"The nearest is {nearest_divisor(heads, shared)}"
+            )
+        return shared
+
     def check_rest(self, harmless: re.Pattern[str]) -> None:
         """Refuse fields that are switched on, that no reader asked for and that may do harm."""
         rest = sorted(

@@ -243,7 +243,7 @@ def from_megatron(text: str, place: str) -> Architecture:
     has_qkv_bias = config.flag("add_qkv_bias", False)
     groups = heads
     if config.flag("group_query_attention", "num_query_groups" in config.held):
-        groups = config.whole("num_query_groups", default=1)
+        groups = config.heads_of_keys(heads, "num_query_groups", default=1)
     else:
         config.known.add("num_query_groups")
     window, full_every = _window(config)

@@ -196,7 +196,7 @@ def _plain(config: Fields, kind: str) -> Architecture:
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=config.whole("num_key_value_heads", default=heads),
+        kv_heads=config.heads_of_keys(heads, "num_key_value_heads", default=heads),
         head_dim=config.whole("head_dim", default=usual_head_dim) or usual_head_dim,
         ffn=config.whole("intermediate_size"),
         vocab=config.whole("vocab_size"),
@@ -395,7 +395,7 @@ def _falcon(config: Fields, kind: str) -> Architecture:
     is_new = config.flag("new_decoder_architecture", False)
     is_parallel = config.flag("parallel_attn", True)
     has_one_key = config.flag("multi_query", True) and not is_new
-    kv_heads = config.whole("num_kv_heads", "n_head_kv", default=heads)
+    kv_heads = config.heads_of_keys(heads, "num_kv_heads", "n_head_kv", default=heads)
     norms = config.whole("num_ln_in_parallel_attn", default=2 if is_new else 1)
     return Architecture(
         name=_named(config),

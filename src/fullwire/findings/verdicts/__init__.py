@@ -70,6 +70,10 @@ class VerdictKind(ABC):
         """Return the reasons if the rule holds, by default if its part is to blame; else None."""
         return blame.reasons if blame.part == self.part else None
 
+    def loss_in(self, case: Case) -> str:
+        """Return the loss of a case in words, for the verdicts of other kinds."""
+        return self.lost_to
+
     @abstractmethod
     def says(self, case: Case) -> Finding:
         """Return the finding that is the verdict's sentence."""
@@ -467,7 +471,7 @@ def besides(case: Case, kind: VerdictKind) -> Iterator[Finding]:
         if late is not None and other == Part.STRAGGLER.key:
             yield AnotherIsLate(lost_s=lost_s, share=share, ranks=late.ranks)
         else:
-            to = drawn_parts()[other].lost_to
+            to = drawn_parts()[other].loss_in(case)
             yield AnotherLoss(lost_s=lost_s, share=share, part=other, to=to)
     # Some exposed communication may have no explanation.
     exposed_s = account.parts_s[Part.UNEXPLAINED.key]

@@ -46,6 +46,17 @@ class RanksShareProcessors(Finding):
     taken: Finding
 
 
+class NodesExchange(Finding):
+    """The exposed time of a plan's groups whose devices are in one node."""
+
+    template = (
+        "Devices of one node wait for each other's data: the links inside nodes cost "
+        "{lost.share:.0%} of {lost.whole.named}. No line between nodes carries that data."
+    )
+
+    lost: Amount
+
+
 class ProcessorsAreTaken(Finding):
     """No processor has time left."""
 
@@ -90,11 +101,17 @@ class Contention(VerdictKind):
     colour = Colour("#c96f9b", "#d98bb2")
     lost_to = "ranks and communication that share processors"
 
+    def loss_in(self, case: Case) -> str:
+        """Return what is shared; a plan's devices of one node wait for the node's own links."""
+        return "the links inside nodes" if case.run.provenance.is_plan else self.lost_to
+
     def says(self, case: Case) -> Finding:
         """Return the time that shared processors, or a shared device, cost."""
         lost = case.of_step(case.account.parts_s[Part.CONTENTION.key])
         if case.account.crowding.source == "kernels":
             return KernelsAreSlowed(lost=lost)
+        if case.run.provenance.is_plan:
+            return NodesExchange(lost=lost)
         if not shares_one_host(case.run):
             return ComputationIsCrowded(lost=lost)
         busiest = next(
