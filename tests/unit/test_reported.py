@@ -345,3 +345,21 @@ def test_the_samples_of_a_step_are_a_mean(
     steps = steps_of(*range(10, 10 * len(taken) + 10, 10))
     reported.add(read, steps, {**NO_NOTES, Note.SAMPLES: np.array(notes, np.int64)}, 0)
     assert reported.facts(1).step_samples == of_step
+
+
+def test_the_samples_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
+    """Each step is followed by two batches of a loader that no backward pass follows."""
+    journal = Journal(str(tmp_path))
+    journal.note(Note.INPUT, 0, 1, 1)
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    taken, backward = [], []
+    for step in range(12):
+        start_ns = 100 * step
+        taken += [[16, start_ns + 5, 0], [16, start_ns + 10, 0]]  # one pass of two batches
+        backward.append([0, start_ns + 20, 5])
+        taken += [[64, start_ns + at_ns, step + 1] for at_ns in (60, 70)]
+    reported = Reported()
+    notes = {Note.SAMPLES: np.array(taken), Note.BACKWARD: np.array(backward)}
+    reported.add(read, steps_of(*range(50, 1250, 100)), {**NO_NOTES, **notes}, 0)
+    assert reported.facts(1).step_samples == 32

@@ -23,7 +23,6 @@ import numpy as np
 from fullwire.answers.compare import noise_of, paces_s, student, usual_length_s
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import named
-from fullwire.collectives.cost import Floats
 from fullwire.convergence.batches import USUAL_SPREAD
 from fullwire.convergence.curves import Curve, Goal, curve_of, has_reached, reach, read_goal
 from fullwire.errors import UsageError
@@ -110,7 +109,9 @@ def until_of_named(
         for both in zip(runs, curves, strict=True)
     )
     logs = [[math.log(reached.time_s) for reached in side] for side in (first, second)]
-    paces = [_known_paces_s([run for _, run in side]) for side in runs]
+    # The times from step to step of the runs that have some; imported curves have none.
+    lengths_s = [[paces_s(run) for _, run in side] for side in runs]
+    paces = [[each_s[each_s > 0] for each_s in side if (each_s > 0).any()] for side in lengths_s]
     noise = noise_of(paces)
     usual = USUAL_SPREAD**2 + (0 if noise is None else noise.variance)
     squares, counts = _USUAL_COUNTS * usual, _USUAL_COUNTS
@@ -135,12 +136,6 @@ def until_of_named(
         high=ratio * math.exp(off),
         scatter=math.sqrt(squares / counts),
     )
-
-
-def _known_paces_s(side: Sequence[Run]) -> list[Floats]:
-    """Return the times from step to step of the runs that have some; imported curves have none."""
-    paces = [paces_s(run) for run in side]
-    return [times_s[times_s > 0] for times_s in paces if (times_s > 0).any()]
 
 
 def _refuse_unreached(goal: Goal, names: Sequence[str], curves: Sequence[Curve]) -> None:

@@ -36,6 +36,7 @@ _NOISE = Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE
 KINDS = (*_NOISE, Note.SAMPLES, Note.BACKWARD)
 # So small a share of steps that took nothing, as where a thread reads, leaves the mean as it is.
 _FEW_WITHOUT = 0.1
+_EVER = 2**63 - 1
 _PARTS = 4  # of a run, in each of which a steady program takes about as much
 
 
@@ -65,7 +66,9 @@ class Reported:
         """Take what one rank reported: its journal, and all of its notes of `KINDS`."""
         self._ranks += 1
         self._first = self._first or (steps, shift_ns)
-        self._samples.append(_mean_samples(notes[Note.SAMPLES], steps))
+        self._samples.append(
+            _mean_samples(_of_training(notes[Note.SAMPLES], notes[Note.BACKWARD]), steps)
+        )
         passes = _by_step(notes[Note.BACKWARD], steps)
         self._passes += [float(np.median(passes[passes > 0]))] if passes.any() else []
         fresh = {number: name for number, name in _named(journal) if name not in self._names}
@@ -158,6 +161,26 @@ def _by_step(notes: Whole, steps: Steps, *, of_numbers: bool = False) -> Whole:
     step = steps.of(notes[:, 1])
     weights = notes[step != OUTSIDE, 0] if of_numbers else None
     return np.bincount(step[step != OUTSIDE], weights, len(steps)).astype(np.int64)
+
+
+def _of_training(taken: Whole, backward: Whole) -> Whole:
+    """Return the notes of samples without those of evaluations.
+
+    An evaluation goes through its loader without a backward pass, up to the next batch of any other
+    loader. Where a rank notes no backward pass at all, nothing tells them apart.
+    """
+    if not len(backward) or not len(taken):
+        return taken
+    taken = taken[np.argsort(taken[:, 1], kind="stable")]
+    times_ns = np.append(taken[:, 1], _EVER)
+    is_kept = np.empty(len(taken), bool)
+    for way in np.unique(taken[:, 2]):
+        places = np.flatnonzero(taken[:, 2] == way)
+        first, after = np.searchsorted(
+            np.sort(backward[:, 1]), (times_ns[places[0]], times_ns[places[-1] + 1])
+        )
+        is_kept[places] = first < after
+    return taken[is_kept]
 
 
 def _mean_samples(taken: Whole, steps: Steps) -> float | None:
