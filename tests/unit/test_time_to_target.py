@@ -712,6 +712,25 @@ def test_times_of_another_clock_are_refused() -> None:
         until(a_job(32, metrics=backwards), a_job(32), GOAL)
 
 
+def test_times_of_a_clock_that_runs_ahead_are_refused() -> None:
+    table = falling(100)
+    ahead = dataclasses.replace(table, time_ns=table.time_ns + 10**11)
+    with pytest.raises(UsageError, match="first value after the last step: times of another clock"):
+        until(a_job(32), a_job(32, metrics=ahead), GOAL)
+
+
+def test_a_curve_that_begins_late_counts_from_step_0() -> None:
+    whole = dataclasses.replace(a_job(32, metrics=falling(150, scatter=0)), spans=Spans.empty())
+    late = dataclasses.replace(whole, metrics=whole.metrics.rows(np.arange(99, 400, 10)))
+    found = until(whole, late, GOAL)
+    assert found.ratio == pytest.approx(1, rel=0.01)
+    assert found.before[0].time_s == pytest.approx(1.5)
+    assert not found.before[0].begins_late
+    assert found.after[0].begins_late
+    said = "Time before the first value counts at the pace of the later ones in"
+    assert said in sentence(found.finding)
+
+
 def test_explain_says_what_the_batch_loses() -> None:
     noisy = a_job(32, noise=some_noise(96, scatter=0))
     [told] = [each for each in fw.explain(noisy).warnings if "lost to its size" in each]
