@@ -369,6 +369,7 @@ MEANINGS: Mapping[str, str] = {
     "target.value": "Its value.",
     "target.currency": "The currency of the given price; null without one.",
     "target.front": "Rows that no other one beats in both time and device-hours.",
+    "begins_late": "Whether the time before its first value is estimated.",
     "until.value": "The value that the metric has to reach.",
     **{f"until.{side}.run": "The recording." for side in ("before", "after")},
     # ---- compare --fail-if-slower

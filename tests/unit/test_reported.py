@@ -16,7 +16,7 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.recorder.inside import metrics as inside
-from fullwire.recorder.inside.journal import Journal
+from fullwire.recorder.inside.journal import Journal, Note
 from fullwire.recorder.journals import read_journals
 from fullwire.recorder.printed import Pattern
 from fullwire.recorder.reported import KINDS, Reported, read_printed
@@ -316,3 +316,50 @@ def test_show_draws_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert "█" in printed
     assert "▁" in printed
     assert "no number" in printed
+
+
+@pytest.mark.parametrize(
+    ("taken", "of_step"),
+    [
+        ([8, 8, 8, 8, 64] * 8, 19),  # 19.2
+        ([8, 56] * 12, 32),
+        ([16, 16, 8] * 8, 13),  # 13.3, of a data set whose last batch is small
+        ([64, 0] * 12, 32),  # a batch that is cut into two steps, or four
+        ([64, 0, 0, 0] * 6, 16),
+        ([48, *[16] * 20, 0, 0], 16),  # read two batches ahead
+        ([16 * 24, *[0] * 23], None),  # all batches were read before the first step
+        ([*[16] * 6, *[0] * 18], None),
+        ([16 * 12, *[0] * 11, 16 * 12, *[0] * 11], None),
+    ],
+)
+def test_the_samples_of_a_step_are_a_mean(
+    tmp_path: Path, taken: list[int], of_step: int | None
+) -> None:
+    """Steps times samples are all samples, also where the batches of a job differ."""
+    journal = Journal(str(tmp_path))
+    journal.note(Note.INPUT, 0, 1, 1)  # a journal without notes leaves no file
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    notes = [[samples, 10 * step + 5, 0] for step, samples in enumerate(taken) if samples]
+    reported = Reported()
+    steps = steps_of(*range(10, 10 * len(taken) + 10, 10))
+    reported.add(read, steps, {**NO_NOTES, Note.SAMPLES: np.array(notes, np.int64)}, 0)
+    assert reported.facts(1).step_samples == of_step
+
+
+def test_the_samples_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
+    """Each step is followed by two batches of a loader that no backward pass follows."""
+    journal = Journal(str(tmp_path))
+    journal.note(Note.INPUT, 0, 1, 1)
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    taken, backward = [], []
+    for step in range(12):
+        start_ns = 100 * step
+        taken += [[16, start_ns + 5, 0], [16, start_ns + 10, 0]]  # one pass of two batches
+        backward.append([0, start_ns + 20, 5])
+        taken += [[64, start_ns + at_ns, step + 1] for at_ns in (60, 70)]
+    reported = Reported()
+    notes = {Note.SAMPLES: np.array(taken), Note.BACKWARD: np.array(backward)}
+    reported.add(read, steps_of(*range(50, 1250, 100)), {**NO_NOTES, **notes}, 0)
+    assert reported.facts(1).step_samples == 32

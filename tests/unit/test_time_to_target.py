@@ -218,6 +218,61 @@ def test_without_a_batch_each_worker_keeps_its_own(jobs: tuple[Run, Run]) -> Non
     )
 
 
+def in_four_passes(job: Run) -> Run:
+    """Cut the forward of each step into three earlier passes and the last one's forward."""
+    spans = job.spans
+    first = spans.rows(spans.name == "forward")
+    quarter_ns = (first.end_ns - first.start_ns) // 4
+    last = spans.name == "forward"
+    start_ns = spans.start_ns.copy()
+    start_ns[last] += 3 * quarter_ns
+    earlier = [
+        dataclasses.replace(
+            first,
+            name=np.full(len(first), "earlier backward", object),
+            start_ns=first.start_ns + number * quarter_ns,
+            end_ns=first.start_ns + (number + 1) * quarter_ns,
+        )
+        for number in range(3)
+    ]
+    whole = Spans.joined([dataclasses.replace(spans, start_ns=start_ns), *earlier])
+    return dataclasses.replace(job, spans=whole)
+
+
+def test_a_recorded_step_of_several_passes_is_predicted_as_recorded() -> None:
+    """Two workers, 4 passes of 16 samples each: a step of 128, and --accumulate counts steps."""
+    plain = a_job(128)
+    job = in_four_passes(
+        dataclasses.replace(plain, facts=plain.facts | Facts(pass_samples=16, step_samples=128))
+    )
+    asked: dict[str, Any] = {"target": GOAL, "critical_batch": CRITICAL, "bandwidth": "1Gbps"}
+    step_s = fw.whatif(job, bandwidth="1Gbps")["step_s"]
+    steps = LEAST * (1 + 128 / CRITICAL) / 128
+    for batch in (None, 128):
+        own = fw.whatif(job, global_batch=batch, **asked).columns()
+        assert own["batch"].tolist() == [128]
+        assert own["step_s"] == pytest.approx(step_s)
+        assert own["time_to_target_s"] == pytest.approx(steps * step_s, rel=0.05)
+    together = fw.whatif(job, accumulate=4, **asked).columns()
+    assert together["batch"].tolist() == [512]
+    assert together["step_s"] == pytest.approx(
+        4 * fw.whatif(job, accumulate=4, bandwidth="1Gbps")["step_s"]
+    )
+    assert together["time_to_target_s"] == pytest.approx(together["steps"] * together["step_s"])
+    with pytest.raises(UsageError, match="expected 8 samples or more, one of each worker in each"):
+        fw.whatif(job, global_batch=7, **asked)
+
+
+def test_runs_of_other_passes_show_the_work_of_a_pass() -> None:
+    """64 samples in a pass of 58 ms, or 16 in each of four passes of a quarter of that."""
+    plain = a_job(128)
+    job = dataclasses.replace(plain, facts=plain.facts | Facts(pass_samples=64, step_samples=128))
+    cut = in_four_passes(job)
+    [whole, quarter] = samples_to_goal.own_work([("whole", job), ("cut", cut)], ())
+    assert (whole.samples, quarter.samples, quarter.passes) == (64, 16, 4)
+    assert quarter.time_s == pytest.approx(whole.time_s / 4)
+
+
 def test_the_rows_of_json_have_the_contracts_keys(jobs: tuple[Run, Run]) -> None:
     small, large = jobs
     table = fw.whatif(
@@ -655,6 +710,25 @@ def test_times_of_another_clock_are_refused() -> None:
     backwards = dataclasses.replace(table, time_ns=table.time_ns[::-1] - 10**15)
     with pytest.raises(UsageError, match="got times of another clock"):
         until(a_job(32, metrics=backwards), a_job(32), GOAL)
+
+
+def test_times_of_a_clock_that_runs_ahead_are_refused() -> None:
+    table = falling(100)
+    ahead = dataclasses.replace(table, time_ns=table.time_ns + 10**11)
+    with pytest.raises(UsageError, match="first value after the last step: times of another clock"):
+        until(a_job(32), a_job(32, metrics=ahead), GOAL)
+
+
+def test_a_curve_that_begins_late_counts_from_step_0() -> None:
+    whole = dataclasses.replace(a_job(32, metrics=falling(150, scatter=0)), spans=Spans.empty())
+    late = dataclasses.replace(whole, metrics=whole.metrics.rows(np.arange(99, 400, 10)))
+    found = until(whole, late, GOAL)
+    assert found.ratio == pytest.approx(1, rel=0.01)
+    assert found.before[0].time_s == pytest.approx(1.5)
+    assert not found.before[0].begins_late
+    assert found.after[0].begins_late
+    said = "Time before the first value counts at the pace of the later ones in"
+    assert said in sentence(found.finding)
 
 
 def test_explain_says_what_the_batch_loses() -> None:

@@ -200,26 +200,40 @@ def _refuse_other_ways(recorded: Sequence[Recorded]) -> None:
         raise UsageError(f"target: expected curves of jobs that add up alike, got some {told}")
 
 
-def own_work(
-    many: Sequence[tuple[str, Run]], recorded_batch: Sequence[int]
-) -> list[tuple[str, int, float]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnWork:
+    """A worker's own work in one pass of a recorded step."""
+
+    run: str
+    passes: float  # of a recorded step
+    samples: float  # of a pass
+    time_s: float  # of a pass
+
+    @classmethod
+    def of(cls, name: str, run: Run, whole: int | None) -> OwnWork:
+        """Divide the step of a run by its passes; `whole` is its batch where it knows none."""
+        batch = global_batch(name, run) if whole is None else whole
+        passes = passes_of_step(run) or 1
+        return cls(
+            run=name,
+            passes=passes,
+            samples=batch / _passes(run),
+            time_s=plain_subject(name, run).step.alone_ns * 1e-9 / passes,
+        )
+
+
+def own_work(many: Sequence[tuple[str, Run]], recorded_batch: Sequence[int]) -> list[OwnWork]:
     """Return the work of a worker's pass in the first run, and in others of the same model."""
     own, *others = (
         (name, run, recorded_batch[number] if recorded_batch else None)
         for number, (name, run) in enumerate(many)
     )
-    shown_s = [_computed(*own)]
+    found = [OwnWork.of(*own)]
     for name, run, whole in others:
         if gradient_bytes(run) == gradient_bytes(own[1]):
             with suppress(FullwireError):  # a run without a usual step still has its metric
-                shown_s.append(_computed(name, run, whole))
-    return shown_s
-
-
-def _computed(name: str, run: Run, whole: int | None) -> tuple[str, int, float]:
-    """Return a run's name, the samples of a worker's pass, and the seconds of its own work."""
-    samples = _pass_samples(name, run) if whole is None else max(1, round(whole / _passes(run)))
-    return name, samples, plain_subject(name, run).step.alone_ns * 1e-9
+                found.append(OwnWork.of(name, run, whole))
+    return found
 
 
 def _critical(
@@ -291,7 +305,12 @@ def global_batch(name: str, run: Run) -> int:
     """Return the samples of one step of a recorded job."""
     if run.facts.step_samples is not None:
         return run.facts.step_samples
-    return round(_pass_samples(name, run) * _passes(run))
+    samples = _own_pass_samples(run)
+    if samples is None:
+        raise UsageError(
+            f"{name} does not know its batch: expected that of the whole job with --recorded-batch"
+        )
+    return round(samples * _passes(run))
 
 
 def _passes(run: Run) -> float:
@@ -318,15 +337,6 @@ def about_batch(run: Run) -> tuple[Finding, ...]:
             high=scale.batch * factor,
         ),
     )
-
-
-def _pass_samples(name: str, run: Run) -> int:
-    samples = _own_pass_samples(run)
-    if samples is None:
-        raise UsageError(
-            f"{name} does not know its batch: expected that of the whole job with --recorded-batch"
-        )
-    return samples
 
 
 def _own_pass_samples(run: Run) -> int | None:

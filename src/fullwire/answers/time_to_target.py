@@ -188,23 +188,23 @@ def to_goal(
         critical_batch=asked.critical_batch,
         is_same_batch=not batches and sizes == (run.facts.workers,),
     )
-    shown_s = own_work(many, recorded_batch)
-    law, own_samples = computing(shown_s), shown_s[0][1]
+    works = own_work(many, recorded_batch)
+    law, own = computing([(work.run, work.samples, work.time_s) for work in works]), works[0]
+    passes = together[0] * own.passes  # of a whole step: `together` counts recorded steps
     predictions, between_s = first.predictions, first.interval_s
     speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
     if batches:
         if len(speed) > 1:
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
-        passes_s = {size: law.time_s(np.array(batches) / (together[0] * size)) for size in sizes}
-        own_s = float(law.time_s(np.array(own_samples)))
+        passes_s = {size: law.time_s(np.array(batches) / (passes * size)) for size in sizes}
+        own_s = float(law.time_s(np.array(own.samples)))
         speeds = {
             size: tuple((speed[0] * own_s / each_s).tolist()) for size, each_s in passes_s.items()
         }
         predictions, between_s = _joined(list(at_speeds(first, speeds)), batches)
-    whole = own_samples * together[0]
-    batch = predictions["workers"].astype(float) * whole
-    if batches:
-        batch = predictions["batch"].astype(float)
+    whole = own.samples * passes
+    batch = predictions["batch"] if batches else predictions["workers"] * whole
+    batch = batch.astype(float)
     parameters = sum(gradient_bytes(run)) / FLOAT_BYTES
     needed = _needed(known, predictions, batch, parameters)
     notes = list(needed.notes)
@@ -215,13 +215,16 @@ def to_goal(
         notes.append(
             SamplesCostApart(runs=law.runs, start_s=law.start_s, sample_s=law.sample_s)
             if law.runs
-            else SamplesCostAlike(run=name, samples=own_samples)
+            else SamplesCostAlike(run=name, samples=max(1, round(own.samples)))
         )
-    samples = batch / predictions["workers"] / together[0]
-    share = np.minimum(law.time_s(samples) / speed[0] / predictions["step_s"], 1.0)
+    samples = batch / predictions["workers"] / passes
+    own_s_of_step = law.time_s(samples) * own.passes / speed[0]
+    share = np.minimum(own_s_of_step / predictions["step_s"], 1.0)
     doubt = law.doubt(samples) * share
     needed = replace(needed, notes=tuple(notes))
-    times = _times(needed, predictions, between_s, doubt, together[0], price)
+    predictions = predictions.of_several(together[0])
+    between_s = between_s[0] * together[0], between_s[1] * together[0]
+    times = _times(needed, predictions, between_s, doubt, passes, price)
     return first, predictions, between_s, times
 
 
@@ -438,11 +441,11 @@ def _times(
     predictions: Predictions,
     between_s: tuple[Floats, Floats],
     doubt: Floats,
-    accumulate: int,
+    passes: float,
     price: Price | None,
 ) -> ToTarget:
     """Multiply the steps of each row by its length; `doubt` is that of its computing."""
-    fewest = predictions["workers"] * accumulate  # a sample of each worker in each pass
+    fewest = predictions["workers"] * passes  # a sample of each worker in each pass
     is_too_small = needed.batch < fewest
     if is_too_small.all():
         raise UsageError(
@@ -456,7 +459,7 @@ def _times(
             notes=(*needed.notes, BatchBelowWorkers(count=int(is_too_small.sum()))),
         )
     steps = needed.samples / needed.batch
-    time_s = steps * predictions["step_s"] * accumulate
+    time_s = steps * predictions["step_s"]
     is_known = ~np.isnan(between_s[0])
     step_low = np.where(is_known, np.maximum(between_s[0], 1e-12) / predictions["step_s"], 1.0)
     step_high = np.where(is_known, between_s[1] / predictions["step_s"], 1.0)

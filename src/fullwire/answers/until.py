@@ -23,7 +23,6 @@ import numpy as np
 from fullwire.answers.compare import noise_of, paces_s, student, usual_length_s
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import named
-from fullwire.collectives.cost import Floats
 from fullwire.convergence.batches import USUAL_SPREAD
 from fullwire.convergence.curves import Curve, Goal, curve_of, has_reached, reach, read_goal
 from fullwire.errors import UsageError
@@ -34,6 +33,8 @@ from fullwire.run.usual import marks_of_steps
 
 _USUAL_COUNTS = 4  # the degrees of freedom of the usual scatter, beside a side's own runs
 _SURE = 0.95
+_LATE = 3.0  # steps after the last one: a loss may be reported a little after its step
+_NOTABLE = 0.05  # of the time to the goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class Reached:
     steps: float
     time_s: float
     device_hours: float | None  # None where a run does not tell its devices, as curves alone do
+    begins_late: bool = False  # whether the time before the first value is extrapolated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class Until:
             "before_hours": hours[0],
             "after_hours": hours[1],
             "of_unknown": of_unknown,
+            "of_late": tuple(reached.run for reached in both if reached.begins_late),
         }
         if not self.is_significant:
             return ReachedAlike(**told, scatter=self.scatter)
@@ -110,7 +113,9 @@ def until_of_named(
         for both in zip(runs, curves, strict=True)
     )
     logs = [[math.log(reached.time_s) for reached in side] for side in (first, second)]
-    paces = [_known_paces_s([run for _, run in side]) for side in runs]
+    # The times from step to step of the runs that have some; imported curves have none.
+    lengths_s = [[paces_s(run) for _, run in side] for side in runs]
+    paces = [[each_s[each_s > 0] for each_s in side if (each_s > 0).any()] for side in lengths_s]
     noise = noise_of(paces)
     usual = USUAL_SPREAD**2 + (0 if noise is None else noise.variance)
     squares, counts = _USUAL_COUNTS * usual, _USUAL_COUNTS
@@ -137,12 +142,6 @@ def until_of_named(
     )
 
 
-def _known_paces_s(side: Sequence[Run]) -> list[Floats]:
-    """Return the times from step to step of the runs that have some; imported curves have none."""
-    paces = [paces_s(run) for run in side]
-    return [times_s[times_s > 0] for times_s in paces if (times_s > 0).any()]
-
-
 def _refuse_unreached(goal: Goal, names: Sequence[str], curves: Sequence[Curve]) -> None:
     """Refuse runs that never reached the value: without them, the others would seem too soon."""
     missed = [
@@ -163,17 +162,36 @@ def _refuse_unreached(goal: Goal, names: Sequence[str], curves: Sequence[Curve])
 
 
 def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
+    """Return the way to the goal since the run's first step, or since step 0 of a bare curve."""
     found = reach(curve, goal, name)
-    began_ns = marks_of_steps(run).start_ns.min(initial=int(curve.times_ns[0]))
-    time_s = (float(np.interp(found.steps, curve.steps, curve.times_ns)) - float(began_ns)) * 1e-9
+    marks, first_ns, first = marks_of_steps(run), float(curve.times_ns[0]), int(curve.steps[0])
+    before_s = None
+    if len(marks):
+        began_ns = float(marks.start_ns.min())
+        step_ns = float(np.median(marks.end_ns - marks.start_ns))
+        if first_ns > float(marks.end_ns.max()) + _LATE * step_ns:
+            raise UsageError(
+                f"{name}: expected times of {goal.metric} within the run's steps, got its first "
+                "value after the last step: times of another clock"
+            )
+    else:
+        pace_ns = float(np.median(np.diff(curve.times_ns) / np.diff(curve.steps)))
+        began_ns = first_ns - max(pace_ns, 0.0) * max(first, 0)
+        before_s = (first_ns - began_ns) * 1e-9
+    time_s = (float(np.interp(found.steps, curve.steps, curve.times_ns)) - began_ns) * 1e-9
     if time_s <= 0:
         raise UsageError(
             f"{name}: expected times of {goal.metric} after the first step, got times of another "
             "clock"
         )
     workers = run.facts.workers
-    hours = None if workers is None else time_s * workers / 3600
-    return Reached(run=name, steps=found.steps, time_s=time_s, device_hours=hours)
+    return Reached(
+        run=name,
+        steps=found.steps,
+        time_s=time_s,
+        device_hours=None if workers is None else time_s * workers / 3600,
+        begins_late=before_s is not None and before_s > _NOTABLE * time_s,
+    )
 
 
 def _usual(side: Sequence[Reached], name: str) -> float:

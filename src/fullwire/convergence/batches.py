@@ -347,7 +347,7 @@ class Computing:
         return np.maximum(away, 0) * _DOUBT
 
 
-def computing(shown_s: Sequence[tuple[str, int, float]]) -> Computing:
+def computing(shown_s: Sequence[tuple[str, float, float]]) -> Computing:
     """Fit a worker's own work to runs: the name, the samples of a pass, and its seconds.
 
     Neither part is below 0. Work that a single run shows grows with the samples altogether.

@@ -296,7 +296,8 @@ class ReachedFirst(Finding):
         "After is {share:.0%} {is_sooner:sooner|later} at {goal}: {after_s:duration}, before "
         "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}){before_hours:?; "
         "{after_hours:number} and {before_hours:number} device-hours}{of_unknown:?. The devices of "
-        "{of_unknown:and} are unknown, and so are device-hours}."
+        "{of_unknown:and} are unknown, and so are device-hours}{of_late:?. Time before the first "
+        "value counts at the pace of the later ones in {of_late:and}}."
     )
 
     goal: str
@@ -307,6 +308,7 @@ class ReachedFirst(Finding):
     before_hours: float | None  # of both sides, or of none
     after_hours: float | None
     of_unknown: tuple[str, ...]  # the runs that do not tell their devices
+    of_late: tuple[str, ...]  # curves alone that begin late
     is_sooner: bool
     share: float
 
@@ -318,8 +320,9 @@ class ReachedAlike(Finding):
         "No difference beyond noise at {goal}: after {after_s:duration}, before "
         "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}){before_hours:?; "
         "{after_hours:number} and {before_hours:number} device-hours}{of_unknown:?. The devices of "
-        "{of_unknown:and} are unknown, and so are device-hours}. Runs that start anew differ by "
-        "{scatter:.0%}."
+        "{of_unknown:and} are unknown, and so are device-hours}{of_late:?. Time before the first "
+        "value counts at the pace of the later ones in {of_late:and}}. Runs that start anew differ "
+        "by {scatter:.0%}."
     )
 
     goal: str
@@ -330,6 +333,7 @@ class ReachedAlike(Finding):
     before_hours: float | None  # of both sides, or of none
     after_hours: float | None
     of_unknown: tuple[str, ...]  # the runs that do not tell their devices
+    of_late: tuple[str, ...]  # curves alone that begin late
     scatter: float
 
 

@@ -9,7 +9,8 @@ The squared gradients of ranks are averaged; the mean's is that of the lowest ra
 longer than its parts, so a communication hook that sums and does not divide shows itself: its
 "mean" is then divided by the number of ranks.
 
-The samples of a step are those that all ranks took from their loaders since the step before.
+The samples of a step are those that all ranks took from their loaders since the step before, as a
+mean over steps: batches may differ, and steps times their mean are all samples.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ from fullwire.run.run import Events, Metrics, Noise, Whole
 
 _NOISE = Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE
 KINDS = (*_NOISE, Note.SAMPLES, Note.BACKWARD)
+# So small a share of steps that took nothing, as where a thread reads, leaves the mean as it is.
+_FEW_WITHOUT = 0.1
+_EVER = 2**63 - 1
+_PARTS = 4  # of a run, in each of which a steady program takes about as much
 
 
 class Reported:
@@ -61,7 +66,9 @@ class Reported:
         """Take what one rank reported: its journal, and all of its notes of `KINDS`."""
         self._ranks += 1
         self._first = self._first or (steps, shift_ns)
-        self._samples.append(_usual_samples(notes[Note.SAMPLES], steps))
+        self._samples.append(
+            _mean_samples(_of_training(notes[Note.SAMPLES], notes[Note.BACKWARD]), steps)
+        )
         passes = _by_step(notes[Note.BACKWARD], steps)
         self._passes += [float(np.median(passes[passes > 0]))] if passes.any() else []
         fresh = {number: name for number, name in _named(journal) if name not in self._names}
@@ -156,16 +163,52 @@ def _by_step(notes: Whole, steps: Steps, *, of_numbers: bool = False) -> Whole:
     return np.bincount(step[step != OUTSIDE], weights, len(steps)).astype(np.int64)
 
 
-def _usual_samples(taken: Whole, steps: Steps) -> float | None:
-    """Return the samples that a rank took since the step before; None where nothing tells.
+def _of_training(taken: Whole, backward: Whole) -> Whole:
+    """Return the notes of samples without those of evaluations.
+
+    An evaluation goes through its loader without a backward pass, up to the next batch of any other
+    loader. Where a rank notes no backward pass at all, nothing tells them apart.
+    """
+    if not len(backward) or not len(taken):
+        return taken
+    taken = taken[np.argsort(taken[:, 1], kind="stable")]
+    times_ns = np.append(taken[:, 1], _EVER)
+    is_kept = np.empty(len(taken), bool)
+    for way in np.unique(taken[:, 2]):
+        places = np.flatnonzero(taken[:, 2] == way)
+        first, after = np.searchsorted(
+            np.sort(backward[:, 1]), (times_ns[places[0]], times_ns[places[-1] + 1])
+        )
+        is_kept[places] = first < after
+    return taken[is_kept]
+
+
+def _mean_samples(taken: Whole, steps: Steps) -> float | None:
+    """Return the samples that a rank takes in a step, as a mean; None where nothing tells.
 
     A step may cut one batch into passes, or take several. A rank that took none at all may have
-    those of another. A loader that gives nothing in most steps has given their samples before, and
-    how a step takes its part of them is unknown.
+    those of another. The batches before the first step may be those of later steps as well, so the
+    first step counts as no more than the largest other one.
+
+    A program that cuts a batch into several steps takes nothing in most of them. Its mean is right
+    from one taking to the last one. Where many steps took nothing, and the others did not take
+    steadily, how a step takes its part of what was read before is unknown.
     """
     by_step = _by_step(taken, steps, of_numbers=True)
-    usual = float(np.sort(by_step)[len(by_step) // 2]) if len(by_step) else 0.0
-    return None if len(taken) and not usual else usual
+    if not len(taken) or not len(by_step):
+        return 0.0
+    by_step[0] = min(by_step[0], by_step[1:].max(initial=0)) if len(by_step) > 1 else by_step[0]
+    takes = np.flatnonzero(by_step)
+    if not len(takes):
+        return None
+    if len(takes) == len(by_step):
+        return float(by_step.mean())
+    if len(takes) < (1 - _FEW_WITHOUT) * len(by_step):
+        parts = np.array([part.mean() for part in np.array_split(by_step, _PARTS)])
+        mean = float(by_step.mean())
+        if parts.min() < mean / 2 or parts.max() > 2 * mean:
+            return None
+    return float(by_step[takes[0] : takes[-1]].mean()) if len(takes) > 1 else None
 
 
 def _ended(steps: Steps, notes: Whole) -> list[int]:

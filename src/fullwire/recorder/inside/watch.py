@@ -212,14 +212,18 @@ def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
     """
     iterator = dataloader._BaseDataLoaderIter
     original, ask, reset = iterator.__next__, iterator._next_index, iterator._reset
-    asked: weakref.WeakKeyDictionary[Any, deque[int]] = weakref.WeakKeyDictionary()
+    # The number of each way through a loader, and the samples that it has asked for.
+    asked: weakref.WeakKeyDictionary[Any, tuple[int, deque[int]]] = weakref.WeakKeyDictionary()
+    ways = itertools.count()
 
     @functools.wraps(ask)
     def next_index(self: Any) -> Any:
         index = ask(self)
         is_batch = isinstance(index, list) or (self._auto_collation and hasattr(index, "__len__"))
         samples = len(index) if is_batch else 0  # nothing tells them
-        asked.setdefault(self, deque(maxlen=_MOST_ASKED)).append(samples)
+        if self not in asked:
+            asked[self] = next(ways), deque(maxlen=_MOST_ASKED)
+        asked[self][1].append(samples)
         return index
 
     @functools.wraps(reset)
@@ -237,10 +241,10 @@ def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
             ended_ns = _now()
             journal.note(Note.INPUT, 0, began_ns, ended_ns - began_ns)
             before_forward.begins()
-        ahead = asked.get(args[0])
+        way, ahead = asked.get(args[0], (0, None))
         samples = ahead.popleft() if ahead else 0
         if samples and torch.is_grad_enabled():  # else it is an evaluation's loader
-            journal.note(Note.SAMPLES, samples, ended_ns, 0)
+            journal.note(Note.SAMPLES, samples, ended_ns, way)
         return result
 
     iterator.__next__, iterator._next_index, iterator._reset = timed, next_index, begins_again
