@@ -173,13 +173,13 @@ def _of_training(taken: Whole, backward: Whole) -> Whole:
         return taken
     taken = taken[np.argsort(taken[:, 1], kind="stable")]
     times_ns = np.append(taken[:, 1], _EVER)
+    by_way = np.argsort(taken[:, 2], kind="stable")
+    _, begin, of_way = np.unique(taken[by_way, 2], return_index=True, return_inverse=True)
+    first, last = by_way[begin], by_way[np.append(begin[1:], len(taken)) - 1]
+    passed = np.sort(backward[:, 1])
+    trains = np.searchsorted(passed, times_ns[first]) < np.searchsorted(passed, times_ns[last + 1])
     is_kept = np.empty(len(taken), bool)
-    for way in np.unique(taken[:, 2]):
-        places = np.flatnonzero(taken[:, 2] == way)
-        first, after = np.searchsorted(
-            np.sort(backward[:, 1]), (times_ns[places[0]], times_ns[places[-1] + 1])
-        )
-        is_kept[places] = first < after
+    is_kept[by_way] = trains[of_way.reshape(-1)]
     return taken[is_kept]
 
 

@@ -98,9 +98,7 @@ class Note:
     SHARD_NOISE = 25  # The same of the rank's shard of the mean: the ranks' sum is the mean's.
     CHECKPOINT = 26  # 0, start, length of the program's writing of a checkpoint.
     CHILDREN = 27  # Processor time of the process's children since the last, time, 0.
-    SAMPLES = (
-        28  # Samples that the program took with gradients on, time, number of the loader's way.
-    )
+    SAMPLES = 28  # Samples that the program took with gradients on, time, the loader's way.
 
 
 class Journal:
