@@ -1005,6 +1005,14 @@ def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     assert parts < whole
 
 
+def test_unrecorded_fragments_may_hide_nothing(jobs: tuple[Run, Run]) -> None:
+    """Three recordings of them took as long as without, above an interval that was 2 % wide."""
+    small, _ = jobs
+    table = fw.whatif(small, workers=4, bandwidth="100Mbps", local_steps=30, fragments=[1, 8])
+    step_s, (_, high_s) = table["step_s"], table.interval_s
+    assert step_s[1] < step_s[0] <= high_s[1] == high_s[0]
+
+
 def in_rounds(job: Run, every: int, curve: Metrics) -> Run:
     """Make a job whose workers add up once in so many steps: the others send nothing."""
     sums = job.collectives

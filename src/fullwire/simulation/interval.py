@@ -63,6 +63,22 @@ def interval_s(
         ends = interval_s(of_kinds, grid, sweep(of_kinds, grid, crew=crew), calibration, crew)
         low_s, high_s = (means(subjects, end_s.reshape(len(of_kinds), -1)) for end_s in ends)
         return low_s.reshape(-1), high_s.reshape(-1)
+    low_s, high_s = _of_one_kind(subjects, grid, predictions, calibration, crew)
+    # Without a recording of fragments nothing shows how much of them steps hide: maybe none.
+    if any(each.fragments > 1 and each.step.measured_ns is None for each in subjects):
+        whole = [replace(each, fragments=1) for each in subjects]
+        found = sweep(whole, grid, crew=crew)
+        high_s = np.maximum(high_s, _of_one_kind(whole, grid, found, calibration, crew)[1])
+    return low_s, high_s
+
+
+def _of_one_kind(
+    subjects: Sequence[Subject],
+    grid: Grid,
+    predictions: Predictions,
+    calibration: Calibration | None,
+    crew: Crew,
+) -> tuple[Floats, Floats]:
     repeated = np.array([subject.step.count >= _ENOUGH_STEPS for subject in subjects])
     measured = np.array([isinstance(way, MeasuredTransport) for way in grid.transports])
     has_evidence = repeated[:, None] | measured[None, :]
