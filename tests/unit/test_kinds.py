@@ -390,3 +390,17 @@ def test_all_commands_have_one_step_of_a_job_in_rounds(capsys: pytest.CaptureFix
     assert int(found.is_typical.sum()) % 4 == 0
     print_explanation(fw.explain(rounds))
     assert "7 rounds of 4 steps" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_prediction_is_held_against_steps_with_fewer_gradients_too() -> None:
+    def with_branch(run: Run) -> Run:
+        made = run.gradients
+        return dataclasses.replace(
+            run, gradients=made.rows((made.step % 2 == 1) | (made.order == 1))
+        )
+
+    before, after = (with_branch(a_job_by_turns(BY_TURNS, rate_bps=rate)) for rate in (1e9, 2e8))
+    found = verify(before, after)
+    assert found is not None
+    assert [kind.gradients for kind in kinds_of(after).kinds] == [1.0, 2.0]
+    assert found.measured_s == pytest.approx(usual_step_s(after))

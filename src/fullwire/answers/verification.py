@@ -28,6 +28,7 @@ from fullwire.findings.comparisons import (
 from fullwire.findings.finding import Finding
 from fullwire.findings.scaling import ChangedLocalSteps, ChangedSums
 from fullwire.fixes.fix import FILLS_THE_LINE, TIMES_ON_THE_WIRE
+from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
@@ -115,7 +116,13 @@ def verify(
         return None  # the other backend is unknown
     try:
         predictor = forecaster(before, calibrate=before_again, alone=told_alone(before))
-        measured_ns = [typical_step(run).measured_ns for run in (after, *after_again)]
+        # Of several kinds all count; a typical step is of those with the usual gradients.
+        measured_s = [
+            usual_step_s(run)
+            if kinds_of(run).kinds
+            else (typical_step(run).measured_ns or 0) * 1e-9
+            for run in (after, *after_again)
+        ]
         changes = dict(_changes(before, after))
         if is_other_work:
             changes[ChangedPasses(passes=passes_after)] = (
@@ -124,7 +131,7 @@ def verify(
             )
     except FullwireError:
         return None  # one of them has no step to predict from
-    if predictor is None or None in measured_ns:
+    if predictor is None or not all(measured_s):
         return None
     if not (changes or becomes_ours or becomes_one_sum):
         return None
@@ -156,7 +163,7 @@ def verify(
         low_s=found.low_s / passes_before,
         high_s=found.high_s / passes_before,
         full_s=None if full_s is None else full_s / passes_before,
-        measured_s=float(np.mean(np.array(measured_ns, np.float64))) * 1e-9 / passes_after,
+        measured_s=float(np.mean(np.array(measured_s, np.float64))) / passes_after,
     )
 
 
