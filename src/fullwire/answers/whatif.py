@@ -59,7 +59,7 @@ from fullwire.simulation.grid import (
     tried,
 )
 from fullwire.simulation.interval import Further, further_recording, interval_s
-from fullwire.simulation.of_kinds import apart
+from fullwire.simulation.of_kinds import apart, in_the_mean
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
@@ -453,10 +453,8 @@ def _predicted(
     """Predict each run under every change and every point of the grid."""
     whole = [subject_of(name, run, transports) for name, run in many]
     subjects = changed(whole, changes)
-    predictions, around_s = _swept(subjects, grid, transports, progress, those)
-    of_kinds = None
-    if any(subject.kinds for subject in subjects):
-        of_kinds = _swept(apart(subjects), grid, transports, None, those)
+    of_kinds = _swept(apart(subjects), grid, transports, progress, those)
+    predictions, around_s = in_the_mean(subjects, of_kinds)
     reaching = None
     if wanted is not None:
         from fullwire.simulation.target import targets
@@ -520,7 +518,8 @@ def _at_speeds(
             changes = {**first.changes, "compute_speed": own}
             subjects = changed(first.whole, changes)
             grid = replace(first.grid, workers=(workers,))
-            predictions, around_s = _swept(subjects, grid, transports, None, those)
+            of_kinds = _swept(apart(subjects), grid, transports, None, those)
+            predictions, around_s = in_the_mean(subjects, of_kinds)
             yield unfolded(predictions, changes), around_s
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ _FEWEST_ROUNDS = 3  # that show a distance between steps with collectives
 _REGULAR_ROUNDS = 0.9  # of the distances; a worker that is lost or joins begins a round anew
 NEXT_TO_NOTHING = 0.05  # of the bytes of a sum
 _ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one kind
+
+
+_ROUND: WeakKeyDictionary[Run, int] = WeakKeyDictionary()  # the steps of a round
 
 
 class Alone(NamedTuple):
@@ -159,16 +163,17 @@ def steps_of_a_round(run: Run) -> int:
     """Return how many steps pass from one with a sum to the next: 1 in most jobs.
 
     Workers that take steps of their own add up once in so many, and at equal distances. Only the
-    steps that the run has are counted: it may hold one kind of them.
+    steps that the run has are counted: it may hold one kind of them. Many ask, so the answer stays.
     """
     if len(run.collectives) <= _FEWEST_ROUNDS:  # before what loads numpy's masked arrays
         return 1
-    steps = _steps_in_order(run)
-    apart = np.sort(np.diff(steps.places[steps.sums]))
-    if len(apart) < _FEWEST_ROUNDS:
-        return 1
-    usual = int(apart[len(apart) // 2])
-    return usual if np.mean(apart == usual) >= _REGULAR_ROUNDS else 1
+    if run not in _ROUND:
+        steps = _steps_in_order(run)
+        apart = np.sort(np.diff(steps.places[steps.sums]))
+        usual = int(apart[len(apart) // 2]) if len(apart) >= _FEWEST_ROUNDS else 1
+        is_regular = usual > 1 and np.mean(apart == usual) >= _REGULAR_ROUNDS
+        _ROUND[run] = usual if is_regular else 1
+    return _ROUND[run]
 
 
 class _InOrder(NamedTuple):

@@ -26,7 +26,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
-from fullwire.simulation.of_kinds import apart, means
+from fullwire.simulation.of_kinds import apart, mean_ends
 from fullwire.simulation.sweep import PIECE_POINTS, residues, sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
 
@@ -60,9 +60,8 @@ def interval_s(
     """Return the least and the largest step time of every row; of kinds of steps, their means."""
     if any(subject.kinds for subject in subjects):
         of_kinds = apart(subjects)
-        ends = interval_s(of_kinds, grid, sweep(of_kinds, grid, crew=crew), calibration, crew)
-        low_s, high_s = (means(subjects, end_s.reshape(len(of_kinds), -1)) for end_s in ends)
-        return low_s.reshape(-1), high_s.reshape(-1)
+        found = sweep(of_kinds, grid, crew=crew)
+        return mean_ends(subjects, interval_s(of_kinds, grid, found, calibration, crew))
     low_s, high_s = _of_one_kind(subjects, grid, predictions, calibration, crew)
     # Without a recording of fragments nothing shows how much of them steps hide: maybe none.
     if any(each.fragments > 1 and each.step.measured_ns is None for each in subjects):

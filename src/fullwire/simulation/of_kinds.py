@@ -15,11 +15,9 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.run.kinds import Kind, kinds_of, run_of_kind
 from fullwire.run.run import Run
-from fullwire.run.usual import Alone, local_steps_of
-from fullwire.simulation.grid import Predictions, Residue, Subject
+from fullwire.run.usual import NEXT_TO_NOTHING, Alone, local_steps_of
+from fullwire.simulation.grid import Predictions, Residue, Subject, Swept
 from fullwire.simulation.typical import Sending, Step
-
-_NEARLY_NOTHING = 0.05  # of the bytes of the kind that sends most
 
 
 def by_kinds(
@@ -61,7 +59,7 @@ def _sent(kinds: Sequence[Kind]) -> list[Sending]:
     most_bytes = max(kind.sent_bytes for kind in kinds)
     if not most_bytes:  # one worker sent nothing, and it is asked what several would send
         return ["gradients"] * len(kinds)
-    few_bytes = _NEARLY_NOTHING * most_bytes
+    few_bytes = NEXT_TO_NOTHING * most_bytes
     return ["buckets" if kind.sent_bytes > few_bytes else "nothing" for kind in kinds]
 
 
@@ -122,6 +120,23 @@ def as_means(subjects: Sequence[Subject], of_kinds: Predictions) -> Predictions:
         found["network_utilization"] = used_s / found["step_s"]
     names = tuple(subject.name for subject in subjects)
     return Predictions(axes={**of_kinds.axes, "run": names}, measures=found)
+
+
+def mean_ends(
+    subjects: Sequence[Subject], of_kinds: tuple[Floats, Floats]
+) -> tuple[Floats, Floats]:
+    """Return the ends of the intervals of subjects from those of their kinds."""
+    kinds = len(apart(subjects))
+    low_s, high_s = (means(subjects, end_s.reshape(kinds, -1)).reshape(-1) for end_s in of_kinds)
+    return low_s, high_s
+
+
+def in_the_mean(subjects: Sequence[Subject], of_kinds: Swept) -> Swept:
+    """Return the predictions and intervals of subjects from those of their kinds."""
+    if not any(subject.kinds for subject in subjects):
+        return of_kinds
+    predictions, ends = of_kinds
+    return as_means(subjects, predictions), mean_ends(subjects, ends)
 
 
 def means(subjects: Sequence[Subject], values: Floats) -> Floats:

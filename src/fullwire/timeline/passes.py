@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.run.kinds import EARLIER, LAST, kinds_of, run_of_kind
+from fullwire.run.kinds import EARLIER, LAST, kinds_of
 from fullwire.run.run import Run
 
 _ALMOST = 0.1  # of the passes: small sums come beside those of gradients
@@ -51,34 +51,31 @@ def passes_that_each_sum(run: Run) -> float:
     kinds = kinds_of(run).kinds
     if not kinds:
         return passes if _sends_times(run, passes) else 0
-    each_sums = all(
-        _sends_times(run_of_kind(run, place), kind.passes or 1) for place, kind in enumerate(kinds)
-    )
+    each_sums = all(_sends_times(run, kind.passes or 1, place) for place, kind in enumerate(kinds))
     return passes if each_sums else 0
 
 
 def sums_once(run: Run) -> bool:
     """Say whether DDP sums all gradients once in each step, whatever its passes."""
-    kinds = kinds_of(run).kinds
-    steps = [run_of_kind(run, place) for place in range(len(kinds))] or [run]
-    return run.facts.buckets is not None and all(_sends_times(each, 1) for each in steps)
+    places = [*range(len(kinds_of(run).kinds))] or [None]
+    return run.facts.buckets is not None and all(_sends_times(run, 1, place) for place in places)
 
 
-def _sends_times(run: Run, passes: float) -> bool:
-    """Say whether a step sends its gradients so many times."""
+def _sends_times(run: Run, passes: float, place: int | None = None) -> bool:
+    """Say whether a step, or one of the kind at this place, sends its gradients so many times."""
     gradients, sums = run.gradients, run.collectives
     if not len(gradients):
         return False
     first = gradients.rank[0]
-    steps = np.unique(gradients.step[gradients.rank == first])
+    made = gradients.rows(gradients.rank == first)
+    if place is not None:
+        made = made.rows(kinds_of(run).of(made.step) == place)
+    if not len(made):
+        return False
+    steps, of_made = np.unique(made.step, return_inverse=True)
     is_sum = (sums.rank == first) & (sums.op == "allreduce") & np.isin(sums.step, steps)
-    place = np.searchsorted(steps, sums.step[is_sum])
-    sent = np.bincount(place, sums.bytes[is_sum], len(steps))
-    whole = np.bincount(
-        np.searchsorted(steps, gradients.step[gradients.rank == first]),
-        gradients.bytes[gradients.rank == first],
-        len(steps),
-    )
+    sent = np.bincount(np.searchsorted(steps, sums.step[is_sum]), sums.bytes[is_sum], len(steps))
+    whole = np.bincount(of_made, made.bytes)
     times = float(np.median(sent[whole > 0] / whole[whole > 0]))
     return abs(times - passes) <= _ALMOST * passes
 
