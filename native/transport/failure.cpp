@@ -112,7 +112,8 @@ void Engine::tell(Connection& to, std::uint64_t sequence) {
     say(to, kTell, sequence, extra, found ? *found : "", bytes);
 }
 
-// Returns the rank that has not acknowledged most of what the kernel has for it, and how much.
+// Returns the rank that has not acknowledged most of the data that the kernel has for it, and how much.
+// The notes by which ranks ask each other what is late are on their way, too, and are not what is late.
 std::pair<int, std::uint64_t> Engine::most_on_the_way() const {
     std::pair<int, std::uint64_t> most{-1, 0};
     for (const auto& connection : connections_) {
@@ -120,7 +121,8 @@ std::pair<int, std::uint64_t> Engine::most_on_the_way() const {
         int bytes = 0;
         ::ioctl(connection->socket, SIOCOUTQ, &bytes);
         const auto unacknowledged = static_cast<std::uint64_t>(std::max(bytes, 0));
-        if (unacknowledged > most.second) most = {connection->rank, unacknowledged};
+        const std::uint64_t notes = std::min(unacknowledged, connection->notes_since_data_bytes);
+        if (unacknowledged - notes > most.second) most = {connection->rank, unacknowledged - notes};
     }
     return most;
 }

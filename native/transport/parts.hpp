@@ -165,6 +165,7 @@ struct Engine::Connection {
     std::size_t last_words_bytes = 0;
     std::deque<std::pair<Head, std::string>> notes;
     std::deque<TaskPointer> granted_transfers;
+    std::uint64_t notes_since_data_bytes = 0;  // went out after the last byte of data
     bool is_full = false;  // the kernel takes no more for now
     bool is_broken = false;
 

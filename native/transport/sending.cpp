@@ -164,7 +164,12 @@ ssize_t Engine::send_rest(Connection& connection) {
     message.msg_iov = parts;
     message.msg_iovlen = count;
     const ssize_t sent = ::sendmsg(connection.socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent > 0) out.done += static_cast<std::size_t>(sent);
+    if (sent > 0) {
+        const auto bytes = static_cast<std::size_t>(sent);
+        const bool is_note = out.what == Connection::Out::What::note;
+        connection.notes_since_data_bytes = is_note ? connection.notes_since_data_bytes + bytes : 0;
+        out.done += bytes;
+    }
     return sent;
 }
 

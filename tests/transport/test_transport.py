@@ -11,6 +11,7 @@ import os
 import resource
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -430,6 +431,39 @@ def test_what_is_no_frame_closes_the_connection_and_is_counted(said: bytes) -> N
     assert "rank 1 sent rank 0 what is no frame of this transport" in task.problem
     assert engine.malformed == 1
     assert (array == 1).all()
+    engine.close()
+
+
+def crc32c(data: bytes) -> int:
+    check = 0xFFFFFFFF
+    for byte in data:
+        check ^= byte
+        for _ in range(8):
+            check = check >> 1 ^ (0x82F63B78 if check & 1 else 0)
+    return check ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(("count", "is_late"), [(10, False), (10_000, True)])
+def test_of_a_late_collective_only_its_data_is_said_to_be_on_the_way(
+    count: int, is_late: bool
+) -> None:
+    """The other rank asks for thousands of answers, and reads neither those nor the data."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        ours = socket.create_connection(listener.getsockname())
+        theirs = listener.accept()[0]
+    engine = _native.TransportStreams(0, [-1, ours.detach()], ["0", "1"], "mesh", 30.0, 0)
+    array = np.ones(count, np.float32)
+    place = [(array.ctypes.data, array.nbytes)]
+    program = programs.allreduce("recursive-doubling", 2, 0)
+    ping = struct.pack("<IB39x", 0x32545746, 6)
+    with theirs:
+        task = engine.collective("a sum", program, place, place, SUM, 0, 1, 1.0, True)
+        theirs.sendall((ping + struct.pack("<I", crc32c(ping))) * 5000)
+        assert engine.wait(task, 30.0)
+    assert task.problem
+    assert "rank 1 does not answer" in task.problem
+    assert ("still on the way" in task.problem) == is_late
     engine.close()
 
 
