@@ -32,6 +32,7 @@ from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
 from fullwire.run.usual import means_of_rounds
+from fullwire.simulation.buckets import fragment_shares
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.conftest import Cli
@@ -998,11 +999,31 @@ def test_a_job_that_adds_up_in_rounds_is_told_apart_from_one_that_does_in_every_
 def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     small, _ = jobs
     asked: dict[str, Any] = {"workers": 4, "bandwidth": "100Mbps", "local_steps": 30}
-    whole, parts = fw.whatif(small, fragments=[1, 8], **asked)["step_s"].tolist()
+    whole, two, four = fw.whatif(small, fragments=[1, 2, 4], **asked)["step_s"].tolist()
     alone = fw.whatif(small, workers=1, bandwidth="100Mbps")["step_s"][0]
     busy = (whole - alone) * 30
-    assert parts - alone == pytest.approx(8 * max(busy / 8 - alone, 0) / 30)
-    assert parts < whole
+    # The parameters have 24, 16, 8 and 2 MiB. A part ends where it has its share of all 50 MiB.
+    for found, parts_mib in ((two, (40, 10)), (four, (24, 16, 8, 2))):
+        exposed = sum(max(busy * part / 50 - alone, 0) for part in parts_mib) / 30
+        assert found - alone == pytest.approx(exposed)
+        assert found < whole
+
+
+@pytest.mark.parametrize(
+    ("mib", "count", "shares"),
+    [
+        ((25, 25, 25, 25), 2, (0.5, 0.5)),
+        ((1, 1, 97, 1), 3, (0.98, 0.01, 0.01)),  # the gradients of the last parameter come first
+        ((97, 1, 1, 1), 3, (0.02, 0.01, 0.97)),
+        ((50, 50), 8, (0.5, 0.5)),
+    ],
+)
+def test_fragments_end_between_parameters(
+    mib: tuple[int, ...], count: int, shares: tuple[float, ...]
+) -> None:
+    """A job with one large parameter took 60 ms a step, where 34.6 were predicted of even parts."""
+    found = fragment_shares(np.array(mib) * 2**20, count)
+    assert found.tolist() == pytest.approx(shares)
 
 
 def test_unrecorded_fragments_may_hide_nothing(jobs: tuple[Run, Run]) -> None:
