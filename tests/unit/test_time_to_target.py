@@ -720,6 +720,32 @@ def test_times_of_a_clock_that_runs_ahead_are_refused() -> None:
         until(a_job(32), a_job(32, metrics=ahead), GOAL)
 
 
+def test_times_of_a_clock_that_runs_behind_are_refused() -> None:
+    """They made a job seem to reach its goal sooner than it did."""
+    job = a_trained_job(a_transport(), workers=2, steps=400)
+    marks = job.spans.rows((job.spans.name == "step") & (job.spans.rank == 0))
+    table = dataclasses.replace(falling(145), time_ns=marks.end_ns)
+
+    def reported(kept: slice, steps: int = 0, behind: int = 0) -> Run:
+        """Report some values, of steps whose numbers go on, or on a clock some steps behind."""
+        late_ns = round(behind * float(np.diff(marks.end_ns).mean()))
+        later = dataclasses.replace(table, step=table.step + steps, time_ns=table.time_ns - late_ns)
+        return dataclasses.replace(job, metrics=later.rows(np.arange(400)[kept]))
+
+    each, each_tenth = slice(None), slice(9, None, 10)
+    for fine in (
+        reported(each),
+        reported(each_tenth),
+        reported(each, steps=50),  # it went on from a checkpoint
+        reported(slice(0, 350)),  # it stopped to report
+        reported(each, behind=2),
+    ):
+        until(fine, fine, GOAL)
+    for kept in (each, each_tenth):
+        with pytest.raises(UsageError, match=r"steps before theirs, .* times of another clock"):
+            until(reported(each), reported(kept, behind=50), GOAL)
+
+
 def test_a_curve_that_begins_late_counts_from_step_0() -> None:
     whole = dataclasses.replace(a_job(32, metrics=falling(150, scatter=0)), spans=Spans.empty())
     late = dataclasses.replace(whole, metrics=whole.metrics.rows(np.arange(99, 400, 10)))
