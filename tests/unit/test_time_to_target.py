@@ -30,6 +30,7 @@ from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
+from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
 from fullwire.run.usual import means_of_rounds
 from fullwire.simulation.buckets import fragment_shares
@@ -718,6 +719,17 @@ def test_times_of_a_clock_that_runs_ahead_are_refused() -> None:
     ahead = dataclasses.replace(table, time_ns=table.time_ns + 10**11)
     with pytest.raises(UsageError, match="first value after the last step: times of another clock"):
         until(a_job(32), a_job(32, metrics=ahead), GOAL)
+
+
+def test_values_of_several_steps_before_the_first_one_are_refused() -> None:
+    table = falling(100)
+    behind = dataclasses.replace(table, time_ns=table.time_ns - 2 * 10**8)
+    with pytest.raises(UsageError, match="before the first step: times of another clock"):
+        until(a_job(32), a_job(32, metrics=behind), GOAL)
+    at_first = dataclasses.replace(table, time_ns=table.time_ns - 2 * 10**7 + 1)
+    until(a_job(32), a_job(32, metrics=at_first.rows(np.arange(1, 400))), GOAL)
+    job = a_job(32, metrics=behind)
+    until(a_job(32), dataclasses.replace(job, gaps=(Gap("an earlier recording"),)), GOAL)
 
 
 def test_times_of_a_clock_that_runs_behind_are_refused() -> None:
