@@ -175,13 +175,6 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
                 f"{name}: expected times of {goal.metric} within the run's steps, got its first "
                 "value after the last step: times of another clock"
             )
-        # Values of an earlier attempt, whose steps are left out, make a run incomplete. The first
-        # value may be of the parameters that the job begins with.
-        if run.complete and (curve.times_ns[1:] < began_ns).any():
-            raise UsageError(
-                f"{name}: expected times of {goal.metric} within the run's steps, got values of "
-                "several steps before the first step: times of another clock"
-            )
         if (early := _steps_early(curve, marks)) is not None:
             raise UsageError(
                 f"{name}: expected a value of {goal.metric} after its step, got values {early:,} "
@@ -196,6 +189,13 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
         raise UsageError(
             f"{name}: expected times of {goal.metric} after the first step, got times of another "
             "clock"
+        )
+    # Values of an earlier attempt, whose steps are left out, make a run incomplete. The first
+    # value may be of the parameters that the job begins with.
+    if len(marks) and run.complete and (curve.times_ns[1:] < began_ns).any():
+        raise UsageError(
+            f"{name}: expected times of {goal.metric} within the run's steps, got values of "
+            "several steps before the first step: times of another clock"
         )
     workers = run.facts.workers
     return Reached(
