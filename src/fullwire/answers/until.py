@@ -28,14 +28,13 @@ from fullwire.convergence.curves import Curve, Goal, curve_of, has_reached, reac
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import ReachedAlike, ReachedFirst
-from fullwire.run.run import Run, Spans
+from fullwire.run.run import Run
 from fullwire.run.usual import marks_of_steps
 
 _USUAL_COUNTS = 4  # the degrees of freedom of the usual scatter, beside a side's own runs
 _SURE = 0.95
 _LATE = 3.0  # steps after the last one: a loss may be reported a little after its step
-_NOTABLE = 0.05  # of the time to the goal, or of a pace
-_FEWEST_TIMES = 8  # of values, to hold their clock against that of the steps
+_NOTABLE = 0.05  # of the time to the goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +174,8 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
                 f"{name}: expected times of {goal.metric} within the run's steps, got its first "
                 "value after the last step: times of another clock"
             )
-        if (early := _steps_early(curve, marks)) is not None:
+        ended_ns = np.sort(marks.end_ns[marks.rank == marks.rank.min()])
+        if (early := curve.steps_early(ended_ns)) is not None:
             raise UsageError(
                 f"{name}: expected a value of {goal.metric} after its step, got values {early:,} "
                 "steps before theirs, and none at the end: times of another clock"
@@ -205,26 +205,6 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
         device_hours=None if workers is None else time_s * workers / 3600,
         begins_late=before_s is not None and before_s > _NOTABLE * time_s,
     )
-
-
-def _steps_early(curve: Curve, marks: Spans) -> int | None:
-    """Return by how many steps a curve's clock runs behind that of the steps; None if none shows.
-
-    Such values have numbers ahead of the steps that had ended, and as many steps at the end have no
-    value. A job that went on from a checkpoint has the first of both, and one that stopped to
-    report has the second. Where a metric counts something else than steps, nothing is told.
-    """
-    ended_ns = np.sort(marks.end_ns[marks.rank == marks.rank.min()])
-    ended = np.searchsorted(ended_ns, curve.times_ns, side="right")
-    meanwhile = (ended > 0) & (ended < len(ended_ns))
-    steps, ended = curve.steps[meanwhile], ended[meanwhile]
-    if len(steps) < _FEWEST_TIMES or ended[-1] == ended[0]:
-        return None
-    if abs((steps[-1] - steps[0]) / (ended[-1] - ended[0]) - 1) > _NOTABLE:
-        return None
-    blur = float(np.median(np.diff(steps))) + _LATE
-    ahead, without = float(np.median(steps - ended)), len(ended_ns) - int(ended[-1])
-    return without if without > blur and abs(ahead - without) <= blur else None
 
 
 def _usual(side: Sequence[Reached], name: str) -> float:
