@@ -1047,6 +1047,24 @@ def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
         assert found < whole
 
 
+def test_ranks_wait_for_each_other_at_each_fragment(jobs: tuple[Run, Run]) -> None:
+    """Their times of 8 steps were added up where they meet after 2."""
+    small, _ = jobs
+    asked: dict[str, Any] = {
+        "workers": 4,
+        "bandwidth": "100Gbps",
+        "jitter": ["none", "lognormal:9%"],
+    }
+
+    def waiting_s(**rounds: Any) -> float:
+        even, uneven = fw.whatif(small, **rounds, **asked)["step_s"].tolist()
+        return float(uneven - even)
+
+    often, rarely = waiting_s(local_steps=2, fragments=1), waiting_s(local_steps=8, fragments=1)
+    assert waiting_s(local_steps=8, fragments=4) == pytest.approx(often, rel=1e-6)
+    assert rarely < 0.6 * often
+
+
 @pytest.mark.parametrize(
     ("mib", "count", "shares"),
     [

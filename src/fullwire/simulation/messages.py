@@ -181,7 +181,8 @@ class Messages:
         if apart > 1:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
-        late_s = jitter.late_s(self.subject.step, workers, apart)[:, None, None]
+        # Ranks meet for each fragment, and are late for each other as often.
+        late_s = jitter.late_s(self.subject.step, workers, apart // parts)[:, None, None]
         if isinstance(jitter, AsRecorded):
             still_late = self.subject.crowding.still_late(self.subject.ranks_per_processor(workers))
             late_s = late_s * still_late[:, None, None]
