@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -159,3 +159,36 @@ def test_changes_travel_in_a_wire_format_and_ranks_stay_equal(tmp_path: Path) ->
     job = played(tmp_path, "forward", FULLWIRE_WIRE="bf16", WIDTH="8000", SYNC="4")
     assert job.returncode == 0, job.stderr
     assert check_rounds(tmp_path, 3, 4)[30] == 2
+
+
+def test_a_round_begins_quickly_and_each_interrupted_one_goes_back_to_its_own_beginning() -> None:
+    """The copy of the state took new memory in each round, and so three times as long."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    job = fullwire.elastic(model, optimizer, sync_every=2)
+    job._loop = job._loop.next(8)
+    job._mesh = cast(Any, object())  # without one, no round is kept
+
+    def take(steps: int) -> list[Any]:
+        for _ in range(steps):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        momenta = [optimizer.state[each]["momentum_buffer"] for each in model.parameters()]
+        return [each.detach().clone() for each in (*model.parameters(), *momenta)]
+
+    before = take(1)
+    for _ in range(3):
+        places = []
+        for _ in range(2):
+            job._begin_round()
+            assert job._kept is not None
+            row: Any = job._kept[1]
+            places.append(row.data_ptr())
+        assert places[0] == places[1]
+        take(3)
+        job._go_back()
+        momenta = [optimizer.state[each]["momentum_buffer"] for each in model.parameters()]
+        for each, own in zip(before, (*model.parameters(), *momenta), strict=True):
+            torch.testing.assert_close(each, own.detach())
+        before = take(1)

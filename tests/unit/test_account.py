@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.findings.between import between_steps, outside_of_steps
+from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Run, Spans
 from fullwire.run.usual import kept_steps, pauses, usual_steps
 from fullwire.timeline.account import Part, account
@@ -47,6 +48,19 @@ def test_a_computation_that_is_blocked_on_a_collective_does_not_compute() -> Non
     blocked = [("compute", "forward", 0.0, 50.0), ("communication", "wait", 40.0, 50.0)]
     rank = Rank(50, blocked, [(10 * PER_MS, 40, 50)])
     assert parts_ms(a_job(rank, rank)) == {"compute": 40, "line_rate": 10}
+
+
+def test_what_a_rank_does_beside_a_fragments_sum_is_its_own() -> None:
+    """T1 of a job that slept 30 ms in each step was 22 ms: its sums were exposed beside that."""
+    loads, waits = ("input", "wait", 10.0, 20.0), ("communication", "wait", 56.0, 60.0)
+    rank = Rank(60, [("compute", "backward", 20.0, 50.0), loads, waits], [(40 * PER_MS, 0, 60)])
+    beside = a_job(rank, rank)
+    streamed = dataclasses.replace(beside, facts=beside.facts | Facts(local_steps=2, fragments=2))
+    assert parts_ms(streamed) == pytest.approx(
+        {"compute": 30, "input": 10, "host": 16, "line_rate": 40 / 60 * 4, "transport": 4 / 3}
+    )
+    assert account(streamed, RATES).alone_s == pytest.approx(56e-3)
+    assert parts_ms(beside) == pytest.approx({"compute": 30, "line_rate": 20, "transport": 10})
 
 
 def test_waiting_lasts_until_the_latest_rank_has_issued_the_collective() -> None:

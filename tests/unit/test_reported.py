@@ -319,21 +319,24 @@ def test_show_draws_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("taken", "of_step"),
+    ("taken", "rows", "of_step"),
     [
-        ([8, 8, 8, 8, 64] * 8, 19),  # 19.2
-        ([8, 56] * 12, 32),
-        ([16, 16, 8] * 8, 13),  # 13.3, of a data set whose last batch is small
-        ([64, 0] * 12, 32),  # a batch that is cut into two steps, or four
-        ([64, 0, 0, 0] * 6, 16),
-        ([48, *[16] * 20, 0, 0], 16),  # read two batches ahead
-        ([16 * 24, *[0] * 23], None),  # all batches were read before the first step
-        ([*[16] * 6, *[0] * 18], None),
-        ([16 * 12, *[0] * 11, 16 * 12, *[0] * 11], None),
+        ([8, 8, 8, 8, 64] * 8, 0, 19),  # 19.2
+        ([8, 56] * 12, 0, 32),
+        ([16, 16, 8] * 8, 0, 13),  # 13.3, of a data set whose last batch is small
+        ([64, 0] * 12, 32, 32),  # a batch that is cut into two steps, or four
+        ([64, 0, 0, 0] * 6, 16, 16),
+        ([64, 0, 0] * 8, 64, 64),  # each batch is taken three times, which is no cut
+        ([64, 0, 0] * 8, 0, None),  # nothing tells these two apart
+        ([64, 0, 0] * 8, 512, None),  # rows that are no samples
+        ([48, *[16] * 20, 0, 0], 0, 16),  # read two batches ahead
+        ([16 * 24, *[0] * 23], 16, None),  # all batches were read before the first step
+        ([*[16] * 6, *[0] * 18], 16, None),
+        ([16 * 12, *[0] * 11, 16 * 12, *[0] * 11], 16, None),
     ],
 )
 def test_the_samples_of_a_step_are_a_mean(
-    tmp_path: Path, taken: list[int], of_step: int | None
+    tmp_path: Path, taken: list[int], rows: int, of_step: int | None
 ) -> None:
     """Steps times samples are all samples, also where the batches of a job differ."""
     journal = Journal(str(tmp_path))
@@ -343,7 +346,9 @@ def test_the_samples_of_a_step_are_a_mean(
     notes = [[samples, 10 * step + 5, 0] for step, samples in enumerate(taken) if samples]
     reported = Reported()
     steps = steps_of(*range(10, 10 * len(taken) + 10, 10))
-    reported.add(read, steps, {**NO_NOTES, Note.SAMPLES: np.array(notes, np.int64)}, 0)
+    forward = [[rows, 10 * step + 6, 10 * step + 7] for step in range(len(taken))]
+    told = {Note.SAMPLES: np.array(notes, np.int64), Note.FORWARD: np.array(forward, np.int64)}
+    reported.add(read, steps, {**NO_NOTES, **told}, 0)
     assert reported.facts(1).step_samples == of_step
 
 

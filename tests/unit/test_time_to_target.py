@@ -30,8 +30,10 @@ from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
+from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
 from fullwire.run.usual import means_of_rounds
+from fullwire.simulation.buckets import fragment_shares
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.conftest import Cli
@@ -719,6 +721,43 @@ def test_times_of_a_clock_that_runs_ahead_are_refused() -> None:
         until(a_job(32), a_job(32, metrics=ahead), GOAL)
 
 
+def test_values_of_several_steps_before_the_first_one_are_refused() -> None:
+    table = falling(100)
+    behind = dataclasses.replace(table, time_ns=table.time_ns - 2 * 10**8)
+    with pytest.raises(UsageError, match="before the first step: times of another clock"):
+        until(a_job(32), a_job(32, metrics=behind), GOAL)
+    at_first = dataclasses.replace(table, time_ns=table.time_ns - 2 * 10**7 + 1)
+    until(a_job(32), a_job(32, metrics=at_first.rows(np.arange(1, 400))), GOAL)
+    job = a_job(32, metrics=behind)
+    until(a_job(32), dataclasses.replace(job, gaps=(Gap("an earlier recording"),)), GOAL)
+
+
+def test_times_of_a_clock_that_runs_behind_are_refused() -> None:
+    """They made a job seem to reach its goal sooner than it did."""
+    job = a_trained_job(a_transport(), workers=2, steps=400)
+    marks = job.spans.rows((job.spans.name == "step") & (job.spans.rank == 0))
+    table = dataclasses.replace(falling(145), time_ns=marks.end_ns)
+
+    def reported(kept: slice, steps: int = 0, behind: int = 0) -> Run:
+        """Report some values, of steps whose numbers go on, or on a clock some steps behind."""
+        late_ns = round(behind * float(np.diff(marks.end_ns).mean()))
+        later = dataclasses.replace(table, step=table.step + steps, time_ns=table.time_ns - late_ns)
+        return dataclasses.replace(job, metrics=later.rows(np.arange(400)[kept]))
+
+    each, each_tenth = slice(None), slice(9, None, 10)
+    for fine in (
+        reported(each),
+        reported(each_tenth),
+        reported(each, steps=50),  # it went on from a checkpoint
+        reported(slice(0, 350)),  # it stopped to report
+        reported(each, behind=2),
+    ):
+        until(fine, fine, GOAL)
+    for kept in (each, each_tenth):
+        with pytest.raises(UsageError, match=r"steps before theirs, .* times of another clock"):
+            until(reported(each), reported(kept, behind=50), GOAL)
+
+
 def test_a_curve_that_begins_late_counts_from_step_0() -> None:
     whole = dataclasses.replace(a_job(32, metrics=falling(150, scatter=0)), spans=Spans.empty())
     late = dataclasses.replace(whole, metrics=whole.metrics.rows(np.arange(99, 400, 10)))
@@ -998,11 +1037,49 @@ def test_a_job_that_adds_up_in_rounds_is_told_apart_from_one_that_does_in_every_
 def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     small, _ = jobs
     asked: dict[str, Any] = {"workers": 4, "bandwidth": "100Mbps", "local_steps": 30}
-    whole, parts = fw.whatif(small, fragments=[1, 8], **asked)["step_s"].tolist()
+    whole, two, four = fw.whatif(small, fragments=[1, 2, 4], **asked)["step_s"].tolist()
     alone = fw.whatif(small, workers=1, bandwidth="100Mbps")["step_s"][0]
     busy = (whole - alone) * 30
-    assert parts - alone == pytest.approx(8 * max(busy / 8 - alone, 0) / 30)
-    assert parts < whole
+    # The parameters have 24, 16, 8 and 2 MiB. A part ends where it has its share of all 50 MiB.
+    for found, parts_mib in ((two, (40, 10)), (four, (24, 16, 8, 2))):
+        exposed = sum(max(busy * part / 50 - alone, 0) for part in parts_mib) / 30
+        assert found - alone == pytest.approx(exposed)
+        assert found < whole
+
+
+def test_ranks_wait_for_each_other_at_each_fragment(jobs: tuple[Run, Run]) -> None:
+    """Their times of 8 steps were added up where they meet after 2."""
+    small, _ = jobs
+    asked: dict[str, Any] = {
+        "workers": 4,
+        "bandwidth": "100Gbps",
+        "jitter": ["none", "lognormal:9%"],
+    }
+
+    def waiting_s(**rounds: Any) -> float:
+        even, uneven = fw.whatif(small, **rounds, **asked)["step_s"].tolist()
+        return float(uneven - even)
+
+    often, rarely = waiting_s(local_steps=2, fragments=1), waiting_s(local_steps=8, fragments=1)
+    assert waiting_s(local_steps=8, fragments=4) == pytest.approx(often, rel=1e-6)
+    assert rarely < 0.6 * often
+
+
+@pytest.mark.parametrize(
+    ("mib", "count", "shares"),
+    [
+        ((25, 25, 25, 25), 2, (0.5, 0.5)),
+        ((1, 1, 97, 1), 3, (0.98, 0.01, 0.01)),  # the gradients of the last parameter come first
+        ((97, 1, 1, 1), 3, (0.02, 0.01, 0.97)),
+        ((50, 50), 8, (0.5, 0.5)),
+    ],
+)
+def test_fragments_end_between_parameters(
+    mib: tuple[int, ...], count: int, shares: tuple[float, ...]
+) -> None:
+    """A job with one large parameter took 60 ms a step, where 34.6 were predicted of even parts."""
+    found = fragment_shares(np.array(mib) * 2**20, count)
+    assert found.tolist() == pytest.approx(shares)
 
 
 def test_unrecorded_fragments_may_hide_nothing(jobs: tuple[Run, Run]) -> None:

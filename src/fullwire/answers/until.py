@@ -174,6 +174,12 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
                 f"{name}: expected times of {goal.metric} within the run's steps, got its first "
                 "value after the last step: times of another clock"
             )
+        ended_ns = np.sort(marks.end_ns[marks.rank == marks.rank.min()])
+        if (early := curve.steps_early(ended_ns)) is not None:
+            raise UsageError(
+                f"{name}: expected a value of {goal.metric} after its step, got values {early:,} "
+                "steps before theirs, and none at the end: times of another clock"
+            )
     else:
         pace_ns = float(np.median(np.diff(curve.times_ns) / np.diff(curve.steps)))
         began_ns = first_ns - max(pace_ns, 0.0) * max(first, 0)
@@ -183,6 +189,13 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
         raise UsageError(
             f"{name}: expected times of {goal.metric} after the first step, got times of another "
             "clock"
+        )
+    # Values of an earlier attempt, whose steps are left out, make a run incomplete. The first
+    # value may be of the parameters that the job begins with.
+    if len(marks) and run.complete and (curve.times_ns[1:] < began_ns).any():
+        raise UsageError(
+            f"{name}: expected times of {goal.metric} within the run's steps, got values of "
+            "several steps before the first step: times of another clock"
         )
     workers = run.facts.workers
     return Reached(

@@ -25,11 +25,13 @@ from fullwire.run.run import Metrics, Whole
 from fullwire.units import NUMBER, show_number, shown
 
 _GOAL = re.compile(rf"\s*([^<>=]*[^\s<>=])\s*(<=|>=|<|>)\s*({NUMBER})\s*")
-FEWEST = 8  # values, for a forecast
+FEWEST = 8  # values, for a forecast, or to hold their clock against that of the steps
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
 WIDEST = 10.0  # times, from the low end of a forecast to the high one
 FAR = 4.0  # times the recorded steps
 WARM_UP = 0.05  # of the recorded steps, which follow no law yet
+_LATE = 3.0  # steps: a value may be reported a little after its step, or before it
+_OF_A_PACE = 0.05  # its usual scatter between a metric's steps and the run's
 _WINDOWS = 40  # a running median covers so small a part of the curve
 _STRETCHES = 30
 
@@ -82,6 +84,25 @@ class Curve:
     repeated: int = 0  # values that a restart gave up, or that were reported again
     not_numbers: int = 0
     lost_at: int | None = None  # the step from which on the metric is no number
+
+    def steps_early(self, ended_ns: Whole) -> int | None:
+        """Return by how many steps its clock runs behind that of the steps; None if none shows.
+
+        `ended_ns`: when each step ended, in order. Values of a clock behind have numbers ahead of
+        the steps that had ended, and as many steps at the end have no value. A job that went on
+        from a checkpoint has the first of both, and one that stopped to report has the second.
+        Where a metric counts something else than steps, nothing is told.
+        """
+        ended = np.searchsorted(ended_ns, self.times_ns, side="right")
+        meanwhile = (ended > 0) & (ended < len(ended_ns))
+        steps, ended = self.steps[meanwhile], ended[meanwhile]
+        if len(steps) < FEWEST or ended[-1] == ended[0]:
+            return None
+        if abs((steps[-1] - steps[0]) / (ended[-1] - ended[0]) - 1) > _OF_A_PACE:
+            return None
+        blur = float(np.median(np.diff(steps))) + _LATE
+        ahead, without = float(np.median(steps - ended)), len(ended_ns) - int(ended[-1])
+        return without if without > blur and abs(ahead - without) <= blur else None
 
 
 def read_goal(text: str) -> Goal:

@@ -33,9 +33,10 @@ from fullwire.run.facts import Facts
 from fullwire.run.run import Events, Metrics, Noise, Whole
 
 _NOISE = Note.OWN_NOISE, Note.MEAN_NOISE, Note.SHARD_NOISE
-KINDS = (*_NOISE, Note.SAMPLES, Note.BACKWARD)
+KINDS = (*_NOISE, Note.SAMPLES, Note.FORWARD, Note.BACKWARD)
 # So small a share of steps that took nothing, as where a thread reads, leaves the mean as it is.
 _FEW_WITHOUT = 0.1
+_ALIKE = 0.1  # of the samples of a step: rows that differ less from them are samples
 _EVER = 2**63 - 1
 _PARTS = 4  # of a run, in each of which a steady program takes about as much
 
@@ -67,7 +68,9 @@ class Reported:
         self._ranks += 1
         self._first = self._first or (steps, shift_ns)
         self._samples.append(
-            _mean_samples(_of_training(notes[Note.SAMPLES], notes[Note.BACKWARD]), steps)
+            _mean_samples(
+                _of_training(notes[Note.SAMPLES], notes[Note.BACKWARD]), notes[Note.FORWARD], steps
+            )
         )
         passes = _by_step(notes[Note.BACKWARD], steps)
         self._passes += [float(np.median(passes[passes > 0]))] if passes.any() else []
@@ -183,7 +186,7 @@ def _of_training(taken: Whole, backward: Whole) -> Whole:
     return taken[is_kept]
 
 
-def _mean_samples(taken: Whole, steps: Steps) -> float | None:
+def _mean_samples(taken: Whole, forward: Whole, steps: Steps) -> float | None:
     """Return the samples that a rank takes in a step, as a mean; None where nothing tells.
 
     A step may cut one batch into passes, or take several. A rank that took none at all may have
@@ -191,8 +194,9 @@ def _mean_samples(taken: Whole, steps: Steps) -> float | None:
     first step counts as no more than the largest other one.
 
     A program that cuts a batch into several steps takes nothing in most of them. Its mean is right
-    from one taking to the last one. Where many steps took nothing, and the others did not take
-    steadily, how a step takes its part of what was read before is unknown.
+    from one taking to the last one. One that takes several steps with a whole batch looks alike. So
+    where many steps took nothing, the rows that its forward passes were given tell. Without them,
+    or where the other steps did not take steadily, a step's part of what was read is unknown.
     """
     by_step = _by_step(taken, steps, of_numbers=True)
     if not len(taken) or not len(by_step):
@@ -208,6 +212,15 @@ def _mean_samples(taken: Whole, steps: Steps) -> float | None:
         mean = float(by_step.mean())
         if parts.min() < mean / 2 or parts.max() > 2 * mean:
             return None
+        if len(takes) < 2:
+            return None
+        between = slice(takes[0], takes[-1])
+        rows = float(_by_step(forward, steps, of_numbers=True)[between].mean())
+        mean = float(by_step[between].mean())
+        again = (takes[-1] - takes[0]) / (len(takes) - 1)  # steps with each batch
+        if abs(rows - mean * again) <= _ALIKE * mean:
+            return rows
+        return mean if abs(rows - mean) <= _ALIKE * mean else None
     return float(by_step[takes[0] : takes[-1]].mean()) if len(takes) > 1 else None
 
 

@@ -443,8 +443,10 @@ class Job:
             self._outer.begin()
             self._sums.begin_sums()
             if self._mesh is not None:
-                state = State(self._parts())
-                self._kept = state.description, state.piece(0, state.size_bytes)
+                state, row = State(self._parts()), None
+                if self._kept is not None and len(self._kept[1]) == state.size_bytes:
+                    row = self._kept[1]  # new memory takes as long again as the copy
+                self._kept = state.description, state.piece(0, state.size_bytes, row)
             self._begin_sums_if_streamed()
 
     def _due(self, number: int) -> Sequence[Any]:
@@ -508,6 +510,7 @@ class Job:
         assert self._kept is not None
         self._round.is_interrupted = True
         self._load(parts_of(*self._kept))
+        self._kept = None  # the optimizer may now work on its tensors
         self._drop_gradients()
 
     def _is_interruption(self, error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 from fullwire.units import seconds, size_bytes
 
@@ -173,3 +174,20 @@ def _size_text(size: int) -> str:
         if size % factor == 0:
             return f"{size // factor}{unit}"
     return f"{size}B"
+
+
+def fragment_shares(bytes_: NDArray[np.int64], count: int) -> Floats:
+    """Return the share of a step's bytes that each fragment of the parameters has.
+
+    Fragments end between parameters, as those of `fullwire.elastic` do, and each has one parameter
+    at the least. So a large parameter makes a large fragment. The gradients are given in the order
+    in which they become ready, which is the parameters' order from the last one on.
+    """
+    passed = np.cumsum(bytes_[::-1].astype(np.float64))
+    count = min(count, len(passed))
+    ends = [-1]
+    for number in range(1, count):
+        full = int(np.searchsorted(passed, passed[-1] * number / count))
+        ends.append(max(ends[-1] + 1, min(full, len(passed) - 1 - (count - number))))
+    edges = np.concatenate([[0.0], passed[ends[1:]], passed[-1:]])
+    return np.asarray(np.diff(edges) / passed[-1])

@@ -25,7 +25,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.errors import UsageError
-from fullwire.simulation.buckets import BucketPolicy, Buckets
+from fullwire.simulation.buckets import BucketPolicy, Buckets, fragment_shares
 from fullwire.simulation.grid import Grid, Order, Residue, Subject, tried
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.schedule import (
@@ -164,21 +164,25 @@ class Messages:
         """Return a step's loss, as the mean over the steps until the next that synchronises.
 
         Local steps end in averages of parameters. These are always exposed, since all parameters
-        are ready at once. A fragment of them has the whole next step to arrive. Collectives that
-        are no buckets are in every step, unless they sum gradients.
+        are ready at once. A fragment of them has the whole next step to arrive, and a large one may
+        need longer. Collectives that are no buckets are in every step, unless they sum gradients.
         """
         overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
         parts = min(self.subject.fragments, local_steps)
         if parts > 1:
             step_s = self.subject.step.step_ns * 1e-9 * accumulate
-            overhead_s = parts * np.maximum(exposed.busy_s / parts - step_s, 0.0)
+            shares = fragment_shares(self.subject.step.bytes, parts)
+            overhead_s = running_sum(
+                np.maximum(exposed.busy_s * share - step_s, 0.0) for share in shares.tolist()
+            )
         overhead_s = overhead_s + exposed.by_others_s
         overhead_s = overhead_s + self.subject.step.packing_ns * 1e-9
         apart = accumulate * local_steps
         if apart > 1:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
-        late_s = jitter.late_s(self.subject.step, workers, apart)[:, None, None]
+        # Ranks meet for each fragment, and are late for each other as often.
+        late_s = jitter.late_s(self.subject.step, workers, apart // parts)[:, None, None]
         if isinstance(jitter, AsRecorded):
             still_late = self.subject.crowding.still_late(self.subject.ranks_per_processor(workers))
             late_s = late_s * still_late[:, None, None]

@@ -2,8 +2,10 @@
 
 Every instant belongs to the first that applies: computing, communication that was exposed, a codec,
 waiting for input, and the rest. A rank computes inside its compute spans, with two exceptions: it
-was blocked on a collective, or a hook packed gradients, and then the time is a codec's. Several
-collectives may be outstanding at one instant. Then one that is being transferred counts first. One
+was blocked on a collective, or a hook packed gradients, and then the time is a codec's. A sum of
+local steps in fragments travels beside the next step, and is exposed only where the rank says that
+it was blocked: what it does meanwhile is its own. Several collectives may be outstanding at one
+instant. Then one that is being transferred counts first. One
 whose transfer cannot be told from waiting counts second, and waiting last.
 
     ("host", "step")             the step; other spans in the host lane are no activity of their own
@@ -265,14 +267,17 @@ def _timeline(
     is_computing = is_at_work & ~covered[Kind.PACKING]
     is_packing = covered[Kind.PACKING] | covered[Kind.CODEC]
     is_communicating = outstanding | covered[Kind.SENDING]
+    is_held_up = np.ones(len(period), bool)
+    if (run.facts.fragments or 1) > 1 and covered[Kind.BLOCKED].any():
+        is_held_up = covered[Kind.BLOCKED]
     doing = np.select(
         [
             is_computing,
             is_at_work,
-            period >= 0,
-            is_untold,
-            is_between_stages,
-            outstanding,
+            is_held_up & (period >= 0),
+            is_held_up & is_untold,
+            is_held_up & is_between_stages,
+            is_held_up & outstanding,
             is_packing,
             covered[Kind.INPUT],
         ],

@@ -68,7 +68,7 @@ class Note:
     """
 
     OPTIMIZER = 1  # Number of the optimizer, start, length.
-    FORWARD = 2  # 0, start, length.
+    FORWARD = 2  # Rows of the first tensor given, or 0 if unknown, start, length.
     BACKWARD = 3  # 0, start, length.
     GRADIENT = 4  # Number of the parameter, time when its gradient was ready, 0.
     ISSUE = 5  # Number of the collective, time of its issue, number of its signature.
@@ -77,7 +77,7 @@ class Note:
     INPUT = 8  # 0, start, length of waiting for data.
     EVALUATION = 9  # 0, start, length.
     ZERO_GRAD = 10  # 0, time when gradients were cleared, 0.
-    INFERENCE = 12  # 0, start, length of a forward where gradients are off.
+    INFERENCE = 12  # The same of a forward where gradients are off.
     CODEC = 11  # 0 (or 1 if left for later), start, length of a communication hook's own work.
     # The next four come before END, if the transport notes them. Each has the collective's number
     # and its end.

@@ -315,12 +315,18 @@ def _watch_data_parallel(
     @functools.wraps(forward)
     def forward_(self: Any, *args: Any, **kwargs: Any) -> Any:
         before_forward.ends()
+        tensors = (
+            each
+            for each in (*args, *kwargs.values())
+            if isinstance(each, torch.Tensor) and each.dim()
+        )
+        rows = next(map(len, tensors), 0)  # mostly samples
         began = clock.moment()
         try:
             return forward(self, *args, **kwargs)
         finally:
             kind = Note.FORWARD if torch.is_grad_enabled() else Note.INFERENCE
-            clock.note(kind, 0, began, clock.moment())
+            clock.note(kind, rows, began, clock.moment())
 
     @functools.wraps(register)
     def register_comm_hook(self: Any, state: object, hook: Any) -> None:
