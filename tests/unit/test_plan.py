@@ -425,6 +425,25 @@ def test_explain_shows_the_parts_of_a_plan_that_plan_shows(fixed: str) -> None:
     assert waited_s == pytest.approx(best.bubble_s, abs=near_s)
 
 
+@pytest.mark.parametrize(
+    ("model", "nodes", "seq", "fixed"),
+    [
+        ("llama3-8b", 8, 8192, "tp=2,pp=8,cp=2"),
+        ("mixtral-8x7b", 8, 4096, "tp=1,pp=4,ep=8"),
+        ("deepseek-v3", 32, 4096, "pp=16"),
+    ],
+)
+def test_explain_has_the_bubble_and_the_host_of_a_plan_with_more_kinds_of_parallelism(
+    model: str, nodes: int, seq: int, fixed: str
+) -> None:
+    batch: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "global_batch": 256, "seq": seq}
+    result = fw.plan(model, **batch, fix=fixed, top=1)
+    best, explained = result.best, fw.explain(result.run()).account
+    near_s = 5e-4 * best.step_s
+    assert explained["host"] == pytest.approx(best.host_s, abs=near_s)
+    assert explained["bubble"] == pytest.approx(best.bubble_s, abs=near_s)
+
+
 def test_the_rows_of_a_step_hold_the_bytes_that_were_priced() -> None:
     def sent(model: str, nodes: int, seq: int, fixed: str) -> Collectives:
         job: dict[str, Any] = {"nodes": nodes, "global_batch": 256, "seq": seq}
