@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.plan_search import usable
+from fullwire.answers.plan_search import ALIKE, usable
 from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
@@ -202,6 +203,29 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
     table.write_text("tp,step_time_s\n8,soon\n")
     with pytest.raises(DamagedInput, match=r"measured.csv:2: step_time_s: expected seconds"):
         fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+@pytest.mark.parametrize("times", [0.7, 1.1, 2.0])
+def test_a_measured_plan_takes_as_long_as_measured_and_plans_like_it_go_along(
+    times: float, tmp_path: Path
+) -> None:
+    names = ("tp", "pp", "vpp", "dp", "cp", "zero", "recompute", "microbatch")
+    own = {name: getattr(usual().best, name) for name in names}
+    table = tmp_path / "measured.csv"
+    rows = [
+        [*map(str, own.values()), str(share * usual().best.step_s * times)] for share in (0.9, 1.1)
+    ]
+    table.write_text("\n".join(",".join(row) for row in ([*names, "step_time_s"], *rows)) + "\n")
+    itself = fw.plan("llama3-70b", **ASKED, fix=own, calibrate=table).best
+    assert itself.step_s == pytest.approx(times * usual().best.step_s, rel=1e-9)
+    fewer_chunks = {**own, "vpp": own["vpp"] // 2}
+    before = fw.plan("llama3-70b", **ASKED, fix=fewer_chunks).best
+    after = fw.plan("llama3-70b", **ASKED, fix=fewer_chunks, calibrate=table).best
+    assert math.log(after.step_s / before.step_s) / math.log(times) > 0.9
+    assert itself.step_s < (1 + ALIKE) * after.step_s  # they cannot be told apart
+    widths = [one.interval.high_s / one.interval.low_s for one in (itself, after, before)]
+    assert widths == sorted(widths)
+    assert widths[0] < widths[1]
 
 
 def test_odd_measured_steps_are_told(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ from fullwire.simulation.habits import (
     MEASURED_FAMILIES,
     Calibration,
     assumed_variance,
+    calibration_by,
     habits_of,
     interval_factor,
 )
@@ -564,12 +565,12 @@ def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[F
         is_open = {name for name in _OPEN if len(set(getattr(plans, name)[might])) > 1}
         unsure.append(assumed_variance({_OPEN[name] for name in is_open}))
         left_out |= {"recompute_layers" if name == "recomputed" else name for name in is_open}
-    known = Calibration(
+    known = calibration_by(
         np.array(logs),
         np.array(shares),
+        np.array(unsure),
         is_moe=question.model.moe is not None,
         is_unlike="device" in question.assumed,
-        unsure=np.array(unsure),
     )
     degrees = tuple(name for name in FIXABLE if name in left_out)
     notes = [FastestStands(degrees=degrees)] if degrees else []
