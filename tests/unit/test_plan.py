@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.plan_search import ALIKE, usable
+from fullwire.answers.plan_search import usable
 from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
@@ -205,7 +205,7 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
         fw.plan("llama3-70b", **ASKED, calibrate=table)
 
 
-@pytest.mark.parametrize("times", [0.7, 1.1, 2.0])
+@pytest.mark.parametrize("times", [0.7, 1.1, 1.3])
 def test_a_measured_plan_takes_as_long_as_measured_and_plans_like_it_go_along(
     times: float, tmp_path: Path
 ) -> None:
@@ -222,7 +222,9 @@ def test_a_measured_plan_takes_as_long_as_measured_and_plans_like_it_go_along(
     before = fw.plan("llama3-70b", **ASKED, fix=fewer_chunks).best
     after = fw.plan("llama3-70b", **ASKED, fix=fewer_chunks, calibrate=table).best
     assert math.log(after.step_s / before.step_s) / math.log(times) > 0.9
-    assert itself.step_s < (1 + ALIKE) * after.step_s  # they cannot be told apart
+    either = {name: value for name, value in own.items() if name != "vpp"}
+    both = fw.plan("llama3-70b", **ASKED, fix=either, calibrate=table).plans
+    assert next(one for one in both if one.vpp == own["vpp"]).equal  # to the best
     widths = [one.interval.high_s / one.interval.low_s for one in (itself, after, before)]
     assert widths == sorted(widths)
     assert widths[0] < widths[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -157,19 +157,19 @@ class Calibration:
     plans that are like its own.
     """
 
-    logs: Floats  # of measured over predicted times, one for each measured plan
+    logs: Floats  # of measured over predicted times, for each measured step
     shares: Floats  # of its predicted step, a column for each doubted part
     models: tuple[object, ...] = ()  # the model of each measured step; none: that of all others
     is_moe: bool = False
     is_unlike: bool = False  # the device is of a family that no constant has seen
     guessed: Floats | float = 0.0  # variance of each measured step by guesses of its model
     unsure: Floats | float = 0.0  # and by guesses of its own plan
-    repeats: Floats | float = 1.0  # steps that were measured of each plan
 
     def factors(self, shares: Floats, models: tuple[object, ...] = ()) -> Floats:
         """Return the factors on predicted times, for steps that consist of such shares."""
-        told = np.linalg.solve(self._covariance(self.shares, self.models), self.logs)
-        return np.asarray(np.exp(self._covariance(shares, models) @ told))
+        one = self._of_means()
+        told = np.linalg.solve(one._covariance(one.shares, one.models), one.logs)
+        return np.asarray(np.exp(one._covariance(shares, models) @ told))
 
     def spreads(
         self, shares: Floats, models: tuple[object, ...] = (), guessed: Floats | float = 0.0
@@ -178,13 +178,36 @@ class Calibration:
 
         - `guessed`: variance of each step by guesses of its model.
         """
-        across, near = self._covariance(shares, models), self._likeness(shares, models)
-        before = self._before(shares, guessed) + near**2 @ self._odd
-        known = self._covariance(self.shares, self.models)
+        one = self._of_means()
+        across, near = one._covariance(shares, models), one._likeness(shares, models)
+        before = one._before(shares, guessed) + near**4 @ one._odd
+        known = one._covariance(one.shares, one.models)
         told = (across * np.linalg.solve(known, across.T).T).sum(axis=1)
         # The measured step may be that of a plan that is only like this one.
-        mistaken = (near**2 * self.unsure).max(axis=1)
+        mistaken = (near**4 * one.unsure).max(axis=1)
         return np.asarray(np.sqrt(np.maximum(before - told, _MEASURED) + mistaken))
+
+    def has_measured(self, shares: Floats) -> NDArray[np.bool_]:
+        """Say which steps are of plans that were measured."""
+        return np.asarray(_same_plans(shares, self.shares).any(axis=1))
+
+    def _of_means(self) -> Calibration:
+        """Return the same with the mean of each plan's repeats, in which the surest count most."""
+        is_same = _same_plans(self.shares, self.shares) & self._of_one_model(
+            len(self.logs), self.models
+        )
+        first = np.flatnonzero(is_same.argmax(axis=1) == np.arange(len(self.logs)))
+        weight = is_same[first] / (_MEASURED + self.unsure)
+        weight = weight / weight.sum(axis=1, keepdims=True)
+        ones = np.ones(len(self.logs))
+        return replace(
+            self,
+            logs=np.log(weight @ np.exp(self.logs)),
+            shares=self.shares[first],
+            models=tuple(self.models[number] for number in first) if self.models else (),
+            guessed=(self.guessed * ones)[first],
+            unsure=weight @ (self.unsure * ones),
+        )
 
     @property
     def _variances(self) -> tuple[float, float, float]:
@@ -219,32 +242,12 @@ class Calibration:
         both = in_all + shares * _PARTS @ self.shares.T
         near, own = self._likeness(shares, models), self._likeness(self.shares, self.models)
         alike = self._of_one_model(len(shares), models)
-        of_measured = near * (self._odd + self.unsure) @ own.T
-        measuring = _same_plans(shares, self.shares) * (_MEASURED / self.repeats)
+        # What is odd about one plan, others share less.
+        of_measured = near**2 * (self._odd + self.unsure) @ (own**2).T
+        measuring = _MEASURED * _same_plans(shares, self.shares) * alike
         return np.asarray(
             both + (in_model + self.guessed) * alike + in_plan * near + of_measured + measuring
         )
-
-
-def calibration_by(
-    logs: Floats, shares: Floats, unsure: Floats, *, is_moe: bool, is_unlike: bool
-) -> Calibration:
-    """Return what measured steps of one model tell; of one plan's repeats their mean counts.
-
-    The surer a step is of its plan, the more it counts in the mean.
-    """
-    is_same = _same_plans(shares, shares)
-    weight = is_same / (_MEASURED + unsure)
-    first = np.flatnonzero(is_same.argmax(axis=1) == np.arange(len(logs)))
-    counted = weight[first] / weight[first].sum(axis=1, keepdims=True)
-    return Calibration(
-        np.log(counted @ np.exp(logs)),
-        shares[first],
-        is_moe=is_moe,
-        is_unlike=is_unlike,
-        unsure=counted @ unsure,
-        repeats=is_same[first].sum(axis=1),
-    )
 
 
 def _same_plans(shares: Floats, others: Floats) -> NDArray[np.bool_]:
