@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fullwire.clusters.cluster import Cluster, Floats, Ints, LeafSpine, OneSwitch
-from fullwire.collectives.library import beside_protocols, needs, usual, ways_s
+from fullwire.collectives.library import FIRST_IN_PAIRS, beside_protocols, needs, usual, ways_s
 
 
 def as_seen(cluster: Cluster, ranks: int, stride: int) -> Cluster:
@@ -80,7 +80,7 @@ class GroupTimes:
         _, times_s = ways_s(measured, needs(op, seen, ranks), flat)
         found: Floats = times_s.min(axis=0)
         if measured.shown:
-            found = found * beside_protocols(measured, op, seen, ranks, list(flat))
+            found = found * beside_protocols(measured, op, seen, ranks, flat, self.cluster)
         return found.reshape(sizes.shape)
 
     def each_s(self, op: str, ranks: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
@@ -99,21 +99,27 @@ class GroupTimes:
 
         All stages send at the same time. Of a node, a leaf or a pod, the last `stride` ranks send
         to the next one, and share its NICs or uplinks. Receivers are the first. No more ranks send
-        than there are receivers beyond the first leaf or pod, where the last stage ends.
+        than there are receivers beyond the first leaf or pod, where the last stage ends. For each
+        size the library takes its quickest protocol.
         """
         cluster, inside = self.cluster, self.cluster.inside
-        protocol = (cluster.measured or usual(cluster)).protocols[-1]
+        protocols = (cluster.measured or usual(cluster)).protocols[FIRST_IN_PAIRS:]
         in_node, nic = cluster.devices_per_node, cluster.nic_of_device
         counts, which = np.unique(np.minimum(stride, in_node), return_inverse=True)
         sharing = np.array(
             [max(np.bincount(nic[-one:]).max(), np.bincount(nic[:one]).max()) for one in counts]
         )[which]
         share_bps = cluster.slowest_nic_bps / sharing
-        latency_s = cluster.nics.latency_s + protocol.between_hop_s / 2
+        latency_s = cluster.nics.latency_s
 
         def between_s() -> Floats:
-            moved_s = 8 * sizes_bytes / (share_bps * protocol.between_share)
-            return np.asarray(latency_s + moved_s)
+            each_s = [
+                latency_s
+                + each.between_hop_s / 2
+                + 8 * sizes_bytes / (share_bps * each.between_share)
+                for each in protocols
+            ]
+            return np.asarray(np.min(each_s, axis=0))
 
         # The ways that a hop may go: each further one crosses what the one before crosses, and
         # more. Of the pipelines side by side, the last one crosses most often.
@@ -132,7 +138,7 @@ class GroupTimes:
             widths.append(nodes * in_node)
         inside_s = ways_s[0]
         if inside is not None:
-            moved_s = 8 * sizes_bytes / (inside.rate_bps * protocol.inside_share)
+            moved_s = 8 * sizes_bytes / (inside.rate_bps * protocols[-1].inside_share)
             inside_s = np.asarray(inside.latency_s + moved_s)
         left = stages - 1
         slowest_s = all_s = np.zeros(len(stages))
