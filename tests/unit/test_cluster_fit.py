@@ -25,6 +25,7 @@ from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, u
 from fullwire.collectives.playing import TunedTime
 from fullwire.findings.collective import collective_findings, tuning_findings
 from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
+from fullwire.simulation.group_times import GroupTimes
 from fullwire.words import sentence, sentences
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
@@ -286,6 +287,36 @@ def test_what_is_played_on_a_fitted_machine_waits_for_its_fitted_hops() -> None:
     assert max(rings_s) < 1.5 * min(rings_s)
     alone = fw.collective("allreduce", algorithm="halving-doubling", **asked)
     assert alone.time_s == pytest.approx(tuned.times_s["halving-doubling"])
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16, 64])
+def test_a_group_of_a_plan_takes_as_long_as_its_collective_on_a_fitted_machine(
+    workers: int,
+) -> None:
+    machine = a_machine(8)
+    inside, between = (a_table(machine, n) for n in (8, 16))
+    odd = tuple((size, time_s * (1.5 if size == 2**20 else 1.0)) for size, time_s in inside.points)
+    found = fitted(replace(machine, measured=None), [replace(inside, points=odd), between])
+    for size in (2**12, 2**20, 2**28):
+        alone = fw.collective("allreduce", bytes=size, workers=workers, cluster=found)
+        of_plan = GroupTimes(found).collective_s("allreduce", workers, 1, np.array([size]))
+        assert of_plan[0] == pytest.approx(alone.time_s)
+
+
+def test_a_small_transfer_between_stages_goes_by_a_protocol_that_starts_quickly() -> None:
+    machine = a_machine(8)
+    assert machine.measured is not None
+    *_, middle, large = machine.measured.protocols
+    alone = replace(machine, measured=replace(machine.measured, protocols=(large,)))
+
+    def hop_s(where: Cluster, size_bytes: float) -> float:
+        hops = GroupTimes(where).hops(np.array([2]), np.array([32]), np.array([size_bytes]))
+        return float(hops.slowest_s[0])
+
+    sooner_s = (large.between_hop_s - middle.between_hop_s) / 2
+    assert sooner_s > 0
+    assert hop_s(machine, 1) == pytest.approx(hop_s(alone, 1) - sooner_s, rel=1e-3)
+    assert hop_s(machine, 2**30) == pytest.approx(hop_s(alone, 2**30))
 
 
 def test_an_algorithm_of_the_library_has_one_time_on_a_fitted_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 from contextlib import nullcontext
@@ -202,6 +203,31 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
     table.write_text("tp,step_time_s\n8,soon\n")
     with pytest.raises(DamagedInput, match=r"measured.csv:2: step_time_s: expected seconds"):
         fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+@pytest.mark.parametrize("times", [0.7, 1.1, 1.3])
+def test_a_measured_plan_takes_as_long_as_measured_and_plans_like_it_go_along(
+    times: float, tmp_path: Path
+) -> None:
+    names = ("tp", "pp", "vpp", "dp", "cp", "zero", "recompute", "microbatch")
+    own = {name: getattr(usual().best, name) for name in names}
+    table = tmp_path / "measured.csv"
+    rows = [
+        [*map(str, own.values()), str(share * usual().best.step_s * times)] for share in (0.9, 1.1)
+    ]
+    table.write_text("\n".join(",".join(row) for row in ([*names, "step_time_s"], *rows)) + "\n")
+    itself = fw.plan("llama3-70b", **ASKED, fix=own, calibrate=table).best
+    assert itself.step_s == pytest.approx(times * usual().best.step_s, rel=1e-9)
+    fewer_chunks = {**own, "vpp": own["vpp"] // 2}
+    before = fw.plan("llama3-70b", **ASKED, fix=fewer_chunks).best
+    after = fw.plan("llama3-70b", **ASKED, fix=fewer_chunks, calibrate=table).best
+    assert math.log(after.step_s / before.step_s) / math.log(times) > 0.9
+    either = {name: value for name, value in own.items() if name != "vpp"}
+    both = fw.plan("llama3-70b", **ASKED, fix=either, calibrate=table).plans
+    assert next(one for one in both if one.vpp == own["vpp"]).equal  # to the best
+    widths = [one.interval.high_s / one.interval.low_s for one in (itself, after, before)]
+    assert widths == sorted(widths)
+    assert widths[0] < widths[1]
 
 
 def test_odd_measured_steps_are_told(tmp_path: Path) -> None:
@@ -423,6 +449,25 @@ def test_explain_shows_the_parts_of_a_plan_that_plan_shows(fixed: str) -> None:
     assert told_s == pytest.approx(sent_s, abs=near_s)
     waited_s = explained["bubble"] + explained["straggler"] - slower_s
     assert waited_s == pytest.approx(best.bubble_s, abs=near_s)
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "seq", "fixed"),
+    [
+        ("llama3-8b", 8, 8192, "tp=2,pp=8,cp=2"),
+        ("mixtral-8x7b", 8, 4096, "tp=1,pp=4,ep=8"),
+        ("deepseek-v3", 32, 4096, "pp=16"),
+    ],
+)
+def test_explain_has_the_bubble_and_the_host_of_a_plan_with_more_kinds_of_parallelism(
+    model: str, nodes: int, seq: int, fixed: str
+) -> None:
+    batch: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "global_batch": 256, "seq": seq}
+    result = fw.plan(model, **batch, fix=fixed, top=1)
+    best, explained = result.best, fw.explain(result.run()).account
+    near_s = 5e-4 * best.step_s
+    assert explained["host"] == pytest.approx(best.host_s, abs=near_s)
+    assert explained["bubble"] == pytest.approx(best.bubble_s, abs=near_s)
 
 
 def test_the_rows_of_a_step_hold_the_bytes_that_were_priced() -> None:

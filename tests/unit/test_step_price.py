@@ -251,6 +251,26 @@ def test_hops_through_the_spine_share_its_uplinks(by_rail: bool) -> None:
     assert slower(core, 4, 256) == pytest.approx(2, rel=1e-3)
 
 
+def test_transfers_across_pods_take_as_long_as_worked_out_by_hand() -> None:
+    # Leaves of four nodes have uplinks for two of them, and pods of two leaves for two nodes.
+    half = LeafSpine(
+        nodes_per_leaf=4, oversubscription=2, leaves_per_pod=2, core_oversubscription=2
+    )
+    two_pods = replace(cluster("dgx-h100", nodes=16), network=half)
+    nic_s = hop_s(replace(two_pods, network=LeafSpine(nodes_per_leaf=16)), 2, 64)
+    # Nodes 0 to 2 are a stage, then 3 to 5 and 6 to 8. Out of leaf 0 send nodes 1, 2 and 3, each
+    # with two thirds of its rate. Out of leaf 1 sends node 5 alone, to the other pod, at full rate.
+    found = hops(two_pods, 3, 24)
+    assert found.slowest_s[0] == pytest.approx(3 / 2 * nic_s, rel=1e-2)
+    assert found.all_s[0] == pytest.approx((3 / 2 + 1) * nic_s, rel=1e-2)
+    # Stages of eight nodes: each transfer crosses, and the core carries two nodes of eight.
+    four_pods = replace(two_pods, nodes=32)
+    assert hop_s(four_pods, 4, 64) == pytest.approx(4 * nic_s, rel=1e-2)
+    assert hops(four_pods, 4, 64).all_s[0] == pytest.approx(3 * 4 * nic_s, rel=1e-2)
+    # Stages of four nodes: every other transfer crosses pods, where four nodes share two.
+    assert hops(four_pods, 8, 32).all_s[0] == pytest.approx((4 + 3) * 2 * nic_s, rel=1e-2)
+
+
 @pytest.mark.parametrize("by_rail", [True, False])
 def test_only_receivers_beyond_a_pod_share_its_uplinks(by_rail: bool) -> None:
     core = LeafSpine(nodes_per_leaf=4, leaves_per_pod=2, core_oversubscription=8, by_rail=by_rail)
@@ -259,8 +279,9 @@ def test_only_receivers_beyond_a_pod_share_its_uplinks(by_rail: bool) -> None:
     # Three stages of 24 ranks: of the last one, ranks 64 to 71 are on a node of the second pod.
     # They receive over the uplinks of eight nodes, which are as wide as the NICs of one.
     assert hop_s(fabric, 3, 24) == pytest.approx(hop_s(wide, 3, 24), rel=1e-3)
-    # Of stages of 26 ranks, 14 receive there.
-    assert hop_s(fabric, 3, 26) == pytest.approx(14 / 8 * hop_s(wide, 3, 24), rel=1e-3)
+    # Of stages of 26 ranks, 14 receive there: on rails 0 to 5 two each, on the last two rails one.
+    shared = 2 if by_rail else 14 / 8
+    assert hop_s(fabric, 3, 26) == pytest.approx(shared * hop_s(wide, 3, 24), rel=1e-3)
 
 
 @pytest.mark.parametrize("by_rail", [True, False])

@@ -357,16 +357,7 @@ def planned(searched: Searched, row: int) -> Planned:
     question, plans, priced = searched.question, searched.plans, searched.priced
     step_s = float(searched.step_s[row])
     degrees = {name: int(getattr(plans, name)[row]) for name in DEGREES}
-    spread = None
-    if question.calibration is not None:
-        spread = float(question.calibration.spreads(priced.shares[[row]])[0])
-    factor = interval_factor(
-        is_moe=question.model.moe is not None,
-        assumed=question.assumed,
-        calibrated_spread=spread,
-    )
-    if question.recorded is not None:
-        factor = question.recorded.interval_factor(degrees)
+    factor = _interval_factor(searched, row)
 
     def part(name: str) -> float:
         return float(getattr(priced, name)[row])
@@ -413,8 +404,36 @@ def planned(searched: Searched, row: int) -> Planned:
         host_s=part("host_s"),
         device_hours=step_s * question.paid_devices / 3600 / tokens * 1e6,
         fits=True,
-        equal=bool(step_s <= (1 + ALIKE) * float(searched.step_s[searched.order[0]])),
+        equal=_is_equal(searched, row),
     )
+
+
+def _interval_factor(searched: Searched, row: int) -> float:
+    """Return the factor from a plan's time to the upper end of its interval."""
+    question = searched.question
+    if question.recorded is not None:
+        degrees = {name: int(getattr(searched.plans, name)[row]) for name in DEGREES}
+        return question.recorded.interval_factor(degrees)
+    spread = None
+    if question.calibration is not None:
+        spread = float(question.calibration.spreads(searched.priced.shares[[row]])[0])
+    return interval_factor(
+        is_moe=question.model.moe is not None,
+        assumed=question.assumed,
+        calibrated_spread=spread,
+    )
+
+
+def _is_equal(searched: Searched, row: int) -> bool:
+    """Say whether a plan cannot be told from the best.
+
+    A measured plan is sure, and a plan that nobody measured may be as slow as its interval says.
+    """
+    best, known = searched.order[0], searched.question.calibration
+    slower = float(searched.step_s[row] / searched.step_s[best])
+    if known is not None and known.has_measured(searched.priced.shares[[row]])[0]:
+        return slower <= max(1 + ALIKE, _interval_factor(searched, best))
+    return slower <= 1 + ALIKE
 
 
 def _memory(held: Held, row: int) -> Memory:

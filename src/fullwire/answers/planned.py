@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
@@ -303,15 +303,14 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
         )
     target_s = plan.step_s - plan.exposed.dp_s - plan.optimizer_s
     sizes = _sent_bytes(answer, plan, model)
-    least_s, most_s = 0.0, plan.exposed.pp_s  # of one transfer between stages
-    for _ in range(9 if plan.pp > 1 else 0):
-        hop_s = (least_s + most_s) / 2 if least_s else most_s / 16
-        tried = _Pipeline(answer.global_batch, plan, sizes, cluster, hop_s)
-        if max(tried.free_s) + tried.late_s > target_s:
-            most_s = hop_s
-        else:
-            least_s = hop_s
-    played = _Pipeline(answer.global_batch, plan, sizes, cluster, least_s)
+
+    def played_with(hop_s: float) -> _Pipeline:
+        return _Pipeline(answer.global_batch, plan, sizes, cluster, hop_s)
+
+    hop_s = 0.0
+    if plan.pp > 1:
+        hop_s = _where(lambda tried_s: played_with(tried_s).end_s, target_s, plan.exposed.pp_s)
+    played = played_with(hop_s)
     played.update(target_s)
     ranks, lanes, names, starts, ends = zip(*sorted(played.spans), strict=True)
     spans = Spans(
@@ -340,6 +339,30 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     )
 
 
+def _where(value: Callable[[float], float], target: float, most: float) -> float:
+    """Return where a value that rises from 0 to `most` meets the target, or the nearer end.
+
+    Each trial is where the line through the nearest two meets it. A side that stays counts half
+    (Illinois), so few trials do for a value that rises nearly evenly.
+    """
+    low, high, below, above = 0.0, most, value(0.0) - target, value(most) - target
+    if below >= 0 or above <= 0:
+        return low if below >= 0 else high
+    tried, last_off = low, 0.0
+    for _ in range(_MOST_TRIALS):
+        tried = low - below * (high - low) / (above - below)
+        off = value(tried) - target
+        if abs(off) < _EXACT * target:
+            break
+        stays = 0.5 if off * last_off > 0 else 1.0
+        if off > 0:
+            high, above, below = tried, off, stays * below
+        else:
+            low, below, above = tried, off, stays * above
+        last_off = off
+    return tried
+
+
 def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[str, float]:
     """Return the bytes of each kind of communication in one pass of a microbatch, or of a step.
 
@@ -363,6 +386,7 @@ def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[
     }
 
 
+_MOST_TRIALS, _EXACT = 12, 1e-6  # to meet a time, and how near to it they come
 _OPS = {"tp": "allreduce", "cp": "allgather", "ep": "alltoall"}
 
 
@@ -383,6 +407,8 @@ class _Pipeline:
         self.spans: list[tuple[int, str, str, float, float]] = []
         self.collectives: list[tuple[Any, ...]] = []
         self.free_s = [0.0] * plan.pp
+        self.passes_s: list[list[tuple[float, float]]] = [[] for _ in range(plan.pp)]
+        self.hops: list[tuple[int, int, float, float]] = []  # sender, receiver, begin, issue
         stages, chunks = plan.pp, plan.vpp
         microbatches = global_batch // plan.dp // plan.microbatch
         self.parts = microbatches * chunks
@@ -412,12 +438,7 @@ class _Pipeline:
                     begin_s = max(self.free_s[stage], here_s[forward, place, number])
                     sender = (stage - 1 if forward else stage + 1) % stages
                     if sender != stage and place != (0 if forward else last):
-                        issued = here_s[forward, place, number], self.free_s[stage]
-                        group = self._between(min(sender, stage), max(sender, stage))
-                        for rank, issue_s in zip((sender, stage), issued, strict=True):
-                            self._collective(
-                                rank, group, "sendrecv", "pp", begin_s, self.hop_s, issue_s
-                            )
+                        self.hops.append((sender, stage, begin_s, self.free_s[stage]))
                         begin_s += hop_s
                     end_s = self._work(stage, begin_s, forward=forward)
                     following = place + (1 if forward else -1)
@@ -425,7 +446,42 @@ class _Pipeline:
                         here_s[False, place, number] = end_s
                     else:
                         here_s[forward, following, number] = end_s
+                    self.passes_s[stage].append((begin_s, end_s))
                     self.free_s[stage] = end_s
+
+    @property
+    def end_s(self) -> float:
+        """Return the end of the last pass and of what comes late."""
+        return max(self.free_s) + self.late_s
+
+    def _transfers(self) -> None:
+        """Add the transfers between stages, of which a mean stage shows what the plan prices.
+
+        A hop is as long as the whole step needs. Stages that wait for each other anyway wait longer
+        for such hops, which is a part of the bubble. The sender goes on with its next pass, so it
+        takes part in a transfer from its start. Only the receiver waits for it.
+        """
+        shown_s = _where(self._shown_s, self.plan.exposed.pp_s, self.hop_s)
+        for sender, stage, begin_s, issue_s in self.hops:
+            group = self._between(min(sender, stage), max(sender, stage))
+            start_s = begin_s + self.hop_s - shown_s
+            for rank, issued_s in ((sender, start_s), (stage, issue_s)):
+                self._collective(rank, group, "sendrecv", "pp", start_s, shown_s, issued_s)
+
+    def _shown_s(self, transfer_s: float) -> float:
+        """Return what a mean stage shows of its transfers, if each takes so long."""
+        total_s = 0.0
+        for rank, passes_s in enumerate(self.passes_s):
+            ends = np.sort([hop[2] + self.hop_s for hop in self.hops if rank in hop[:2]])
+            begins = ends - transfer_s
+            begins[1:] = np.maximum(begins[1:], ends[:-1])  # two at once count once
+            edges = np.array(passes_s).ravel()  # of passes, and of the gaps between them
+            lengths = np.diff(edges)
+            lengths[1::2] = 0.0
+            worked = np.append(0.0, np.cumsum(lengths))
+            beside = np.interp(ends, edges, worked) - np.interp(begins, edges, worked)
+            total_s += float((ends - begins - beside).sum())
+        return total_s / len(self.free_s)
 
     def _work(self, stage: int, begin_s: float, *, forward: bool) -> float:
         """Add one pass: computing, then the communication it waited for, then the host."""
@@ -461,14 +517,14 @@ class _Pipeline:
         sent_s: float,
         issue_s: float | None = None,
     ) -> None:
-        end_s = begin_s + sent_s
-        issue_s = begin_s if issue_s is None else issue_s
-        self.spans.append((rank, "communication", op, begin_s, end_s))
-        self.collectives.append((rank, group, op, int(self.sizes[kind]), issue_s, begin_s, end_s))
+        times_s = (begin_s if issue_s is None else issue_s, begin_s, begin_s + sent_s)
+        self.spans.append((rank, "communication", op, *times_s[1:]))
+        self.collectives.append((rank, group, op, int(self.sizes[kind]), *times_s))
 
     def update(self, target_s: float) -> None:
         """End the step: what comes late, sums of gradients, all stages' norm, the optimizer."""
         plan = self.plan
+        self._transfers()
         scale = (target_s - self.late_s) / max(self.free_s)
         self.spans = [(*row[:3], row[3] * scale, row[4] * scale) for row in self.spans]
         self.collectives = [

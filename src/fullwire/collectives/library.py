@@ -105,6 +105,8 @@ USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
 # that of a byte on the link: 0.1 to 0.8 in the tables of seven kinds of devices, mostly 0.3 to 0.5.
 _OWN_SHARE = 0.4
 
+FIRST_IN_PAIRS = -2  # of the protocols: libraries send point to point by no quicker-starting one
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Needs:
@@ -166,7 +168,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
                 between_hops=float(nodes - 1),
                 inside_s=inside * (here - 1 + _OWN_SHARE) / workers,
                 between_s=pairs_s,
-                first_protocol=-2,
+                first_protocol=FIRST_IN_PAIRS,
             )
         }
     rounds = {"allreduce": 2, "broadcast": 1}.get(op, 1)
@@ -272,10 +274,19 @@ def ways_s(
 
 
 def beside_protocols(
-    measured: Measured, op: str, cluster: Cluster, workers: int, sizes: ArrayLike
+    measured: Measured,
+    op: str,
+    cluster: Cluster,
+    workers: int,
+    sizes: ArrayLike,
+    machine: Cluster | None = None,
 ) -> Floats:
-    """Return the times that the tables predict, as factors of the protocols' times."""
-    alike = [table for table in _of_this_side(measured, cluster, workers) if table.op == op]
+    """Return the times that the tables predict, as factors of the protocols' times.
+
+    - `machine`: that of the tables, where the cluster is only what a group sees of it.
+    """
+    side = _of_this_side(measured, cluster, workers, machine)
+    alike = [table for table in side if table.op == op]
     if not alike:
         return np.ones(np.size(sizes))
     at = np.log2([table.workers for table in alike])
@@ -308,10 +319,12 @@ def _follows_share(tables: Sequence[Shown]) -> int:
     return int(apart[1] < _CLEARLY * apart[0])
 
 
-def _of_this_side(measured: Measured, cluster: Cluster, workers: int) -> list[Shown]:
+def _of_this_side(
+    measured: Measured, cluster: Cluster, workers: int, machine: Cluster | None = None
+) -> list[Shown]:
     """Return the tables within a node, or of several nodes, as so many workers are."""
-    devices = cluster.devices_per_node
-    return [table for table in measured.shown if (table.workers <= devices) == (workers <= devices)]
+    is_inside, devices = workers <= cluster.devices_per_node, (machine or cluster).devices_per_node
+    return [table for table in measured.shown if (table.workers <= devices) == is_inside]
 
 
 def usual(cluster: Cluster) -> Measured:

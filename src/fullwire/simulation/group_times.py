@@ -11,9 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster, Floats, Ints, LeafSpine, OneSwitch
-from fullwire.collectives.library import beside_protocols, needs, usual, ways_s
+from fullwire.clusters.measured import Protocol
+from fullwire.collectives.library import FIRST_IN_PAIRS, beside_protocols, needs, usual, ways_s
 
 
 def as_seen(cluster: Cluster, ranks: int, stride: int) -> Cluster:
@@ -80,7 +82,7 @@ class GroupTimes:
         _, times_s = ways_s(measured, needs(op, seen, ranks), flat)
         found: Floats = times_s.min(axis=0)
         if measured.shown:
-            found = found * beside_protocols(measured, op, seen, ranks, list(flat))
+            found = found * beside_protocols(measured, op, seen, ranks, flat, self.cluster)
         return found.reshape(sizes.shape)
 
     def each_s(self, op: str, ranks: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
@@ -97,49 +99,86 @@ class GroupTimes:
     def hops(self, stages: Ints, stride: Ints, sizes_bytes: Floats) -> Hops:
         """Time transfers between pipeline stages, whose ranks are `stride` ranks apart.
 
-        All stages send at the same time. Of a node, a leaf or a pod, the last `stride` ranks send
-        to the next one, and share its NICs or uplinks. Receivers are the first. No more ranks send
-        than there are receivers beyond the first leaf or pod, where the last stage ends.
+        All stages send at the same time. For each size the library takes its quickest protocol.
         """
-        cluster, inside = self.cluster, self.cluster.inside
-        protocol = (cluster.measured or usual(cluster)).protocols[-1]
-        in_node, nic = cluster.devices_per_node, cluster.nic_of_device
-        counts, which = np.unique(np.minimum(stride, in_node), return_inverse=True)
-        sharing = np.array(
-            [max(np.bincount(nic[-one:]).max(), np.bincount(nic[:one]).max()) for one in counts]
-        )[which]
-        share_bps = cluster.slowest_nic_bps / sharing
-        latency_s = cluster.nics.latency_s + protocol.between_hop_s / 2
+        protocols = (self.cluster.measured or usual(self.cluster)).protocols[FIRST_IN_PAIRS:]
+        pairs = np.stack([np.asarray(stages), np.asarray(stride)]).astype(np.int64)
+        found, which = np.unique(pairs, axis=1, return_inverse=True)
+        slowest_s, all_s = np.zeros(pairs.shape[1]), np.zeros(pairs.shape[1])
+        for number, (count, apart) in enumerate(found.T):
+            if count == 1:
+                continue
+            rows = np.flatnonzero(which.ravel() == number)
+            ways = self._ways(int(count), int(apart))
+            times_s = np.min([ways.times_s(each, sizes_bytes[rows]) for each in protocols], axis=0)
+            slowest_s[rows] = times_s.max(axis=0)
+            all_s[rows] = (ways.of_pipelines @ times_s).max(axis=0)
+        return Hops(slowest_s, all_s)
 
-        def between_s() -> Floats:
-            moved_s = 8 * sizes_bytes / (share_bps * protocol.between_share)
-            return np.asarray(latency_s + moved_s)
+    def _ways(self, stages: int, stride: int) -> _Ways:
+        """Return the ways from each rank to that of the next stage, each with its share of links.
 
-        # The ways that a hop may go: each further one crosses what the one before crosses, and
-        # more. Of the pipelines side by side, the last one crosses most often.
-        ways_s, widths = [between_s()], [in_node]
-        network = cluster.network
+        With rails, a transfer leaves through the NIC of its target's rail.
+        """
+        cluster, in_node, nic = (
+            self.cluster,
+            self.cluster.devices_per_node,
+            self.cluster.nic_of_device,
+        )
+        source = np.arange((stages - 1) * stride)
+        target = source + stride
+        by_rail = isinstance(cluster.network, LeafSpine) and cluster.network.by_rail
+        lane = nic[target % in_node]
+        leaves_by = lane if by_rail else nic[source % in_node]
+        is_between = source // in_node != target // in_node
+        share_bps = cluster.slowest_nic_bps / _sharing(
+            (source // in_node, target // in_node), (leaves_by, lane), is_between
+        )
+        uplinks = np.zeros(len(source))
         for nodes, uplink_bps in cluster.uplinks:
-            assert isinstance(network, LeafSpine)
-            below = nodes * in_node
-            receivers = np.maximum(stages * stride - below, 1)
-            senders = np.minimum(np.minimum(stride, below), receivers)
-            if network.by_rail:  # the uplinks of a leaf carry what one NIC of each node sends
-                senders = sharing * np.maximum(1, senders / in_node)
-            share_bps = np.minimum(share_bps, uplink_bps / senders)
-            latency_s += network.latency_s
-            ways_s.append(between_s())
-            widths.append(nodes * in_node)
-        inside_s = ways_s[0]
+            ends = source // (nodes * in_node), target // (nodes * in_node)
+            crosses = ends[0] != ends[1]
+            lanes = (lane, lane) if by_rail else (0 * lane, 0 * lane)
+            those_bps = uplink_bps / _sharing(ends, lanes, crosses)
+            share_bps = np.where(crosses, np.minimum(share_bps, those_bps), share_bps)
+            uplinks += crosses
+        inside, network = cluster.inside, cluster.network
+        is_inside = ~is_between & (inside is not None)
+        latency_s = cluster.nics.latency_s + uplinks * getattr(network, "latency_s", 0.0)
         if inside is not None:
-            moved_s = 8 * sizes_bytes / (inside.rate_bps * protocol.inside_share)
-            inside_s = np.asarray(inside.latency_s + moved_s)
-        left = stages - 1
-        slowest_s = all_s = np.zeros(len(stages))
-        for way_s, width in zip(reversed(ways_s), reversed(widths), strict=True):
-            crossing = np.minimum(stages - 1, (stages * stride - 1) // width)
-            here = crossing - (stages - 1 - left)
-            slowest_s = np.where(here > 0, np.maximum(slowest_s, way_s), slowest_s)
-            all_s, left = all_s + here * way_s, left - here
-        slowest_s = np.where(left > 0, np.maximum(slowest_s, inside_s), slowest_s)
-        return Hops(slowest_s, all_s + left * inside_s)
+            share_bps = np.where(is_inside, inside.rate_bps, share_bps)
+            latency_s = np.where(is_inside, inside.latency_s, latency_s)
+        kinds, which = np.unique(
+            np.stack([is_inside, latency_s, share_bps]), axis=1, return_inverse=True
+        )
+        counts = np.zeros((stride, kinds.shape[1]))
+        np.add.at(counts, (source % stride, which.ravel()), 1.0)
+        return _Ways(kinds[0] > 0, kinds[1], kinds[2], np.unique(counts, axis=0))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Ways:
+    """The unlike ways of transfers between stages, and how many of each a pipeline has."""
+
+    is_inside: NDArray[np.bool_]  # a node
+    latency_s: Floats
+    share_bps: Floats  # of the narrowest link
+    of_pipelines: Floats  # a row for each unlike pipeline, a column for each way
+
+    def times_s(self, protocol: Protocol, sizes_bytes: Floats) -> Floats:
+        """Return the time of each way (rows) for each size."""
+        fills = np.where(self.is_inside, protocol.inside_share, protocol.between_share)
+        fixed_s = self.latency_s + np.where(self.is_inside, 0.0, protocol.between_hop_s / 2)
+        return np.asarray(fixed_s[:, None] + 8 * sizes_bytes / (self.share_bps * fills)[:, None])
+
+
+def _sharing(
+    ends: tuple[Ints, Ints], lanes: tuple[Ints, Ints], crosses: NDArray[np.bool_]
+) -> Floats:
+    """Return how many transfers share the busier end of each: those that cross count."""
+    most = np.ones(len(crosses))
+    for end, lane in zip(ends, lanes, strict=True):
+        link = end * (int(lane.max(initial=0)) + 1) + lane
+        load = np.bincount(link[crosses], minlength=int(link.max(initial=0)) + 1)
+        most = np.maximum(most, load[link])
+    return most

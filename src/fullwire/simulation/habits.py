@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -140,17 +140,21 @@ _EXPERTS = 0.1, 0.02, 0.02  # alike, of one model, alone
 _UNLIKE = 0.1  # more of what is alike, on a family of devices that nobody measured
 _TAILS = 4.0  # degrees of freedom: few, so a step far off says little of others
 _SAME = 1e-9  # shares that differ by less are those of one plan
+# So far apart in their shares, plans of one model have a third of what is alone in common: by the
+# likelihood of the runs of data/llm with `split=fit`, each given one other.
+_FAR = 0.05
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Calibration:
     """What measured steps tell about others of the same source and device.
 
-    A step that is mostly sums of gradients tells much about sums, and little about computing. So a
-    measured difference carries over to another plan as far as both consist of the same parts, and
-    less of it where one plan alone shows it. A step of a model whose dimensions are guessed
-    tells of that model. If a step is off far more than steps usually are, most of its difference
-    stays with its own plan.
+    A measured plan takes as long as it was measured. A step that is mostly sums of gradients tells
+    much about sums, and little about computing. So a measured difference carries over to another
+    plan as far as both consist of the same parts. The less alike two plans are, the less of what
+    one shows alone carries over. A step of a model whose dimensions are guessed tells of that
+    model. If a step is off far more than steps usually are, most of its difference stays with the
+    plans that are like its own.
     """
 
     logs: Floats  # of measured over predicted times, for each measured step
@@ -159,12 +163,13 @@ class Calibration:
     is_moe: bool = False
     is_unlike: bool = False  # the device is of a family that no constant has seen
     guessed: Floats | float = 0.0  # variance of each measured step by guesses of its model
-    unsure: Floats | float = 0.0  # and by guesses of its own plan, which others do not share
+    unsure: Floats | float = 0.0  # and by guesses of its own plan
 
     def factors(self, shares: Floats, models: tuple[object, ...] = ()) -> Floats:
         """Return the factors on predicted times, for steps that consist of such shares."""
-        told = np.linalg.solve(self._known(), self.logs)
-        return np.asarray(np.exp(self._covariance(shares, models) @ told))
+        one = self._of_means()
+        told = np.linalg.solve(one._covariance(one.shares, one.models), one.logs)
+        return np.asarray(np.exp(one._covariance(shares, models) @ told))
 
     def spreads(
         self, shares: Floats, models: tuple[object, ...] = (), guessed: Floats | float = 0.0
@@ -173,10 +178,36 @@ class Calibration:
 
         - `guessed`: variance of each step by guesses of its model.
         """
-        across = self._covariance(shares, models)
-        before = self._before(shares, guessed) + (self._same(shares) * self._odd).max(axis=1)
-        told = (across * np.linalg.solve(self._known(), across.T).T).sum(axis=1)
-        return np.asarray(np.sqrt(np.maximum(before - told, _MEASURED)))
+        one = self._of_means()
+        across, near = one._covariance(shares, models), one._likeness(shares, models)
+        before = one._before(shares, guessed) + near**4 @ one._odd
+        known = one._covariance(one.shares, one.models)
+        told = (across * np.linalg.solve(known, across.T).T).sum(axis=1)
+        # The measured step may be that of a plan that is only like this one.
+        mistaken = (near**4 * one.unsure).max(axis=1)
+        return np.asarray(np.sqrt(np.maximum(before - told, _MEASURED) + mistaken))
+
+    def has_measured(self, shares: Floats) -> NDArray[np.bool_]:
+        """Say which steps are of plans that were measured."""
+        return np.asarray(_same_plans(shares, self.shares).any(axis=1))
+
+    def _of_means(self) -> Calibration:
+        """Return the same with the mean of each plan's repeats, in which the surest count most."""
+        is_same = _same_plans(self.shares, self.shares) & self._of_one_model(
+            len(self.logs), self.models
+        )
+        first = np.flatnonzero(is_same.argmax(axis=1) == np.arange(len(self.logs)))
+        weight = is_same[first] / (_MEASURED + self.unsure)
+        weight = weight / weight.sum(axis=1, keepdims=True)
+        ones = np.ones(len(self.logs))
+        return replace(
+            self,
+            logs=np.log(weight @ np.exp(self.logs)),
+            shares=self.shares[first],
+            models=tuple(self.models[number] for number in first) if self.models else (),
+            guessed=(self.guessed * ones)[first],
+            unsure=weight @ (self.unsure * ones),
+        )
 
     @property
     def _variances(self) -> tuple[float, float, float]:
@@ -189,34 +220,39 @@ class Calibration:
 
     @property
     def _odd(self) -> Floats:
-        """Return the variance that each measured plan has for itself, by Student's distribution.
-
-        Steps of one plan share the largest of theirs.
-        """
+        """Return more variance for plans that are off far, by Student's distribution."""
         before = self._before(self.shares, self.guessed)
         off = self.logs**2 / (before + self.unsure)
-        more = before * np.maximum(0.0, (off - 1) / (_TAILS + 1))
-        return np.asarray((self._same(self.shares) * more).max(axis=1))
+        return np.asarray(before * np.maximum(0.0, (off - 1) / (_TAILS + 1)))
 
-    def _same(self, shares: Floats) -> NDArray[np.bool_]:
-        """Say which steps are of the plan of each measured one."""
-        return np.asarray(np.abs(shares[:, None] - self.shares).max(axis=2) < _SAME)
+    def _likeness(self, shares: Floats, models: tuple[object, ...]) -> Floats:
+        """Return how much each plan is like each measured one: 1 for the same, 0 for no plan."""
+        apart = np.linalg.norm(shares[:, None] - self.shares, axis=2)
+        return np.asarray(np.exp(-apart / _FAR) * self._of_one_model(len(shares), models))
 
-    def _known(self) -> Floats:
-        own = self._covariance(self.shares, self.models)
-        return np.asarray(own + (_MEASURED + self.unsure) * np.eye(len(self.logs)))
+    def _of_one_model(self, count: int, models: tuple[object, ...]) -> NDArray[np.bool_]:
+        """Say which steps are of the model of each measured one."""
+        if models and self.models:
+            return np.array([[one == other for other in self.models] for one in models])
+        return np.ones((count, len(self.logs)), np.bool_)
 
     def _covariance(self, shares: Floats, models: tuple[object, ...]) -> Floats:
         """Return how much each step is off together with each of the measured ones."""
         in_all, in_model, in_plan = self._variances
         both = in_all + shares * _PARTS @ self.shares.T
-        is_same = self._same(shares)
-        if models and self.models:
-            alike = np.array([[one == other for other in self.models] for one in models])
-        else:
-            alike = np.ones_like(is_same)
-        own = (in_plan + self._odd) * is_same
-        return np.asarray(both + (in_model + self.guessed) * alike + own)
+        near, own = self._likeness(shares, models), self._likeness(self.shares, self.models)
+        alike = self._of_one_model(len(shares), models)
+        # What is odd about one plan, others share less.
+        of_measured = near**2 * (self._odd + self.unsure) @ (own**2).T
+        measuring = _MEASURED * _same_plans(shares, self.shares) * alike
+        return np.asarray(
+            both + (in_model + self.guessed) * alike + in_plan * near + of_measured + measuring
+        )
+
+
+def _same_plans(shares: Floats, others: Floats) -> NDArray[np.bool_]:
+    """Say which steps are of the plan of each other one: a row for each step."""
+    return np.asarray(np.abs(shares[:, None] - others).max(axis=2) < _SAME)
 
 
 _OF_MODEL = ("dimensions", "experts of a token", "feed-forward", "parallel plan")
