@@ -327,16 +327,16 @@ def test_few_bytes_beside_computing_tell_little_of_contention() -> None:
     """Then the work for messages counts, which delays computing on busy processors alone."""
     slow, fast = crowded(2 * GBPS, 0.065), crowded(20 * GBPS, 0.065)
     work = 1e-9 / 8
-    assert fast.recorded_bits > 3 * slow.recorded_bits
-    assert slow.s_per_bit == pytest.approx(work, rel=0.1) != 0.005 / slow.recorded_bits
-    assert 0.005 / fast.recorded_bits < fast.s_per_bit < 0.6 * slow.s_per_bit
-    assert fast.off_s_per_bit < 0.7 * slow.off_s_per_bit
-    assert crowded(2 * GBPS, 0.005, crowded_s=0.0).s_per_bit < 0.1 * work
-    assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_per_bit > 0.9 * work
+    assert fast.recorded_beside > 3 * slow.recorded_beside
+    assert slow.s_each == pytest.approx(work, rel=0.1) != 0.005 / slow.recorded_beside
+    assert 0.005 / fast.recorded_beside < fast.s_each < 0.6 * slow.s_each
+    assert fast.off_s_each < 0.7 * slow.off_s_each
+    assert crowded(2 * GBPS, 0.005, crowded_s=0.0).s_each < 0.1 * work
+    assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_each > 0.9 * work
 
 
 def test_ranks_that_leave_a_processor_take_their_contention_along() -> None:
-    half_busy = Crowding(s_per_bit=1e-10, busy_by_a_rank=0.5, recorded_ranks=1.0)
+    half_busy = Crowding(s_each=1e-10, busy_by_a_rank=0.5, recorded_ranks=1.0)
     assert half_busy.with_ranks(np.array([0.5, 1.0, 2.0, 4.0])).tolist() == [0.5, 1.0, 2.0, 2.0]
 
 
@@ -362,7 +362,7 @@ def test_messages_of_ranks_by_turns_cause_contention_by_their_own_work() -> None
     subject = plain_subject("a job", four_ranks_by_turns(2 * GBPS))
     crowding = with_contention(subject, told(0.065), a_transport()).crowding
     assert crowding.recorded_ranks == 2
-    assert crowding.s_per_bit == pytest.approx(1e-9 / 8, rel=0.1)
+    assert crowding.s_each == pytest.approx(1e-9 / 8, rel=0.1)
 
 
 def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:

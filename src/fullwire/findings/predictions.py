@@ -459,7 +459,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     delay_s = float(np.median(delays)) if is_shared else 0.0
     crowded_s, notable_s = subject.step.crowded_ns * 1e-9, KEPT * (replayed_ns or 0) * 1e-9
     if max(crowded_s, delay_s) > notable_s > 0:
-        if subject.crowding.s_per_bit:
+        if subject.crowding.s_each:
             yield ContentionIsCarried(run=name)
         else:
             yield ContentionIsKept(run=name)

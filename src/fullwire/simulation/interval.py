@@ -267,14 +267,14 @@ def _of_contention(
     As recorded the step is known, whatever its parts. Elsewhere, more contention for each bit adds
     as much as there are more bits.
     """
-    if not any(subject.crowding.s_per_bit for subject in subjects):
+    if not any(subject.crowding.s_each for subject in subjects):
         return 0.0
     more, as_recorded_s = [], []
     for subject in subjects:
         crowding = subject.crowding
-        s_per_bit = crowding.s_per_bit + crowding.off_s_per_bit
-        more.append(replace(subject, crowding=replace(crowding, s_per_bit=s_per_bit)))
-        as_recorded_s.append(crowding.off_s_per_bit * crowding.recorded_bits)
+        s_each = crowding.s_each + crowding.off_s_each
+        more.append(replace(subject, crowding=replace(crowding, s_each=s_each)))
+        as_recorded_s.append(crowding.off_s_each * crowding.recorded_beside)
     longer_s = sweep(more, grid, crew=crew).measures["step_s"] - step_s
     away_s = longer_s - np.array(as_recorded_s).reshape(shaped(run=len(subjects)))
     return np.square(np.where(longer_s == 0, 0.0, away_s))
