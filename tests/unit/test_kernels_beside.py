@@ -193,6 +193,17 @@ def test_a_faster_link_slows_kernels_for_a_shorter_time(tmp_path: Path) -> None:
     assert longer_s[3] == pytest.approx(0.3 / 1.3 * sum_s / 4, rel=0.25)
 
 
+def test_nothing_is_said_of_processors_where_devices_carry_collectives_out(tmp_path: Path) -> None:
+    run = a_job(tmp_path, 1.3)
+    fast = {"line_rate": "68Gbps", "transport": "measured", "bandwidth": ["68Gbps", "9Tbps"]}
+    told = fw.whatif(run, **fast)  # type: ignore[arg-type]
+    assert "kernels beside communication take longer than alone" in " ".join(told.warnings)
+    found = fw.explain(run, bandwidth="68Gbps")
+    assert found.break_even is not None
+    assert found.break_even.line_takes_over_bps is None
+    assert "processor" not in " ".join([*told.warnings, found.break_even.sentence])
+
+
 @pytest.mark.parametrize(
     ("name", "low_s", "high_s"),
     [
