@@ -19,7 +19,7 @@ from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.fixes.straggler import Straggler
 from fullwire.run.facts import Facts, FactValue
-from fullwire.run.placement import Placement
+from fullwire.run.placement import Placement, placement_of
 from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.run.usual import Alone
 from fullwire.simulation.buckets import bucket_policy
@@ -223,6 +223,20 @@ def test_ranks_on_one_machine_share_its_processors_and_elsewhere_they_do_not() -
     apart = dataclasses.replace(here, machines=4)
     assert here.ranks_per_processor([1, 2, 3, 8]).tolist() == [0.5, 1, 1.5, 4]
     assert apart.ranks_per_processor([1, 2, 3, 8]).tolist() == [1, 1, 1, 1]
+
+
+def test_hosts_without_a_number_of_processors_have_their_ranks() -> None:
+    run = a_trained_job(a_transport(), workers=4)
+    facts = run.facts.without(["processors", "machines"]) | Facts(hosts="one,one,two,two")
+    run = dataclasses.replace(run, facts=facts)
+    table = fw.whatif(run, workers="4,8", transport="measured")
+    assert (
+        "More workers are more hosts like the recorded ones, each with 2 ranks. "
+        "--ranks-per-host changes that." in table.warnings
+    )
+    apart = placement_of(run)
+    assert apart is not None
+    assert apart.ranks_per_processor([2, 8]).tolist() == [1, 1]
 
 
 def test_more_workers_are_more_hosts_like_the_recorded_one() -> None:
@@ -630,6 +644,13 @@ def test_without_evidence_a_measured_transport_is_refused(without: str) -> None:
     else:
         run = dataclasses.replace(run, facts=run.facts.without([without]))
     with pytest.raises(UsageError, match="nothing is known about the transport"):
+        fw.whatif(run, workers=4, bandwidth="10Gbps", transport="measured")
+
+
+def test_collectives_of_one_rank_alone_are_refused_by_the_missing_ranks() -> None:
+    run = a_trained_job(a_transport())
+    run = dataclasses.replace(run, collectives=run.collectives.rows(run.collectives.rank == 1))
+    with pytest.raises(UsageError, match="of its 2 ranks, only the collectives of rank 1 are here"):
         fw.whatif(run, workers=4, bandwidth="10Gbps", transport="measured")
 
 

@@ -198,7 +198,7 @@ def further_recording(
     if best > _WORTH_IT:
         return None
     placement = whole.placement
-    lab_workers = placement.ranks if placement.machines == 1 else None
+    lab_workers = placement.ranks if placement.shares_processors else None
     if quiet <= _NEAR_BEST * best:  # that costs no other links
         return Further(row=row, rate_bps=None, share=quiet, lab_workers=lab_workers)
     share, rate_bps = next(share for share in shares if share[0] <= _NEAR_BEST * best)
