@@ -192,7 +192,7 @@ class Messages:
             still_late = self.subject.crowding.still_late(self.subject.ranks_per_processor(workers))
             late_s = late_s * still_late[:, None, None]
         overhead_s = overhead_s + self._crowded_s(
-            exposed, workers, transport, accumulate, local_steps
+            exposed, workers, transport, accumulate, local_steps, late_s
         )
         step = self.subject.step
         if step.own_s or isinstance(transport, MeasuredTransport):
@@ -216,6 +216,18 @@ class Messages:
         overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages
         return overhead_s
 
+    def waited_beside_s(self, exposed: Exposed, late_s: Floats | float) -> Floats:
+        """Return how long collectives of the early ranks wait for a late one beside computing.
+
+        On a device a collective that waits runs, too. It waits at most until the backward pass
+        ends, and no other may then be on its way.
+        """
+        step = self.subject.step
+        if step.others.sum_gradients or step.sends_nothing or not len(self.buckets):
+            return np.zeros(())
+        open_s = (step.backward_ns - int(self.buckets.ready_ns[0])) * 1e-9
+        return np.asarray(np.minimum(late_s, np.maximum(open_s - exposed.beside, 0.0)))
+
     def _crowded_s(
         self,
         exposed: Exposed,
@@ -223,6 +235,7 @@ class Messages:
         transport: Transport,
         accumulate: int,
         local_steps: int,
+        late_s: Floats,
     ) -> Floats:
         """Return the contention of a step, without turns on processors.
 
@@ -239,7 +252,8 @@ class Messages:
         is_beside = local_steps == 1 or subject.fragments > 1
         each_s = np.array(crowding.s_each * is_beside / passes)
         if crowding.is_by_time:
-            return np.asarray(exposed.beside * each_s + exposed.beside_others_s * crowding.s_each)
+            beside_s = exposed.beside + self.waited_beside_s(exposed, late_s)
+            return np.asarray(beside_s * each_s + exposed.beside_others_s * crowding.s_each)
         if isinstance(transport, MeasuredTransport):
             ranks = subject.ranks_per_processor(workers)
             each_s = each_s * crowding.with_ranks(ranks)[:, None, None]

@@ -146,6 +146,7 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     beside, others_s = float(exposed.beside.sum()), float(exposed.beside_others_s.sum())
     whole, t1_off = all_bits, _T1_OFF
     if crowding.is_by_time:
+        beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
         whole = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
         t1_off = sum(off) / 2 / _ENDS  # a device's T1 has an interval of its own
     if not beside + others_s or beside + others_s < _LEAST_BESIDE * whole:
