@@ -349,6 +349,30 @@ def test_few_bytes_beside_computing_tell_little_of_contention() -> None:
     assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_each > 0.9 * work
 
 
+def test_on_a_device_the_wait_for_a_late_rank_is_beside_computing_too() -> None:
+    on_time, late = (
+        with_contention(
+            plain_subject(
+                "a job",
+                a_trained_job(
+                    a_transport(),
+                    rate_bps=100 * GBPS,
+                    gradients_mib=(1, 1, 1, 1),
+                    buckets="ddp:1MiB",
+                    slower_ms=slower_ms,
+                    facts={"backend": "nccl"},
+                ),
+            ),
+            told(0.06),
+            a_transport(),
+        ).crowding
+        for slower_ms in (0, 5)
+    )
+    assert on_time.is_by_time
+    assert late.recorded_beside - on_time.recorded_beside == pytest.approx(0.005, rel=0.1)
+    assert late.s_each < on_time.s_each
+
+
 def test_ranks_that_leave_a_processor_take_their_contention_along() -> None:
     half_busy = Crowding(s_each=1e-10, busy_by_a_rank=0.5, recorded_ranks=1.0)
     assert half_busy.with_ranks(np.array([0.5, 1.0, 2.0, 4.0])).tolist() == [0.5, 1.0, 2.0, 2.0]
