@@ -19,7 +19,7 @@ from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.fixes.straggler import Straggler
 from fullwire.run.facts import Facts, FactValue
-from fullwire.run.placement import Placement
+from fullwire.run.placement import Placement, placement_of
 from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.run.usual import Alone
 from fullwire.simulation.buckets import bucket_policy
@@ -225,6 +225,20 @@ def test_ranks_on_one_machine_share_its_processors_and_elsewhere_they_do_not() -
     assert apart.ranks_per_processor([1, 2, 3, 8]).tolist() == [1, 1, 1, 1]
 
 
+def test_hosts_without_a_number_of_processors_have_their_ranks() -> None:
+    run = a_trained_job(a_transport(), workers=4)
+    facts = run.facts.without(["processors", "machines"]) | Facts(hosts="one,one,two,two")
+    run = dataclasses.replace(run, facts=facts)
+    table = fw.whatif(run, workers="4,8", transport="measured")
+    assert (
+        "More workers are more hosts like the recorded ones, each with 2 ranks. "
+        "--ranks-per-host changes that." in table.warnings
+    )
+    apart = placement_of(run)
+    assert apart is not None
+    assert apart.ranks_per_processor([2, 8]).tolist() == [1, 1]
+
+
 def test_more_workers_are_more_hosts_like_the_recorded_one() -> None:
     here = Placement(ranks=3, machines=1, processors=2)
     assert here.ranks_per_processor([1, 2, 3, 8]).tolist() == [0.5, 1, 1.5, 1.5]
@@ -327,16 +341,40 @@ def test_few_bytes_beside_computing_tell_little_of_contention() -> None:
     """Then the work for messages counts, which delays computing on busy processors alone."""
     slow, fast = crowded(2 * GBPS, 0.065), crowded(20 * GBPS, 0.065)
     work = 1e-9 / 8
-    assert fast.recorded_bits > 3 * slow.recorded_bits
-    assert slow.s_per_bit == pytest.approx(work, rel=0.1) != 0.005 / slow.recorded_bits
-    assert 0.005 / fast.recorded_bits < fast.s_per_bit < 0.6 * slow.s_per_bit
-    assert fast.off_s_per_bit < 0.7 * slow.off_s_per_bit
-    assert crowded(2 * GBPS, 0.005, crowded_s=0.0).s_per_bit < 0.1 * work
-    assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_per_bit > 0.9 * work
+    assert fast.recorded_beside > 3 * slow.recorded_beside
+    assert slow.s_each == pytest.approx(work, rel=0.1) != 0.005 / slow.recorded_beside
+    assert 0.005 / fast.recorded_beside < fast.s_each < 0.6 * slow.s_each
+    assert fast.off_s_each < 0.7 * slow.off_s_each
+    assert crowded(2 * GBPS, 0.005, crowded_s=0.0).s_each < 0.1 * work
+    assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_each > 0.9 * work
+
+
+def test_on_a_device_the_wait_for_a_late_rank_is_beside_computing_too() -> None:
+    on_time, late = (
+        with_contention(
+            plain_subject(
+                "a job",
+                a_trained_job(
+                    a_transport(),
+                    rate_bps=100 * GBPS,
+                    gradients_mib=(1, 1, 1, 1),
+                    buckets="ddp:1MiB",
+                    slower_ms=slower_ms,
+                    facts={"backend": "nccl"},
+                ),
+            ),
+            told(0.06),
+            a_transport(),
+        ).crowding
+        for slower_ms in (0, 5)
+    )
+    assert on_time.is_by_time
+    assert late.recorded_beside - on_time.recorded_beside == pytest.approx(0.005, rel=0.1)
+    assert late.s_each < on_time.s_each
 
 
 def test_ranks_that_leave_a_processor_take_their_contention_along() -> None:
-    half_busy = Crowding(s_per_bit=1e-10, busy_by_a_rank=0.5, recorded_ranks=1.0)
+    half_busy = Crowding(s_each=1e-10, busy_by_a_rank=0.5, recorded_ranks=1.0)
     assert half_busy.with_ranks(np.array([0.5, 1.0, 2.0, 4.0])).tolist() == [0.5, 1.0, 2.0, 2.0]
 
 
@@ -362,7 +400,7 @@ def test_messages_of_ranks_by_turns_cause_contention_by_their_own_work() -> None
     subject = plain_subject("a job", four_ranks_by_turns(2 * GBPS))
     crowding = with_contention(subject, told(0.065), a_transport()).crowding
     assert crowding.recorded_ranks == 2
-    assert crowding.s_per_bit == pytest.approx(1e-9 / 8, rel=0.1)
+    assert crowding.s_each == pytest.approx(1e-9 / 8, rel=0.1)
 
 
 def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:
@@ -630,6 +668,13 @@ def test_without_evidence_a_measured_transport_is_refused(without: str) -> None:
     else:
         run = dataclasses.replace(run, facts=run.facts.without([without]))
     with pytest.raises(UsageError, match="nothing is known about the transport"):
+        fw.whatif(run, workers=4, bandwidth="10Gbps", transport="measured")
+
+
+def test_collectives_of_one_rank_alone_are_refused_by_the_missing_ranks() -> None:
+    run = a_trained_job(a_transport())
+    run = dataclasses.replace(run, collectives=run.collectives.rows(run.collectives.rank == 1))
+    with pytest.raises(UsageError, match="of its 2 ranks, only the collectives of rank 1 are here"):
         fw.whatif(run, workers=4, bandwidth="10Gbps", transport="measured")
 
 

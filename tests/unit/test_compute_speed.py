@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
 from tests.conftest import Cli
+from tests.trained_jobs import a_trained_job, a_transport
 
 
 def test_one_worker_gets_as_much_faster_as_its_device() -> None:
@@ -65,6 +67,14 @@ def test_the_best_of_several_speeds_is_the_fastest() -> None:
     assert table["compute_speed"][best.row] == 2
     assert best.instead[0].change < 0
     assert 8 < best.speedup < 16  # of one worker as it was
+
+
+def test_the_recorded_speed_changes_nothing() -> None:
+    run = a_trained_job(a_transport())
+    asked: dict[str, Any] = {"transport": "measured", "workers": [2, 4]}
+    as_recorded, told = fw.whatif(run, **asked), fw.whatif(run, **asked, compute_speed=1)
+    for own_s, other_s in zip(as_recorded.interval_s, told.interval_s, strict=True):
+        assert other_s.tolist() == own_s.tolist()
 
 
 @pytest.mark.parametrize("speed", ["0", "-1", "fast", "", "nan"])

@@ -178,6 +178,32 @@ def test_a_what_if_takes_the_t1_without_the_contention_of_kernels(tmp_path: Path
     assert alone_s == pytest.approx(fw.explain(run).baseline_step_s, rel=0.01)
 
 
+def test_a_faster_link_slows_kernels_for_a_shorter_time(tmp_path: Path) -> None:
+    """The all-reduce of 4 MB takes 470 us on 68 Gbps, and all but 50 us are beside kernels."""
+    run = a_job(tmp_path, 1.3)
+    asked: dict[str, Any] = {"line_rate": "68Gbps", "transport": "measured"}
+    table = fw.whatif(run, **asked, bandwidth=["34Gbps", "68Gbps", "136Gbps", "272Gbps"])
+    longer_s = table["step_s"] - table["baseline_step_s"]
+    contention_s = 0.3 / 1.3 * beside_s(1.3)
+    sum_s = beside_s(1.3) + 50e-6
+    assert longer_s[0] == pytest.approx(contention_s + 50e-6 + sum_s, rel=0.05)
+    assert longer_s[1] == pytest.approx(contention_s + 50e-6, rel=0.01)
+    # Half of the time, and a quarter, is beside kernels. What is left unexplained shrinks too.
+    assert longer_s[2] == pytest.approx(0.3 / 1.3 * sum_s / 2, rel=0.15)
+    assert longer_s[3] == pytest.approx(0.3 / 1.3 * sum_s / 4, rel=0.25)
+
+
+def test_nothing_is_said_of_processors_where_devices_carry_collectives_out(tmp_path: Path) -> None:
+    run = a_job(tmp_path, 1.3)
+    fast = {"line_rate": "68Gbps", "transport": "measured", "bandwidth": ["68Gbps", "9Tbps"]}
+    told = fw.whatif(run, **fast)  # type: ignore[arg-type]
+    assert "kernels beside communication take longer than alone" in " ".join(told.warnings)
+    found = fw.explain(run, bandwidth="68Gbps")
+    assert found.break_even is not None
+    assert found.break_even.line_takes_over_bps is None
+    assert "processor" not in " ".join([*told.warnings, found.break_even.sentence])
+
+
 @pytest.mark.parametrize(
     ("name", "low_s", "high_s"),
     [

@@ -415,6 +415,34 @@ def test_a_what_if_replays_the_backward_pass_of_a_trace(tmp_path: Path) -> None:
     assert fullwire.explain(run).ranks[0].compute_s == pytest.approx(6 * 700e-6 + 100e-6)
 
 
+def test_buckets_that_queue_on_their_stream_are_counted_once(tmp_path: Path) -> None:
+    # Two buckets of 4 MB take 8 ms each on 4 Gbps, so the second begins long after the backward
+    # pass. A third sum of the step is of a logged loss.
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(8):
+            begin = 20_000 * number
+            job.step(number, begin, begin + 20_000)
+            job.kernel(GEMM, begin, begin + 300, launch=begin)
+            backward = "autograd::engine::evaluate_function: AddmmBackward0"
+            for part in (0, 1):
+                launch, ready = begin + 20 + 30 * part, begin + 500 + 200 * part
+                job.event("cpu_op", backward, launch - 5, launch + 20, tid=1)
+                job.kernel(GEMM, ready - 200, ready, launch=launch)
+                sent, of_sum = begin + 500 + 8_000 * part, reduced(1_000_000)
+                job.kernel(ALL_REDUCE, sent, sent + 8_000, launch=launch + 10, stream=9, **of_sum)
+            ended, of_loss = begin + 16_500, reduced(1)
+            job.kernel(ALL_REDUCE, ended, ended + 20, launch=begin + 90, stream=9, **of_loss)
+            job.kernel(GEMM, ended, begin + 20_000, launch=begin + 95)
+        job.write(tmp_path / f"{rank}.json")
+    asked: dict[str, Any] = {"line_rate": "4Gbps", "transport": "measured"}
+    table = fullwire.whatif(read(tmp_path), **asked, compression=[1, 2, 4])
+    expected_s = np.array([20e-3, 12e-3, 8e-3])  # a sum of half the bytes takes half as long
+    assert table["step_s"] == pytest.approx(expected_s, rel=0.03)
+    full = fullwire.whatif(read(tmp_path), line_rate="4Gbps", transport="full")
+    assert full["step_s"][0] <= 20.1e-3
+
+
 def test_sizes_that_are_not_told_are_said_and_unexplained(tmp_path: Path) -> None:
     for rank in (0, 1):
         job = Job(rank)

@@ -541,7 +541,7 @@ def break_even(
         sizes = np.arange(below, workers + 1, unit)
     [transport] = job.grid.transports
     line_bps = None
-    if isinstance(transport, MeasuredTransport):
+    if isinstance(transport, MeasuredTransport) and not job.subject.is_on_devices:
         [crowd] = job.subject.crowd([job.workers])
         line_bps = transport.line_limits_up_to_bps(crowd)
         if line_bps >= _FAR * job.rate_bps:

@@ -196,5 +196,5 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         recorded_workers=base.workers[0] if is_recorded else None,
         recorded_bps=base.bandwidth_bps[0] if is_recorded else None,
         measured_s=None if job is None else job.measured_s,
-        shares_processors=bool(measured) and subject.placement.machines == 1,
+        shares_processors=bool(measured) and subject.placement.shares_processors,
     )

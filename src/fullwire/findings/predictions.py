@@ -15,6 +15,7 @@ from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
 from fullwire.findings.sureness import (
     StepCountsAsPass,
+    about_contention,
     about_links,
     about_others,
     about_rounds,
@@ -82,30 +83,6 @@ class OfRun(Finding):
     what: Finding
 
 
-class ContentionIsKept(Finding):
-    """Predictions keep the recorded contention for processors."""
-
-    is_assumption = True
-    template = (
-        "{run}: its ranks and its communication share processors, so computing takes longer. "
-        "Predictions keep that as recorded, but for turns on a processor; T1 is without it."
-    )
-
-    run: str
-
-
-class ContentionIsCarried(Finding):
-    """Predictions carry contention for processors to other networks."""
-
-    template = (
-        "{run}: its ranks and its communication share processors, so computing takes longer. T1 is "
-        "without that. Predicted, it follows the ranks on a processor and the bytes sent beside "
-        "computing."
-    )
-
-    run: str
-
-
 class SummedInGroups(Finding):
     """Gradients are summed by groups of ranks, which grow with the number of workers."""
 
@@ -158,8 +135,8 @@ class MoreHostsAlike(Finding):
     is_assumption = True
     template = (
         "More workers are more hosts like the recorded {at.machines:one|ones}{runs:? of {runs:and}}"
-        ", each with {at.ranks_of_each:g} {at.ranks_of_each:rank|ranks} on {at.processors} "
-        "{at.processors:processor|processors}. --ranks-per-host changes that."
+        ", each with {at.ranks_of_each:g} {at.ranks_of_each:rank|ranks}{at.processors:? on "
+        "{at.processors} {at.processors:processor|processors}}. --ranks-per-host changes that."
     )
 
     at: Placement
@@ -426,6 +403,8 @@ def prediction_notes(
             runs = tuple(each.name for each in subjects if each.placement == at)
             yield MoreHostsAlike(at=at, runs=runs if len(placed) > 1 else ())
     for transport, subject in itertools.product(measured, placed.values()):
+        if subject.is_on_devices:  # no processor carries out its collectives
+            continue
         crowds = subject.crowd(grid.workers)
         limit_bps = transport.line_limits_up_to_bps(float(crowds.max()))
         if max(grid.bandwidth_bps) > limit_bps:
@@ -459,10 +438,11 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     delay_s = float(np.median(delays)) if is_shared else 0.0
     crowded_s, notable_s = subject.step.crowded_ns * 1e-9, KEPT * (replayed_ns or 0) * 1e-9
     if max(crowded_s, delay_s) > notable_s > 0:
-        if subject.crowding.s_per_bit:
-            yield ContentionIsCarried(run=name)
-        else:
-            yield ContentionIsKept(run=name)
+        yield about_contention(
+            name,
+            is_carried=bool(subject.crowding.s_each),
+            is_on_devices=subject.is_on_devices,
+        )
     if is_measured:
         yield from (OfRun(run=name, what=finding) for finding in about_others(run))
     if subject.step.shards > 1:

@@ -190,6 +190,60 @@ class RanksShareLinks(Finding):
     keeping: int | None
 
 
+class ContentionIsKept(Finding):
+    """Predictions keep the recorded contention for processors."""
+
+    is_assumption = True
+    template = (
+        "{run}: its ranks and its communication share processors, so computing takes longer. "
+        "Predictions keep that as recorded, but for turns on a processor; T1 is without it."
+    )
+
+    run: str
+
+
+class ContentionIsCarried(Finding):
+    """Predictions carry contention for processors to other networks."""
+
+    template = (
+        "{run}: its ranks and its communication share processors, so computing takes longer. T1 is "
+        "without that. Predicted, it follows the ranks on a processor and the bytes sent beside "
+        "computing."
+    )
+
+    run: str
+
+
+class SlowKernelsAreKept(Finding):
+    """Predictions keep the recorded contention of a device."""
+
+    is_assumption = True
+    template = (
+        "{run}: kernels beside communication take longer than alone. Predictions keep that as "
+        "recorded; T1 is without it."
+    )
+
+    run: str
+
+
+class SlowKernelsAreCarried(Finding):
+    """Predictions carry the contention of a device to other networks."""
+
+    template = (
+        "{run}: kernels beside communication take longer than alone. T1 is without that. "
+        "Predicted, it follows the time of communication beside computing."
+    )
+
+    run: str
+
+
+def about_contention(name: str, *, is_carried: bool, is_on_devices: bool) -> Finding:
+    """Choose the finding about the contention that predictions of a run allow for."""
+    if is_on_devices:
+        return SlowKernelsAreCarried(run=name) if is_carried else SlowKernelsAreKept(run=name)
+    return ContentionIsCarried(run=name) if is_carried else ContentionIsKept(run=name)
+
+
 def about_links(
     name: str, run: Run, workers: Sequence[int], per_host: Sequence[int]
 ) -> Iterator[Finding]:

@@ -25,12 +25,17 @@ class Placement:
 
     ranks: int = 1
     machines: int = 1
-    processors: int = 1
+    processors: int | None = None  # of each machine; else each rank is taken to have its own
 
     @property
     def ranks_of_each(self) -> float:
         """Return how many ranks each machine had."""
         return self.ranks / self.machines
+
+    @property
+    def shares_processors(self) -> bool:
+        """Say whether all ranks are known to share the processors of one machine."""
+        return self.machines == 1 and self.processors is not None
 
     def ranks_per_processor(
         self, ranks: Sequence[int], per_host: int | None = None
@@ -40,21 +45,26 @@ class Placement:
         More ranks are more hosts like the recorded ones, each with the ranks that it had, or with
         so many. The hosts of a lab share a machine, and count as one.
         """
+        if self.processors is None:
+            return np.ones(len(ranks))
         if per_host is None and self.machines > 1:
             return np.full(len(ranks), self.ranks_of_each / self.processors)
         most = self.ranks if per_host is None else per_host
         return np.minimum(ranks, most) / self.processors
 
 
-UNKNOWN_PLACEMENT = Placement()  # then each rank is taken to have a processor of its own
+UNKNOWN_PLACEMENT = Placement()
 
 
 def placement_of(run: Run) -> Placement | None:
-    """Return where the ranks of a job were, if it had several and their processors are known."""
+    """Return where the ranks of a job were, if it had several and anything tells it."""
     ranks, processors = run.facts.workers or 1, processors_of_machine(run)
-    if ranks < 2 or processors is None:
+    hosts = host_of_rank(run)
+    are_told = len(hosts) == ranks
+    if ranks < 2 or (processors is None and not are_told):
         return None
-    return Placement(ranks=ranks, machines=run.facts.machines or ranks, processors=processors)
+    machines = run.facts.machines or (len(set(hosts.values())) if are_told else ranks)
+    return Placement(ranks=ranks, machines=machines, processors=processors)
 
 
 def host_of_rank(run: Run) -> dict[int, str]:

@@ -143,8 +143,9 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     if not observations:
         names = ", ".join(run.place for run in runs)
         raise UsageError(
-            f"{names}: nothing is known about the transport. Expected collectives among several "
-            "ranks on links of a known line rate. --calibrate RUN takes them from another run"
+            f"{names}: nothing is known about the transport. Expected collectives of several "
+            "ranks, from each of them, on links of a known line rate. --calibrate RUN takes them "
+            "from another run"
         )
     telling = [run for run, kept in by_run if kept]  # the others have no busy periods
     known = list(_known_before(telling))

@@ -92,9 +92,12 @@ class Change(Condition):
     read: Callable[[Any], Any]  # one value, as people type it
     apply: Callable[[Subject, Any], Subject]
     keeps_step: bool = False  # only the place of its ranks changes
+    as_recorded: Any = None  # the value that changes nothing
 
     def made(self, value: Any, subject: Subject) -> Subject:
         """Return the subject with the change made."""
+        if value == self.as_recorded:
+            return subject
         subject = self.apply(subject, value)
         if self.keeps_step:
             return subject
@@ -240,6 +243,7 @@ _TABLE = (
         show=lambda speed: f"{speed:.4g}x",
         words="computation {} as fast",
         usual=1,
+        as_recorded=1,
         across=6,
         scale=1,
         option="compute_speed",

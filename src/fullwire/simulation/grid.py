@@ -148,11 +148,16 @@ class Residue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowding:
-    """The contention that messages cause beside computing, for each of their bits."""
+    """The contention that messages cause beside computing.
 
-    s_per_bit: float = 0.0
-    off_s_per_bit: float = 0.0  # a standard deviation
-    recorded_bits: float = 0.0  # that were sent beside computing, in the recorded step
+    On processors, handling their bytes delays computing, so each bit beside it has a cost. Kernels
+    of a device are slower as long as a collective is on its way, so each second beside them has.
+    """
+
+    is_by_time: bool = False
+    s_each: float = 0.0  # for each bit or second
+    off_s_each: float = 0.0  # a standard deviation
+    recorded_beside: float = 0.0  # bits or seconds beside computing, in the recorded step
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor
     late_by_turns: float = 1.0  # share of the lateness that ranks on a processor cause
@@ -192,6 +197,7 @@ class Subject:
     placement: Placement = UNKNOWN_PLACEMENT  # of the recorded ranks
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
     crowding: Crowding = Crowding()
+    is_on_devices: bool = False  # which carry out its collectives; else processors do
     is_of_lab: bool = False  # the recorded hosts share one machine, and have links between them
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
     # Where steps are of several kinds: each kind as a subject, whose mean step is `step`.

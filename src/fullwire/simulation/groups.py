@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.run.run import Collectives, Run, Spans, Whole
 
@@ -122,3 +123,24 @@ def are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
     is_wait = (spans.lane == "communication") & (spans.name == "wait")
     called = within(rows.issue_ns)
     return tuple(((called >= 0) & np.isin(called, within(spans.start_ns[is_wait]))).tolist())
+
+
+def are_buckets(run: Run, rows: Collectives, is_sum: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say which of these sums are buckets, where the run has each bucket as one gradient.
+
+    So it is in the trace of a device. Kernels on one stream run in turn. A bucket that was ready in
+    the backward pass may begin any time after it, when the sums before it have ended.
+    """
+    found = np.zeros(len(rows), bool)
+    if run.facts.buckets != "none":
+        return found
+    places = np.flatnonzero(is_sum)
+    sums, gradients = rows.rows(places), run.gradients
+    keys = [np.stack((table.rank, table.step, table.bytes), axis=1) for table in (sums, gradients)]
+    key = np.unique(np.concatenate(keys), axis=0, return_inverse=True)[1].reshape(-1)
+    made = np.bincount(key[len(sums) :], minlength=len(key))
+    order = np.lexsort((sums.issue_ns, key[: len(sums)]))
+    own = key[order]
+    number = np.arange(len(own)) - np.searchsorted(own, own)  # among sums of as many bytes
+    found[places[order]] = number < made[own]
+    return found

@@ -198,7 +198,7 @@ def further_recording(
     if best > _WORTH_IT:
         return None
     placement = whole.placement
-    lab_workers = placement.ranks if placement.machines == 1 else None
+    lab_workers = placement.ranks if placement.shares_processors else None
     if quiet <= _NEAR_BEST * best:  # that costs no other links
         return Further(row=row, rate_bps=None, share=quiet, lab_workers=lab_workers)
     share, rate_bps = next(share for share in shares if share[0] <= _NEAR_BEST * best)
@@ -267,14 +267,14 @@ def _of_contention(
     As recorded the step is known, whatever its parts. Elsewhere, more contention for each bit adds
     as much as there are more bits.
     """
-    if not any(subject.crowding.s_per_bit for subject in subjects):
+    if not any(subject.crowding.s_each for subject in subjects):
         return 0.0
     more, as_recorded_s = [], []
     for subject in subjects:
         crowding = subject.crowding
-        s_per_bit = crowding.s_per_bit + crowding.off_s_per_bit
-        more.append(replace(subject, crowding=replace(crowding, s_per_bit=s_per_bit)))
-        as_recorded_s.append(crowding.off_s_per_bit * crowding.recorded_bits)
+        s_each = crowding.s_each + crowding.off_s_each
+        more.append(replace(subject, crowding=replace(crowding, s_each=s_each)))
+        as_recorded_s.append(crowding.off_s_each * crowding.recorded_beside)
     longer_s = sweep(more, grid, crew=crew).measures["step_s"] - step_s
     away_s = longer_s - np.array(as_recorded_s).reshape(shaped(run=len(subjects)))
     return np.square(np.where(longer_s == 0, 0.0, away_s))

@@ -81,7 +81,10 @@ class Exposed:
     by_others_s: Floats
     busy_s: Floats
     work_s: Floats
-    beside_bits: Floats  # that are sent while a worker computes, where they cause contention
+    # Where messages cause contention, their bits or seconds while a worker computes. Collectives
+    # that are no buckets count by the second only.
+    beside: Floats
+    beside_others_s: Floats
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -142,14 +145,20 @@ class Messages:
         # There are no buckets to wait for.
         if self.subject.step.others.sum_gradients or self.subject.step.sends_nothing:
             by_buckets_s = np.zeros_like(by_buckets_s)
-        by_others_s = self._exposed_others_s(chosen, rate_bps, transport)
+        by_others_s, others_s = self._others_s(chosen, rate_bps, transport)
         work_s = running_sum(self._work_s(chosen, transport, ratio))
-        beside_bits: Floats = np.zeros(())
-        if self.subject.crowding.s_per_bit:
+        beside: Floats = np.zeros(())
+        beside_others_s: Floats = np.zeros(())
+        crowding = self.subject.crowding
+        if crowding.is_by_time:
+            beside_others_s = others_s - by_others_s
+            if not self.subject.step.others.sum_gradients:
+                beside = np.maximum(busy_s - by_buckets_s, 0.0)
+        elif crowding.s_each:
             hidden = 1 - by_buckets_s / np.maximum(busy_s, np.finfo(float).tiny)
             bits = self.sent_bits(chosen, rate_bps, transport, ratio)
-            beside_bits = bits * np.clip(hidden, 0.0, 1.0)
-        return Exposed(by_buckets_s, by_others_s, busy_s, work_s, beside_bits)
+            beside = bits * np.clip(hidden, 0.0, 1.0)
+        return Exposed(by_buckets_s, by_others_s, busy_s, work_s, beside, beside_others_s)
 
     def overhead_s(
         self,
@@ -187,7 +196,7 @@ class Messages:
             still_late = self.subject.crowding.still_late(self.subject.ranks_per_processor(workers))
             late_s = late_s * still_late[:, None, None]
         overhead_s = overhead_s + self._crowded_s(
-            exposed, workers, transport, accumulate, local_steps
+            exposed, workers, transport, accumulate, local_steps, late_s
         )
         step = self.subject.step
         if step.own_s or isinstance(transport, MeasuredTransport):
@@ -211,6 +220,18 @@ class Messages:
         overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages
         return overhead_s
 
+    def waited_beside_s(self, exposed: Exposed, late_s: Floats | float) -> Floats:
+        """Return how long collectives of the early ranks wait for a late one beside computing.
+
+        On a device a collective that waits runs, too. It waits at most until the backward pass
+        ends, and no other may then be on its way.
+        """
+        step = self.subject.step
+        if step.others.sum_gradients or step.sends_nothing or not len(self.buckets):
+            return np.zeros(())
+        open_s = (step.backward_ns - int(self.buckets.ready_ns[0])) * 1e-9
+        return np.asarray(np.minimum(late_s, np.maximum(open_s - exposed.beside, 0.0)))
+
     def _crowded_s(
         self,
         exposed: Exposed,
@@ -218,23 +239,29 @@ class Messages:
         transport: Transport,
         accumulate: int,
         local_steps: int,
+        late_s: Floats,
     ) -> Floats:
         """Return the contention of a step, without turns on processors.
 
-        It follows the bits beside computing. Where these tell nothing, it is as recorded.
+        It follows the bits, or the seconds, beside computing. Where these tell nothing, it is as
+        recorded.
 
         Averages of parameters are sent when no worker computes, unless they go in fragments.
         """
         subject = self.subject
-        if not subject.crowding.s_per_bit:
+        crowding = subject.crowding
+        if not crowding.s_each:
             return np.array(subject.step.crowded_by_messages_s)
         passes = accumulate * local_steps
         is_beside = local_steps == 1 or subject.fragments > 1
-        per_bit = np.array(subject.crowding.s_per_bit * is_beside / passes)
+        each_s = np.array(crowding.s_each * is_beside / passes)
+        if crowding.is_by_time:
+            beside_s = exposed.beside + self.waited_beside_s(exposed, late_s)
+            return np.asarray(beside_s * each_s + exposed.beside_others_s * crowding.s_each)
         if isinstance(transport, MeasuredTransport):
             ranks = subject.ranks_per_processor(workers)
-            per_bit = per_bit * subject.crowding.with_ranks(ranks)[:, None, None]
-        return np.asarray(exposed.beside_bits * per_bit)
+            each_s = each_s * crowding.with_ranks(ranks)[:, None, None]
+        return np.asarray(exposed.beside * each_s)
 
     def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
         """Go through the processor work of messages, each in the way with the least."""
@@ -284,10 +311,13 @@ class Messages:
         for number in range(len(self.buckets)):
             yield tuple(time_s(way, number) for way in self.ways)
 
-    def _exposed_others_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> Floats:
-        """Return how long collectives that are no buckets are exposed.
+    def _others_s(
+        self, chosen: slice, rate_bps: Floats, transport: Transport
+    ) -> tuple[Floats, Floats]:
+        """Return how long collectives that are no buckets are exposed, and how long they take.
 
-        The share is as recorded, but no more time hides behind computation than in the recording.
+        The exposed share is as recorded, but no more time hides behind computation than in the
+        recording.
         """
         crowd = self._crowd(chosen)
         total_s: Floats = np.zeros(())
@@ -306,7 +336,7 @@ class Messages:
         others = self.subject.step.others
         hidden_s = max(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
-        return np.maximum(share * total_s, total_s - hidden_s)
+        return np.maximum(share * total_s, total_s - hidden_s), total_s
 
     def _crowd(self, chosen: slice) -> Floats:
         return self.subject.crowd(self.workers[chosen])[:, None, None]

@@ -44,12 +44,12 @@ def by_kinds(
         Residue(*np.dot(shares, [(one.time_s, one.at_overhead_s) for one in each]).tolist())
         for each in zip(*(subject.residues for subject in subjects), strict=True)
     )
-    per_bit = float(np.dot(shares, [subject.crowding.s_per_bit for subject in subjects]))
+    s_each = float(np.dot(shares, [subject.crowding.s_each for subject in subjects]))
     return replace(
         most,
         step=step,
         residues=residues,
-        crowding=replace(most.crowding, s_per_bit=per_bit),
+        crowding=replace(most.crowding, s_each=s_each),
         kinds=tuple(zip(kinds, subjects, strict=True)),
     )
 

@@ -12,6 +12,7 @@ from fullwire.run.placement import (
     Placement,
     has_links_in_a_machine,
     placement_of,
+    sums_on_processors,
 )
 from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
@@ -47,6 +48,7 @@ def plain_subject(
         meeting_factor=_GLOO_MEETING if run.facts.backend == "gloo" else 0.0,
         recorded=as_recorded(run),
         placement=placement_of(run) or unknown,
+        is_on_devices=not sums_on_processors(run),
         is_of_lab=has_links_in_a_machine(run),
         fragments=run.facts.fragments or 1,
     )

@@ -47,6 +47,7 @@ PIECE_POINTS = 2**18  # some 10 MB of measures, computed at once, here or elsewh
 MOST_POINTS = 100_000_000  # 4 GB of measures
 _LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
 _T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
+_ENDS = 1.645  # standard deviations from the middle to the ends of a 90 % interval
 _LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
 
@@ -116,9 +117,9 @@ def sweep(
 def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
-    Bytes that are sent while a worker computes cause it: the more of them, the more of it. Where
-    next to none were, all predictions keep it as recorded. The turns of ranks on a processor are
-    no part of a typical step.
+    Bytes that are sent while a worker computes cause it on processors, and the time for which they
+    are sent on devices: the more of either, the more of it. Where next to none was, all predictions
+    keep it as recorded. The turns of ranks on a processor are no part of a typical step.
     """
     alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
     if alone_ns > step.step_ns > 0:
@@ -129,7 +130,7 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         return replace(subject, step=step)
     point = replace(subject.recorded, transports=(transport,))
     busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
-    crowding = Crowding(busy_by_a_rank=busy or 1.0)
+    crowding = Crowding(busy_by_a_rank=busy or 1.0, is_by_time=subject.is_on_devices)
     if isinstance(transport, MeasuredTransport) and busy:
         [recorded_ranks] = subject.ranks_per_processor(point.workers).tolist()
         crowding = replace(crowding, recorded_ranks=recorded_ranks)
@@ -138,24 +139,27 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     if apart > 1 and subject.fragments == 1:
         return crowded  # sums of parameters are beside no computing, and slow none down
     [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
-    telling = replace(crowded, crowding=Crowding(s_per_bit=1.0))
+    telling = replace(crowded, crowding=replace(crowding, s_each=1.0))
     messages = messages_of(telling, policy, algorithm, latency_s, point)
     asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
     exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
-    beside_bits = float(exposed.beside_bits.sum())
-    if not beside_bits or beside_bits < _LEAST_BESIDE * all_bits:
+    beside, others_s = float(exposed.beside.sum()), float(exposed.beside_others_s.sum())
+    whole, t1_off = all_bits, _T1_OFF
+    if crowding.is_by_time:
+        beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
+        whole = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
+        t1_off = sum(off) / 2 / _ENDS  # a device's T1 has an interval of its own
+    if not beside + others_s or beside + others_s < _LEAST_BESIDE * whole:
         return crowded
-    beside_bits /= apart  # in a step
-    told = _Estimate(step.crowded_by_messages_s / beside_bits, _T1_OFF * alone_s / beside_bits)
-    if isinstance(transport, MeasuredTransport) and busy and told.off:
+    beside = beside / apart + others_s  # in a step
+    told = _Estimate(step.crowded_by_messages_s / beside, t1_off * alone_s / beside)
+    if isinstance(transport, MeasuredTransport) and busy and told.off and not crowding.is_by_time:
         # Work for messages delays computing by its own time at most, and only on busy processors.
         ranks = crowding.recorded_ranks
         work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
         if work:
             told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
-    crowding = replace(
-        crowding, s_per_bit=told.value, off_s_per_bit=told.off, recorded_bits=beside_bits
-    )
+    crowding = replace(crowding, s_each=told.value, off_s_each=told.off, recorded_beside=beside)
     return replace(crowded, crowding=crowding)
 
 

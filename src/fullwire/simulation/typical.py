@@ -35,7 +35,7 @@ from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
-from fullwire.simulation.groups import Others, are_awaited, calling_ns_of, members_of
+from fullwire.simulation.groups import Others, are_awaited, are_buckets, calling_ns_of, members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
@@ -388,10 +388,10 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
         is_sum, until_ns = rows.op == "allreduce", _packed_ns(run, table) + _BUCKET_LEAVES_NS
     else:  # Our own hook sends a bucket in two collectives, from a thread of its own.
         is_sum, until_ns = np.isin(rows.op, _SENT_BY_OUR_HOOK), table.end_ns
+    is_sum &= rows.issue_ns >= table.backward_ns[place]
     is_bucket = (
         is_sum
-        & (rows.issue_ns >= table.backward_ns[place])
-        & (rows.issue_ns <= until_ns[place])
+        & ((rows.issue_ns <= until_ns[place]) | are_buckets(run, rows, is_sum))
         & (run.facts.buckets is not None and sends != "nothing")
     )
     # Keep the rows of the group that sums a rank's gradients: it sums as many bytes.
