@@ -404,3 +404,21 @@ def test_a_prediction_is_held_against_steps_with_fewer_gradients_too() -> None:
     assert found is not None
     assert [kind.gradients for kind in kinds_of(after).kinds] == [1.0, 2.0]
     assert found.measured_s == pytest.approx(usual_step_s(after))
+
+
+@pytest.mark.parametrize("slow_of_ten", [3, 5, 6])
+def test_steps_of_two_lengths_have_one_usual_step_in_the_account_and_in_predictions(
+    slow_of_ten: int,
+) -> None:
+    slow = [number for number in range(40) if number % 10 < slow_of_ten]
+    run = a_job_by_turns([1] * 40, slow=slow)
+    assert not kinds_of(run).kinds
+    of_run, step = account(run, RATES), typical_step(run)
+    assert step.measured_ns == pytest.approx(of_run.step_s * 1e9, abs=2)
+    assert step.alone_ns == pytest.approx(of_run.alone_s * 1e9, rel=1e-4)
+    computing_ns = step.forward_ns + step.backward_ns
+    assert computing_ns == pytest.approx(of_run.parts_s["compute"] * 1e9, rel=1e-4)
+    # A step on the fastest links loses no more than the account has of communication.
+    fastest = fw.whatif(run, bandwidth="100Tbps").predictions.measures
+    assert float(fastest["baseline_step_s"].item()) == pytest.approx(of_run.alone_s, rel=1e-4)
+    assert float(fastest["step_s"].item()) >= of_run.alone_s * (1 - 1e-4)
