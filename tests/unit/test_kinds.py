@@ -14,7 +14,7 @@ from fullwire.report.as_data import whatif_object
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
-from fullwire.run.run import Run
+from fullwire.run.run import Collectives, Run
 from fullwire.run.usual import means_of_rounds, steps_of_a_round
 from fullwire.simulation.calibrate import calibrated
 from fullwire.simulation.forecast import forecaster
@@ -256,6 +256,30 @@ def test_a_few_bytes_beside_the_sums_of_another_kind_are_nothing() -> None:
     kinds = kinds_of(sums_unevenly()).kinds
     few = dataclasses.replace(kinds[0], sent_bytes=1.085)
     assert names_of([few, kinds[1]]) == names_of(kinds) == ("nothing sent", "2 MB sent")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2])
+def test_steps_are_named_by_their_bytes_where_these_are_predicted(share: float) -> None:
+    run = sums_unevenly()
+    ends = run.spans.rows(run.spans.name == "step")
+    ends = ends.rows(~np.isin(ends.step, UNEVEN))
+    logged = dataclasses.replace(
+        run.collectives.rows(np.zeros(len(ends), np.int64)),
+        rank=ends.rank,
+        step=ends.step,
+        sequence=100 + ends.step,
+        bytes=np.full(len(ends), round(share * 2_000_000)),
+        issue_ns=ends.end_ns - 500_000,
+        start_ns=ends.end_ns - 500_000,
+        end_ns=ends.end_ns,
+    )
+    few = dataclasses.replace(run, collectives=Collectives.joined([run.collectives, logged]))
+    kinds = kinds_of(few).kinds
+    assert min(kind.sent_bytes for kind in kinds) == share * 2_000_000
+    found = fw.whatif(few).subjects[0].kinds
+    predicted = [0.0 if of.step.sends_nothing else kind.sent_bytes for kind, of in found]
+    named_so = [name == "nothing sent" for name in names_of(kinds)]
+    assert named_so == [sent == 0.0 for sent in predicted]
 
 
 def with_half_of_the_gradients(run: Run) -> Run:

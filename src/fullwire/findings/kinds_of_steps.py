@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from fullwire.findings.finding import Finding
-from fullwire.run.kinds import Kind
+from fullwire.run.kinds import Kind, sums_of
 from fullwire.units import show_bytes
 
 _ALIKE = 0.01  # of the larger figure: kinds that differ by less in it have other names
@@ -42,9 +42,7 @@ class StepAddsUpPasses(Finding):
 
 def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
     """Name each kind of steps by the first figure in which all of them differ."""
-    few_bytes = _ALIKE * max((kind.sent_bytes for kind in kinds), default=0.0)
-    # A loss, or DDP's word of its new buckets, is nothing beside a sum.
-    sent_bytes = [kind.sent_bytes if kind.sent_bytes > few_bytes else 0.0 for kind in kinds]
+    sent_bytes = sums_of(kinds)
     named = (
         ([kind.passes for kind in kinds], lambda passes: _counted(passes, "pass", "passes")),
         (sent_bytes, _sent),

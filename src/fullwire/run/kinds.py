@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import (
+    NEXT_TO_NOTHING,
     NO_ROUNDS,
     kept_steps,
     middle_half,
@@ -51,6 +52,15 @@ class Kind:
     passes: float | None  # None where a step does more than to accumulate, or passes are unknown
     gradients: float
     sent_bytes: float
+
+
+def sums_of(kinds: Sequence[Kind]) -> tuple[float, ...]:
+    """Return the bytes that the steps of each kind sum; 0 for next to nothing beside another kind.
+
+    Such are a loss, or DDP's word of its new buckets.
+    """
+    few_bytes = NEXT_TO_NOTHING * max((kind.sent_bytes for kind in kinds), default=0.0)
+    return tuple(kind.sent_bytes if kind.sent_bytes > few_bytes else 0.0 for kind in kinds)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
