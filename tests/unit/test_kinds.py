@@ -10,6 +10,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.verification import verify
 from fullwire.findings.kinds_of_steps import names_of
+from fullwire.fixes.synchronisation import FewerSums
 from fullwire.report.as_data import whatif_object
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import named
@@ -414,6 +415,20 @@ def test_all_commands_have_one_step_of_a_job_in_rounds(capsys: pytest.CaptureFix
     assert int(found.is_typical.sum()) % 4 == 0
     print_explanation(fw.explain(rounds))
     assert "7 rounds of 4 steps" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_round_of_no_sync_ends_in_a_sum_beside_the_backward_pass() -> None:
+    """Other rounds take what their recordings take; the sum counted as exposed as a whole."""
+    rounds = {
+        every: a_job_by_turns([1] * 48, silent=[at for at in range(48) if at % every])
+        for every in (1, 2, 4, 8)
+    }
+    assert steps_of_a_round(rounds[4]) == 4
+    asked_of = asked(rounds[4], local_steps=(1, 2, 4, 8))
+    measured_s = [account(run, RATES).step_s for run in rounds.values()]
+    assert asked_of["step_s"] == pytest.approx(measured_s, rel=0.01)
+    fixes = fw.explain(rounds[4]).fixes
+    assert {fix.every for fix in fixes if isinstance(fix, FewerSums)} == {8, 16}
 
 
 def test_a_prediction_is_held_against_steps_with_fewer_gradients_too() -> None:

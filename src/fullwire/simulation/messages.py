@@ -164,10 +164,12 @@ class Messages:
         """Return a step's loss, as the mean over the steps until the next that synchronises.
 
         Local steps end in averages of parameters. These are always exposed, since all parameters
-        are ready at once. A fragment of them has the whole next step to arrive. Collectives that
-        are no buckets are in every step, unless they sum gradients.
+        are ready at once. A fragment of them has the whole next step to arrive. A recorded round
+        may end in a sum of gradients instead, bucket by bucket in the backward pass. Collectives
+        that are no buckets are in every step, unless they sum gradients.
         """
-        overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
+        is_bucket_by_bucket = local_steps == 1 or self.subject.step.sums_amidst
+        overhead_s = exposed.by_buckets_s if is_bucket_by_bucket else exposed.busy_s
         parts = min(self.subject.fragments, local_steps)
         if parts > 1:
             step_s = self.subject.step.step_ns * 1e-9 * accumulate
@@ -219,13 +221,14 @@ class Messages:
 
         It follows the bits beside computing. Where these tell nothing, it is as recorded.
 
-        Averages of parameters are sent when no worker computes, unless they go in fragments.
+        Averages of parameters are sent when no worker computes, unless they go in fragments. Sums
+        of gradients may be sent in the last backward pass of a round.
         """
         subject = self.subject
         if not subject.crowding.s_per_bit:
             return np.array(subject.step.crowded_by_messages_s)
         passes = accumulate * local_steps
-        is_beside = local_steps == 1 or subject.fragments > 1
+        is_beside = local_steps == 1 or subject.fragments > 1 or subject.step.sums_amidst
         per_bit = np.array(subject.crowding.s_per_bit * is_beside / passes)
         if isinstance(transport, MeasuredTransport):
             ranks = subject.ranks_per_processor(workers)

@@ -68,6 +68,7 @@ class Step:
     shards: int = 1  # of the model; one in so many workers sum the same gradients
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
     sends_nothing: bool = False  # of its gradients, as between two sums
+    sums_amidst: bool = False  # as `no_sync` in all steps of a round but one leaves it
     crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
@@ -197,6 +198,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         shards=sent.shards,
         sent_share=sent.share,
         sends_nothing=sends == "nothing",
+        sums_amidst=in_rounds and sent.are_amidst,
         processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns),
         measured_off=(
@@ -236,12 +238,11 @@ class _Steps:
         return np.asarray((self.end_ns - self.start_ns).mean(axis=0))
 
     @property
-    def looked_at(self) -> list[int]:
+    def looked_at(self) -> Whole:
         """Return the places of the usual steps in the middle, which are examined one by one."""
         places = np.flatnonzero(self.usual)
         first = max(0, len(places) // 2 - _LOOKED_AT // 2)
-        chosen: list[int] = places[first : len(places) // 2 + _LOOKED_AT // 2 + 1].tolist()
-        return chosen
+        return places[first : len(places) // 2 + _LOOKED_AT // 2 + 1]
 
     def side_by_side(self) -> _Steps:
         """Return the steps as if all ranks began each at the same moment."""
@@ -378,6 +379,7 @@ class _Sent:
     bucket_end_ns: Whole
     others: Others = field(default_factory=Others)
     shards: int = 1
+    are_amidst: bool = False  # the first bucket leaves in the backward pass, as gradients do
     share: float = 1.0
     amidst_ns: int = 0  # packed in the backward pass,
     packed_late_ns: int = 0  # and after it, with no bucket on its way
@@ -422,7 +424,11 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
     others = _others(run, rows, is_bucket, table, members)
-    sent = _Sent(none, others, max(1, workers // max(among, default=workers)))
+    leaves_ns = np.full(table.end_ns.shape, MOST_NS, np.int64)
+    np.minimum.at(leaves_ns, tuple(axis[is_bucket] for axis in place), rows.issue_ns[is_bucket])
+    is_amidst = (leaves_ns < table.computed_ns)[leaves_ns < MOST_NS]
+    are_amidst = bool(2 * is_amidst.sum() > len(is_amidst))
+    sent = _Sent(none, others, max(1, workers // max(among, default=workers)), are_amidst)
     if run.facts.hook is not None and sends != "nothing":
         return _by_hook(run, sent, rows.rows(is_bucket), table)
     buckets = _other_than_gradients(rows.rows(is_bucket), table)
