@@ -461,3 +461,12 @@ def test_steps_of_two_lengths_have_one_usual_step_in_the_account_and_in_predicti
     fastest = fw.whatif(run, bandwidth="100Tbps").predictions.measures
     assert float(fastest["baseline_step_s"].item()) == pytest.approx(of_run.alone_s, rel=1e-4)
     assert float(fastest["step_s"].item()) >= of_run.alone_s * (1 - 1e-4)
+
+
+def test_few_steps_of_a_kind_have_the_same_usual_ones_in_the_account_and_in_predictions() -> None:
+    run = a_job_by_turns([1, 3, 3] * 7, slow=[8, 10, 11, 12, 13, 17, 18])
+    of_run = account(run, RATES)
+    [of_subject] = fw.whatif(run).subjects
+    measured_s = [(of_kind.step.measured_ns or 0) * 1e-9 for _, of_kind in of_subject.kinds]
+    assert measured_s == pytest.approx([kind.step_s for kind in of_run.by_kind()], rel=1e-6)
+    assert (of_subject.step.measured_ns or 0) * 1e-9 == pytest.approx(of_run.step_s, rel=0.01)

@@ -72,6 +72,7 @@ class Kinds:
     places: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # -1 for steps of no kind
     probes: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # of each probe step
     rounds: Whole = field(default_factory=lambda: NO_ROUNDS)  # the steps of each, a line each
+    chosen: Whole | None = None  # the usual steps, chosen among steps of other kinds too
 
     @property
     def every(self) -> int:
@@ -100,6 +101,8 @@ class Kinds:
 
     def usual(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
         """Choose the usual steps: the middle ones of each kind, and of each kind its share."""
+        if self.chosen is not None and (is_chosen := np.isin(numbers, self.chosen)).any():
+            return is_chosen
         if (rounds := self._as_rounds(numbers, length_ns)) is not None:
             shares = np.bincount(rounds.places) / len(rounds.places)
             chosen = _middle(rounds.length_ns, rounds.places, shares.tolist())
@@ -357,7 +360,10 @@ def usual_step_s(run: Run) -> float | None:
 
 
 def run_of_kind(run: Run, place: int) -> Run:
-    """Return a run with the steps of one kind alone, and with the ranks' own work in these."""
+    """Return a run with the steps of one kind alone, and with the ranks' own work in these.
+
+    Its usual steps are those of this kind that count as usual in the whole run.
+    """
     kinds, spans = kinds_of(run), run.spans
     numbers = kinds.numbers[kinds.places == place]
     computing = spans.rows((spans.lane == "compute") & (spans.step >= 0))
@@ -378,10 +384,14 @@ def run_of_kind(run: Run, place: int) -> Run:
         facts = facts | Facts(
             processor_s=tuple((rank, times * own_s + calls_s) for rank, own_s, calls_s in own)
         )
-    return replace(
+    found = replace(
         run,
         facts=facts,
         spans=spans.rows(np.isin(spans.step, numbers)),
         gradients=run.gradients.rows(np.isin(run.gradients.step, numbers)),
         collectives=run.collectives.rows(np.isin(run.collectives.step, numbers)),
     )
+    shared, length_ns, _ = shared_steps(run)
+    usual = shared[kinds.usual(shared, length_ns)]
+    _FOUND[found] = Kinds(chosen=usual[np.isin(usual, numbers)])
+    return found
