@@ -9,7 +9,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.verification import verify
-from fullwire.findings.kinds_of_steps import names_of
+from fullwire.findings.kinds_of_steps import TooFewOfAKind, names_of
 from fullwire.fixes.synchronisation import FewerSums
 from fullwire.report.as_data import whatif_object
 from fullwire.report.explanation import print_explanation
@@ -470,3 +470,18 @@ def test_few_steps_of_a_kind_have_the_same_usual_ones_in_the_account_and_in_pred
     measured_s = [(of_kind.step.measured_ns or 0) * 1e-9 for _, of_kind in of_subject.kinds]
     assert measured_s == pytest.approx([kind.step_s for kind in of_run.by_kind()], rel=1e-6)
     assert (of_subject.step.measured_ns or 0) * 1e-9 == pytest.approx(of_run.step_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("passes", "unlike"),
+    [([1, 1, 3] * 3, 3), ([1, 3] * 3, 3), ([1, 3] * 4, 0), ([2] * 9, 0), ([1] * 60 + [3] * 3, 0)],
+)
+def test_every_command_says_that_unlike_steps_are_too_few_for_a_kind(
+    passes: list[int], unlike: int
+) -> None:
+    run = a_job_by_turns(passes)
+    for notes in (fw.explain(run).notes, fw.whatif(run).notes):
+        said = [note for note in notes if isinstance(note, TooFewOfAKind)]
+        assert [note.count for note in said] == ([unlike] if unlike else [])
+        for note in said:
+            assert f"{unlike} steps do other work than the rest, and take" in sentence(note)

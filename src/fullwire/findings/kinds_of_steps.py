@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from fullwire.findings.finding import Finding
-from fullwire.run.kinds import Kind, sums_of
+from fullwire.run.kinds import FEWEST, Kind, Kinds, sums_of
 from fullwire.units import show_bytes
 
 _ALIKE = 0.01  # of the larger figure: kinds that differ by less in it have other names
@@ -29,6 +29,21 @@ class SeveralKinds(Finding):
 
     count: int
     kinds: tuple[KindOfSteps, ...]
+
+
+class TooFewOfAKind(Finding):
+    """Some steps do other work than the rest, and are too few for a kind of their own."""
+
+    template = (
+        "{run:?{run}: }{count} {count:step does|steps do} other work than the rest, and "
+        "{count:takes|take} another time. A kind of steps needs {fewest} of them. So {count:it "
+        "counts|they count} like any other step, and another recording may find another usual "
+        "step. A longer recording tells the kinds apart."
+    )
+
+    count: int
+    fewest: int = FEWEST
+    run: str | None = None  # where several are asked about
 
 
 class StepAddsUpPasses(Finding):
@@ -58,6 +73,12 @@ def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
         f"{_counted(kind.gradients, 'gradient', 'gradients')}, {_sent(sent)}"
         for kind, sent in zip(kinds, sent_bytes, strict=True)
     )
+
+
+def too_few_of_a_kind(kinds: Kinds, run: str | None = None) -> Iterator[TooFewOfAKind]:
+    """Say how many steps do other work and are too few for a kind, if any are."""
+    if kinds.unlike:
+        yield TooFewOfAKind(count=kinds.unlike, run=run)
 
 
 def told_kinds(kinds: Sequence[Kind], steps_s: Sequence[float]) -> SeveralKinds:

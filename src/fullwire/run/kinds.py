@@ -73,6 +73,7 @@ class Kinds:
     probes: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # of each probe step
     rounds: Whole = field(default_factory=lambda: NO_ROUNDS)  # the steps of each, a line each
     chosen: Whole | None = None  # the usual steps, chosen among steps of other kinds too
+    unlike: int = 0  # steps that do other work and take other times, too few for kinds of their own
 
     @property
     def every(self) -> int:
@@ -223,7 +224,7 @@ def kinds_of(run: Run) -> Kinds:
     if run not in _FOUND:
         numbers, length_ns, ranks = shared_steps(run)
         found = ONE_KIND
-        if len(numbers) >= 2 * FEWEST:  # modelled runs have fewer, and start sooner without
+        if len(numbers) >= FEWEST:  # modelled runs have fewer, and start sooner without
             did = in_steps(run, numbers) / ranks
             probed = over_ranks(in_probes(run)) / ranks
             found = sorted_steps(numbers, length_ns, did, probed, rounds_of(run))
@@ -303,7 +304,7 @@ def sorted_steps(
     `rounds` has the steps of each round, if they make some.
     """
     none = Kinds(rounds=rounds)
-    if len(numbers) < 2 * FEWEST or (did == did[:, :1]).all():
+    if len(numbers) < FEWEST or (did == did[:, :1]).all():
         return none
     # Of bytes only large differences count, so neighbours in order of size are taken together.
     together = np.concatenate([did, probed], axis=1)
@@ -315,11 +316,20 @@ def sorted_steps(
     found = found.reshape(-1)
     is_kept = kept_steps(length_ns) | regular_steps(length_ns)
     fewest = max(FEWEST, _LEAST_SHARE * is_kept.sum())
-    times = {}
-    for place in np.unique(found).tolist():
+    times, few = {}, {}
+    for place in np.unique(found[is_kept]).tolist():
         rows = np.flatnonzero(is_kept & (found == place))
+        if _LEAST_SHARE * is_kept.sum() <= len(rows) < FEWEST:
+            few[place] = len(rows)
         if len(rows) >= fewest or (len(rows) >= FEWEST and _come_regularly(rows, len(numbers))):
             times[place] = float(length_ns[rows][usual_steps(length_ns[rows])].mean())
+    often = int(np.argmax(np.bincount(found[is_kept])))
+    often_ns = length_ns[is_kept & (found == often)].mean()
+    unlike = 0
+    for place, count in few.items():
+        shorter_ns, longer_ns = sorted([often_ns, length_ns[is_kept & (found == place)].mean()])
+        unlike += count if longer_ns >= _TIMES_DIFFER * shorter_ns else 0
+    none = replace(none, unlike=unlike)
     groups: list[list[int]] = []
     for place in sorted(times, key=lambda each: times[each]):
         if groups and times[place] < _TIMES_DIFFER * times[groups[-1][0]]:
