@@ -148,12 +148,13 @@ def a_job_by_turns(
     probes: Sequence[int] = (),
     silent: Sequence[int] = (),
     sums_each: bool = False,
+    slow: Sequence[int] = (),
 ) -> Run:
     """Make a run of DDP on two ranks, in which each step adds up so many passes of 40 ms.
 
     The last pass of a step sends two buckets of 1 MB, or each pass does. Passes scatter by a few
     percent. Steps of `probes` are probe steps, whose computing takes 36 ms a pass. Steps of
-    `silent` send nothing.
+    `silent` send nothing, and those of `slow` compute twice as long.
     """
     spans: list[tuple[int, int, str, str, float, float]] = []
     collectives, gradients = [], []
@@ -163,6 +164,7 @@ def a_job_by_turns(
         for number, count in enumerate(passes):
             step, begin = -1 if number in probes else number, now
             pass_ms = (36.0 if number in probes else 40.0) * (1 + 0.02 * np.sin(2.4 * number))
+            pass_ms *= 2 if number in slow else 1
             for place in range(count):
                 is_last = place == count - 1
                 earlier = "" if is_last else "earlier "

@@ -9,12 +9,13 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.verification import verify
-from fullwire.findings.kinds_of_steps import names_of
+from fullwire.findings.kinds_of_steps import TooFewOfAKind, names_of
+from fullwire.fixes.synchronisation import FewerSums
 from fullwire.report.as_data import whatif_object
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
-from fullwire.run.run import Run
+from fullwire.run.run import Collectives, Run
 from fullwire.run.usual import means_of_rounds, steps_of_a_round
 from fullwire.simulation.calibrate import calibrated
 from fullwire.simulation.forecast import forecaster
@@ -258,6 +259,30 @@ def test_a_few_bytes_beside_the_sums_of_another_kind_are_nothing() -> None:
     assert names_of([few, kinds[1]]) == names_of(kinds) == ("nothing sent", "2 MB sent")
 
 
+@pytest.mark.parametrize("share", [0.02, 0.2])
+def test_steps_are_named_by_their_bytes_where_these_are_predicted(share: float) -> None:
+    run = sums_unevenly()
+    ends = run.spans.rows(run.spans.name == "step")
+    ends = ends.rows(~np.isin(ends.step, UNEVEN))
+    logged = dataclasses.replace(
+        run.collectives.rows(np.zeros(len(ends), np.int64)),
+        rank=ends.rank,
+        step=ends.step,
+        sequence=100 + ends.step,
+        bytes=np.full(len(ends), round(share * 2_000_000)),
+        issue_ns=ends.end_ns - 500_000,
+        start_ns=ends.end_ns - 500_000,
+        end_ns=ends.end_ns,
+    )
+    few = dataclasses.replace(run, collectives=Collectives.joined([run.collectives, logged]))
+    kinds = kinds_of(few).kinds
+    assert min(kind.sent_bytes for kind in kinds) == share * 2_000_000
+    found = fw.whatif(few).subjects[0].kinds
+    predicted = [0.0 if of.step.sends_nothing else kind.sent_bytes for kind, of in found]
+    named_so = [name == "nothing sent" for name in names_of(kinds)]
+    assert named_so == [sent == 0.0 for sent in predicted]
+
+
 def with_half_of_the_gradients(run: Run) -> Run:
     """Return the run with every other step making one of its two gradients, and sending both."""
     gradients = run.gradients
@@ -392,6 +417,20 @@ def test_all_commands_have_one_step_of_a_job_in_rounds(capsys: pytest.CaptureFix
     assert "7 rounds of 4 steps" in capsys.readouterr().out.replace("\n", " ")
 
 
+def test_a_round_of_no_sync_ends_in_a_sum_beside_the_backward_pass() -> None:
+    """Other rounds take what their recordings take; the sum counted as exposed as a whole."""
+    rounds = {
+        every: a_job_by_turns([1] * 48, silent=[at for at in range(48) if at % every])
+        for every in (1, 2, 4, 8)
+    }
+    assert steps_of_a_round(rounds[4]) == 4
+    asked_of = asked(rounds[4], local_steps=(1, 2, 4, 8))
+    measured_s = [account(run, RATES).step_s for run in rounds.values()]
+    assert asked_of["step_s"] == pytest.approx(measured_s, rel=0.01)
+    fixes = fw.explain(rounds[4]).fixes
+    assert {fix.every for fix in fixes if isinstance(fix, FewerSums)} == {8, 16}
+
+
 def test_a_prediction_is_held_against_steps_with_fewer_gradients_too() -> None:
     def with_branch(run: Run) -> Run:
         made = run.gradients
@@ -404,3 +443,45 @@ def test_a_prediction_is_held_against_steps_with_fewer_gradients_too() -> None:
     assert found is not None
     assert [kind.gradients for kind in kinds_of(after).kinds] == [1.0, 2.0]
     assert found.measured_s == pytest.approx(usual_step_s(after))
+
+
+@pytest.mark.parametrize("slow_of_ten", [3, 5, 6])
+def test_steps_of_two_lengths_have_one_usual_step_in_the_account_and_in_predictions(
+    slow_of_ten: int,
+) -> None:
+    slow = [number for number in range(40) if number % 10 < slow_of_ten]
+    run = a_job_by_turns([1] * 40, slow=slow)
+    assert not kinds_of(run).kinds
+    of_run, step = account(run, RATES), typical_step(run)
+    assert step.measured_ns == pytest.approx(of_run.step_s * 1e9, abs=2)
+    assert step.alone_ns == pytest.approx(of_run.alone_s * 1e9, rel=1e-4)
+    computing_ns = step.forward_ns + step.backward_ns
+    assert computing_ns == pytest.approx(of_run.parts_s["compute"] * 1e9, rel=1e-4)
+    # A step on the fastest links loses no more than the account has of communication.
+    fastest = fw.whatif(run, bandwidth="100Tbps").predictions.measures
+    assert float(fastest["baseline_step_s"].item()) == pytest.approx(of_run.alone_s, rel=1e-4)
+    assert float(fastest["step_s"].item()) >= of_run.alone_s * (1 - 1e-4)
+
+
+def test_few_steps_of_a_kind_have_the_same_usual_ones_in_the_account_and_in_predictions() -> None:
+    run = a_job_by_turns([1, 3, 3] * 7, slow=[8, 10, 11, 12, 13, 17, 18])
+    of_run = account(run, RATES)
+    [of_subject] = fw.whatif(run).subjects
+    measured_s = [(of_kind.step.measured_ns or 0) * 1e-9 for _, of_kind in of_subject.kinds]
+    assert measured_s == pytest.approx([kind.step_s for kind in of_run.by_kind()], rel=1e-6)
+    assert (of_subject.step.measured_ns or 0) * 1e-9 == pytest.approx(of_run.step_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("passes", "unlike"),
+    [([1, 1, 3] * 3, 3), ([1, 3] * 3, 3), ([1, 3] * 4, 0), ([2] * 9, 0), ([1] * 60 + [3] * 3, 0)],
+)
+def test_every_command_says_that_unlike_steps_are_too_few_for_a_kind(
+    passes: list[int], unlike: int
+) -> None:
+    run = a_job_by_turns(passes)
+    for notes in (fw.explain(run).notes, fw.whatif(run).notes):
+        said = [note for note in notes if isinstance(note, TooFewOfAKind)]
+        assert [note.count for note in said] == ([unlike] if unlike else [])
+        for note in said:
+            assert f"{unlike} steps do other work than the rest, and take" in sentence(note)

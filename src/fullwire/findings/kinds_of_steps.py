@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from fullwire.findings.finding import Finding
-from fullwire.run.kinds import Kind
+from fullwire.run.kinds import FEWEST, Kind, Kinds, sums_of
 from fullwire.units import show_bytes
 
 _ALIKE = 0.01  # of the larger figure: kinds that differ by less in it have other names
@@ -31,6 +31,21 @@ class SeveralKinds(Finding):
     kinds: tuple[KindOfSteps, ...]
 
 
+class TooFewOfAKind(Finding):
+    """Some steps do other work than the rest, and are too few for a kind of their own."""
+
+    template = (
+        "{run:?{run}: }{count} {count:step does|steps do} other work than the rest, and "
+        "{count:takes|take} another time. A kind of steps needs {fewest} of them. So {count:it "
+        "counts|they count} like any other step, and another recording may find another usual "
+        "step. A longer recording tells the kinds apart."
+    )
+
+    count: int
+    fewest: int = FEWEST
+    run: str | None = None  # where several are asked about
+
+
 class StepAddsUpPasses(Finding):
     """A step adds up the gradients of several passes before the optimizer runs."""
 
@@ -42,9 +57,7 @@ class StepAddsUpPasses(Finding):
 
 def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
     """Name each kind of steps by the first figure in which all of them differ."""
-    few_bytes = _ALIKE * max((kind.sent_bytes for kind in kinds), default=0.0)
-    # A loss, or DDP's word of its new buckets, is nothing beside a sum.
-    sent_bytes = [kind.sent_bytes if kind.sent_bytes > few_bytes else 0.0 for kind in kinds]
+    sent_bytes = sums_of(kinds)
     named = (
         ([kind.passes for kind in kinds], lambda passes: _counted(passes, "pass", "passes")),
         (sent_bytes, _sent),
@@ -60,6 +73,12 @@ def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
         f"{_counted(kind.gradients, 'gradient', 'gradients')}, {_sent(sent)}"
         for kind, sent in zip(kinds, sent_bytes, strict=True)
     )
+
+
+def too_few_of_a_kind(kinds: Kinds, run: str | None = None) -> Iterator[TooFewOfAKind]:
+    """Say how many steps do other work and are too few for a kind, if any are."""
+    if kinds.unlike:
+        yield TooFewOfAKind(count=kinds.unlike, run=run)
 
 
 def told_kinds(kinds: Sequence[Kind], steps_s: Sequence[float]) -> SeveralKinds:

@@ -10,7 +10,7 @@ import numpy as np
 from fullwire.findings.between import outside_of_steps
 from fullwire.findings.case import NOTABLE, Case, communicates, computes, lacks_ranks
 from fullwire.findings.finding import Finding
-from fullwire.findings.kinds_of_steps import StepAddsUpPasses, told_kinds
+from fullwire.findings.kinds_of_steps import StepAddsUpPasses, told_kinds, too_few_of_a_kind
 from fullwire.findings.plans import about_goodput
 from fullwire.findings.sureness import about_kernels, about_others
 from fullwire.run.placement import shares_one_host
@@ -358,6 +358,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield told_kinds(account.kinds.kinds, [kind.step_s for kind in kinds])
     elif (passes := passes_of_step(run) or 1) > 1:
         yield StepAddsUpPasses(passes=passes)
+    yield from too_few_of_a_kind(account.kinds)
     change = changed_midway(account)
     if change is not None:
         part = change.part.key.replace("_", " ")

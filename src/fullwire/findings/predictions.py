@@ -13,6 +13,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
+from fullwire.findings.kinds_of_steps import too_few_of_a_kind
 from fullwire.findings.sureness import (
     StepCountsAsPass,
     about_contention,
@@ -20,7 +21,7 @@ from fullwire.findings.sureness import (
     about_others,
     about_rounds,
 )
-from fullwire.run.kinds import usual_step_s
+from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.placement import Placement, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
@@ -430,6 +431,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     usual_s = usual_s if local_steps_of(run) == 1 else None  # another note tells of rounds
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
+    yield from too_few_of_a_kind(kinds_of(run), name)
     is_modelled = run.provenance.basis == "modelled"  # with one pass in a step
     if not is_modelled and (passes := passes_of_step(run) or 1) > 1:
         yield StepCountsAsPass(run=name, passes=passes)

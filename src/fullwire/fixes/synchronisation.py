@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from fullwire.fixes.fix import PLAIN, Fix, FixKind, Risk, register
 from fullwire.run.run import Run
+from fullwire.run.usual import local_steps_of
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
 from fullwire.timeline.passes import passes_of_step, passes_that_each_sum
@@ -111,8 +112,9 @@ class Synchronisation(FixKind):
             kind, setting = FewerSums, _BY_SCRIPT
         else:
             return
-        # A forecast replays whole recorded steps, and each may add up several passes already.
-        passes = passes_of_step(run) or 1
+        # A forecast replays whole recorded steps, or rounds of them, and each may add up several
+        # passes already.
+        passes = (passes_of_step(run) or 1) * local_steps_of(run)
         for times in _TIMES_AS_MANY:
             forecast = job.ask(accumulate=(times,))
             yield kind(passes=passes, times=times, how=setting, forecast=forecast)

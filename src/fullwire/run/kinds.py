@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import (
+    NEXT_TO_NOTHING,
     NO_ROUNDS,
     kept_steps,
     middle_half,
@@ -53,6 +54,15 @@ class Kind:
     sent_bytes: float
 
 
+def sums_of(kinds: Sequence[Kind]) -> tuple[float, ...]:
+    """Return the bytes that the steps of each kind sum; 0 for next to nothing beside another kind.
+
+    Such are a loss, or DDP's word of its new buckets.
+    """
+    few_bytes = NEXT_TO_NOTHING * max((kind.sent_bytes for kind in kinds), default=0.0)
+    return tuple(kind.sent_bytes if kind.sent_bytes > few_bytes else 0.0 for kind in kinds)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Kinds:
     """The kinds of a run's steps, and the kind of each step; no kinds where all steps are alike."""
@@ -62,6 +72,8 @@ class Kinds:
     places: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # -1 for steps of no kind
     probes: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # of each probe step
     rounds: Whole = field(default_factory=lambda: NO_ROUNDS)  # the steps of each, a line each
+    chosen: Whole | None = None  # the usual steps, chosen among steps of other kinds too
+    unlike: int = 0  # steps that do other work and take other times, too few for kinds of their own
 
     @property
     def every(self) -> int:
@@ -90,6 +102,8 @@ class Kinds:
 
     def usual(self, numbers: Whole, length_ns: Whole | _Floats) -> NDArray[np.bool_]:
         """Choose the usual steps: the middle ones of each kind, and of each kind its share."""
+        if self.chosen is not None and (is_chosen := np.isin(numbers, self.chosen)).any():
+            return is_chosen
         if (rounds := self._as_rounds(numbers, length_ns)) is not None:
             shares = np.bincount(rounds.places) / len(rounds.places)
             chosen = _middle(rounds.length_ns, rounds.places, shares.tolist())
@@ -210,7 +224,7 @@ def kinds_of(run: Run) -> Kinds:
     if run not in _FOUND:
         numbers, length_ns, ranks = shared_steps(run)
         found = ONE_KIND
-        if len(numbers) >= 2 * FEWEST:  # modelled runs have fewer, and start sooner without
+        if len(numbers) >= FEWEST:  # modelled runs have fewer, and start sooner without
             did = in_steps(run, numbers) / ranks
             probed = over_ranks(in_probes(run)) / ranks
             found = sorted_steps(numbers, length_ns, did, probed, rounds_of(run))
@@ -290,7 +304,7 @@ def sorted_steps(
     `rounds` has the steps of each round, if they make some.
     """
     none = Kinds(rounds=rounds)
-    if len(numbers) < 2 * FEWEST or (did == did[:, :1]).all():
+    if len(numbers) < FEWEST or (did == did[:, :1]).all():
         return none
     # Of bytes only large differences count, so neighbours in order of size are taken together.
     together = np.concatenate([did, probed], axis=1)
@@ -302,11 +316,20 @@ def sorted_steps(
     found = found.reshape(-1)
     is_kept = kept_steps(length_ns) | regular_steps(length_ns)
     fewest = max(FEWEST, _LEAST_SHARE * is_kept.sum())
-    times = {}
-    for place in np.unique(found).tolist():
+    times, few = {}, {}
+    for place in np.unique(found[is_kept]).tolist():
         rows = np.flatnonzero(is_kept & (found == place))
+        if _LEAST_SHARE * is_kept.sum() <= len(rows) < FEWEST:
+            few[place] = len(rows)
         if len(rows) >= fewest or (len(rows) >= FEWEST and _come_regularly(rows, len(numbers))):
             times[place] = float(length_ns[rows][usual_steps(length_ns[rows])].mean())
+    often = int(np.argmax(np.bincount(found[is_kept])))
+    often_ns = length_ns[is_kept & (found == often)].mean()
+    unlike = 0
+    for place, count in few.items():
+        shorter_ns, longer_ns = sorted([often_ns, length_ns[is_kept & (found == place)].mean()])
+        unlike += count if longer_ns >= _TIMES_DIFFER * shorter_ns else 0
+    none = replace(none, unlike=unlike)
     groups: list[list[int]] = []
     for place in sorted(times, key=lambda each: times[each]):
         if groups and times[place] < _TIMES_DIFFER * times[groups[-1][0]]:
@@ -347,7 +370,10 @@ def usual_step_s(run: Run) -> float | None:
 
 
 def run_of_kind(run: Run, place: int) -> Run:
-    """Return a run with the steps of one kind alone, and with the ranks' own work in these."""
+    """Return a run with the steps of one kind alone, and with the ranks' own work in these.
+
+    Its usual steps are those of this kind that count as usual in the whole run.
+    """
     kinds, spans = kinds_of(run), run.spans
     numbers = kinds.numbers[kinds.places == place]
     computing = spans.rows((spans.lane == "compute") & (spans.step >= 0))
@@ -368,10 +394,14 @@ def run_of_kind(run: Run, place: int) -> Run:
         facts = facts | Facts(
             processor_s=tuple((rank, times * own_s + calls_s) for rank, own_s, calls_s in own)
         )
-    return replace(
+    found = replace(
         run,
         facts=facts,
         spans=spans.rows(np.isin(spans.step, numbers)),
         gradients=run.gradients.rows(np.isin(run.gradients.step, numbers)),
         collectives=run.collectives.rows(np.isin(run.collectives.step, numbers)),
     )
+    shared, length_ns, _ = shared_steps(run)
+    usual = shared[kinds.usual(shared, length_ns)]
+    _FOUND[found] = Kinds(chosen=usual[np.isin(usual, numbers)])
+    return found

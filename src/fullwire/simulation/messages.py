@@ -174,9 +174,11 @@ class Messages:
 
         Local steps end in averages of parameters. These are always exposed, since all parameters
         are ready at once. A fragment of them has the whole next step to arrive, and a large one may
-        need longer. Collectives that are no buckets are in every step, unless they sum gradients.
+        need longer. A recorded round may end in a sum of gradients instead, bucket by bucket in the
+        backward pass. Collectives that are no buckets are in every step, unless they sum gradients.
         """
-        overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
+        is_bucket_by_bucket = local_steps == 1 or self.subject.step.sums_amidst
+        overhead_s = exposed.by_buckets_s if is_bucket_by_bucket else exposed.busy_s
         parts = min(self.subject.fragments, local_steps)
         if parts > 1:
             step_s = self.subject.step.step_ns * 1e-9 * accumulate
@@ -246,14 +248,15 @@ class Messages:
         It follows the bits, or the seconds, beside computing. Where these tell nothing, it is as
         recorded.
 
-        Averages of parameters are sent when no worker computes, unless they go in fragments.
+        Averages of parameters are sent when no worker computes, unless they go in fragments. Sums
+        of gradients may be sent in the last backward pass of a round.
         """
         subject = self.subject
         crowding = subject.crowding
         if not crowding.s_each:
             return np.array(subject.step.crowded_by_messages_s)
         passes = accumulate * local_steps
-        is_beside = local_steps == 1 or subject.fragments > 1
+        is_beside = local_steps == 1 or subject.fragments > 1 or subject.step.sums_amidst
         each_s = np.array(crowding.s_each * is_beside / passes)
         if crowding.is_by_time:
             beside_s = exposed.beside + self.waited_beside_s(exposed, late_s)

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from fullwire.collectives.cost import Floats
-from fullwire.run.kinds import Kind, kinds_of, run_of_kind
+from fullwire.run.kinds import Kind, kinds_of, run_of_kind, sums_of
 from fullwire.run.run import Run
-from fullwire.run.usual import NEXT_TO_NOTHING, Alone, local_steps_of
+from fullwire.run.usual import Alone, local_steps_of
 from fullwire.simulation.grid import Predictions, Residue, Subject, Swept
 from fullwire.simulation.typical import Sending, Step
 
@@ -55,12 +55,11 @@ def by_kinds(
 
 
 def _sent(kinds: Sequence[Kind]) -> list[Sending]:
-    """Return what the steps of each kind send; a logged loss beside nothing else is nothing."""
-    most_bytes = max(kind.sent_bytes for kind in kinds)
-    if not most_bytes:  # one worker sent nothing, and it is asked what several would send
+    """Return what the steps of each kind send."""
+    sums = sums_of(kinds)
+    if not any(sums):  # one worker sent nothing, and it is asked what several would send
         return ["gradients"] * len(kinds)
-    few_bytes = NEXT_TO_NOTHING * most_bytes
-    return ["buckets" if kind.sent_bytes > few_bytes else "nothing" for kind in kinds]
+    return ["buckets" if of_kind else "nothing" for of_kind in sums]
 
 
 def _mean_step(shares: Sequence[float], steps: Sequence[Step]) -> Step:

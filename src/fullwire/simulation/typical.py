@@ -1,12 +1,12 @@
 """The step that stands for all steps of a run: the usual time of each part.
 
 Workers that add up their gradients go in lockstep. So the job's step begins when its ranks do, on
-average, and a gradient counts as ready when the last rank has it. Every part is a median over the
-steps, which a warm-up or a hiccup does not move. The step that they add up to is then held against
-the measured one, the time of the usual steps (`run/usual.py`). T1, the time of one worker alone,
-leaves out the exposed communication of the step. It is that of the lower median of the ranks in
-each step. The additional time of the slowest rank is `waiting_ns`: all ranks lose it as soon as
-there are others.
+average, and a gradient counts as ready when the last rank has it. Every part is a mean over the
+usual steps (`run/usual.py`), as in the account. A warm-up or a hiccup does not move it, and steps
+of two lengths have one mean. The step that the parts add up to is then held against the measured
+one. T1, the time of one worker alone, leaves out the exposed communication of the step. It is that
+of the lower median of the ranks in each step. The additional time of the slowest rank is
+`waiting_ns`: all ranks lose it as soon as there are others.
 A communication hook may send less than the gradients, `sent_share` of them. It packs amidst the
 backward pass, or after it while no bucket is on its way: `packing_ns`, which T1 leaves out.
 
@@ -68,6 +68,7 @@ class Step:
     shards: int = 1  # of the model; one in so many workers sum the same gradients
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
     sends_nothing: bool = False  # of its gradients, as between two sums
+    sums_amidst: bool = False  # as `no_sync` in all steps of a round but one leaves it
     crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
@@ -109,6 +110,12 @@ class Step:
             others=replace(self.others, calling_ns=round(self.others.calling_ns * times)),
         )
 
+    def on_processors_of_its_own(self, crowd: float) -> Step:
+        """Return the step on unshared processors, if sharing them made it long."""
+        if crowd <= 1 or self.processor_ns * crowd < _COMPUTES_THROUGHOUT * self.step_ns:
+            return replace(self, shared_by=crowd)
+        return self.with_own_work(min(self.processor_ns / self.step_ns, 1.0))
+
     @property
     def crowded_by_messages_s(self) -> float:
         """Return its contention, without the turns that its ranks take on processors."""
@@ -142,13 +149,10 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     in_rounds = local_steps_of(run) > 1
     if in_rounds:  # between two sums, no rank waits for another
         table = table.side_by_side()
-    length_ns = (table.end_ns - table.start_ns).mean(axis=0)
-    kinds = kinds_of(run)
-    usual = kinds.usual(table.numbers, length_ns)
+    kinds, usual, length_ns = kinds_of(run), table.usual, table.length_ns
 
     def middle(values: NDArray[Any]) -> int:
-        # The steps of a round are predicted together, of whatever kinds they are.
-        return round(float(values[usual].mean())) if in_rounds and kinds.kinds else _median(values)
+        return _mean_ns(values[usual])
 
     origin_ns = table.start_ns.mean(axis=0)
     begin_ns = table.backward_ns.max(axis=0)
@@ -175,12 +179,16 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     around_ns = median_of(measured_ns.tolist())
     off_ns = median_of(np.abs(measured_ns - around_ns.value).tolist()).value
     deviation = 1.4826 * off_ns / max(around_ns.value, 1.0)
-    ready_ns, sizes = sent.buckets or (table.ready_ns.max(axis=0) - begin_ns[:, None], table.bytes)
+    ready_ns = (table.ready_ns.max(axis=0) - begin_ns[:, None])[usual].mean(axis=0)
+    sizes = table.bytes
+    if sent.buckets is not None:
+        rows, left_ns, sizes = sent.buckets
+        ready_ns = left_ns[usual[rows] if usual[rows].any() else slice(None)].mean(axis=0)
     step = Step(
         step_ns=step_ns,
         forward_ns=forward_ns,
         backward_ns=backward_ns,
-        ready_ns=np.maximum.accumulate(_medians(ready_ns)),
+        ready_ns=np.maximum.accumulate(np.round(ready_ns).astype(np.int64)),
         bytes=sizes,
         is_estimated=own_workers > 1,
         waiting_ns=waiting_ns if len(table.ranks) > 1 else 0,
@@ -190,6 +198,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         shards=sent.shards,
         sent_share=sent.share,
         sends_nothing=sends == "nothing",
+        sums_amidst=in_rounds and sent.are_amidst,
         processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns),
         measured_off=(
@@ -200,21 +209,13 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         deviation=float(deviation),  # a standard deviation
         spread=spread.reshape(-1),
     )
-    return _on_processors_of_its_own(step, ranks_per_processor(run))
+    return step.on_processors_of_its_own(ranks_per_processor(run))
 
 
 def _lasting_share(late_ns: Whole) -> float:
     """Return how late the latest rank is over all steps, as a share of the latest in each step."""
     of_each_ns, of_all_ns = late_ns.max(axis=0).mean(), late_ns.mean(axis=1).max()
     return float(max(of_all_ns, 0) / of_each_ns) if of_each_ns else 1.0
-
-
-def _on_processors_of_its_own(step: Step, crowd: float) -> Step:
-    """Return the step on unshared processors, if sharing them made it long."""
-    shared_ns = step.processor_ns * crowd
-    if crowd <= 1 or shared_ns < _COMPUTES_THROUGHOUT * step.step_ns:
-        return replace(step, shared_by=crowd)
-    return step.with_own_work(min(step.processor_ns / step.step_ns, 1.0))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -229,6 +230,19 @@ class _Steps:
     computed_ns: Whole  # the end of the backward pass
     ready_ns: Whole  # with a third axis, the gradients in their order
     bytes: Whole
+    usual: NDArray[np.bool_]  # the steps that enter the means
+
+    @property
+    def length_ns(self) -> Floats:
+        """Return the length of each step, on the mean of its ranks."""
+        return np.asarray((self.end_ns - self.start_ns).mean(axis=0))
+
+    @property
+    def looked_at(self) -> Whole:
+        """Return the places of the usual steps in the middle, which are examined one by one."""
+        places = np.flatnonzero(self.usual)
+        first = max(0, len(places) // 2 - _LOOKED_AT // 2)
+        return places[first : len(places) // 2 + _LOOKED_AT // 2 + 1]
 
     def side_by_side(self) -> _Steps:
         """Return the steps as if all ranks began each at the same moment."""
@@ -280,6 +294,7 @@ def _table_of_steps(run: Run) -> _Steps:
         computed_ns=computed_ns,
         ready_ns=kept.ready_ns.reshape(shape),
         bytes=kept.bytes.reshape(shape)[0, len(numbers) // 2],
+        usual=kinds_of(run).usual(numbers, (end_ns - start_ns).mean(axis=0)),
     )
 
 
@@ -364,11 +379,13 @@ class _Sent:
     bucket_end_ns: Whole
     others: Others = field(default_factory=Others)
     shards: int = 1
+    are_amidst: bool = False  # the first bucket leaves in the backward pass, as gradients do
     share: float = 1.0
     amidst_ns: int = 0  # packed in the backward pass,
     packed_late_ns: int = 0  # and after it, with no bucket on its way
-    # When each bucket left in each step, and the bytes of each, where they are not the gradients'.
-    buckets: tuple[Whole, Whole] | None = None
+    # The steps by their place, when each bucket left in each of them, and the bytes of each, where
+    # they are not the gradients'.
+    buckets: tuple[Whole, Whole, Whole] | None = None
 
 
 def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Sent:
@@ -407,19 +424,24 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
     others = _others(run, rows, is_bucket, table, members)
-    sent = _Sent(none, others, max(1, workers // max(among, default=workers)))
+    leaves_ns = np.full(table.end_ns.shape, MOST_NS, np.int64)
+    np.minimum.at(leaves_ns, tuple(axis[is_bucket] for axis in place), rows.issue_ns[is_bucket])
+    is_amidst = (leaves_ns < table.computed_ns)[leaves_ns < MOST_NS]
+    are_amidst = bool(2 * is_amidst.sum() > len(is_amidst))
+    sent = _Sent(none, others, max(1, workers // max(among, default=workers)), are_amidst)
     if run.facts.hook is not None and sends != "nothing":
         return _by_hook(run, sent, rows.rows(is_bucket), table)
     buckets = _other_than_gradients(rows.rows(is_bucket), table)
     # Fewer bytes may be of buckets that were not found, unless it is known what the steps send.
-    is_more = buckets is not None and buckets[1].sum() > table.bytes.sum()
+    is_more = buckets is not None and buckets[2].sum() > table.bytes.sum()
     return replace(sent, buckets=buckets) if is_more or sends == "buckets" else sent
 
 
-def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, Whole] | None:
-    """Return when buckets left in each step, and the bytes of each; None where they hold gradients.
+def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, Whole, Whole] | None:
+    """Return steps by their place, when buckets left in each, and the bytes of each bucket.
 
-    DDP sends a bucket as a whole, with the places of gradients that a step does not make.
+    Return None where they hold gradients. DDP sends a bucket as a whole, with the places of
+    gradients that a step does not make.
     """
     mine = buckets.rows(buckets.rank == table.ranks[0])
     mine = mine.rows(np.lexsort((mine.issue_ns, mine.step)))
@@ -433,7 +455,7 @@ def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, W
     if not usual or abs(int(sizes.sum()) - whole_bytes) <= _AS_MANY * whole_bytes:
         return None
     begin_ns = table.backward_ns[0, alike]
-    return mine.issue_ns.reshape(len(alike), usual) - begin_ns[:, None], sizes
+    return alike, mine.issue_ns.reshape(len(alike), usual) - begin_ns[:, None], sizes
 
 
 def _packed_ns(run: Run, table: _Steps) -> Whole:
@@ -462,9 +484,8 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
     work = run.spans.rows((run.spans.name == "codec") & (run.spans.rank == rank))
     mine = buckets.rows(buckets.rank == rank)
     packing_ns = []
-    for number, computed_ns in zip(
-        _in_the_middle(table.numbers), _in_the_middle(table.computed_ns[0]), strict=True
-    ):
+    for place in table.looked_at:
+        number, computed_ns = table.numbers[place], table.computed_ns[0, place]
         packed, sent_then = work.rows(work.step == number), mine.rows(mine.step == number)
         start_ns, end_ns = packed.start_ns, packed.end_ns
         sending = (sent_then.issue_ns, sent_then.end_ns)
@@ -477,19 +498,11 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
                 covered_ns(*_both(late, sending)) - covered_ns(*sending),
             )
         )
-    amidst_ns, late_ns = _medians(np.array(packing_ns)).tolist()
+    amidst_ns, late_ns = np.mean(packing_ns, axis=0).round().astype(int).tolist()
     # An exchange and a gather each move half the bytes of an all-reduce.
     summed_bytes = np.where(buckets.op == "allreduce", buckets.bytes, buckets.bytes / 2)
     share = min(float(summed_bytes.sum()) / whole, 1.0)
     return replace(sent, share=share, amidst_ns=amidst_ns, packed_late_ns=late_ns)
-
-
-def _in_the_middle(of_steps: Whole) -> list[int]:
-    """Pick the values of the steps in the middle, which are examined one by one."""
-    middle = len(of_steps) // 2
-    looked_at = of_steps[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
-    picked: list[int] = looked_at.tolist()
-    return picked
 
 
 def _others(
@@ -516,10 +529,10 @@ def _others(
         return Others()
     place = np.searchsorted(table.ranks, rank), middle
     length_ns = (table.end_ns - table.start_ns)[place[0]]
-    own, hidden = [], []
-    calling = []
-    looked_at = zip(_in_the_middle(table.numbers), _in_the_middle(length_ns), strict=True)
-    for number, took_ns in looked_at:
+    own_ns, hidden_ns, calling_ns = [], [], []
+    for number, took_ns in zip(
+        table.numbers[table.looked_at], length_ns[table.looked_at], strict=True
+    ):
         here, during = rows.rows(rows.step == number), spans.rows(spans.step == number)
         beside = buckets.rows(buckets.step == number)
         # How long they went on while no computation ran, or were waited for amidst computation.
@@ -531,13 +544,13 @@ def _others(
         beside_none_ns = covered_ns(*_both(issued, busy)) - covered_ns(*busy)
         waited_for_ns = covered_ns(*issued) - covered_ns(*_both(issued, waiting))
         exposed_ns = beside_none_ns + waited_for_ns + covered_ns(*waiting)
-        own.append(took_ns - exposed_ns)
-        hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
-        calling.append(calling_ns_of(here, during))
+        own_ns.append(took_ns - exposed_ns)
+        hidden_ns.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
+        calling_ns.append(calling_ns_of(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.backend
     # A step's own time varies little. Its exposed time varies as much as the step does.
-    exposed_ns = max(_median(length_ns) - _median(np.array(own)), 0)
+    exposed_ns = max(_mean_ns(length_ns[table.usual]) - _mean_ns(own_ns), 0)
     within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
     is_sum = (usual.op == "allreduce") | (usual.op == "reducescatter")
     sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum())
@@ -548,8 +561,8 @@ def _others(
         bytes=tuple(usual.bytes.tolist()),
         members=tuple(0 if count == _workers(run) else count for count in among),
         exposed_ns=exposed_ns,
-        total_ns=exposed_ns + max(_median(np.array(hidden)), 0),
-        calling_ns=_median(np.array(calling)),
+        total_ns=exposed_ns + max(_mean_ns(hidden_ns), 0),
+        calling_ns=_mean_ns(calling_ns),
         awaited=are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
@@ -565,15 +578,8 @@ def _workers(run: Run) -> int:
     return run.facts.workers or 1
 
 
-def _median(values: NDArray[Any]) -> int:
-    # A modelled run has one value. For a median numpy loads its masked arrays, which takes 15 ms.
-    return round(float(np.median(values) if values.size != 1 else values[0]))
-
-
-def _medians(values: NDArray[Any]) -> Whole:
-    middle = np.median(values, axis=0) if len(values) != 1 else values[0]
-    whole: Whole = np.round(middle).astype(np.int64)
-    return whole
+def _mean_ns(values: Sequence[int] | NDArray[Any]) -> int:
+    return round(float(np.mean(values)))
 
 
 def _spans_named(run: Run, lane: str, name: str) -> Spans:
