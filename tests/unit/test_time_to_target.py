@@ -956,11 +956,44 @@ def with_codecs(jobs: tuple[Run, Run], codecs: str, **more: Any) -> WhatIf:
 def test_codecs_need_the_steps_that_were_measured(jobs: tuple[Run, Run]) -> None:
     table = with_codecs(jobs, "1,bf16,onebit,powersgd:rank=8")
     steps = table.columns()["steps"]
-    assert (steps / steps[0]).tolist() == pytest.approx([1, 1, 1.19, 1])
+    assert (steps / steps[0]).tolist() == pytest.approx([1, 1, 1.19, np.nan], nan_ok=True)
     assert table.to_target is not None
     said = [sentence(note) for note in table.to_target.notes]
     assert any("onebit is taken to need 1.19 times" in each for each in said)
-    assert any("powersgd:rank=8" in each and "never measured" in each for each in said)
+    assert any("powersgd:rank=8: it has no time to the target" in each for each in said)
+
+
+def test_a_codec_whose_steps_nobody_measured_is_never_the_best(jobs: tuple[Run, Run]) -> None:
+    table = with_codecs(
+        jobs, "powersgd:rank=1,powersgd:rank=2,topk:density=0.01", bandwidth="10Mbps"
+    )
+    assert table.to_target is not None
+    assert np.isnan(table.to_target.time_s).tolist() == [True, False, True]
+    assert np.isnan(table.to_target.high_s).tolist() == [True, False, True]
+    assert table.to_target.front() == table.to_target.soonest(3) == [1]
+    [soonest, *_] = table.reaching
+    assert "powersgd:rank=2" in sentence(soonest)
+    with pytest.raises(UsageError, match="powersgd:rank=1: it has no time to the target"):
+        with_codecs(jobs, "powersgd:rank=1")
+
+
+def test_settings_that_have_no_time_for_several_reasons_are_refused_with_all(
+    jobs: tuple[Run, Run],
+) -> None:
+    """A batch of 2 has too few samples, and one of 64 ends before the workers average."""
+    with pytest.raises(UsageError, match="no setting has a time to it") as refused:
+        with_codecs(jobs, "1,powersgd:rank=1", global_batch="2,64", local_steps=90)
+    for reason in ("the training has 8", "one sample for each worker", "powersgd:rank=1"):
+        assert reason in str(refused.value)
+
+
+def test_an_ideal_ratio_needs_no_more_steps_and_says_so(jobs: tuple[Run, Run]) -> None:
+    table = with_codecs(jobs, "1,8")
+    steps = table.columns()["steps"]
+    assert steps[1] == steps[0]
+    assert table.to_target is not None
+    said = [sentence(note) for note in table.to_target.notes]
+    assert any("8: an ideal compressor" in each for each in said)
 
 
 def test_a_codec_that_sends_a_part_makes_long_and_short_trainings_as_late(
