@@ -739,6 +739,16 @@ def test_explain_says_what_the_batch_loses() -> None:
     assert any("record --noise" in each for each in fw.explain(short).warnings)
 
 
+def test_a_recording_with_too_few_noted_steps_is_told_how_many_it_needs() -> None:
+    whole = some_noise(96, steps=110)
+    noted = whole.rows(whole.step % 10 == 0)  # as `record --noise` notes them
+    assert noise_scale(noted, None, "enough").steps == 10
+    with pytest.raises(UsageError, match="over 110 steps or more, as one step of 10 is noted"):
+        noise_scale(noted.rows(noted.step < 50), None, "few")
+    with pytest.raises(UsageError, match="over more steps, with several workers"):
+        noise_scale(noted.rows(noted.step < 10), None, "one")
+
+
 def test_a_metrics_target_takes_the_batch_of_a_workload_and_the_costs_of_codecs(
     jobs: tuple[Run, Run], tmp_path: Path
 ) -> None:

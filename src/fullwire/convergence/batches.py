@@ -38,6 +38,7 @@ beside its usual width.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.run.run import Noise
+from fullwire.run.run import Noise, Whole
 
 # From MLPerf's 17 benchmarks (validation/reference_points.py). A point lies so far from its curve,
 # and this knowledge counts as so many points. Critical batches lie around the geometric mean of the
@@ -244,12 +245,12 @@ def noise_scale(noise: Noise, workers: int | None, run: str) -> NoiseScale:
             f"{run}: gradient noise of batches of unknown size: expected the batch of the whole "
             "job with --recorded-batch"
         )
-    first = round(WARM_UP * len(rows))
+    noted_steps, first = rows.step, round(WARM_UP * len(rows))
     rows, ranks = rows.rows(np.arange(first, len(rows))), ranks[first:]
     if len(rows) < FEWEST_STEPS:
         raise UsageError(
-            f"{run}: gradient noise of {len(rows)} steps of several ranks, expected "
-            f"{FEWEST_STEPS}: record --noise"
+            f"{run}: gradient noise of {len(rows)} steps of several ranks after the first ones, "
+            f"expected {FEWEST_STEPS}: {_longer_recording(noted_steps)}"
         )
     each, mean = rows.ranks_squared_norm, rows.mean_squared_norm
     noises = rows.samples * (each - mean) * ranks / (ranks - 1)
@@ -261,6 +262,18 @@ def noise_scale(noise: Noise, workers: int | None, run: str) -> NoiseScale:
         )
     low, high = _bootstrapped(noises, signals)
     return NoiseScale(batch=noise_sum / signal_sum, low=low, high=high, steps=len(rows))
+
+
+def _longer_recording(noted_steps: Whole) -> str:
+    """Say how many steps have enough noise: it is noted in some of them, and the first go."""
+    if len(noted_steps) < 2:
+        return "record --noise over more steps, with several workers"
+    needed = next(
+        count for count in itertools.count() if count - round(WARM_UP * count) >= FEWEST_STEPS
+    )
+    between = round(float(np.diff(noted_steps).mean()))
+    recorded = "one step" if between == 1 else f"one step of {between}"
+    return f"record --noise over {needed * between:,} steps or more, as {recorded} is noted"
 
 
 def _bootstrapped(noises: Floats, signals: Floats) -> tuple[float, float]:
