@@ -558,6 +558,17 @@ def test_a_batch_that_contradicts_a_built_in_workload_is_told(jobs: tuple[Run, R
     assert "to be 640, as --recorded-batch says. The run itself has 64." in told[1]
 
 
+def test_a_critical_batch_without_an_upper_end_is_told_as_the_least(jobs: tuple[Run, Run]) -> None:
+    small, large = (
+        dataclasses.replace(job, metrics=falling(4000 / batch, scatter=0))
+        for job, batch in zip(jobs, (32, 128), strict=True)
+    )
+    table = fw.whatif(small, target=GOAL, curve=large, workers=4, bandwidth="1Gbps")
+    assert table.to_target is not None
+    said = sentence(table.to_target.notes[0])
+    assert re.match(r"The critical batch is [\d,.]+ samples or more. Runs at batches 32, 128", said)
+
+
 def test_large_critical_batches_are_written_out() -> None:
     found = fw.whatif(
         a_job(32), target=GOAL, global_batch=64, critical_batch=123_456, bandwidth="1Gbps"

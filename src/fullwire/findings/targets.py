@@ -54,6 +54,21 @@ class CriticalFromRuns(Finding):
     batches: tuple[str, ...]
 
 
+class CriticalAtLeast(Finding):
+    """Runs at several batches tell the least critical batch, and no largest one."""
+
+    is_assumption = True
+    template = (
+        "The critical batch is {low:number} samples or more. Runs at batches {batches:list} do not "
+        "tell how much more: they need about equal samples. It is taken to be {batch:number}, "
+        "which is usual for such batches, and intervals hold all larger ones."
+    )
+
+    batch: float
+    low: float
+    batches: tuple[str, ...]
+
+
 class CriticalFromNoise(Finding):
     """The critical batch, from gradient noise."""
 
