@@ -145,6 +145,45 @@ def test_points_in_two_units_and_in_steps_become_curves_in_samples(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("unit", "values", "samples"),
+    [
+        ("Epochs to converge", [20, 16, 13.5], [20, 16, 13.5]),
+        ("Epochs to converge", [5000, 2800, 1950], [5000 * 64, 2800 * 128, 1950 * 256]),
+        ("samples to converge", [5000, 2800, 1950], [5000, 2800, 1950]),
+        ("Steps to converge", [5000, 4800, 4700], [5000 * 64, 4800 * 128, 4700 * 256]),
+        ("", [5000, 4800, 4700], [5000, 4800, 4700]),
+        ("", [20, 16, 13.5], [20 * 64, 16 * 128, 13.5 * 256]),
+    ],
+)
+def test_a_unit_that_says_what_it_counts_is_believed(
+    unit: str, values: list[float], samples: list[float], tmp_path: Path
+) -> None:
+    path = tmp_path / "points.csv"
+    lines = ["suite,benchmark,batch,n,olympic_mean,std,unit"]
+    lines += [
+        f"1,x,{batch},20,{value},,{unit}"
+        for batch, value in zip((64, 128, 256), values, strict=True)
+    ]
+    path.write_text("\n".join(lines))
+    [curve] = reference_points.curves(path).values()
+    assert [point.samples for point in curve] == pytest.approx(samples)
+
+
+@pytest.mark.parametrize("rows", [("10,10,1", "30,30,3"), ("30,30,3", "10,10,1")])
+def test_rows_of_one_batch_are_one_point_by_their_runs(
+    rows: tuple[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "points.csv"
+    lines = ["suite,benchmark,batch,n,olympic_mean,std"]
+    lines += [f"1,x,64,{row}" for row in rows] + ["1,x,128,5,26,1", "1,x,256,5,28,1"]
+    path.write_text("\n".join(lines))
+    [first, *_] = reference_points.curves(path)["x"]
+    assert (first.runs, first.samples) == (40, 25)
+    within, between = (10 * 1 + 30 * 9) / 40, (10 * 15**2 + 30 * 5**2) / 40
+    assert first.spread == pytest.approx((within + between) ** 0.5 / 25)
+
+
+@pytest.mark.parametrize(
     ("cells", "said"),
     [
         ("256,20,,1", "olympic_mean: expected a number above 0, got ''"),
