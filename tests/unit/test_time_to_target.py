@@ -32,6 +32,8 @@ from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
 from fullwire.run.usual import means_of_rounds
+from fullwire.simulation import sweep
+from fullwire.simulation.messages import messages_of
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.conftest import Cli
@@ -180,6 +182,56 @@ def test_computing_has_a_part_that_follows_the_samples(
     doubts = found.doubt(np.array([4, shown_s[0][0], shown_s[-1][0], 4 * shown_s[-1][0]]))
     assert doubts[1] == doubts[2] == 0
     assert min(doubts[0], doubts[3]) > 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"accumulate": 2},
+        {"local_steps": 4, "fragments": 2},
+        {"compression": "1,4,powersgd:rank=2"},
+        {"jitter": "recorded,none"},
+        {"buckets": "ddp"},
+        {"buckets": "paper"},
+        {"jitter": "lognormal:5%"},
+        {"lane": "priority"},
+    ],
+)
+def test_speeds_are_computed_at_once_with_the_digits_of_each_alone(
+    jobs: tuple[Run, Run], more: dict[str, Any]
+) -> None:
+    speeds = [0.3, 0.9, 1.0, 2.5]
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "1Gbps,10Gbps,100Gbps", **more}
+    together = fw.whatif(jobs[0], compute_speed=speeds, **asked)
+    columns = together.columns()
+    for speed in speeds:
+        alone = fw.whatif(jobs[0], compute_speed=speed, **asked).columns()
+        rows = columns["compute_speed"] == speed
+        for name in ("step_s", "step_low_s", "step_high_s", "communication_s", "scaling_factor"):
+            assert columns[name][rows].tolist() == alone[name].tolist(), name
+
+
+def test_many_batches_of_a_size_are_swept_together(
+    jobs: tuple[Run, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(*asked: Any) -> Any:
+        calls.append(asked)
+        return messages_of(*asked)
+
+    monkeypatch.setattr(sweep, "messages_of", counted)
+    few: dict[str, Any] = {
+        "curve": jobs[1],
+        "target": GOAL,
+        "workers": [2, 4],
+        "bandwidth": "1Gbps",
+    }
+    fw.whatif(jobs[0], global_batch=[64, 65], **few)
+    of_few = len(calls)
+    fw.whatif(jobs[0], global_batch=[*range(64, 164)], **few)
+    assert len(calls) == 2 * of_few
 
 
 def test_many_sizes_of_a_job_are_read_and_summed_up_once(

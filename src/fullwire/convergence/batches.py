@@ -211,7 +211,7 @@ def fit_batches(points: Sequence[Point], known: Critical | None = None) -> Batch
         width = _USUAL_RANGE
     else:
         centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / 1.645
-    points, run_variance = _merged(points)
+    points, run_variance = merged(points)
     critical = np.exp(centre + width * np.linspace(-_WIDEST, _WIDEST, _CANDIDATES))
     law, likely = _of_criticals(points, critical, run_variance)
     # A normal prior keeps log Bc in its range.
@@ -250,7 +250,7 @@ def _of_criticals(
     return law, -freedom / 2 * np.log(variance)  # what the integral over the deviation leaves
 
 
-def _merged(points: Sequence[Point]) -> tuple[list[Point], float]:
+def merged(points: Sequence[Point]) -> tuple[list[Point], float]:
     """Return one point for the runs of each batch, and the variance of a new run.
 
     How far runs of one batch are apart shows their spread, beside the usual one. Points that know
@@ -261,7 +261,7 @@ def _merged(points: Sequence[Point]) -> tuple[list[Point], float]:
         if point.spread is None:
             by_batch[point.batch].append(point)
     squares, freedom = 0.0, 0
-    merged = [point for point in points if point.spread is not None]
+    joined = [point for point in points if point.spread is not None]
     for batch, alike in by_batch.items():
         runs = np.array([point.runs for point in alike])
         read = np.square([point.reading for point in alike])
@@ -272,11 +272,11 @@ def _merged(points: Sequence[Point]) -> tuple[list[Point], float]:
         freedom += len(alike) - 1
         reading = math.sqrt(float(np.average(read, weights=runs)))
         count = int(runs.sum())
-        merged.append(Point(batch=batch, samples=math.exp(mean), runs=count, reading=reading))
+        joined.append(Point(batch=batch, samples=math.exp(mean), runs=count, reading=reading))
     variance = (_SPREAD_COUNTS * USUAL_SPREAD**2 + squares) / (_SPREAD_COUNTS + freedom)
     spread = math.sqrt(variance)
     return [
-        replace(point, spread=spread) if point.spread is None else point for point in merged
+        replace(point, spread=spread) if point.spread is None else point for point in joined
     ], variance
 
 
