@@ -391,6 +391,17 @@ def test_the_answer_is_a_sentence_a_table_and_a_picture(
     assert "device-hours" in (tmp_path / "front.svg").read_text()
 
 
+def test_rows_of_which_none_is_on_the_front_are_printed(
+    jobs: tuple[Run, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first rows have slow links, and fast ones are sooner and cheaper."""
+    asked: dict[str, Any] = {"workers": 4, "global_batch": 64}
+    links = [f"{rate}Mbps" for rate in range(100, 2000)]
+    table = fw.whatif(jobs[0], target=GOAL, curve=jobs[1], bandwidth=links, **asked)
+    print_whatif(table, best=None)
+    assert "more rows" in capsys.readouterr().out
+
+
 def test_one_run_has_the_critical_batch_from_its_noise_or_from_the_user() -> None:
     noisy = a_job(32, noise=some_noise(CRITICAL))
     asked: dict[str, Any] = {
