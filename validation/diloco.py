@@ -30,6 +30,9 @@ GRID_GBPS = np.logspace(-1, 3, 50)
 BEYOND = len(GRID_GBPS)
 TABLE = "streaming_diloco_table4.csv"
 COLUMN = re.compile(r"cu(\d+)_gbps")
+_NUMBER = r"(\d[\d,]*(?:\.\d*)?)"
+BEYOND_GRID = re.compile(rf">\s*{_NUMBER}\+?|{_NUMBER}\+")
+_HALF_A_PLACE = float((GRID_GBPS[1] / GRID_GBPS[0]) ** 0.5)
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BMT])\b", re.IGNORECASE)
 UNIT = {"m": 1e6, "b": 1e9, "t": 1e12}
 USUAL_H = 100
@@ -55,9 +58,11 @@ def outer_of(row: tables.Row) -> Outer | None:
     asked = re.fullmatch(r"diloco(?:_h(\d+))?", name)
     if asked is None and name not in STREAMING:
         return None
-    if asked is not None and asked[1]:
-        return Outer(every=int(asked[1]))
-    every = USUAL_H if row["H"] == "-" else row.number("H", otherwise=USUAL_H)
+    named = None if asked is None or not asked[1] else int(asked[1])
+    usual = USUAL_H if named is None else named
+    every = usual if row["H"] == "-" else row.number("H", otherwise=usual)
+    if named is not None and every != named:
+        raise row.damaged(f"H: expected {named}, as the method {row['method']} says, got {every:g}")
     if every != round(every):
         raise row.damaged(f"H: expected a whole number of steps, got {row['H']!r}")
     return Outer(every=round(every), **STREAMING.get(name, {}))
@@ -85,9 +90,32 @@ def size_of(row: tables.Row) -> tuple[float, int]:
 
 def place_of(row: tables.Row, column: str) -> int:
     """Return the place of a printed rate on the grid; `1000.0+` or `>1000` is beyond it."""
-    if row[column].endswith("+") or row[column].startswith(">"):
-        return BEYOND
-    return int(np.abs(np.log(GRID_GBPS / row.number(column))).argmin())
+    beyond = BEYOND_GRID.fullmatch(row[column])
+    if beyond is None:
+        rate_gbps = row.number(column)
+    else:
+        rate_gbps = float((beyond[1] or beyond[2]).replace(",", ""))
+    is_beyond = beyond is not None
+    least, most = GRID_GBPS[0] / _HALF_A_PLACE, GRID_GBPS[-1] * _HALF_A_PLACE
+    if not (GRID_GBPS[-1] / _HALF_A_PLACE if is_beyond else least) <= rate_gbps <= most:
+        raise row.damaged(
+            f"{column}: expected a rate of the grid, {GRID_GBPS[0]:g} to {GRID_GBPS[-1]:g}, or "
+            f"{GRID_GBPS[-1]:g}+ beyond it, got {row[column]!r}"
+        )
+    return BEYOND if is_beyond else int(np.abs(np.log(GRID_GBPS / rate_gbps)).argmin())
+
+
+def shares_of(row: tables.Row) -> dict[str, float]:
+    """Return the share of time that each filled column of a row is about."""
+    shares = {}
+    for name in row.cells:
+        asked = COLUMN.fullmatch(name)
+        if asked is None or not row[name]:
+            continue
+        shares[name] = int(asked[1]) / 100
+        if not 0 < shares[name] < 1:
+            raise row.damaged(f"{name}: expected a share of the time from 1 to 99 %")
+    return shares
 
 
 def predicted_places(
@@ -109,10 +137,11 @@ def offsets(path: Path) -> tuple[list[tuple[str, list[int]]], list[str]]:
         if outer is None:
             left_out.append(f"{row['model']} {row['method']}")
             continue
-        columns = [name for name in row.cells if COLUMN.fullmatch(name) and row[name]]
-        shares = [int(name[2:4]) / 100 for name in columns]
-        predicted = predicted_places(outer, *size_of(row), row.number("step_s"), shares)
-        truth = [place_of(row, column) for column in columns]
+        shares = shares_of(row)
+        predicted = predicted_places(
+            outer, *size_of(row), row.number("step_s"), list(shares.values())
+        )
+        truth = [place_of(row, column) for column in shares]
         name = " ".join(filter(None, (row["model"], row["method"], f"H={outer.every}")))
         rows.append((name, [mine - its for mine, its in zip(predicted, truth, strict=True)]))
     if rows and not any(those for _, those in rows):

@@ -13,19 +13,23 @@ median over the largest batches. `coverage` is the share of points in their 90 %
 `coverage_beyond` is that of the pairs, as a mean over benchmarks: one of many batches has many
 pairs.
 
-The unit differs between benchmarks: epochs, samples, tokens, and once steps. A curve that falls
-clearly as the batch grows counts steps, which times the batch are samples. Points of one benchmark
-in two units lie far apart, and each unit has a curve of its own. Only the published table renews
-`results/reference-points.json`.
+The unit differs between benchmarks: epochs, samples, tokens, and once steps. A `unit` that names
+samples, tokens or steps is believed. MLPerf writes "Epochs to converge" where it counts samples or
+steps, too. So points of one benchmark in epochs, or in no known unit, may lie far apart: each unit
+then has a curve of its own. One of them that falls clearly as the batch grows counts steps, unless
+its values may be epochs. Steps times the batch are samples. Rows of one batch are one point, by
+their runs. Only the published table renews `results/reference-points.json`.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,10 +41,17 @@ from validation import arguments, results, tables
 
 FEWEST = 3  # batches
 FALLING = -0.2  # the slope of log samples by log batch; true samples never fall
+MOST_EPOCHS = 1000  # no benchmark goes over its data so often: larger values are another unit
 OTHER_UNIT = 20.0  # times: no benchmark's samples grow so much from one point to the next
 _PAIR, _BEYOND = (2.0, 8.0), 2.0  # times: how far two batches are apart, and others from both
 TABLE = "mlperf_rcp.csv"
 COLUMNS = ("suite", "benchmark", "batch", "n", "olympic_mean", "std")
+
+UNITS = {
+    "epochs": re.compile(r"\bepochs?\b", re.IGNORECASE),
+    "steps": re.compile(r"\b(steps?|iterations?|updates?)\b", re.IGNORECASE),
+    "samples": re.compile(r"\b(samples?|sequences?|examples?|images?|tokens?)\b", re.IGNORECASE),
+}
 
 Curve: TypeAlias = tuple[Point, ...]
 
@@ -70,30 +81,73 @@ class LeftOut:
 
 def curves(path: Path) -> dict[str, Curve]:
     """Read one curve for each benchmark, and unit of it."""
-    rounds: dict[str, dict[str, dict[float, Point]]] = defaultdict(lambda: defaultdict(dict))
+    rounds: dict[str, dict[str, dict[str, list[Point]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
     for row in tables.read(path, COLUMNS):
-        mean = row.number("olympic_mean")
+        mean, batch = row.number("olympic_mean"), row.number("batch")
+        unit = _unit(row["unit"])
         point = Point(
-            batch=row.number("batch"),
-            samples=mean,
+            batch=batch,
+            samples=mean * (batch if unit == "steps" else 1),
             runs=max(1, int(row.number("n", otherwise=1, may_be_zero=True))),
             spread=row.number("std", otherwise=0, may_be_zero=True) / mean,
         )
-        rounds[row["benchmark"]][row["suite"]].setdefault(point.batch, point)
+        counted = "samples" if unit == "steps" else unit
+        rounds[row["benchmark"]][row["suite"]][counted].append(point)
     found: dict[str, Curve] = {}
     for benchmark, of_suites in rounds.items():
         candidates: dict[str, Curve] = {}
         for suite in sorted(of_suites):  # a later round takes the place of an equal one
-            points = [of_suites[suite][batch] for batch in sorted(of_suites[suite])]
-            for number, curve in enumerate(_units(points)):
+            of_suite = [
+                curve for unit, points in of_suites[suite].items() for curve in _told(points, unit)
+            ]
+            for number, curve in enumerate(sorted(of_suite, key=len, reverse=True)):
                 name = f"{benchmark} ({number + 1})" if number else benchmark
                 if len(curve) >= max(FEWEST, len(candidates.get(name, ()))):
-                    candidates[name] = _in_samples(curve)
+                    candidates[name] = curve
         found |= candidates
     return found
 
 
-def _units(points: list[Point]) -> list[Curve]:
+def _unit(text: str) -> str:
+    """Return the unit that a cell names; "" for none that is known."""
+    return next((unit for unit, words in UNITS.items() if words.search(text)), "")
+
+
+def _told(points: list[Point], unit: str) -> list[Curve]:
+    """Return the curves of points in a unit, which are guessed apart where it does not tell."""
+    if unit == "samples":
+        return [_merged(points)]
+    least = MOST_EPOCHS if unit == "epochs" else 0.0
+    return [_in_samples(_merged(part), least) for part in _units(points)]
+
+
+def _merged(points: Iterable[Point]) -> Curve:
+    """Return the points in order of their batches, those of one batch joined by their runs."""
+    by_batch: dict[float, list[Point]] = defaultdict(list)
+    for point in points:
+        by_batch[point.batch].append(point)
+    return tuple(_joined(by_batch[batch]) for batch in sorted(by_batch))
+
+
+def _joined(points: list[Point]) -> Point:
+    if len(points) == 1:
+        return points[0]
+    runs = np.array([point.runs for point in points])
+    samples = np.array([point.samples for point in points])
+    own = np.array([point.spread or 0.0 for point in points]) * samples
+    mean = float(np.average(samples, weights=runs))
+    variance = float(np.average(np.square(own) + np.square(samples - mean), weights=runs))
+    return Point(
+        batch=points[0].batch,
+        samples=mean,
+        runs=int(runs.sum()),
+        spread=math.sqrt(variance) / mean,
+    )
+
+
+def _units(points: list[Point]) -> list[list[Point]]:
     """Divide points whose values are in units far apart."""
     by_value = sorted(points, key=lambda point: point.samples)
     parts: list[list[Point]] = [[]]
@@ -101,23 +155,16 @@ def _units(points: list[Point]) -> list[Curve]:
         if parts[-1] and point.samples > OTHER_UNIT * parts[-1][-1].samples:
             parts.append([])
         parts[-1].append(point)
-    ordered = [tuple(sorted(part, key=lambda point: point.batch)) for part in parts]
-    return sorted(ordered, key=len, reverse=True)
+    return parts
 
 
-def _in_samples(curve: Curve) -> Curve:
+def _in_samples(curve: Curve, least: float) -> Curve:
+    """Return a curve that falls, with values above the least ones of steps, in samples."""
     batches, values = np.log([(point.batch, point.samples) for point in curve]).T
-    if np.polyfit(batches, values, 1)[0] > FALLING:
+    may_be_steps = len(curve) > 1 and min(point.samples for point in curve) > least
+    if not may_be_steps or np.polyfit(batches, values, 1)[0] > FALLING:
         return curve
-    return tuple(
-        Point(
-            batch=point.batch,
-            samples=point.samples * point.batch,
-            runs=point.runs,
-            spread=point.spread,
-        )
-        for point in curve
-    )
+    return tuple(replace(point, samples=point.samples * point.batch) for point in curve)
 
 
 def left_out(curve: Curve, benchmark: str) -> list[LeftOut]:

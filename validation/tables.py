@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,9 @@ def read(path: Path, columns: Sequence[str]) -> list[Row]:
                 raise DamagedInput(
                     path, f"expected the columns {', '.join(columns)}: no {lacking[0]}"
                 )
+            if doubled := [name for name, count in Counter(heads).items() if name and count > 1]:
+                problem = f"expected each column once, got {doubled[0]} twice or more"
+                raise DamagedInput(path, problem, line=reader.line_num)
             rows = []
             for cells in reader:
                 if None in cells:

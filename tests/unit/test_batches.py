@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fullwire.convergence.batches import Critical, Point, fit_batches
+from fullwire.convergence.batches import USUAL_SPREAD, Critical, Point, fit_batches
 from fullwire.errors import DamagedInput, UsageError
 from validation import reference_points
 
@@ -64,6 +65,51 @@ def test_one_run_needs_a_critical_batch_from_elsewhere() -> None:
     assert ratios[0] < ratios[1]
 
 
+@pytest.mark.parametrize(("of_a_batch", "cv"), [(3, 0.15), (5, 0.15), (5, 0.3)])
+def test_runs_of_one_batch_show_how_far_a_new_run_may_be_off(of_a_batch: int, cv: float) -> None:
+    random = np.random.default_rng(0)
+    at = np.array([128.0, 256.0])
+    inside = []
+    for _ in range(200):
+        recorded = [of_law(batch) for batch in (64, 256) for _ in range(of_a_batch)]
+        off = np.exp(cv * random.normal(size=len(recorded)))
+        points = [
+            replace(point, samples=point.samples * times)
+            for point, times in zip(recorded, off.tolist(), strict=True)
+        ]
+        _, low, high = fit_batches(points).samples(at)
+        new = np.array([of_law(b).samples for b in at]) * np.exp(cv * random.normal(size=2))
+        inside += ((low <= new) & (new <= high)).tolist()
+    assert 0.88 <= np.mean(inside) <= 0.97
+
+
+def test_a_spread_that_a_curve_was_read_with_is_not_that_of_runs() -> None:
+    """Two runs that lie as far apart as their curves are unsure show no spread of their own."""
+    apart = [Point(batch=64, samples=samples, reading=0.2) for samples in (1000.0, 1200.0)]
+    sure = [replace(point, reading=0.0) for point in apart]
+    other = Point(batch=256, samples=2000)
+    assert fit_batches([*apart, other]).run_variance < USUAL_SPREAD**2
+    assert fit_batches([*sure, other]).run_variance > 4 * USUAL_SPREAD**2
+
+
+@pytest.mark.parametrize("critical", [20_000, 1e6])
+def test_batches_far_below_the_critical_one_tell_no_largest_critical_batch(critical: float) -> None:
+    law = fit_batches([of_law(64, critical=critical), of_law(256, critical=critical)])
+    _, low, high = law.critical_between()
+    assert 256 < low < critical < high == np.inf
+    at = np.array([128.0, 1024.0, 8192.0])
+    _, least, most = law.samples(at)
+    truth = 1000 * (1 + at / critical)
+    assert ((least < truth) & (truth < most)).all()
+    assert least[2] < 1000  # even a critical batch without end is inside
+
+
+def test_batches_around_the_critical_one_tell_both_ends_of_it() -> None:
+    law = fit_batches([of_law(64), of_law(256)])
+    assert law.critical_between()[2] < 400
+    assert law.endless is None
+
+
 def test_a_spread_that_is_a_slip_changes_little() -> None:
     points = [of_law(10), of_law(40), of_law(160)]
     slip = Point(batch=640, samples=7400, runs=7, spread=3000.0)
@@ -96,6 +142,45 @@ def test_points_in_two_units_and_in_steps_become_curves_in_samples(tmp_path: Pat
         "steps": 3,
     }
     assert curves["steps"][2].samples == pytest.approx(9000 * 1.8)
+
+
+@pytest.mark.parametrize(
+    ("unit", "values", "samples"),
+    [
+        ("Epochs to converge", [20, 16, 13.5], [20, 16, 13.5]),
+        ("Epochs to converge", [5000, 2800, 1950], [5000 * 64, 2800 * 128, 1950 * 256]),
+        ("samples to converge", [5000, 2800, 1950], [5000, 2800, 1950]),
+        ("Steps to converge", [5000, 4800, 4700], [5000 * 64, 4800 * 128, 4700 * 256]),
+        ("", [5000, 4800, 4700], [5000, 4800, 4700]),
+        ("", [20, 16, 13.5], [20 * 64, 16 * 128, 13.5 * 256]),
+    ],
+)
+def test_a_unit_that_says_what_it_counts_is_believed(
+    unit: str, values: list[float], samples: list[float], tmp_path: Path
+) -> None:
+    path = tmp_path / "points.csv"
+    lines = ["suite,benchmark,batch,n,olympic_mean,std,unit"]
+    lines += [
+        f"1,x,{batch},20,{value},,{unit}"
+        for batch, value in zip((64, 128, 256), values, strict=True)
+    ]
+    path.write_text("\n".join(lines))
+    [curve] = reference_points.curves(path).values()
+    assert [point.samples for point in curve] == pytest.approx(samples)
+
+
+@pytest.mark.parametrize("rows", [("10,10,1", "30,30,3"), ("30,30,3", "10,10,1")])
+def test_rows_of_one_batch_are_one_point_by_their_runs(
+    rows: tuple[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "points.csv"
+    lines = ["suite,benchmark,batch,n,olympic_mean,std"]
+    lines += [f"1,x,64,{row}" for row in rows] + ["1,x,128,5,26,1", "1,x,256,5,28,1"]
+    path.write_text("\n".join(lines))
+    [first, *_] = reference_points.curves(path)["x"]
+    assert (first.runs, first.samples) == (40, 25)
+    within, between = (10 * 1 + 30 * 9) / 40, (10 * 15**2 + 30 * 5**2) / 40
+    assert first.spread == pytest.approx((within + between) ** 0.5 / 25)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,13 @@ HEADS = "model,params_B,step_s,method,H,cu50_gbps"
         (f"{HEADS}\nx,10,-0.8,diloco,30,10\n", ":2: step_s: expected a number above 0"),
         (f"{HEADS}\nx,10,1,diloco,30,5\n\nx,10,1,diloco,30,inf\n", ":4: cu50_gbps: expected"),
         (f"{HEADS}\nx,10,1,diloco,30,0\n", ":2: cu50_gbps: expected a number above 0, got '0'"),
+        (f"{HEADS}\nx,10,1,diloco,30,5000\n", ":2: cu50_gbps: expected a rate of the grid, 0.1"),
+        (f"{HEADS}\nx,10,1,diloco,30,0.001\n", ":2: cu50_gbps: expected a rate of the grid, 0.1"),
+        (f"{HEADS}\nx,10,1,diloco,30,3+\n", ":2: cu50_gbps: expected a rate of the grid, 0.1"),
+        (f"{HEADS}\nx,10,1,diloco,30,+\n", ":2: cu50_gbps: expected a number above 0, got '+'"),
+        (f"{HEADS}\nx,10,1,diloco_h100,30,5\n", ":2: H: expected 100, as the method diloco_h100"),
+        (f"{HEADS},cu50_gbps\nx,10,1,diloco,30,5,5\n", ":1: expected each column once, got cu50"),
+        (f"{HEADS},cu100_gbps\nx,10,1,diloco,30,5,5\n", ":2: cu100_gbps: expected a share of the"),
         (f"{HEADS}\nx,10,1,diloco,often,5\n", ":2: H: expected a number above 0, got 'often'"),
         (f"{HEADS}\nx,ten,1,diloco,30,5\n", ":2: params_B: expected a number above 0"),
         (f"{HEADS}\nx,10,1\n", ":2: method: expected a name such as diloco, got none"),
@@ -90,6 +97,13 @@ def test_a_table_that_cannot_be_read_is_refused_with_its_place(
     with pytest.raises(DamagedInput) as refused:
         diloco.offsets(path)
     assert str(refused.value).startswith(f"{path}{said}")
+
+
+def test_the_share_of_a_column_has_one_digit_or_two(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(f"{HEADS},cu5_gbps\nx,10,0.8,diloco,100,1.7,0.1\n")
+    [(_, off)] = diloco.offsets(path)[0]
+    assert off == [0, 0]
 
 
 def test_spreadsheets_tables_and_cells_beyond_the_grid_are_read(tmp_path: Path) -> None:

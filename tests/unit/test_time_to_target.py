@@ -33,7 +33,9 @@ from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
 from fullwire.run.usual import means_of_rounds
+from fullwire.simulation import sweep
 from fullwire.simulation.buckets import fragment_shares
+from fullwire.simulation.messages import messages_of
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.conftest import Cli
@@ -182,6 +184,56 @@ def test_computing_has_a_part_that_follows_the_samples(
     doubts = found.doubt(np.array([4, shown_s[0][0], shown_s[-1][0], 4 * shown_s[-1][0]]))
     assert doubts[1] == doubts[2] == 0
     assert min(doubts[0], doubts[3]) > 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"accumulate": 2},
+        {"local_steps": 4, "fragments": 2},
+        {"compression": "1,4,powersgd:rank=2"},
+        {"jitter": "recorded,none"},
+        {"buckets": "ddp"},
+        {"buckets": "paper"},
+        {"jitter": "lognormal:5%"},
+        {"lane": "priority"},
+    ],
+)
+def test_speeds_are_computed_at_once_with_the_digits_of_each_alone(
+    jobs: tuple[Run, Run], more: dict[str, Any]
+) -> None:
+    speeds = [0.3, 0.9, 1.0, 2.5]
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "1Gbps,10Gbps,100Gbps", **more}
+    together = fw.whatif(jobs[0], compute_speed=speeds, **asked)
+    columns = together.columns()
+    for speed in speeds:
+        alone = fw.whatif(jobs[0], compute_speed=speed, **asked).columns()
+        rows = columns["compute_speed"] == speed
+        for name in ("step_s", "step_low_s", "step_high_s", "communication_s", "scaling_factor"):
+            assert columns[name][rows].tolist() == alone[name].tolist(), name
+
+
+def test_many_batches_of_a_size_are_swept_together(
+    jobs: tuple[Run, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(*asked: Any) -> Any:
+        calls.append(asked)
+        return messages_of(*asked)
+
+    monkeypatch.setattr(sweep, "messages_of", counted)
+    few: dict[str, Any] = {
+        "curve": jobs[1],
+        "target": GOAL,
+        "workers": [2, 4],
+        "bandwidth": "1Gbps",
+    }
+    fw.whatif(jobs[0], global_batch=[64, 65], **few)
+    of_few = len(calls)
+    fw.whatif(jobs[0], global_batch=[*range(64, 164)], **few)
+    assert len(calls) == 2 * of_few
 
 
 def test_many_sizes_of_a_job_are_read_and_summed_up_once(
@@ -339,6 +391,17 @@ def test_the_answer_is_a_sentence_a_table_and_a_picture(
     pytest.importorskip("altair", reason="pictures need altair: pip install 'fullwire[pictures]'")
     plot_whatif(table, tmp_path / "front.svg")
     assert "device-hours" in (tmp_path / "front.svg").read_text()
+
+
+def test_rows_of_which_none_is_on_the_front_are_printed(
+    jobs: tuple[Run, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first rows have slow links, and fast ones are sooner and cheaper."""
+    asked: dict[str, Any] = {"workers": 4, "global_batch": 64}
+    links = [f"{rate}Mbps" for rate in range(100, 2000)]
+    table = fw.whatif(jobs[0], target=GOAL, curve=jobs[1], bandwidth=links, **asked)
+    print_whatif(table, best=None)
+    assert "more rows" in capsys.readouterr().out
 
 
 def test_one_run_has_the_critical_batch_from_its_noise_or_from_the_user() -> None:
@@ -560,6 +623,17 @@ def test_a_batch_that_contradicts_a_built_in_workload_is_told(jobs: tuple[Run, R
     assert "to be 640, as --recorded-batch says. The run itself has 64." in told[1]
 
 
+def test_a_critical_batch_without_an_upper_end_is_told_as_the_least(jobs: tuple[Run, Run]) -> None:
+    small, large = (
+        dataclasses.replace(job, metrics=falling(4000 / batch, scatter=0))
+        for job, batch in zip(jobs, (32, 128), strict=True)
+    )
+    table = fw.whatif(small, target=GOAL, curve=large, workers=4, bandwidth="1Gbps")
+    assert table.to_target is not None
+    said = sentence(table.to_target.notes[0])
+    assert re.match(r"The critical batch is [\d,.]+ samples or more. Runs at batches 32, 128", said)
+
+
 def test_large_critical_batches_are_written_out() -> None:
     found = fw.whatif(
         a_job(32), target=GOAL, global_batch=64, critical_batch=123_456, bandwidth="1Gbps"
@@ -776,6 +850,16 @@ def test_explain_says_what_the_batch_loses() -> None:
     assert told.startswith(("24%", "25%", "26%"))
     short = a_job(32, noise=some_noise(96, steps=5))
     assert any("record --noise" in each for each in fw.explain(short).warnings)
+
+
+def test_a_recording_with_too_few_noted_steps_is_told_how_many_it_needs() -> None:
+    whole = some_noise(96, steps=110)
+    noted = whole.rows(whole.step % 10 == 0)  # as `record --noise` notes them
+    assert noise_scale(noted, None, "enough").steps == 10
+    with pytest.raises(UsageError, match="over 110 steps or more, as one step of 10 is noted"):
+        noise_scale(noted.rows(noted.step < 50), None, "few")
+    with pytest.raises(UsageError, match="over more steps, with several workers"):
+        noise_scale(noted.rows(noted.step < 10), None, "one")
 
 
 def test_a_metrics_target_takes_the_batch_of_a_workload_and_the_costs_of_codecs(
@@ -995,11 +1079,44 @@ def with_codecs(jobs: tuple[Run, Run], codecs: str, **more: Any) -> WhatIf:
 def test_codecs_need_the_steps_that_were_measured(jobs: tuple[Run, Run]) -> None:
     table = with_codecs(jobs, "1,bf16,onebit,powersgd:rank=8")
     steps = table.columns()["steps"]
-    assert (steps / steps[0]).tolist() == pytest.approx([1, 1, 1.19, 1])
+    assert (steps / steps[0]).tolist() == pytest.approx([1, 1, 1.19, np.nan], nan_ok=True)
     assert table.to_target is not None
     said = [sentence(note) for note in table.to_target.notes]
     assert any("onebit is taken to need 1.19 times" in each for each in said)
-    assert any("powersgd:rank=8" in each and "never measured" in each for each in said)
+    assert any("powersgd:rank=8: it has no time to the target" in each for each in said)
+
+
+def test_a_codec_whose_steps_nobody_measured_is_never_the_best(jobs: tuple[Run, Run]) -> None:
+    table = with_codecs(
+        jobs, "powersgd:rank=1,powersgd:rank=2,topk:density=0.01", bandwidth="10Mbps"
+    )
+    assert table.to_target is not None
+    assert np.isnan(table.to_target.time_s).tolist() == [True, False, True]
+    assert np.isnan(table.to_target.high_s).tolist() == [True, False, True]
+    assert table.to_target.front() == table.to_target.soonest(3) == [1]
+    [soonest, *_] = table.reaching
+    assert "powersgd:rank=2" in sentence(soonest)
+    with pytest.raises(UsageError, match="powersgd:rank=1: it has no time to the target"):
+        with_codecs(jobs, "powersgd:rank=1")
+
+
+def test_settings_that_have_no_time_for_several_reasons_are_refused_with_all(
+    jobs: tuple[Run, Run],
+) -> None:
+    """A batch of 2 has too few samples, and one of 64 ends before the workers average."""
+    with pytest.raises(UsageError, match="no setting has a time to it") as refused:
+        with_codecs(jobs, "1,powersgd:rank=1", global_batch="2,64", local_steps=90)
+    for reason in ("the training has 8", "one sample for each worker", "powersgd:rank=1"):
+        assert reason in str(refused.value)
+
+
+def test_an_ideal_ratio_needs_no_more_steps_and_says_so(jobs: tuple[Run, Run]) -> None:
+    table = with_codecs(jobs, "1,8")
+    steps = table.columns()["steps"]
+    assert steps[1] == steps[0]
+    assert table.to_target is not None
+    said = [sentence(note) for note in table.to_target.notes]
+    assert any("8: an ideal compressor" in each for each in said)
 
 
 def test_a_codec_that_sends_a_part_makes_long_and_short_trainings_as_late(

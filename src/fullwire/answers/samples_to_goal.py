@@ -31,6 +31,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
     BatchContradictsRun,
     CriticalAsGiven,
+    CriticalAtLeast,
     CriticalFromNoise,
     CriticalFromRuns,
     CurveIsLeftOut,
@@ -77,8 +78,8 @@ class Recorded:
     def point(self, goal: Goal) -> tuple[Point, Reach]:
         """Return the samples to a goal, and the way there."""
         reached = reach(self.curve, goal, self.run)
-        own = Point(batch=self.batch, samples=reached.steps * self.batch)
-        return replace(own, spread=math.hypot(own.spread, reached.spread)), reached
+        samples = reached.steps * self.batch
+        return Point(batch=self.batch, samples=samples, reading=reached.spread), reached
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -172,7 +173,11 @@ def evidence(
     if known is None:
         middle, low, high = law.critical_between()
         batches = tuple(f"{batch:.0f}" for batch in sorted({point.batch for point in points}))
-        basis = CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
+        basis = (
+            CriticalFromRuns(batch=middle, low=low, high=high, batches=batches)
+            if high < math.inf
+            else CriticalAtLeast(batch=middle, low=low, batches=batches)
+        )
     notes = [*([] if basis is None else [basis]), *notes]
     return Evidence(
         goal=goal, law=law, notes=tuple(notes), recorded=tuple(recorded), critical=known

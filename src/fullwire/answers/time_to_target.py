@@ -36,6 +36,7 @@ from fullwire.findings.targets import (
     CodecStepsUnknown,
     FarBatches,
     FewerStepsThanLocal,
+    IdealCompression,
     LocalStepsBeyondTheCurve,
     LocalStepsCost,
     SamplesCostAlike,
@@ -270,7 +271,11 @@ class _Needed:
 
 
 def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters: float) -> _Needed:
-    """Find the samples of each row: by its batch, its replicas and its codec."""
+    """Find the samples of each row: by its batch, its replicas and its codec.
+
+    An ideal ratio changes no gradient. A codec that changes them needs steps that nobody can tell
+    before a training with it has shown them.
+    """
     notes = list(known.notes)
     samples, low, high = known.law.samples(batch)
     more, less = np.log(high / samples), np.log(samples / low)
@@ -283,9 +288,11 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
         notes += local.notes
     place_of_codec = predictions.place("codec")
     for place, codec in enumerate(predictions.axes["codec"]):
+        rows = place_of_codec == place
+        if codec.steps is None and not codec.is_free:
+            samples[rows] = np.nan
         if codec.steps is None or codec.steps == _AS_MANY:
             continue
-        rows = place_of_codec == place
         plain = samples[rows] / batch[rows]
         steps, fewest, most = codec.steps.of(plain, codec.ratio)
         samples[rows] = steps * batch[rows]
@@ -304,13 +311,17 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
                 high=codec.steps.high,
             )
         )
-    unknown = {
-        codec.label
-        for codec in predictions.axes["codec"]
-        if codec.steps is None and not (codec.is_free and codec.ratio == 1)
-    }
+    codecs = [codec for codec in predictions.axes["codec"] if codec.steps is None]
+    ideal = tuple(
+        sorted(f"{codec.ratio:g}" for codec in codecs if codec.is_free and codec.ratio > 1)
+    )
+    if ideal:
+        notes.append(IdealCompression(ratios=ideal))
+    unknown = tuple(sorted({codec.label for codec in codecs if not codec.is_free}))
     if unknown:
-        notes.append(CodecStepsUnknown(codecs=tuple(sorted(unknown))))
+        if len(unknown) == len(predictions.axes["codec"]):
+            raise UsageError(sentence(CodecStepsUnknown(codecs=unknown)).removesuffix("."))
+        notes.append(CodecStepsUnknown(codecs=unknown))
     return _Needed(
         goal=known.goal,
         batch=batch,
@@ -458,6 +469,10 @@ def _times(
             samples=np.where(is_too_small, np.nan, needed.samples),
             notes=(*needed.notes, BatchBelowWorkers(count=int(is_too_small.sum()))),
         )
+    if np.isnan(needed.samples).all():
+        reasons = (BeyondTheCurve, BatchBelowWorkers, CodecStepsUnknown)
+        why = " ".join(sentence(note) for note in needed.notes if isinstance(note, reasons))
+        raise UsageError(f"target: no setting has a time to it. {why}".removesuffix("."))
     steps = needed.samples / needed.batch
     time_s = steps * predictions["step_s"]
     is_known = ~np.isnan(between_s[0])

@@ -7,6 +7,9 @@ weight, and the interval of a prediction comes from all of them.
 The relative deviations of the points from the law have an unknown size. Three things say how large
 they may be: the points themselves, the spread between runs of one point, and how well the law fits
 elsewhere (`MISFIT`). So a prediction at one Bc is Student's, and the whole a weighted sum of them.
+Runs at one batch are one point, whose spread they show themselves, as far as they are many.
+Batches far below Bc need equal samples, whatever Bc is. Then nothing bounds Bc from above, and the
+least samples of a larger batch are those of a law without a critical batch.
 docs/design/time-to-target.md has the roads not taken.
 
 Noise tells the critical batch too. A gradient of b samples is the true gradient G with noise of
@@ -38,15 +41,17 @@ beside its usual width.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.run.run import Noise
+from fullwire.run.run import Noise, Whole
 
 # From MLPerf's 17 benchmarks (validation/reference_points.py). A point lies so far from its curve,
 # and this knowledge counts as so many points. Critical batches lie around the geometric mean of the
@@ -55,6 +60,7 @@ MISFIT, MISFIT_COUNTS = 0.04, 3
 _USUAL_PLACE, _USUAL_RANGE = 0.8, 1.5
 USUAL_SPREAD = 0.038  # between runs of one point: the median of their coefficients of variation
 MOST_SPREAD = 0.3  # a larger one in a table is a slip
+_SPREAD_COUNTS = 1  # how many degrees of freedom the usual spread is worth beside measured ones
 # Beyond the recorded batches the law itself is less sure: so much of the samples' logarithm, as a
 # standard deviation, for each time that the batch grows or falls by e. It is the least that brings
 # 90 % of MLPerf's points at over twice the recorded batches inside, as a mean over benchmarks.
@@ -62,6 +68,7 @@ BEYOND = 0.08
 FAR = 4.0  # times the largest recorded batch
 COVERED = 0.90
 _CANDIDATES, _WIDEST = 121, 4.0  # of Bc, within so many standard deviations
+_UNLIKELY = 1.645**2 / 2  # by so much of the log-likelihood, runs refuse a law: 95 % of one side
 _PLACES, _REACH = 801, 8.0  # where the density of a prediction is computed
 _MOST_BATCHES = 64  # more are read off between these
 PRIOR_FACTOR = 2.5  # between the noise scale and the critical batch of a training
@@ -83,7 +90,10 @@ class Point:
     batch: float
     samples: float
     runs: int = 1
-    spread: float = USUAL_SPREAD  # relative standard deviation of one run
+    # Relative standard deviations of one run: of its training, None where only others may show it,
+    # and of reading its samples from a curve.
+    spread: float | None = None
+    reading: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("batch", "samples"):
@@ -94,7 +104,8 @@ class Point:
     @property
     def variance(self) -> float:
         """The variance of the mean's logarithm."""
-        return min(self.spread, MOST_SPREAD) ** 2 / self.runs
+        spread = USUAL_SPREAD if self.spread is None else self.spread
+        return min(math.hypot(spread, self.reading), MOST_SPREAD) ** 2 / self.runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +132,18 @@ class BatchLaw:
     freedom: float
     smallest: float  # recorded batch
     largest: float
+    run_variance: float = USUAL_SPREAD**2  # of a new run
+    endless: BatchLaw | None = None  # without a critical batch, where the points do not refuse it
 
     def samples(
-        self, batches: Floats, *, variance: float = USUAL_SPREAD**2
+        self, batches: Floats, *, variance: float | None = None
     ) -> tuple[Floats, Floats, Floats]:
         """Return the median, low and high end of the samples that each batch needs.
 
         `variance` is that of the prediction's subject beyond the law: one new run by default.
         """
+        if variance is None:
+            variance = self.run_variance
         distinct, place = np.unique(np.asarray(batches, float), return_inverse=True)
         at = distinct
         if len(distinct) > _MOST_BATCHES:
@@ -140,16 +155,19 @@ class BatchLaw:
                 [np.interp(np.log(distinct), np.log(at), end) for end in ends.T], axis=1
             )
         middle, low, high = np.exp(ends.T)[:, place.reshape(np.shape(batches))]
+        if self.endless is not None:
+            least = self.endless.samples(batches, variance=variance)[1]
+            low = np.where(np.asarray(batches) > self.largest, np.minimum(low, least), low)
         return middle, low, high
 
     def critical_between(self) -> tuple[float, float, float]:
-        """Return the median critical batch, and the ends of its interval."""
+        """Return the median critical batch, and the ends of its interval; infinity is no end."""
         order = np.argsort(self.critical)
         reached = np.cumsum(self.weight[order]) - self.weight[order] / 2
         tail = (1 - COVERED) / 2
         found = np.interp((0.5, tail, 1 - tail), reached, np.log(self.critical[order]))
         middle, low, high = np.exp(found).tolist()
-        return middle, low, high
+        return middle, low, high if self.endless is None else math.inf
 
     def is_far(self, batches: Floats) -> np.ndarray:
         """Say which batches lie too far beyond the largest recorded one to be believed."""
@@ -159,7 +177,7 @@ class BatchLaw:
         """Return quantiles of the logarithm of the samples at one batch."""
         middle = self.least + np.log1p(batch / self.critical)
         away = max(math.log(batch / self.largest), math.log(self.smallest / batch), 0.0)
-        own = 1 + (min(variance, MOST_SPREAD**2) + (BEYOND * away) ** 2) / MISFIT**2
+        own = 1 + (variance + (BEYOND * away) ** 2) / MISFIT**2
         width = self.deviation * math.sqrt(own + 1 / self.sureness)
         centre = float((self.weight * middle).sum())
         around = (self.weight * (np.square(middle - centre) + np.square(width))).sum()
@@ -193,27 +211,73 @@ def fit_batches(points: Sequence[Point], known: Critical | None = None) -> Batch
         width = _USUAL_RANGE
     else:
         centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / 1.645
+    points, run_variance = merged(points)
     critical = np.exp(centre + width * np.linspace(-_WIDEST, _WIDEST, _CANDIDATES))
-    observed = np.log([point.samples for point in points])
+    law, likely = _of_criticals(points, critical, run_variance)
+    # A normal prior keeps log Bc in its range.
+    weight = np.square((np.log(critical) - centre) / width) / -2 + likely
+    weight = np.exp(weight - weight.max())
+    endless = None
+    if known is None:
+        without, as_likely = _of_criticals(points, np.array([math.inf]), run_variance)
+        endless = without if as_likely[0] > likely.max() - _UNLIKELY else None
+    return replace(law, weight=weight / weight.sum(), endless=endless)
+
+
+def _of_criticals(
+    points: Sequence[Point], critical: Floats, run_variance: float
+) -> tuple[BatchLaw, Floats]:
+    """Return the law at each of these critical batches, and the logarithms of their likelihoods."""
+    batches, samples = np.array([(point.batch, point.samples) for point in points], float).T
+    observed = np.log(samples)
     share = 1 / (1 + np.array([point.variance for point in points]) / MISFIT**2)
     lost = np.log1p(batches / critical[:, None])
     least = ((observed - lost) * share).sum(axis=1) / share.sum()
     squares = (share * np.square(observed - lost - least[:, None])).sum(axis=1)
     freedom = MISFIT_COUNTS + len(points) - 1
     variance = (squares + MISFIT_COUNTS * MISFIT**2) / freedom
-    # The integral over the deviation leaves this power; a normal prior keeps log Bc in its range.
-    likely = -freedom / 2 * np.log(variance) - np.square((np.log(critical) - centre) / width) / 2
-    weight = np.exp(likely - likely.max())
-    return BatchLaw(
+    law = BatchLaw(
         critical=critical,
         least=least,
-        weight=weight / weight.sum(),
+        weight=np.full(len(critical), 1 / len(critical)),
         deviation=np.sqrt(variance),
         sureness=float(share.sum()),
         freedom=freedom,
         smallest=float(batches.min()),
         largest=float(batches.max()),
+        run_variance=run_variance,
     )
+    return law, -freedom / 2 * np.log(variance)  # what the integral over the deviation leaves
+
+
+def merged(points: Sequence[Point]) -> tuple[list[Point], float]:
+    """Return one point for the runs of each batch, and the variance of a new run.
+
+    How far runs of one batch are apart shows their spread, beside the usual one. Points that know
+    their spread stay as they are.
+    """
+    by_batch: dict[float, list[Point]] = defaultdict(list)
+    for point in points:
+        if point.spread is None:
+            by_batch[point.batch].append(point)
+    squares, freedom = 0.0, 0
+    joined = [point for point in points if point.spread is not None]
+    for batch, alike in by_batch.items():
+        runs = np.array([point.runs for point in alike])
+        read = np.square([point.reading for point in alike])
+        logs = np.log([point.samples for point in alike])
+        mean = float(np.average(logs, weights=runs))
+        of_reading = float((read * (1 - runs / runs.sum())).sum())
+        squares += max(float((runs * np.square(logs - mean)).sum()) - of_reading, 0.0)
+        freedom += len(alike) - 1
+        reading = math.sqrt(float(np.average(read, weights=runs)))
+        count = int(runs.sum())
+        joined.append(Point(batch=batch, samples=math.exp(mean), runs=count, reading=reading))
+    variance = (_SPREAD_COUNTS * USUAL_SPREAD**2 + squares) / (_SPREAD_COUNTS + freedom)
+    spread = math.sqrt(variance)
+    return [
+        replace(point, spread=spread) if point.spread is None else point for point in joined
+    ], variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,12 +308,12 @@ def noise_scale(noise: Noise, workers: int | None, run: str) -> NoiseScale:
             f"{run}: gradient noise of batches of unknown size: expected the batch of the whole "
             "job with --recorded-batch"
         )
-    first = round(WARM_UP * len(rows))
+    noted_steps, first = rows.step, round(WARM_UP * len(rows))
     rows, ranks = rows.rows(np.arange(first, len(rows))), ranks[first:]
     if len(rows) < FEWEST_STEPS:
         raise UsageError(
-            f"{run}: gradient noise of {len(rows)} steps of several ranks, expected "
-            f"{FEWEST_STEPS}: record --noise"
+            f"{run}: gradient noise of {len(rows)} steps of several ranks after the first ones, "
+            f"expected {FEWEST_STEPS}: {_longer_recording(noted_steps)}"
         )
     each, mean = rows.ranks_squared_norm, rows.mean_squared_norm
     noises = rows.samples * (each - mean) * ranks / (ranks - 1)
@@ -261,6 +325,18 @@ def noise_scale(noise: Noise, workers: int | None, run: str) -> NoiseScale:
         )
     low, high = _bootstrapped(noises, signals)
     return NoiseScale(batch=noise_sum / signal_sum, low=low, high=high, steps=len(rows))
+
+
+def _longer_recording(noted_steps: Whole) -> str:
+    """Say how many steps have enough noise: it is noted in some of them, and the first go."""
+    if len(noted_steps) < 2:
+        return "record --noise over more steps, with several workers"
+    needed = next(
+        count for count in itertools.count() if count - round(WARM_UP * count) >= FEWEST_STEPS
+    )
+    between = round(float(np.diff(noted_steps).mean()))
+    recorded = "one step" if between == 1 else f"one step of {between}"
+    return f"record --noise over {needed * between:,} steps or more, as {recorded} is noted"
 
 
 def _bootstrapped(noises: Floats, signals: Floats) -> tuple[float, float]:

@@ -54,6 +54,21 @@ class CriticalFromRuns(Finding):
     batches: tuple[str, ...]
 
 
+class CriticalAtLeast(Finding):
+    """Runs at several batches tell the least critical batch, and no largest one."""
+
+    is_assumption = True
+    template = (
+        "The critical batch is {low:number} samples or more. Runs at batches {batches:list} do not "
+        "tell how much more: they need about equal samples. It is taken to be {batch:number}, "
+        "which is usual for such batches, and intervals hold all larger ones."
+    )
+
+    batch: float
+    low: float
+    batches: tuple[str, ...]
+
+
 class CriticalFromNoise(Finding):
     """The critical batch, from gradient noise."""
 
@@ -133,15 +148,26 @@ class SamplesCostApart(Finding):
 
 
 class CodecStepsUnknown(Finding):
-    """Some compressors change gradients in a way whose steps were not measured."""
+    """Some compressors change gradients, and nobody measured the steps that this costs."""
 
-    is_assumption = True
     template = (
-        "{codecs:list}: the extra steps for {codecs:its|their} errors count as 0. They were never "
-        "measured."
+        "{codecs:list}: {codecs:it has|they have} no time to the target. Nobody measured how many "
+        "more steps {codecs:its|their} errors cost."
     )
 
     codecs: tuple[str, ...]
+
+
+class IdealCompression(Finding):
+    """Ratios without a compressor change no gradient."""
+
+    is_assumption = True
+    template = (
+        "{ratios:list}: an ideal compressor of this ratio is taken to need no more steps. A real "
+        "one may need more."
+    )
+
+    ratios: tuple[str, ...]
 
 
 class CodecIsLate(Finding):

@@ -155,8 +155,8 @@ def _print_to_target(result: WhatIf, targets: ToTarget, best: int | None) -> Non
         conditions = [_cell(name, values[name][number]) for name in names]
         step = show_time(float(table["step_s"][row]))
         if isnan(targets.time_s[row]):  # a note says why
-            unknown = ["-"] * (3 if targets.price is None else 4)
-            cells.append([*conditions, f"{targets.batch[row]:g}", "-", step, *unknown])
+            unknown = ["-"] * (2 if targets.price is None else 3)
+            cells.append([*conditions, f"{targets.batch[row]:g}", "-", step, *unknown, ""])
             continue
         times_s = (targets.time_s[row], targets.low_s[row], targets.high_s[row])
         (middle, unit), (low, low_unit), high = (
@@ -506,7 +506,7 @@ def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> 
     widths = [first, *(min(width, columns() - 2 - first) for width in widths[1:])]
     for places in _parts_of_table(widths):
         for number, row in enumerate(table):
-            cells = [wrap(row[place], widths[place]) or [""] for place in places]
+            cells = [wrap(row[place], max(widths[place], 1)) or [""] for place in places]
             for line in zip_longest(*cells, fillvalue=""):
                 written = [
                     cell.ljust(widths[place]) if is_text[place] else cell.rjust(widths[place])

@@ -133,12 +133,12 @@ class Messages:
     ) -> Exposed:
         """Return the exposed communication of a step that synchronises."""
         cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
-        ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
         if self.lane == "fifo":
-            end_s, busy_s = fifo_end_and_busy_s(ready_s, cost_s)
+            end_s, busy_s = fifo_end_and_busy_s(self.buckets.ready_ns * 1e-9, cost_s)
             by_buckets_s = fifo_overhead_s(self.subject.step, end_s)
         else:
             costs = list(cost_s)
+            ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
             timeline = priority_timeline(ready_s, costs)
             by_buckets_s = priority_overhead_s(self.subject.step, self.buckets, timeline)
             busy_s = running_sum(costs)
@@ -201,7 +201,7 @@ class Messages:
             exposed, workers, transport, accumulate, local_steps, late_s
         )
         step = self.subject.step
-        if step.own_s or isinstance(transport, MeasuredTransport):
+        if np.any(step.own_s) or isinstance(transport, MeasuredTransport):
             # Ranks on the same processors compute by turns. The step takes at least the work of all
             # of them and of the transport. It does not help that some of it is beside other work or
             # a late rank: it all waits for the same processors.
@@ -219,8 +219,8 @@ class Messages:
         else:
             overhead_s = overhead_s + residue.beside(overhead_s)
         overhead_s = np.maximum(overhead_s + late_s, 0.0)
-        overhead_s[..., np.array(workers) == 1, :, :] = 0.0  # one worker sends no messages
-        return overhead_s
+        is_alone = np.array(workers)[:, None, None] == 1  # one worker sends no messages
+        return np.where(is_alone, 0.0, overhead_s) if is_alone.any() else overhead_s
 
     def waited_beside_s(self, exposed: Exposed, late_s: Floats | float) -> Floats:
         """Return how long collectives of the early ranks wait for a late one beside computing.
@@ -231,7 +231,7 @@ class Messages:
         step = self.subject.step
         if step.others.sum_gradients or step.sends_nothing or not len(self.buckets):
             return np.zeros(())
-        open_s = (step.backward_ns - int(self.buckets.ready_ns[0])) * 1e-9
+        open_s = (step.backward_ns - self.buckets.ready_ns[0]) * 1e-9
         return np.asarray(np.minimum(late_s, np.maximum(open_s - exposed.beside, 0.0)))
 
     def _crowded_s(
@@ -337,9 +337,9 @@ class Messages:
             message_s = transport.message_s(line_s, wire_bits / 8, hops, crowd)
             total_s = total_s + other.count * message_s
         others = self.subject.step.others
-        hidden_s = max(others.total_ns - others.exposed_ns, 0) * 1e-9
+        hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
-        return np.maximum(share * total_s, total_s - hidden_s), total_s
+        return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
 
     def _crowd(self, chosen: slice) -> Floats:
         return self.subject.crowd(self.workers[chosen])[:, None, None]

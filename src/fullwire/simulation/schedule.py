@@ -22,6 +22,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.simulation.buckets import BucketPolicy, Buckets
+from fullwire.simulation.stacked import StackedStep
 from fullwire.simulation.typical import Step
 
 
@@ -38,6 +39,10 @@ def grouped(step: Step, policy: BucketPolicy) -> Buckets:
 
     Gradients that are summed by hand are sent as recorded.
     """
+    if isinstance(step, StackedStep):  # of policies that look at bytes alone
+        buckets = grouped(step.steps[0], policy)
+        closed = np.cumsum(buckets.gradient_count) - 1
+        return replace(buckets, ready_ns=step.ready_after(closed))
     if step.others.are_gradients:  # they share the gradients in their order
         count = len(step.others.bytes)
         ends = np.arange(1, count + 1) * len(step.bytes) // count
@@ -55,7 +60,7 @@ def grouped(step: Step, policy: BucketPolicy) -> Buckets:
 
 
 def fifo_end_and_busy_s(
-    ready_s: Sequence[float], cost_s: Iterable[Floats]
+    ready_s: Iterable[float | Floats], cost_s: Iterable[Floats]
 ) -> tuple[Floats, Floats]:
     """Return when the last message has ended, and how long the lane was busy.
 

@@ -49,7 +49,7 @@ class AsRecorded:
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
         """Return the waiting of a step, for each number of workers."""
         left = step.lasting_share + (1 - step.lasting_share) / math.sqrt(steps)
-        return np.full(len(workers), step.waiting_ns * 1e-9 * left)
+        return step.waiting_ns * 1e-9 * left * np.ones(len(workers))
 
     def __str__(self) -> str:
         return "recorded"

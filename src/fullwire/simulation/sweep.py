@@ -37,6 +37,7 @@ from fullwire.simulation.grid import (
 from fullwire.simulation.messages import Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
 from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
+from fullwire.simulation.stacked import StackedStep, stacks
 from fullwire.simulation.transport import MeasuredTransport, Transport
 from fullwire.simulation.typical import Step
 
@@ -45,6 +46,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level cache
 PIECE_POINTS = 2**18  # some 10 MB of measures, computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
+_PLACE_OF_WORKERS = 4  # among the axes of a piece, which has no run, buckets and the like
 _LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
 _T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
 _ENDS = 1.645  # standard deviations from the middle to the ends of a 90 % interval
@@ -78,7 +80,7 @@ def sweep(
         raise UsageError(f"a grid of {total:,} points: expected at most {MOST_POINTS:,}")
     measures = {name: np.empty(shape) for name in MEASURES}
     # Pieces with the same cluster sizes come in a row, since they share routes.
-    varied = (subjects, grid.buckets, grid.algorithms, grid.latency_s)
+    varied = (grid.buckets, grid.algorithms, grid.latency_s)
     others = (
         grid.transports,
         grid.accumulate,
@@ -91,9 +93,10 @@ def sweep(
     if grid.cluster is not None and not grid.cluster.is_flat:
         together = 1  # one size of a described cluster takes long enough alone
     sizes = [slice(first, first + together) for first in range(0, len(grid.workers), together)]
-    places = itertools.product(sizes, *(range(len(axis)) for axis in varied))
+    of_runs = stacks(subjects, grid, BLOCK_POINTS)
+    places = itertools.product(sizes, of_runs, *(range(len(axis)) for axis in varied))
     pieces = list(itertools.starmap(_Piece, places))
-    parts = [{name: all_[piece.place] for name, all_ in measures.items()} for piece in pieces]
+    parts = [{name: piece.part(all_) for name, all_ in measures.items()} for piece in pieces]
     predicted = partial(_predicted, subjects, grid)
     if crew is ALONE:  # then each piece is computed in its place
         computed: Iterator[dict[str, Floats]] = map(predicted, pieces, parts)
@@ -206,46 +209,45 @@ class _Piece:
     """A piece that is computed at once, by its places on the axes: all points of some messages."""
 
     sizes: slice  # of the workers
-    run: int
+    runs: slice  # one, or a stack of them with one size
     buckets: int
     algorithm: int
     latency: int
 
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """Return where it is on all axes."""
+    def part(self, measure: Floats) -> Floats:
+        """Return its part of a measure, where the runs of a stack take the place of the workers."""
         whole = slice(None)
-        return (
-            self.run,
-            self.buckets,
-            self.algorithm,
-            whole,
-            self.latency,
-            whole,
-            whole,
-            whole,
-            self.sizes,
-        )
+        messages = (self.runs, self.buckets, self.algorithm, whole, self.latency)
+        part: Floats = measure[(*messages, whole, whole, whole, self.sizes)]
+        if len(part) == 1:
+            [part] = part
+            return part
+        return np.moveaxis(part[..., 0, :, :], 0, _PLACE_OF_WORKERS)
 
 
 def _predicted(
     subjects: Sequence[Subject], grid: Grid, piece: _Piece, out: dict[str, Floats] | None = None
 ) -> dict[str, Floats]:
     """Compute the measures of one piece, block by block; `out` holds them if it is given."""
+    stack = subjects[piece.runs]
+    subject = stack[0]
+    if len(stack) > 1:
+        subject = replace(subject, step=StackedStep.of([each.step for each in stack]))
     messages = messages_of(
-        subjects[piece.run],
+        subject,
         grid.buckets[piece.buckets],
         grid.algorithms[piece.algorithm],
         grid.latency_s[piece.latency],
         grid,
         piece.sizes,
     )
+    rows = max(len(messages.workers), len(stack))
     shape = (
         len(grid.transports),
         len(grid.accumulate),
         len(grid.local_steps),
         len(grid.jitters),
-        len(messages.workers),
+        rows,
         len(grid.bandwidth_bps),
         len(grid.compressors),
     )
@@ -254,7 +256,7 @@ def _predicted(
     ratio = np.array([codec.ratio for codec in grid.compressors])[None, None, :]
     baseline_s = messages.subject.step.alone_ns * 1e-9
     residues = messages.subject.residues
-    blocks = list(_blocks(len(messages.workers), len(grid.bandwidth_bps), ratio.size))
+    blocks = list(_blocks(rows, len(grid.bandwidth_bps), ratio.size))
     groups = _alike(grid, math.prod(shape[4:]))
     for together, (sizes, rates) in itertools.product(groups, blocks):
         transports = grid.transports[together]
