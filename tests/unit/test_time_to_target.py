@@ -23,14 +23,14 @@ from fullwire.answers.until import until
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
-from fullwire.convergence.curves import curve_of, reach, read_goal
+from fullwire.convergence.curves import curve_of, has_reached, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
-from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
+from fullwire.run.run import Collectives, Metrics, Noise, Provenance, Run, Spans
 from fullwire.run.usual import means_of_rounds
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
@@ -809,18 +809,78 @@ def test_many_local_steps_agree_with_few_and_fit_few_laws(
     assert np.isfinite(few.columns()["steps"]).any()
 
 
-@pytest.mark.parametrize("count", [1, 7, 79, 80, 81, 500])
-def test_a_goal_is_reached_where_the_running_median_is(count: int) -> None:
-    random = np.random.default_rng(count)
-    values = np.round(1 / (1 + np.arange(count) / 20) + 0.2 * random.standard_normal(count), 1)
-    half = count // 40 // 2
-    smooth = [np.median(values[max(0, at - half) : at + half + 1]) for at in range(count)]
-    for wanted in (0.05, 0.1, 0.3, 0.5):
-        there = [at for at, value in enumerate(smooth) if value <= wanted]
-        if there and there[0]:
-            curve = curve_of(metrics(np.arange(1, count + 1), values), "loss", "a")
-            found = reach(curve, read_goal(f"loss<={wanted}"), "a")
-            assert (found.low, found.high) == (there[0], there[0] + 1)
+def reached(law: Any, noise: float, goal: str, seed: int = 0, every: int = 1) -> Any:
+    """Return when a loss of 3,000 steps that follows a law, with noise, reaches a goal."""
+    steps = np.arange(every, 3001, every)
+    values = law(steps) + noise * np.random.default_rng(seed).standard_normal(len(steps))
+    return reach(curve_of(metrics(steps, values), "loss", "a"), read_goal(goal), "a")
+
+
+@pytest.mark.parametrize(
+    ("noise", "every"), [(0, 1), (0.02, 1), (0.1, 1), (0.2, 1), (0, 100), (0.01, 100)]
+)
+def test_a_noisy_loss_reaches_its_goal_where_its_law_does(noise: float, every: int) -> None:
+    """The luckiest of all windows came too soon: at half of the steps with a noise of 0.1."""
+
+    def law(steps: Any) -> Any:
+        return 0.2 + 3 * steps**-0.5
+
+    truth = (3 / 0.07) ** 2
+    found = [reached(law, noise, "loss<=0.27", seed, every) for seed in range(60)]
+    assert abs(np.median([np.log(each.steps / truth) for each in found])) < 0.05
+    assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.85
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_loss_that_falls_to_a_level_reaches_its_goal_where_its_law_does(noise: float) -> None:
+    found = [
+        reached(lambda steps: 0.2 + np.exp(-steps / 300), noise, "loss<=0.25", seed)
+        for seed in range(60)
+    ]
+    truth = 300 * np.log(20)
+    assert np.median([each.steps for each in found]) == pytest.approx(truth, rel=0.02)
+    assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.85
+
+
+def test_a_goal_is_reached_at_one_step_however_long_the_training_went_on() -> None:
+    for count in (2000, 3000, 30_000, 300_000):
+        steps = np.arange(1, count + 1)
+        curve = curve_of(metrics(steps, 0.2 + 3 * steps**-0.5), "loss", "a")
+        assert reach(curve, read_goal("loss<=0.27"), "a").steps == pytest.approx(1837, abs=1)
+
+
+def test_a_loss_that_rises_again_has_reached_its_goal_on_its_way_down() -> None:
+    steps = np.arange(1, 1001)
+    random = np.random.default_rng(0)
+    for noise in (0.0, 0.005):
+        values = 0.3 + 0.5 * np.abs(np.log(steps / 300)) + noise * random.standard_normal(1000)
+        found = reach(curve_of(metrics(steps, values), "loss", "a"), read_goal("loss<=0.4"), "a")
+        assert found.steps == pytest.approx(300 * np.exp(-0.2), rel=0.02)
+
+
+def test_a_loss_that_stays_above_its_goal_does_not_reach_it_by_luck() -> None:
+    steps = np.arange(1, 3001)
+    for seed in range(20):
+        noise = 0.05 * np.random.default_rng(seed).standard_normal(3000)
+        curve = curve_of(metrics(steps, 0.31 + 2 / steps + noise), "loss", "a")
+        assert not has_reached(curve, read_goal(GOAL))
+
+
+def test_two_noisy_losses_of_one_law_reach_it_alike() -> None:
+    steps = np.arange(1, 3001)
+    sides = [
+        Run(
+            provenance=Provenance(origin="imported", source=str(seed)),
+            metrics=metrics(
+                steps,
+                0.2 + 3 * steps**-0.5 + noise * np.random.default_rng(seed).standard_normal(3000),
+            ),
+        )
+        for seed, noise in ((1, 0.01), (2, 0.01), (3, 0.01), (4, 0.1), (5, 0.1), (6, 0.1))
+    ]
+    for before, after in ((sides[0], sides[3]), (sides[:3], sides[3:])):
+        found = until(before, after, "loss<=0.27")
+        assert not found.is_significant
 
 
 def test_a_long_curve_is_read_in_a_moment() -> None:

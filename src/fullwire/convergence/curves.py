@@ -2,8 +2,15 @@
 
 A restarted job goes back to a checkpoint: the values of the attempt before, from there on, are left
 out. Of values at the same step the later counts. Values that are no number are left out and
-counted. One value is noisy, so a running median decides when a goal is reached. A metric that
-ends in NaN has no forecast: such a training does not recover.
+counted. One value is noisy, so a fit around the goal tells when it is reached. A metric that ends
+in NaN has no forecast: such a training does not recover.
+
+The first value that lies low enough is a lucky one, and so is the lowest of many windows. So the
+curve is taken to cross where it parts best into values above and values below. A parabola in the
+logarithm of the steps is then fitted to the means of blocks around that place. How far it misses
+these means tells its error, whatever noise neighbours share. A wider window has less noise, and its
+parabola fits less well: the one with the least error counts, and that does not depend on how long
+the recording went on.
 
 The forecast is a power law with an offset, `v = c + a t^-b`, fitted to means over stretches of time
 that grow. Early values say little about c, the level at which the curve flattens. So the forecast
@@ -15,6 +22,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +39,21 @@ MOST_NOT_REACHING = 0.05  # of the forecast's weight
 WIDEST = 10.0  # times, from the low end of a forecast to the high one
 FAR = 4.0  # times the recorded steps
 WARM_UP = 0.05  # of the recorded steps, which follow no law yet
-_WINDOWS = 40  # a running median covers so small a part of the curve
 _STRETCHES = 30
+
+_WINDOWS = (5.0, 3.0, 2.0, 1.5, 1.25, 1.12, 1.06, 1.03, 1.015)  # up to so many times the steps
+_BLOCKS = 24
+_FEWEST = 4  # values of a window
+_NEAR = 200  # values on each side, whose differences tell the noise of one
+_PARABOLA, _FOR_PARABOLA = 3, 8  # its coefficients, and the blocks that they need
+_MORE = 6  # blocks beyond the coefficients, with which one more of them can be told
+_MOST_SHARED = 0.9  # correlation of neighbouring blocks
+_ROUNDS = 2  # the second one has its windows around the crossing that the first one found
+_POINTS = 1001
+_SIDE = 0.25  # of a window, by which its parabola is believed beyond the window
+_Z = 1.645
+_SURE_OF_DIP = 3.0  # standard errors
+_DIPS = 40  # blocks, of which one may be a dip
 
 _MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
 _POWERS = np.geomspace(0.1, 2.0, 100)
@@ -69,6 +91,19 @@ class Reach:
     def spread(self) -> float:
         """The relative standard deviation that the interval stands for."""
         return float(np.log(self.high / self.low)) / 2 / 1.645
+
+
+class _Crossing(NamedTuple):
+    """Where a curve crosses a value, and the ends of the 90 % interval."""
+
+    at: float
+    low: float
+    high: float
+
+
+class _Fit(NamedTuple):
+    error: float  # of the curve's level in the middle of the window
+    crossing: _Crossing | None  # in logarithms of steps; None if the curve does not cross
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -156,59 +191,169 @@ def _lost_at(steps: Whole, is_number: NDArray[np.bool_]) -> int | None:
 
 def has_reached(curve: Curve, goal: Goal) -> bool:
     """Return whether the curve, as far as it was recorded, reaches the goal."""
-    sign = 1.0 if goal.is_least else -1.0
-    return _first_at(sign * curve.values, sign * goal.value) is not None
+    return _begins_there(curve, goal) or _crossing_of(curve, goal) is not None
 
 
 def reach(curve: Curve, goal: Goal, run: str) -> Reach:
     """Return when the curve reaches the goal: as recorded, or else by a forecast."""
-    sign = 1.0 if goal.is_least else -1.0
-    wanted = sign * goal.value
-    steps = curve.steps.astype(float)
-    after = _first_at(sign * curve.values, wanted)
-    if after == 0:
+    if _begins_there(curve, goal):
         raise UsageError(
             f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at step "
             f"{curve.steps[0]}: expected a target that takes training"
         )
-    if after is None:
+    found = _crossing_of(curve, goal)
+    if found is None:
         return _forecast(curve, goal, f"{run}: {goal}")
-    before = after - 1
-    high, low = (_running_median(sign * curve.values, at) for at in (before, after))
-    share = (high - wanted) / (high - low)
-    at = float(steps[before] + share * (steps[after] - steps[before]))
-    if at <= 0:
-        raise UsageError(f"{run}: {goal} is reached at step {at:g}, expected steps above 0")
-    last = int(curve.steps[-1])
-    fewest = max(float(steps[before]), min(at, 1.0))  # not even one step at the first value
-    return Reach(steps=at, low=fewest, high=float(steps[after]), recorded=last)
+    if found.at <= 0:
+        raise UsageError(f"{run}: {goal} is reached at step {found.at:g}, expected steps above 0")
+    fewest = max(found.low, min(found.at, 1.0))  # not even one step at the first value
+    return Reach(steps=found.at, low=fewest, high=found.high, recorded=int(curve.steps[-1]))
 
 
-def _first_at(values: Floats, wanted: float) -> int | None:
-    """Return the first place at which the running median is at a value or below it.
-
-    A median is there if more than half of its window is, so counts tell it without sorting. With
-    just a half of an even window, as near the ends, the median itself decides.
-    """
-    half = _half_window(values)
-    at = np.arange(len(values))
-    first, end = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
-    counts = np.append(0, np.cumsum(values <= wanted))
-    more = 2 * (counts[end] - counts[first]) - (end - first)
-    for place in np.flatnonzero(more >= 0).tolist():
-        if more[place] > 0 or _running_median(values, place) <= wanted:
-            return int(place)
-    return None
+def _begins_there(curve: Curve, goal: Goal) -> bool:
+    """Return whether no beginning of a curve has more values short of the goal than others."""
+    sign = 1.0 if goal.is_least else -1.0
+    return _parting(sign * curve.values, sign * goal.value) == 0
 
 
-def _running_median(values: Floats, at: int) -> float:
-    """Return the median of the values around a place; near the ends its window is shorter."""
-    half = _half_window(values)
-    return float(np.median(values[max(0, at - half) : at + half + 1]))
+@lru_cache(maxsize=64)  # the same curve is asked whether it reaches a goal, and then when
+def _crossing_of(curve: Curve, goal: Goal) -> _Crossing | None:
+    """Find the crossing within the recorded steps; None if the curve does not get there."""
+    sign = 1.0 if goal.is_least else -1.0
+    steps, values, wanted = curve.steps.astype(float), sign * curve.values, sign * goal.value
+    found = _crossing_at(steps, values, wanted, _parting(values, wanted))
+    if found is not None:
+        return found
+    # It may rise again after a dip, as the loss of a validation does: only its way down counts.
+    means, ends = _blocks(values, _DIPS)
+    lowest = int(np.argmin(means))
+    sure = _SURE_OF_DIP * _noise(steps, values) / np.sqrt(len(values) / len(means))
+    if means[lowest] > wanted - sure:
+        return None
+    return _crossing_at(steps, values, wanted, _parting(values[: ends[lowest + 1]], wanted))
 
 
-def _half_window(values: Floats) -> int:
-    return len(values) // _WINDOWS // 2
+def _parting(values: Floats, wanted: float) -> int:
+    """Return the place that parts values best into those above and those below."""
+    return int(np.argmax(np.append(0, np.cumsum(np.where(values > wanted, 1, -1)))))
+
+
+def _crossing_at(steps: Floats, values: Floats, wanted: float, place: int) -> _Crossing | None:
+    """Find the crossing near a place."""
+    if not 0 < place < len(values):
+        return None
+    shift = 1 - min(0.0, float(steps[0]))
+    logs = np.log(steps + shift)
+    near = slice(max(0, place - _NEAR), place + _NEAR)
+    noise = _noise(logs[near], values[near])
+    centre = float(logs[place - 1] + logs[place]) / 2
+    widths, best = np.log(_WINDOWS), None
+    for _ in range(_ROUNDS):
+        begins, ends = np.searchsorted(logs, [centre - widths, centre + widths])
+        begins = np.minimum(begins, max(0, place - 2))  # two values on each side at least
+        ends = np.maximum(ends, min(len(logs), place + 2))
+        pairs = zip(begins.tolist(), ends.tolist(), strict=True)
+        spans = {(begin, end) for begin, end in pairs if end - begin >= _FEWEST}
+        if not spans:
+            return _between(steps, values, wanted, place)
+        fits = [
+            _fit(logs[begin:end], values[begin:end] - wanted, centre, noise)
+            for begin, end in sorted(spans)
+        ]
+        best = min(fits, key=lambda fit: fit.error).crossing
+        if best is None:
+            return None
+        centre = min(best.at, float(logs[-1]))
+        place = min(max(int(np.searchsorted(logs, centre)), 1), len(logs) - 1)
+    assert best is not None
+    at, low, high = np.exp(best) - shift
+    before, after = float(steps[place - 1]), float(steps[place])
+    if at > steps[-1] + (after - before):
+        return None
+    return _Crossing(float(min(at, steps[-1])), float(min(low, before)), float(max(high, after)))
+
+
+def _between(steps: Floats, values: Floats, wanted: float, place: int) -> _Crossing:
+    """Return the crossing of the line between two values, of a curve with hardly any other."""
+    high, low = values[place - 1], values[place]
+    share = (high - wanted) / (high - low) if high > wanted >= low else 1.0
+    before, after = float(steps[place - 1]), float(steps[place])
+    return _Crossing(float(before + share * (after - before)), before, after)
+
+
+def _noise(logs: Floats, values: Floats) -> float:
+    """Return the standard deviation of values around the line between their neighbours."""
+    if len(values) < 3:
+        return 0.0
+    share = (logs[1:-1] - logs[:-2]) / (logs[2:] - logs[:-2])
+    off = values[1:-1] - (1 - share) * values[:-2] - share * values[2:]
+    off = np.abs(off) / np.sqrt(1 + np.square(share) + np.square(1 - share))
+    if len(off) < _BLOCKS:
+        return float(np.sqrt(np.mean(np.square(off))))
+    return float(np.median(off)) / 0.6745
+
+
+def _blocks(values: Floats, most: int) -> tuple[Floats, list[int]]:
+    """Return the means of the middle halves of blocks, which spikes do not move, and the edges."""
+    count = min(len(values), most)
+    ends = np.linspace(0, len(values), count + 1).astype(int).tolist()
+    means = []
+    for begin, end in pairwise(ends):
+        first = (end - begin) // 4
+        last = end - begin - first
+        own = np.partition(values[begin:end], sorted({first, last - 1}))
+        means.append(float(own[first:last].mean()))
+    return np.array(means), ends
+
+
+def _fit(logs: Floats, values: Floats, centre: float, noise: float) -> _Fit:
+    """Fit a parabola to a window, and find where it falls through 0."""
+    means, ends = _blocks(values, _BLOCKS)
+    sizes = np.diff(ends)
+    place = np.add.reduceat(logs, ends[:-1]) / sizes - centre
+    count = _PARABOLA if len(means) >= _FOR_PARABOLA else 2
+    powers = np.vander(place, count, increasing=True)
+    own, triangle = np.linalg.qr(powers)
+    found = np.linalg.solve(triangle, own.T @ means)
+    misses = means - powers @ found
+    squares = float(misses @ misses)
+    variance = max(squares / (len(means) - count), noise**2 / float(sizes.mean()))
+    # A fit takes some of the correlation of its misses away.
+    shared = count / len(means) + (float(misses[1:] @ misses[:-1]) / squares if squares else 0.0)
+    shared = min(max(shared, 0.0), _MOST_SHARED)
+    inverse = np.linalg.inv(triangle)
+    covariance = variance * (1 + shared) / (1 - shared) * inverse @ inverse.T
+
+    side = _SIDE * float(place[-1] - place[0])
+    grid = np.linspace(place[0] - side, place[-1] + side, _POINTS)
+    shapes = np.vander(grid, count, increasing=True)
+    heights = shapes @ found
+    falls = np.flatnonzero((heights[:-1] > 0) & (heights[1:] <= 0))
+    at = int(falls[np.argmin(np.abs(grid[falls]))]) if len(falls) else None
+    fall = 0.0 if at is None else float(heights[at] - heights[at + 1])
+    step = float(grid[1] - grid[0])
+    cross = 0.0 if at is None else float(grid[at] + step * heights[at] / fall)
+    bent = 0.0  # the height that one more coefficient would add
+    if len(means) >= count + _MORE:
+        more = np.linalg.lstsq(np.vander(place, count + 1, increasing=True), means, rcond=None)[0]
+        bent = float(np.polynomial.polynomial.polyval(cross, more - np.append(found, 0)))
+    error = float(np.hypot(np.sqrt(covariance[0, 0]), bent))
+    if at is None:
+        return _Fit(error, None)
+    squared = np.einsum("ij,jk,ik->i", shapes, covariance, shapes) + bent**2
+    band = _student(len(means) - count) * np.sqrt(np.maximum(squared, 0.0))
+    off = float(band[at]) * step / fall
+    above, below = grid[(grid < cross) & (heights > band)], grid[(grid > cross) & (heights < -band)]
+    low = min(cross - off, above[-1] if len(above) else grid[0])
+    high = max(cross + off, below[0] if len(below) else grid[-1])
+    return _Fit(error, _Crossing(centre + cross, float(centre + low), float(centre + high)))
+
+
+def _student(degrees: int) -> float:
+    """Return the 95th percentile of Student's distribution, by its series in 1 / degrees."""
+    first = (_Z**3 + _Z) / 4
+    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    return _Z + first / degrees + second / degrees**2
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
