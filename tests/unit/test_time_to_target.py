@@ -384,6 +384,35 @@ def test_a_restarts_steps_count_once_with_their_later_value() -> None:
     assert curve.repeated == 2
 
 
+def test_steps_that_begin_anew_in_each_epoch_are_counted_on() -> None:
+    """All epochs but the last were thrown away, and the goal came 80 % sooner."""
+    count = np.arange(1, 3001)
+    values = 0.25 + 2 * count**-0.5
+    for every in (1, 10):
+        rows = slice(every - 1, None, every)
+        table = metrics((count - 1)[rows] % 1000, values[rows], times_ns=count[rows] * 10**7)
+        curve = curve_of(table, "loss", "a")
+        assert len(curve.values) == 3000 // every
+        assert curve.repeated == 0
+        assert reach(curve, read_goal("loss<=0.29"), "a").steps == pytest.approx(2500, abs=every)
+
+
+def test_a_restart_from_the_beginning_is_no_epoch() -> None:
+    steps, values = np.arange(1, 101), 1 / (1 + np.arange(100) / 20)
+    table = metrics(np.tile(steps, 2), np.tile(values, 2), times_ns=np.arange(200))
+    curve = curve_of(table, "loss", "a")
+    assert curve.steps.tolist() == steps.tolist()
+    assert curve.repeated == 100
+
+
+def test_values_without_a_step_of_their_own_are_refused() -> None:
+    """As those of MLflow, whose step is 0 unless the script gives one."""
+    values = 0.2 + 3 * np.arange(1, 61) ** -0.5
+    table = metrics(np.append(np.zeros(59), 1).astype(int), values, times_ns=np.arange(60))
+    with pytest.raises(UsageError, match="expected a step for each value of loss, got 59 of 60"):
+        curve_of(table, "loss", "a")
+
+
 def test_the_steps_that_a_restart_gave_up_reach_no_goal() -> None:
     first, again = np.arange(1, 1001), np.arange(100, 300)
     steps = np.append(first, again)

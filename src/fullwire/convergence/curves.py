@@ -1,9 +1,10 @@
 """A metric's curve, the step at which it reaches a goal, and a forecast where it has not yet.
 
-A restarted job goes back to a checkpoint: the values of the attempt before, from there on, are left
-out. Of values at the same step the later counts. Values that are no number are left out and
-counted. One value is noisy, so a fit around the goal tells when it is reached. A metric that ends
-in NaN has no forecast: such a training does not recover.
+Steps that begin anew in each epoch are counted on. A restarted job goes back to a checkpoint: the
+values of the attempt before, from there on, are left out. Of values at the same step the later
+counts. Values that are no number are left out and counted. One value is noisy, so a fit around the
+goal tells when it is reached. A metric that ends in NaN has no forecast: such a training does not
+recover.
 
 The first value that lies low enough is a lucky one, and so is the lowest of many windows. So the
 curve is taken to cross where it parts best into values above and values below. A parabola in the
@@ -20,7 +21,7 @@ keeps every (b, c) with its weight, and refuses where they disagree about the go
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -35,6 +36,7 @@ from fullwire.units import NUMBER, show_number, shown
 
 _GOAL = re.compile(rf"\s*([^<>=]*[^\s<>=])\s*(<=|>=|<|>)\s*({NUMBER})\s*")
 FEWEST = 8  # values, for a forecast
+_LIKE = 5  # values on each side of a fall of the steps, that are compared
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
 WIDEST = 10.0  # times, from the low end of a forecast to the high one
 FAR = 4.0  # times the recorded steps
@@ -136,7 +138,14 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
         known = ", ".join(sorted(set(metrics.name.tolist())))
         has = f"it has {known}" if known else "it has no metrics: record --metric, or fullwire.log"
         raise UsageError(f"{run}: expected the metric {name!r}, {has}")
+    chosen = _counted_on(chosen)
     kept = chosen.rows(_stands(chosen))
+    shared, counts_of = np.unique(kept.step, return_counts=True)
+    if counts_of.max() >= FEWEST and 2 * counts_of.max() > len(kept):
+        raise UsageError(
+            f"{run}: expected a step for each value of {name}, got {counts_of.max():,} of "
+            f"{len(kept):,} values at step {shared[np.argmax(counts_of)]}"
+        )
     order = np.lexsort((kept.time_ns, kept.step))
     steps, values = kept.step[order], kept.value[order]
     is_last = np.append(steps[1:] != steps[:-1], [True])
@@ -155,23 +164,55 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
     )
 
 
-def _stands(metrics: Metrics) -> NDArray[np.bool_]:
-    """Return the rows of one metric that no restart has given up.
+def _counted_on(metrics: Metrics) -> Metrics:
+    """Count the steps of one metric on where they begin anew in each epoch.
 
-    In order of time, the steps fall back at a restart and rise again from there. Several writers
-    are out of order too, but the next row of another one is ahead again. A single late row, as of a
-    summary, is no restart either. So a restart shows in two rising rows, both behind the attempt.
+    A restart from the beginning begins with the values of the beginning. An epoch goes on with the
+    values of the one before.
     """
     order = np.lexsort((metrics.step, metrics.time_ns))
-    steps = metrics.step[order]
-    from_here = np.full(len(steps), np.iinfo(np.int64).max)  # where a later row goes back to
+    steps, values = metrics.step[order], metrics.value[order]
+    falls = _fall_backs(steps)
+    each = np.split(values, falls)
+    for begin, (before, after) in zip([0, *falls], pairwise(each), strict=False):
+        end, first, now = (
+            float(np.median(part)) for part in (before[-_LIKE:], each[0][:_LIKE], after[:_LIKE])
+        )
+        is_from_start = steps[begin + len(before)] <= steps[begin]
+        if not is_from_start or not abs(now - end) < abs(now - first):
+            return metrics
+    counted = metrics.step.copy()
+    for at in falls:
+        apart = int(np.median(np.diff(steps[:at])))
+        steps[at:] += steps[:at].max() + max(apart, 1) - steps[at]
+    counted[order] = steps
+    return replace(metrics, step=counted)
+
+
+def _fall_backs(steps: Whole) -> list[int]:
+    """Return where the steps, in order of time, fall back and rise again from there.
+
+    Several writers are out of order too, but the next row of another one is ahead again. A single
+    late row, as of a summary, is no fall either. So a fall shows in two rising rows, both behind.
+    """
+    found: list[int] = []
     begin, furthest = 0, np.iinfo(np.int64).min
     for at in (np.flatnonzero(np.diff(steps) < 0) + 1).tolist():
         furthest = max(furthest, int(steps[begin:at].max()))
         begin = at
         if at + 1 < len(steps) and steps[at] < steps[at + 1] <= furthest:
-            from_here[at - 1] = steps[at]
+            found.append(at)
             furthest = int(steps[at])
+    return found
+
+
+def _stands(metrics: Metrics) -> NDArray[np.bool_]:
+    """Return the rows of one metric that no restart has given up."""
+    order = np.lexsort((metrics.step, metrics.time_ns))
+    steps = metrics.step[order]
+    from_here = np.full(len(steps), np.iinfo(np.int64).max)  # where a later row goes back to
+    for at in _fall_backs(steps):
+        from_here[at - 1] = steps[at]
     is_kept = np.empty(len(steps), bool)
     is_kept[order] = steps < np.minimum.accumulate(from_here[::-1])[::-1]
     return is_kept
