@@ -472,6 +472,17 @@ def test_a_goal_not_reached_yet_is_forecast() -> None:
     assert found.steps == pytest.approx(600, rel=0.15)
 
 
+@pytest.mark.parametrize(("count", "goal"), [(300, "loss<=0.45"), (600, "loss<=0.25")])
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_curve_that_is_no_power_law_has_no_forecast(count: int, goal: str, noise: float) -> None:
+    """An exponential was said to need 864 to 1,781 steps where it needed 416."""
+    steps = np.arange(1, count + 1)
+    values = 0.2 + np.exp(-steps / 300)
+    values += noise * np.random.default_rng(0).standard_normal(count)
+    with pytest.raises(UsageError, match="misses the power law that fits best by"):
+        reach(curve_of(metrics(steps, values), "loss", "a"), read_goal(goal), "a")
+
+
 def test_an_accuracy_rises_to_its_goal() -> None:
     table = metrics(np.arange(1, 101), np.linspace(0.1, 0.99, 100), "accuracy")
     found = reach(curve_of(table, "accuracy", "a"), read_goal("accuracy>=0.5"), "a")

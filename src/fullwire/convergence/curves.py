@@ -39,6 +39,8 @@ FEWEST = 8  # values, for a forecast
 _LIKE = 5  # values on each side of a fall of the steps, that are compared
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
 WIDEST = 10.0  # times, from the low end of a forecast to the high one
+MOST_MISSES = 0.05  # of the curve's span, by which it may miss its power law beyond noise
+_OF_NOISE = 3.0  # times its variance: that of 30 means is seldom more
 FAR = 4.0  # times the recorded steps
 WARM_UP = 0.05  # of the recorded steps, which follow no law yet
 _STRETCHES = 30
@@ -405,6 +407,7 @@ class _Extended:
     scale: Floats
     power: Floats
     weight: Floats  # adds up to 1
+    misses: float  # of the best one, at the means: standard deviation, in spans of the curve
     last: float  # the middle of the last stretch, in steps
 
 
@@ -426,11 +429,21 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     heights = means[None, :] - level[:, None]
     scale = (share * shapes * heights).sum(axis=1) / (share * np.square(shapes)).sum(axis=1)
     squares = (share * np.square(heights - scale[:, None] * shapes)).sum(axis=1)
+    # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.
+    alone = np.square(_noise(steps[late], values[late])) * np.mean(1 / counts)
+    misses = max(float(np.min(squares)) / float(share.sum()) - _OF_NOISE * alone, 0.0)
     floor = (_MISFIT * span) ** 2 * len(means)
     likely = -(len(means) - 3) / 2 * np.log(squares + floor)
     weight = np.exp(likely - likely.max())
     weight /= weight.sum()
-    return _Extended(level=level, scale=scale, power=power, weight=weight, last=float(times[-1]))
+    return _Extended(
+        level=level,
+        scale=scale,
+        power=power,
+        weight=weight,
+        misses=misses**0.5 / span,
+        last=float(times[-1]),
+    )
 
 
 def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
@@ -447,6 +460,11 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     found = _extended(curve, goal.is_least)
     if found is None:
         raise UsageError(f"{where} is not reached: the metric stays, or moves away from it")
+    if found.misses > MOST_MISSES:
+        raise UsageError(
+            f"{where} is not reached, and there is no forecast: {curve.name} misses the power law "
+            f"that fits best by {found.misses:.1%} of its fall, more than its noise explains"
+        )
     wanted = goal.value if goal.is_least else -goal.value
     last = float(curve.steps[-1])
     gets_there = found.level < wanted
