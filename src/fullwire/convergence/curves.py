@@ -432,8 +432,13 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.
     alone = np.square(_noise(steps[late], values[late])) * np.mean(1 / counts)
     misses = max(float(np.min(squares)) / float(share.sum()) - _OF_NOISE * alone, 0.0)
-    floor = (_MISFIT * span) ** 2 * len(means)
-    likely = -(len(means) - 3) / 2 * np.log(squares + floor)
+    least = (_MISFIT * span) ** 2
+    # Neighbours that miss alike tell less than their number.
+    best = int(np.argmin(squares))
+    off = heights[best] - scale[best] * shapes[best]
+    shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > least else 0.0
+    told = (1 - max(shared, 0.0)) / (1 + max(shared, 0.0))
+    likely = -told * (len(means) - 3) / 2 * np.log(squares + least * len(means))
     weight = np.exp(likely - likely.max())
     weight /= weight.sum()
     return _Extended(
