@@ -103,6 +103,18 @@ def test_hostile_rows_of_wandb_are_damage(tmp_path: Path, hostile: bytes, said: 
     assert said in run.missing[0]
 
 
+def test_the_trainings_own_step_counts_before_the_calls_of_log(tmp_path: Path) -> None:
+    file = a_wandb(
+        tmp_path / "a.wandb",
+        row(item(b"_step", b"1"), item(b"trainer/global_step", b"10"), item(b"a", b"1")),
+        row(item(b"_step", b"2"), item(b"train.global_step", b"20.0"), item(b"a", b"2")),
+        row(item(b"_step", b"3"), item(b"global_step", b'"NaN"'), item(b"a", b"3")),
+    )
+    metrics = fw.read(file).metrics
+    assert metrics.name.tolist() == ["a", "a", "a"]
+    assert metrics.step.tolist() == [10, 20, 3]
+
+
 def test_numbers_that_are_none_stay_out(tmp_path: Path) -> None:
     file = a_wandb(
         tmp_path / "a.wandb",

@@ -170,6 +170,14 @@ def test_a_match_without_a_number_is_told_apart_from_no_match(tmp_path: Path) ->
     )
 
 
+def test_a_printed_step_with_a_fraction_is_no_step(tmp_path: Path) -> None:
+    """Of steps such as 0.001k, all but one went without a word."""
+    lines = [f'{{"monotonic_ns": {at}, "step": {at / 1000}, "loss": 1}}\n' for at in (1, 2, 3000)]
+    (tmp_path / "1.printed").write_text("".join(lines))
+    found = read_printed([tmp_path], 0, lambda times_ns: times_ns * 7)
+    assert found.step.tolist() == [7, 14, 3]
+
+
 def test_a_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.printed").write_text('{"monotonic_ns": 5, "loss": 0.5}\n{"monotonic_ns": 6, "lo')
     found = read_printed([tmp_path], 0, lambda times_ns: times_ns * 0)

@@ -23,7 +23,7 @@ from fullwire.answers.until import until
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
-from fullwire.convergence.curves import curve_of, reach, read_goal
+from fullwire.convergence.curves import curve_of, has_reached, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
 from fullwire.report.as_data import whatif_object, write_whatif_csv
@@ -31,7 +31,7 @@ from fullwire.report.charts import plot_whatif
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
-from fullwire.run.run import Collectives, Metrics, Noise, Run, Spans
+from fullwire.run.run import Collectives, Metrics, Noise, Provenance, Run, Spans
 from fullwire.run.usual import means_of_rounds
 from fullwire.simulation import sweep
 from fullwire.simulation.buckets import fragment_shares
@@ -449,6 +449,35 @@ def test_a_restarts_steps_count_once_with_their_later_value() -> None:
     assert curve.repeated == 2
 
 
+def test_steps_that_begin_anew_in_each_epoch_are_counted_on() -> None:
+    """All epochs but the last were thrown away, and the goal came 80 % sooner."""
+    count = np.arange(1, 3001)
+    values = 0.25 + 2 * count**-0.5
+    for every in (1, 10):
+        rows = slice(every - 1, None, every)
+        table = metrics((count - 1)[rows] % 1000, values[rows], times_ns=count[rows] * 10**7)
+        curve = curve_of(table, "loss", "a")
+        assert len(curve.values) == 3000 // every
+        assert curve.repeated == 0
+        assert reach(curve, read_goal("loss<=0.29"), "a").steps == pytest.approx(2500, abs=every)
+
+
+def test_a_restart_from_the_beginning_is_no_epoch() -> None:
+    steps, values = np.arange(1, 101), 1 / (1 + np.arange(100) / 20)
+    table = metrics(np.tile(steps, 2), np.tile(values, 2), times_ns=np.arange(200))
+    curve = curve_of(table, "loss", "a")
+    assert curve.steps.tolist() == steps.tolist()
+    assert curve.repeated == 100
+
+
+def test_values_without_a_step_of_their_own_are_refused() -> None:
+    """As those of MLflow, whose step is 0 unless the script gives one."""
+    values = 0.2 + 3 * np.arange(1, 61) ** -0.5
+    table = metrics(np.append(np.zeros(59), 1).astype(int), values, times_ns=np.arange(60))
+    with pytest.raises(UsageError, match="expected a step for each value of loss, got 59 of 60"):
+        curve_of(table, "loss", "a")
+
+
 def test_the_steps_that_a_restart_gave_up_reach_no_goal() -> None:
     first, again = np.arange(1, 1001), np.arange(100, 300)
     steps = np.append(first, again)
@@ -506,6 +535,17 @@ def test_a_goal_not_reached_yet_is_forecast() -> None:
     assert found.is_forecast
     assert found.low < 600 < found.high
     assert found.steps == pytest.approx(600, rel=0.15)
+
+
+@pytest.mark.parametrize(("count", "goal"), [(300, "loss<=0.45"), (600, "loss<=0.25")])
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_curve_that_is_no_power_law_has_no_forecast(count: int, goal: str, noise: float) -> None:
+    """An exponential was said to need 864 to 1,781 steps where it needed 416."""
+    steps = np.arange(1, count + 1)
+    values = 0.2 + np.exp(-steps / 300)
+    values += noise * np.random.default_rng(0).standard_normal(count)
+    with pytest.raises(UsageError, match="misses the power law that fits best by"):
+        reach(curve_of(metrics(steps, values), "loss", "a"), read_goal(goal), "a")
 
 
 def test_an_accuracy_rises_to_its_goal() -> None:
@@ -932,18 +972,78 @@ def test_many_local_steps_agree_with_few_and_fit_few_laws(
     assert np.isfinite(few.columns()["steps"]).any()
 
 
-@pytest.mark.parametrize("count", [1, 7, 79, 80, 81, 500])
-def test_a_goal_is_reached_where_the_running_median_is(count: int) -> None:
-    random = np.random.default_rng(count)
-    values = np.round(1 / (1 + np.arange(count) / 20) + 0.2 * random.standard_normal(count), 1)
-    half = count // 40 // 2
-    smooth = [np.median(values[max(0, at - half) : at + half + 1]) for at in range(count)]
-    for wanted in (0.05, 0.1, 0.3, 0.5):
-        there = [at for at, value in enumerate(smooth) if value <= wanted]
-        if there and there[0]:
-            curve = curve_of(metrics(np.arange(1, count + 1), values), "loss", "a")
-            found = reach(curve, read_goal(f"loss<={wanted}"), "a")
-            assert (found.low, found.high) == (there[0], there[0] + 1)
+def reached(law: Any, noise: float, goal: str, seed: int = 0, every: int = 1) -> Any:
+    """Return when a loss of 3,000 steps that follows a law, with noise, reaches a goal."""
+    steps = np.arange(every, 3001, every)
+    values = law(steps) + noise * np.random.default_rng(seed).standard_normal(len(steps))
+    return reach(curve_of(metrics(steps, values), "loss", "a"), read_goal(goal), "a")
+
+
+@pytest.mark.parametrize(
+    ("noise", "every"), [(0, 1), (0.02, 1), (0.1, 1), (0.2, 1), (0, 100), (0.01, 100)]
+)
+def test_a_noisy_loss_reaches_its_goal_where_its_law_does(noise: float, every: int) -> None:
+    """The luckiest of all windows came too soon: at half of the steps with a noise of 0.1."""
+
+    def law(steps: Any) -> Any:
+        return 0.2 + 3 * steps**-0.5
+
+    truth = (3 / 0.07) ** 2
+    found = [reached(law, noise, "loss<=0.27", seed, every) for seed in range(60)]
+    assert abs(np.median([np.log(each.steps / truth) for each in found])) < 0.05
+    assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.85
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_loss_that_falls_to_a_level_reaches_its_goal_where_its_law_does(noise: float) -> None:
+    found = [
+        reached(lambda steps: 0.2 + np.exp(-steps / 300), noise, "loss<=0.25", seed)
+        for seed in range(60)
+    ]
+    truth = 300 * np.log(20)
+    assert np.median([each.steps for each in found]) == pytest.approx(truth, rel=0.02)
+    assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.85
+
+
+def test_a_goal_is_reached_at_one_step_however_long_the_training_went_on() -> None:
+    for count in (2000, 3000, 30_000, 300_000):
+        steps = np.arange(1, count + 1)
+        curve = curve_of(metrics(steps, 0.2 + 3 * steps**-0.5), "loss", "a")
+        assert reach(curve, read_goal("loss<=0.27"), "a").steps == pytest.approx(1837, abs=1)
+
+
+def test_a_loss_that_rises_again_has_reached_its_goal_on_its_way_down() -> None:
+    steps = np.arange(1, 1001)
+    random = np.random.default_rng(0)
+    for noise in (0.0, 0.005):
+        values = 0.3 + 0.5 * np.abs(np.log(steps / 300)) + noise * random.standard_normal(1000)
+        found = reach(curve_of(metrics(steps, values), "loss", "a"), read_goal("loss<=0.4"), "a")
+        assert found.steps == pytest.approx(300 * np.exp(-0.2), rel=0.02)
+
+
+def test_a_loss_that_stays_above_its_goal_does_not_reach_it_by_luck() -> None:
+    steps = np.arange(1, 3001)
+    for seed in range(20):
+        noise = 0.05 * np.random.default_rng(seed).standard_normal(3000)
+        curve = curve_of(metrics(steps, 0.31 + 2 / steps + noise), "loss", "a")
+        assert not has_reached(curve, read_goal(GOAL))
+
+
+def test_two_noisy_losses_of_one_law_reach_it_alike() -> None:
+    steps = np.arange(1, 3001)
+    sides = [
+        Run(
+            provenance=Provenance(origin="imported", source=str(seed)),
+            metrics=metrics(
+                steps,
+                0.2 + 3 * steps**-0.5 + noise * np.random.default_rng(seed).standard_normal(3000),
+            ),
+        )
+        for seed, noise in ((1, 0.01), (2, 0.01), (3, 0.01), (4, 0.1), (5, 0.1), (6, 0.1))
+    ]
+    for before, after in ((sides[0], sides[3]), (sides[:3], sides[3:])):
+        found = until(before, after, "loss<=0.27")
+        assert not found.is_significant
 
 
 def test_a_long_curve_is_read_in_a_moment() -> None:

@@ -51,7 +51,7 @@ def written(where: Path, text: str) -> Path:
     [
         (NANOGPT, [0, 1, 2], [113655.37, 20114.44, 20462.91], 2.8581),
         (MEGATRON, [10, 20, 30], [1147.6, 430.0, 431.5], 7.399415),
-        (IMAGENET, [0, 1, 2], [49345.0, 779.0, 765.0], 3.2172),
+        (IMAGENET, [0, 10, 1307], [49345.0, 779.0, 765.0], 3.2172),
     ],
 )
 def test_steps_of_known_scripts_are_read(
@@ -65,10 +65,21 @@ def test_steps_of_known_scripts_are_read(
     assert "how long steps took, and nothing else" in (run.facts.remarks or "")
 
 
+@pytest.mark.parametrize(("every", "first"), [(1, 1), (10, 10), (10, 0)])
+def test_a_line_stands_for_the_steps_since_the_line_before(
+    tmp_path: Path, every: int, first: int
+) -> None:
+    """Every tenth line of a training seemed to be one that was ten times as quick."""
+    lines = [f"iter {n}: loss {n}.0, time 100.0ms, mfu 1%" for n in range(first, 301, every)]
+    metrics = read(written(tmp_path, "\n".join(lines))).metrics
+    taken_s = (metrics.value + (first == 0)) * 0.1
+    assert (metrics.time_ns * 1e-9).tolist() == pytest.approx(taken_s.tolist())
+
+
 def test_waiting_for_data_is_input(tmp_path: Path) -> None:
     run = read(written(tmp_path, IMAGENET))
     waits = run.spans.rows(run.spans.lane == "input")
-    assert waits.step.tolist() == [0, 2]
+    assert waits.step.tolist() == [0, 1307]
     assert (waits.end_ns - waits.start_ns).tolist() == [561_000_000, 500_000_000]
 
 

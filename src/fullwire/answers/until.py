@@ -3,7 +3,8 @@
 Trainings of the same job differ from run to run, mostly by some 4 % in the samples that they need
 (MLPerf's reference points). Their usual steps differ too, by as much as `compare` finds. Several
 runs of a side show their own scatter. All are estimates of one variance, and the interval of the
-ratio is Student's.
+ratio is Student's. A noisy curve tells less well when it reaches the value. This error of each run
+is added, and the scatter that a side's runs show is beyond it.
 
 The time beyond usual steps is that of stalls and pauses. One run of each side cannot tell a job
 that stalls from a machine that was busy. So the interval is wider by the whole part of the ratio
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean, variance
+from statistics import geometric_mean, mean, variance
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from fullwire.run.usual import marks_of_steps
 
 _USUAL_COUNTS = 4  # the degrees of freedom of the usual scatter, beside a side's own runs
 _SURE = 0.95
+_NORMAL = 1.96  # standard deviations, of so sure an interval
 _LATE = 3.0  # steps after the last one: a loss may be reported a little after its step
 _NOTABLE = 0.05  # of the time to the goal
 
@@ -44,6 +46,7 @@ class Reached:
     run: str
     steps: float
     time_s: float
+    spread: float  # relative standard deviation of the steps, as the curve's noise leaves it
     device_hours: float | None  # None where a run does not tell its devices, as curves alone do
     begins_late: bool = False  # whether the time before the first value is extrapolated
 
@@ -119,14 +122,17 @@ def until_of_named(
     noise = noise_of(paces)
     usual = USUAL_SPREAD**2 + (0 if noise is None else noise.variance)
     squares, counts = _USUAL_COUNTS * usual, _USUAL_COUNTS
-    for side in logs:
+    unsure = [mean(reached.spread**2 for reached in side) for side in (first, second)]
+    for side, of_curves in zip(logs, unsure, strict=True):
         if len(side) > 1:
-            squares += variance(side) * (len(side) - 1)
+            squares += max(variance(side) - of_curves, 0.0) * (len(side) - 1)
             counts += len(side) - 1
     means = [sum(side) / len(side) for side in logs]
     off = student(_SURE, counts) * math.sqrt(
         squares / counts * (1 / len(logs[0]) + 1 / len(logs[1]))
     )
+    read = sum(of_curves / len(side) for side, of_curves in zip(logs, unsure, strict=True))
+    off = math.hypot(off, _NORMAL * math.sqrt(read))
     if counts == _USUAL_COUNTS and all(paces):
         stalls = [math.log(float(side[0].mean()) / usual_length_s(side[0])) for side in paces]
         off += abs(stalls[1] - stalls[0])
@@ -202,6 +208,7 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
         run=name,
         steps=found.steps,
         time_s=time_s,
+        spread=found.spread,
         device_hours=None if workers is None else time_s * workers / 3600,
         begins_late=before_s is not None and before_s > _NOTABLE * time_s,
     )

@@ -1,9 +1,17 @@
 """A metric's curve, the step at which it reaches a goal, and a forecast where it has not yet.
 
-A restarted job goes back to a checkpoint: the values of the attempt before, from there on, are left
-out. Of values at the same step the later counts. Values that are no number are left out and
-counted. One value is noisy, so a running median decides when a goal is reached. A metric that
-ends in NaN has no forecast: such a training does not recover.
+Steps that begin anew in each epoch are counted on. A restarted job goes back to a checkpoint: the
+values of the attempt before, from there on, are left out. Of values at the same step the later
+counts. Values that are no number are left out and counted. One value is noisy, so a fit around the
+goal tells when it is reached. A metric that ends in NaN has no forecast: such a training does not
+recover.
+
+The first value that lies low enough is a lucky one, and so is the lowest of many windows. So the
+curve is taken to cross where it parts best into values above and values below. A parabola in the
+logarithm of the steps is then fitted to the means of blocks around that place. How far it misses
+these means tells its error, whatever noise neighbours share. A wider window has less noise, and its
+parabola fits less well: the one with the least error counts, and that does not depend on how long
+the recording went on.
 
 The forecast is a power law with an offset, `v = c + a t^-b`, fitted to means over stretches of time
 that grow. Early values say little about c, the level at which the curve flattens. So the forecast
@@ -13,8 +21,10 @@ keeps every (b, c) with its weight, and refuses where they disagree about the go
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +36,30 @@ from fullwire.units import NUMBER, show_number, shown
 
 _GOAL = re.compile(rf"\s*([^<>=]*[^\s<>=])\s*(<=|>=|<|>)\s*({NUMBER})\s*")
 FEWEST = 8  # values, for a forecast, or to hold their clock against that of the steps
+_LIKE = 5  # values on each side of a fall of the steps, that are compared
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
 WIDEST = 10.0  # times, from the low end of a forecast to the high one
+MOST_MISSES = 0.05  # of the curve's span, by which it may miss its power law beyond noise
+_OF_NOISE = 3.0  # times its variance: that of 30 means is seldom more
 FAR = 4.0  # times the recorded steps
 WARM_UP = 0.05  # of the recorded steps, which follow no law yet
 _LATE = 3.0  # steps: a value may be reported a little after its step, or before it
 _OF_A_PACE = 0.05  # its usual scatter between a metric's steps and the run's
-_WINDOWS = 40  # a running median covers so small a part of the curve
 _STRETCHES = 30
+
+_WINDOWS = (5.0, 3.0, 2.0, 1.5, 1.25, 1.12, 1.06, 1.03, 1.015)  # up to so many times the steps
+_BLOCKS = 24
+_FEWEST = 4  # values of a window
+_NEAR = 200  # values on each side, whose differences tell the noise of one
+_PARABOLA, _FOR_PARABOLA = 3, 8  # its coefficients, and the blocks that they need
+_MORE = 6  # blocks beyond the coefficients, with which one more of them can be told
+_MOST_SHARED = 0.9  # correlation of neighbouring blocks
+_ROUNDS = 2  # the second one has its windows around the crossing that the first one found
+_POINTS = 1001
+_SIDE = 0.25  # of a window, by which its parabola is believed beyond the window
+_Z = 1.645
+_SURE_OF_DIP = 3.0  # standard errors
+_DIPS = 40  # blocks, of which one may be a dip
 
 _MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
 _POWERS = np.geomspace(0.1, 2.0, 100)
@@ -71,6 +97,19 @@ class Reach:
     def spread(self) -> float:
         """The relative standard deviation that the interval stands for."""
         return float(np.log(self.high / self.low)) / 2 / 1.645
+
+
+class _Crossing(NamedTuple):
+    """Where a curve crosses a value, and the ends of the 90 % interval."""
+
+    at: float
+    low: float
+    high: float
+
+
+class _Fit(NamedTuple):
+    error: float  # of the curve's level in the middle of the window
+    crossing: _Crossing | None  # in logarithms of steps; None if the curve does not cross
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -122,7 +161,14 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
         known = ", ".join(sorted(set(metrics.name.tolist())))
         has = f"it has {known}" if known else "it has no metrics: record --metric, or fullwire.log"
         raise UsageError(f"{run}: expected the metric {name!r}, {has}")
+    chosen = _counted_on(chosen)
     kept = chosen.rows(_stands(chosen))
+    shared, counts_of = np.unique(kept.step, return_counts=True)
+    if counts_of.max() >= FEWEST and 2 * counts_of.max() > len(kept):
+        raise UsageError(
+            f"{run}: expected a step for each value of {name}, got {counts_of.max():,} of "
+            f"{len(kept):,} values at step {shared[np.argmax(counts_of)]}"
+        )
     order = np.lexsort((kept.time_ns, kept.step))
     steps, values = kept.step[order], kept.value[order]
     is_last = np.append(steps[1:] != steps[:-1], [True])
@@ -141,23 +187,55 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
     )
 
 
-def _stands(metrics: Metrics) -> NDArray[np.bool_]:
-    """Return the rows of one metric that no restart has given up.
+def _counted_on(metrics: Metrics) -> Metrics:
+    """Count the steps of one metric on where they begin anew in each epoch.
 
-    In order of time, the steps fall back at a restart and rise again from there. Several writers
-    are out of order too, but the next row of another one is ahead again. A single late row, as of a
-    summary, is no restart either. So a restart shows in two rising rows, both behind the attempt.
+    A restart from the beginning begins with the values of the beginning. An epoch goes on with the
+    values of the one before.
     """
     order = np.lexsort((metrics.step, metrics.time_ns))
-    steps = metrics.step[order]
-    from_here = np.full(len(steps), np.iinfo(np.int64).max)  # where a later row goes back to
+    steps, values = metrics.step[order], metrics.value[order]
+    falls = _fall_backs(steps)
+    each = np.split(values, falls)
+    for begin, (before, after) in zip([0, *falls], pairwise(each), strict=False):
+        end, first, now = (
+            float(np.median(part)) for part in (before[-_LIKE:], each[0][:_LIKE], after[:_LIKE])
+        )
+        is_from_start = steps[begin + len(before)] <= steps[begin]
+        if not is_from_start or not abs(now - end) < abs(now - first):
+            return metrics
+    counted = metrics.step.copy()
+    for at in falls:
+        apart = int(np.median(np.diff(steps[:at])))
+        steps[at:] += steps[:at].max() + max(apart, 1) - steps[at]
+    counted[order] = steps
+    return replace(metrics, step=counted)
+
+
+def _fall_backs(steps: Whole) -> list[int]:
+    """Return where the steps, in order of time, fall back and rise again from there.
+
+    Several writers are out of order too, but the next row of another one is ahead again. A single
+    late row, as of a summary, is no fall either. So a fall shows in two rising rows, both behind.
+    """
+    found: list[int] = []
     begin, furthest = 0, np.iinfo(np.int64).min
     for at in (np.flatnonzero(np.diff(steps) < 0) + 1).tolist():
         furthest = max(furthest, int(steps[begin:at].max()))
         begin = at
         if at + 1 < len(steps) and steps[at] < steps[at + 1] <= furthest:
-            from_here[at - 1] = steps[at]
+            found.append(at)
             furthest = int(steps[at])
+    return found
+
+
+def _stands(metrics: Metrics) -> NDArray[np.bool_]:
+    """Return the rows of one metric that no restart has given up."""
+    order = np.lexsort((metrics.step, metrics.time_ns))
+    steps = metrics.step[order]
+    from_here = np.full(len(steps), np.iinfo(np.int64).max)  # where a later row goes back to
+    for at in _fall_backs(steps):
+        from_here[at - 1] = steps[at]
     is_kept = np.empty(len(steps), bool)
     is_kept[order] = steps < np.minimum.accumulate(from_here[::-1])[::-1]
     return is_kept
@@ -177,59 +255,169 @@ def _lost_at(steps: Whole, is_number: NDArray[np.bool_]) -> int | None:
 
 def has_reached(curve: Curve, goal: Goal) -> bool:
     """Return whether the curve, as far as it was recorded, reaches the goal."""
-    sign = 1.0 if goal.is_least else -1.0
-    return _first_at(sign * curve.values, sign * goal.value) is not None
+    return _begins_there(curve, goal) or _crossing_of(curve, goal) is not None
 
 
 def reach(curve: Curve, goal: Goal, run: str) -> Reach:
     """Return when the curve reaches the goal: as recorded, or else by a forecast."""
-    sign = 1.0 if goal.is_least else -1.0
-    wanted = sign * goal.value
-    steps = curve.steps.astype(float)
-    after = _first_at(sign * curve.values, wanted)
-    if after == 0:
+    if _begins_there(curve, goal):
         raise UsageError(
             f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at step "
             f"{curve.steps[0]}: expected a target that takes training"
         )
-    if after is None:
+    found = _crossing_of(curve, goal)
+    if found is None:
         return _forecast(curve, goal, f"{run}: {goal}")
-    before = after - 1
-    high, low = (_running_median(sign * curve.values, at) for at in (before, after))
-    share = (high - wanted) / (high - low)
-    at = float(steps[before] + share * (steps[after] - steps[before]))
-    if at <= 0:
-        raise UsageError(f"{run}: {goal} is reached at step {at:g}, expected steps above 0")
-    last = int(curve.steps[-1])
-    fewest = max(float(steps[before]), min(at, 1.0))  # not even one step at the first value
-    return Reach(steps=at, low=fewest, high=float(steps[after]), recorded=last)
+    if found.at <= 0:
+        raise UsageError(f"{run}: {goal} is reached at step {found.at:g}, expected steps above 0")
+    fewest = max(found.low, min(found.at, 1.0))  # not even one step at the first value
+    return Reach(steps=found.at, low=fewest, high=found.high, recorded=int(curve.steps[-1]))
 
 
-def _first_at(values: Floats, wanted: float) -> int | None:
-    """Return the first place at which the running median is at a value or below it.
-
-    A median is there if more than half of its window is, so counts tell it without sorting. With
-    just a half of an even window, as near the ends, the median itself decides.
-    """
-    half = _half_window(values)
-    at = np.arange(len(values))
-    first, end = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
-    counts = np.append(0, np.cumsum(values <= wanted))
-    more = 2 * (counts[end] - counts[first]) - (end - first)
-    for place in np.flatnonzero(more >= 0).tolist():
-        if more[place] > 0 or _running_median(values, place) <= wanted:
-            return int(place)
-    return None
+def _begins_there(curve: Curve, goal: Goal) -> bool:
+    """Return whether no beginning of a curve has more values short of the goal than others."""
+    sign = 1.0 if goal.is_least else -1.0
+    return _parting(sign * curve.values, sign * goal.value) == 0
 
 
-def _running_median(values: Floats, at: int) -> float:
-    """Return the median of the values around a place; near the ends its window is shorter."""
-    half = _half_window(values)
-    return float(np.median(values[max(0, at - half) : at + half + 1]))
+@lru_cache(maxsize=64)  # the same curve is asked whether it reaches a goal, and then when
+def _crossing_of(curve: Curve, goal: Goal) -> _Crossing | None:
+    """Find the crossing within the recorded steps; None if the curve does not get there."""
+    sign = 1.0 if goal.is_least else -1.0
+    steps, values, wanted = curve.steps.astype(float), sign * curve.values, sign * goal.value
+    found = _crossing_at(steps, values, wanted, _parting(values, wanted))
+    if found is not None:
+        return found
+    # It may rise again after a dip, as the loss of a validation does: only its way down counts.
+    means, ends = _blocks(values, _DIPS)
+    lowest = int(np.argmin(means))
+    sure = _SURE_OF_DIP * _noise(steps, values) / np.sqrt(len(values) / len(means))
+    if means[lowest] > wanted - sure:
+        return None
+    return _crossing_at(steps, values, wanted, _parting(values[: ends[lowest + 1]], wanted))
 
 
-def _half_window(values: Floats) -> int:
-    return len(values) // _WINDOWS // 2
+def _parting(values: Floats, wanted: float) -> int:
+    """Return the place that parts values best into those above and those below."""
+    return int(np.argmax(np.append(0, np.cumsum(np.where(values > wanted, 1, -1)))))
+
+
+def _crossing_at(steps: Floats, values: Floats, wanted: float, place: int) -> _Crossing | None:
+    """Find the crossing near a place."""
+    if not 0 < place < len(values):
+        return None
+    shift = 1 - min(0.0, float(steps[0]))
+    logs = np.log(steps + shift)
+    near = slice(max(0, place - _NEAR), place + _NEAR)
+    noise = _noise(logs[near], values[near])
+    centre = float(logs[place - 1] + logs[place]) / 2
+    widths, best = np.log(_WINDOWS), None
+    for _ in range(_ROUNDS):
+        begins, ends = np.searchsorted(logs, [centre - widths, centre + widths])
+        begins = np.minimum(begins, max(0, place - 2))  # two values on each side at least
+        ends = np.maximum(ends, min(len(logs), place + 2))
+        pairs = zip(begins.tolist(), ends.tolist(), strict=True)
+        spans = {(begin, end) for begin, end in pairs if end - begin >= _FEWEST}
+        if not spans:
+            return _between(steps, values, wanted, place)
+        fits = [
+            _fit(logs[begin:end], values[begin:end] - wanted, centre, noise)
+            for begin, end in sorted(spans)
+        ]
+        best = min(fits, key=lambda fit: fit.error).crossing
+        if best is None:
+            return None
+        centre = min(best.at, float(logs[-1]))
+        place = min(max(int(np.searchsorted(logs, centre)), 1), len(logs) - 1)
+    assert best is not None
+    at, low, high = np.exp(best) - shift
+    before, after = float(steps[place - 1]), float(steps[place])
+    if at > steps[-1] + (after - before):
+        return None
+    return _Crossing(float(min(at, steps[-1])), float(min(low, before)), float(max(high, after)))
+
+
+def _between(steps: Floats, values: Floats, wanted: float, place: int) -> _Crossing:
+    """Return the crossing of the line between two values, of a curve with hardly any other."""
+    high, low = values[place - 1], values[place]
+    share = (high - wanted) / (high - low) if high > wanted >= low else 1.0
+    before, after = float(steps[place - 1]), float(steps[place])
+    return _Crossing(float(before + share * (after - before)), before, after)
+
+
+def _noise(logs: Floats, values: Floats) -> float:
+    """Return the standard deviation of values around the line between their neighbours."""
+    if len(values) < 3:
+        return 0.0
+    share = (logs[1:-1] - logs[:-2]) / (logs[2:] - logs[:-2])
+    off = values[1:-1] - (1 - share) * values[:-2] - share * values[2:]
+    off = np.abs(off) / np.sqrt(1 + np.square(share) + np.square(1 - share))
+    if len(off) < _BLOCKS:
+        return float(np.sqrt(np.mean(np.square(off))))
+    return float(np.median(off)) / 0.6745
+
+
+def _blocks(values: Floats, most: int) -> tuple[Floats, list[int]]:
+    """Return the means of the middle halves of blocks, which spikes do not move, and the edges."""
+    count = min(len(values), most)
+    ends = np.linspace(0, len(values), count + 1).astype(int).tolist()
+    means = []
+    for begin, end in pairwise(ends):
+        first = (end - begin) // 4
+        last = end - begin - first
+        own = np.partition(values[begin:end], sorted({first, last - 1}))
+        means.append(float(own[first:last].mean()))
+    return np.array(means), ends
+
+
+def _fit(logs: Floats, values: Floats, centre: float, noise: float) -> _Fit:
+    """Fit a parabola to a window, and find where it falls through 0."""
+    means, ends = _blocks(values, _BLOCKS)
+    sizes = np.diff(ends)
+    place = np.add.reduceat(logs, ends[:-1]) / sizes - centre
+    count = _PARABOLA if len(means) >= _FOR_PARABOLA else 2
+    powers = np.vander(place, count, increasing=True)
+    own, triangle = np.linalg.qr(powers)
+    found = np.linalg.solve(triangle, own.T @ means)
+    misses = means - powers @ found
+    squares = float(misses @ misses)
+    variance = max(squares / (len(means) - count), noise**2 / float(sizes.mean()))
+    # A fit takes some of the correlation of its misses away.
+    shared = count / len(means) + (float(misses[1:] @ misses[:-1]) / squares if squares else 0.0)
+    shared = min(max(shared, 0.0), _MOST_SHARED)
+    inverse = np.linalg.inv(triangle)
+    covariance = variance * (1 + shared) / (1 - shared) * inverse @ inverse.T
+
+    side = _SIDE * float(place[-1] - place[0])
+    grid = np.linspace(place[0] - side, place[-1] + side, _POINTS)
+    shapes = np.vander(grid, count, increasing=True)
+    heights = shapes @ found
+    falls = np.flatnonzero((heights[:-1] > 0) & (heights[1:] <= 0))
+    at = int(falls[np.argmin(np.abs(grid[falls]))]) if len(falls) else None
+    fall = 0.0 if at is None else float(heights[at] - heights[at + 1])
+    step = float(grid[1] - grid[0])
+    cross = 0.0 if at is None else float(grid[at] + step * heights[at] / fall)
+    bent = 0.0  # the height that one more coefficient would add
+    if len(means) >= count + _MORE:
+        more = np.linalg.lstsq(np.vander(place, count + 1, increasing=True), means, rcond=None)[0]
+        bent = float(np.polynomial.polynomial.polyval(cross, more - np.append(found, 0)))
+    error = float(np.hypot(np.sqrt(covariance[0, 0]), bent))
+    if at is None:
+        return _Fit(error, None)
+    squared = np.einsum("ij,jk,ik->i", shapes, covariance, shapes) + bent**2
+    band = _student(len(means) - count) * np.sqrt(np.maximum(squared, 0.0))
+    off = float(band[at]) * step / fall
+    above, below = grid[(grid < cross) & (heights > band)], grid[(grid > cross) & (heights < -band)]
+    low = min(cross - off, above[-1] if len(above) else grid[0])
+    high = max(cross + off, below[0] if len(below) else grid[-1])
+    return _Fit(error, _Crossing(centre + cross, float(centre + low), float(centre + high)))
+
+
+def _student(degrees: int) -> float:
+    """Return the 95th percentile of Student's distribution, by its series in 1 / degrees."""
+    first = (_Z**3 + _Z) / 4
+    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    return _Z + first / degrees + second / degrees**2
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -240,6 +428,7 @@ class _Extended:
     scale: Floats
     power: Floats
     weight: Floats  # adds up to 1
+    misses: float  # of the best one, at the means: standard deviation, in spans of the curve
     last: float  # the middle of the last stretch, in steps
 
 
@@ -261,11 +450,26 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     heights = means[None, :] - level[:, None]
     scale = (share * shapes * heights).sum(axis=1) / (share * np.square(shapes)).sum(axis=1)
     squares = (share * np.square(heights - scale[:, None] * shapes)).sum(axis=1)
-    floor = (_MISFIT * span) ** 2 * len(means)
-    likely = -(len(means) - 3) / 2 * np.log(squares + floor)
+    # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.
+    alone = np.square(_noise(steps[late], values[late])) * np.mean(1 / counts)
+    misses = max(float(np.min(squares)) / float(share.sum()) - _OF_NOISE * alone, 0.0)
+    least = (_MISFIT * span) ** 2
+    # Neighbours that miss alike tell less than their number.
+    best = int(np.argmin(squares))
+    off = heights[best] - scale[best] * shapes[best]
+    shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > least else 0.0
+    told = (1 - max(shared, 0.0)) / (1 + max(shared, 0.0))
+    likely = -told * (len(means) - 3) / 2 * np.log(squares + least * len(means))
     weight = np.exp(likely - likely.max())
     weight /= weight.sum()
-    return _Extended(level=level, scale=scale, power=power, weight=weight, last=float(times[-1]))
+    return _Extended(
+        level=level,
+        scale=scale,
+        power=power,
+        weight=weight,
+        misses=misses**0.5 / span,
+        last=float(times[-1]),
+    )
 
 
 def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
@@ -282,6 +486,11 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     found = _extended(curve, goal.is_least)
     if found is None:
         raise UsageError(f"{where} is not reached: the metric stays, or moves away from it")
+    if found.misses > MOST_MISSES:
+        raise UsageError(
+            f"{where} is not reached, and there is no forecast: {curve.name} misses the power law "
+            f"that fits best by {found.misses:.1%} of its fall, more than its noise explains"
+        )
     wanted = goal.value if goal.is_least else -goal.value
     last = float(curve.steps[-1])
     gets_there = found.level < wanted

@@ -8,8 +8,8 @@ Other scripts' lines are read by a pattern that the user gives: a regular expres
 have names. One of s, ms, us and per_s (steps in a second) is the length of a step. step is its
 number, and input_s is its wait for data. Any other group is a metric, such as loss.
 
-Steps stand one after another. A log does not show the work within a step. A line may hold the mean
-of all steps since the line before.
+The steps of the lines stand one after another. A log does not show the work within a step. A line
+stands for all steps since the line before, so metrics have the time of all these steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fullwire.importers._format import (
 from fullwire.importers.nccl_log import Log
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
-from fullwire.run.run import Metrics, Provenance, Run, Spans
+from fullwire.run.run import Metrics, Provenance, Run, Spans, Whole
 from fullwire.units import shown
 
 _LONGEST_LINE = 64 * 1024
@@ -50,10 +50,12 @@ _KNOWN = (
     ),
     re.compile(rf"\biter (?P<step>\d+): loss (?P<loss>{_NUMBER}), time (?P<ms>{_NUMBER})ms\b"),
     re.compile(
-        rf"\bEpoch: \[\d+\]\[ *\d+/\d+\]\s+Time +(?P<s>{_NUMBER}) \([^)]{{1,20}}\)"
+        rf"\bEpoch: \[(?P<_epoch>\d{{1,9}})\]\[ *(?P<_batch>\d{{1,9}})/(?P<_batches>\d{{1,9}})\]"
+        rf"\s+Time +(?P<s>{_NUMBER}) \([^)]{{1,20}}\)"
         rf"\s+Data +(?P<input_s>{_NUMBER}) \([^)]{{1,20}}\)(?:\s+Loss +(?P<loss>{_NUMBER}))?"
     ),
 )
+_OF_EPOCH = ("epoch", "batch", "batches")  # instead of a step's number
 _LENGTHS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "per_s": 1.0}  # in seconds; per_s is a rate
 _BEGINS = re.compile(
     rb"elapsed time per iteration \(ms\): \d|iter \d{1,9}: loss [\d.]{1,18}, time [\d.]{1,18}ms"
@@ -98,7 +100,8 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
         if not 1e-9 <= length_s <= _LONGEST_S or len(steps) >= _MOST_STEPS:
             odd += 1
             continue
-        number = values.get("step")
+        epoch, batch, batches = (values.pop(f"_{name}", 0.0) or 0.0 for name in _OF_EPOCH)
+        number = values.get("step", epoch * batches + batch if batches else None)
         is_whole = number is not None and number.is_integer() and 0 <= number < 2**53
         input_s = min(max(values.get("input_s") or 0.0, 0.0), length_s)
         metrics += [
@@ -115,9 +118,10 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
         )
         raise DamagedInput(path, f"no line tells the length of a step: expected lines {lacks}")
     numbers = np.array([number for number, _, _ in steps], np.int64)
-    if (np.diff(numbers, prepend=-1) <= 0).any():  # no numbers, or a new count in each epoch
-        numbers = np.arange(len(steps))
-    end_ns = np.rint(np.cumsum([length_s for _, length_s, _ in steps]) * 1e9).astype(np.int64)
+    numbers, stands_for = counted(numbers)
+    told_ns = np.array([length_s for _, length_s, _ in steps]) * 1e9
+    reported_ns = np.rint(np.cumsum(told_ns * stands_for)).astype(np.int64)
+    end_ns = np.rint(np.cumsum(told_ns)).astype(np.int64)
     start_ns = np.concatenate([[0], end_ns[:-1]])
     input_ns = np.rint(np.array([input_s for _, _, input_s in steps]) * 1e9).astype(np.int64)
     waits = np.flatnonzero(input_ns)
@@ -147,10 +151,22 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
             step=numbers[place],
             name=np.array([name for _, name, _ in metrics], object),
             value=np.array([value for _, _, value in metrics], np.float64),
-            time_ns=end_ns[place],
+            time_ns=reported_ns[place],
         ),
     )
     return log.added_to(run)
+
+
+def counted(numbers: Whole) -> tuple[Whole, Whole]:
+    """Return rising numbers of the steps, and for how many steps the line of each stands."""
+    apart = np.diff(numbers)
+    usual = int(np.median(apart[apart > 0])) if (apart > 0).any() else 1
+    # A count that begins, or begins anew, tells no line before it.
+    stands_for = np.append(0, apart)
+    stands_for = np.where(stands_for > 0, stands_for, np.clip(numbers + 1, 1, usual))
+    if numbers[0] < 0 or (apart <= 0).any():  # no numbers, or a new count in each epoch
+        numbers = np.cumsum(stands_for) - 1
+    return numbers, stands_for
 
 
 def _asked_for(pattern: str) -> re.Pattern[str]:

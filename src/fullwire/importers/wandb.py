@@ -4,13 +4,16 @@
 
 After a head of 7 bytes, the file is a log of LevelDB: blocks of 32 KiB hold pieces of records, each
 behind its checksum (CRC-32), length and kind. A record is a message. One row of the history has a
-number for each metric, and `_step` and `_timestamp`. All else, such as the configuration and the
-host's own counters, is passed over.
+number for each metric, and `_step` and `_timestamp`. wandb's `_step` counts the calls of `log`. A
+column `global_step` has the training's own steps, as `trainer/global_step` of Lightning and
+`train/global_step` of Hugging Face: where a row has one, it is its step. All else, such as the
+configuration and the host's own counters, is passed over.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -41,6 +44,7 @@ _MOST_ROWS = 10_000_000
 _MOST_COLUMNS = 4096  # of a row
 _NO_JSON = {b"NaN": math.nan, b"Infinity": math.inf, b"-Infinity": -math.inf}
 _LATEST_S = 9e9  # the year 2255: later nanoseconds are no int64
+_OWN_STEP = re.compile(r"(?:.*[./])?global_step")  # parts of a nested name have points between
 # Numbers of fields: of a record, of its history, of an item, and of the item's step.
 _HISTORY, _ITEM, _STEP = 2, 1, 2
 _KEY, _NESTED_KEY, _JSON = 1, 2, 16
@@ -140,12 +144,16 @@ def _item(message: bytes) -> tuple[str, object]:
 def _metrics(row: dict[str, object], number: int) -> Iterator[MetricRow]:
     """Yield step, name, value and time of the numbers in a row."""
     step, time_s = row.get("_step", number), row.get("_timestamp", 0.0)
+    own = [row[name] for name in row if _OWN_STEP.fullmatch(name)]
+    step = int(own[0]) if own and isinstance(own[0], int | float) and own[0] % 1 == 0 else step
     if not isinstance(step, int) or not -(2**63) <= step < 2**63:
         raise BrokenMessageError("a row whose step is no whole number")
     if not isinstance(time_s, int | float) or not 0 <= time_s < _LATEST_S:
         raise BrokenMessageError("a row whose time is no number of seconds")
     for name, value in row.items():
-        if name.startswith("_") or isinstance(value, bool) or not isinstance(value, int | float):
+        if name.startswith("_") or _OWN_STEP.fullmatch(name):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         try:
             yield step, name, float(value), round(time_s * 1e9)

@@ -275,7 +275,8 @@ def read_printed(
                 values: dict[str, Any] = json.loads(line)
                 time_ns = int(values.pop("monotonic_ns"))
                 told = values.pop("step", None)
-                step = None if told is None else int(told)
+                # A fraction, as of "0.001k", is no step: the number of steps so far counts then.
+                step = int(told) if told is not None and float(told).is_integer() else None
                 rows += [(step, name, float(value), time_ns) for name, value in values.items()]
     steps, names, numbers, times_ns = zip(*rows, strict=True) if rows else ((), (), (), ())
     all_ns = np.array(times_ns, np.int64)
