@@ -19,7 +19,8 @@ from fullwire.simulation.habits import (
     interval_factor,
 )
 from fullwire.simulation.plan_columns import plans_of
-from fullwire.simulation.step_price import Job, Priced, price
+from fullwire.simulation.priced import Priced
+from fullwire.simulation.step_price import Job, price
 from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision
