@@ -115,6 +115,22 @@ def test_the_two_copies_of_dualpipe_add_their_gradients_up() -> None:
     assert dual == pytest.approx(2 * usual, rel=0.1)
 
 
+def test_a_shard_group_of_one_node_gathers_experts_there_and_adds_them_up_once_a_step() -> None:
+    whole = Layout(dp=64, zero=3, recompute="full", global_batch=512, sequence=4096)
+    node = replace(whole, shard=8)
+    known, faster = architecture("qwen3-30b-a3b"), 1 / 16
+    result = priced(whole, node, model="qwen3-30b-a3b", faster=faster)
+    assert result.sums_s[1] < 0.2 * result.sums_s[0]
+    # Between nodes a rank sends its share of all gradients on one NIC, and only its own values are
+    # updated.
+    sent_bytes = 2 * 7 / 8 * 4 * known.parameters / 8
+    assert result.sums_s[1] > 8 * sent_bytes / (faster * 400e9)
+    assert result.optimizer_s[1] == pytest.approx(8 * result.optimizer_s[0], rel=0.02)
+    # Where a group holds one copy of each expert, it gathers none of them.
+    spread = replace(node, ep=8)
+    assert priced(spread, model="qwen3-30b-a3b", faster=faster).sums_s[0] < result.sums_s[1]
+
+
 def test_tokens_for_experts_on_other_nodes_take_longer() -> None:
     near = Layout(dp=64, ep=8, global_batch=256, sequence=4096)
     result = priced(near, replace(near, ep=64), model="qwen3-30b-a3b")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import cast
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from fullwire.workloads.operations import (
     optimizer_s,
     product_s,
 )
-from fullwire.workloads.stage_memory import stage_layers
+from fullwire.workloads.stage_memory import Columns, expert_shards, stage_layers
 
 _EP_SHOWN = 0.3  # of all-to-all beside computing
 _LIGHT = 0.5  # of moved values, by norms and activation functions
@@ -444,6 +445,29 @@ class Replicas:
     optimizer_s: Floats
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Spread:
+    """Parameters of one rank, and the ranks that have the same ones: all, and a shard group."""
+
+    parameters: Floats
+    stride: Ints  # between these ranks
+    among: Ints  # ranks of a shard group; without ZeRO, those that add gradients up
+    groups: Ints  # shard groups that hold the same values
+
+
+def _spread(plans: Plans, dense: Floats, experts: Floats | None) -> list[Spread]:
+    """Return the ranks that share what all tokens use, and those that share experts."""
+    is_full, copies = plans.zero == 3, plans.dp * plans.cp
+    among = np.where(is_full, plans.shard, copies)
+    kinds = [Spread(dense, plans.tp, among, copies // among)]
+    if experts is not None:
+        stride = plans.ep * plans.etp
+        copies = plans.tp * copies // stride
+        among = np.where(is_full, expert_shards(cast(Columns, plans)), copies)
+        kinds.append(Spread(experts, stride, among, copies // among))
+    return kinds
+
+
 def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     """Price sums of gradients, gathers of parameters, and the optimizer."""
     plans, model, habits = job.plans, job.model, job.habits
@@ -451,17 +475,17 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     layers = (model.layers + model.mtp_layers) / plans.pp
     dense = layers * layer.parameters + np.where(plans.pp == 1, ends, ends / 2) / plans.tp
     experts = layers * layer.expert_parameters
-    copies = plans.dp * plans.cp
-    expert_copies = plans.tp * plans.cp * plans.dp // (plans.ep * plans.etp)
     is_full = plans.zero == 3
-    among = np.where(is_full, plans.shard, copies)
+    kinds = _spread(plans, dense, experts if model.moe is not None else None)
 
     def over_copies_s(op: str, value_bytes: Ints | int) -> Floats:
-        dense_s = job.sums_s(op, among, plans.tp, value_bytes * dense)
-        if model.moe is None:
-            return dense_s
-        apart = plans.ep * plans.etp
-        return dense_s + job.sums_s(op, expert_copies, apart, value_bytes * experts)
+        return sum(
+            (
+                job.sums_s(op, kind.among, kind.stride, value_bytes * kind.parameters)
+                for kind in kinds
+            ),
+            start=np.zeros(len(plans)),
+        )
 
     gathering = np.where(is_full, habits.gathering, 1.0)
     sent_bytes = 1 if job.is_narrow else job.value_bytes
@@ -469,10 +493,11 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     scattered_s = gathering * over_copies_s("reducescatter", plans.gradient_bytes)
     gathered_s = gathering * over_copies_s("allgather", sent_bytes)
     # Shard groups that hold the same values add their gradients up besides, once a step.
-    apart, apart_s = np.maximum(1, copies // among), np.zeros(len(plans))
-    if is_full.any() and (apart > 1).any():
-        own_bytes = plans.gradient_bytes * dense / among
-        apart_s = job.sums_s("allreduce", apart, plans.tp * among, own_bytes)
+    apart_s = np.zeros(len(plans))
+    for kind in kinds:
+        own_bytes = plans.gradient_bytes * kind.parameters / kind.among
+        between = kind.stride * kind.among
+        apart_s = apart_s + job.sums_s("allreduce", kind.groups, between, own_bytes)
     # DualPipe has a second copy of each stage, at the other end: both add their gradients up.
     pairs = np.where(plans.schedule == SCHEDULES.index("dualpipe"), 2, 1)
     both_bytes = plans.gradient_bytes * 2.0 * (dense + experts)
@@ -499,13 +524,11 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     exposed_s = np.where(is_full, plans.microbatches * each_s, once_s)
     exposed_s = exposed_s + np.maximum(apart_s - early * backward_s, _LAST_LAYER * apart_s)
     all_s = np.where(is_full, plans.microbatches * (back_s + parameters_s), back_s) + apart_s
-    holders = np.where(plans.zero > 0, among, 1)
-    expert_holders = np.where(plans.zero > 0, expert_copies, 1)
+    shared = sum((kind.parameters / kind.among for kind in kinds), start=np.zeros(len(plans)))
     # Without ZeRO, each of DualPipe's two copies is updated by itself.
-    stages_here = np.where(plans.zero > 0, 1, pairs)
-    updated = stages_here * (dense / holders + experts / expert_holders)
+    updated = np.where(plans.zero > 0, shared, pairs * (dense + experts))
     updated_s = optimizer_s(job.device, updated)
-    cleared = 10.0 * pairs * (dense + experts) / np.where(is_full, copies, 1)
+    cleared = 10.0 * pairs * np.where(is_full, shared, dense + experts)
     return Replicas(exposed_s, all_s - exposed_s, updated_s + job.memory_s(cleared))
 
 
