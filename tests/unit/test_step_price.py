@@ -22,6 +22,7 @@ from fullwire.simulation.plan_columns import plans_of
 from fullwire.simulation.priced import Priced
 from fullwire.simulation.step_price import Job, price
 from fullwire.workloads.accelerators import accelerator
+from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision
 
@@ -33,7 +34,7 @@ GPT3 = Layout(
 
 def priced(
     *layouts: Layout,
-    model: str = "gpt3-175b",
+    model: str | Architecture = "gpt3-175b",
     device: str = "h100",
     where: str = "dgx-h100",
     precision: Precision | None = None,
@@ -41,7 +42,8 @@ def priced(
 ) -> Priced:
     fabric = cluster(where, nodes=max(1, layouts[0].devices // 8))
     fabric = replace(fabric, nics=replace(fabric.nics, rate_bps=fabric.nics.rate_bps * faster))
-    known, kind = architecture(model), precision or layouts[0].precision
+    known = architecture(model) if isinstance(model, str) else model
+    kind = precision or layouts[0].precision
     return price(
         Job(
             plans=plans_of(layouts, known.layers),
@@ -113,6 +115,28 @@ def test_the_two_copies_of_dualpipe_add_their_gradients_up() -> None:
     assert dual > 1.5 * usual
     usual, dual = result.optimizer_s
     assert dual == pytest.approx(2 * usual, rel=0.1)
+
+
+def test_both_ends_of_a_pipeline_hold_a_tied_embedding_and_add_its_gradients_up() -> None:
+    tied = architecture("llama3.2-1b")
+    assert tied.is_tied
+    ends = Layout(pp=2, dp=32, zero=1, global_batch=256, sequence=4096)
+    layouts = [ends, replace(ends, zero=3), replace(ends, schedule="dualpipe")]
+    here, apart = (
+        priced(*layouts, model=replace(tied, is_tied=is_tied)) for is_tied in (True, False)
+    )
+    assert here.optimizer_s.tolist() == apart.optimizer_s.tolist()
+    more_s = here.dp_s - apart.dp_s
+    wire_s = 8 * 4 * tied.vocab * tied.hidden / 400e9  # each of two ranks sends half of it twice
+    assert wire_s < more_s[0] < 2 * wire_s
+    assert more_s[1] == pytest.approx(more_s[0] / 32, rel=0.2)  # each of 32 ranks keeps its share
+    assert more_s[2] == 0  # the sum over both copies of a stage covers it
+    # The links of a node join the ends of a pipeline that fits there.
+    small = Layout(pp=4, dp=2, zero=1, global_batch=256, sequence=4096)
+    one, other = (
+        priced(small, model=replace(tied, is_tied=is_tied)).dp_s for is_tied in (True, False)
+    )
+    assert 0 < (one - other)[0] < wire_s / 4
 
 
 def test_a_shard_group_of_one_node_gathers_experts_there_and_adds_them_up_once_a_step() -> None:

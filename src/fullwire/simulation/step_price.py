@@ -455,7 +455,7 @@ class Spread:
     groups: Ints  # shard groups that hold the same values
 
 
-def _spread(plans: Plans, dense: Floats, experts: Floats | None) -> list[Spread]:
+def spread(plans: Plans, dense: Floats, experts: Floats | None) -> list[Spread]:
     """Return the ranks that share what all tokens use, and those that share experts."""
     is_full, copies = plans.zero == 3, plans.dp * plans.cp
     among = np.where(is_full, plans.shard, copies)
@@ -468,15 +468,35 @@ def _spread(plans: Plans, dense: Floats, experts: Floats | None) -> list[Spread]
     return kinds
 
 
+def tied_ends_s(job: Job, among: Ints) -> Floats:
+    """Time the sum of a tied embedding's gradients over the first and the last stage.
+
+    It follows the sums over copies, so no computing hides it. DualPipe holds both stages on each
+    of these devices, and adds up whole stages anyway.
+    """
+    plans, model = job.plans, job.model
+    is_apart = (plans.pp > 1) & (plans.schedule != SCHEDULES.index("dualpipe")) & model.is_tied
+    if not is_apart.any():
+        return np.zeros(len(plans))
+    # From ZeRO-2 on, each rank keeps the gradients of its own share only.
+    own = model.head_matrix.parameters / plans.tp / np.where(plans.zero >= 2, among, 1)
+    # All stages may be in one node, whose links join any two of its devices.
+    is_inside = plans.devices <= job.groups.cluster.devices_per_node
+    stride = np.where(is_inside, 1, plans.devices - plans.devices // plans.pp)
+    return job.sums_s("allreduce", np.where(is_apart, 2, 1), stride, plans.gradient_bytes * own)
+
+
 def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     """Price sums of gradients, gathers of parameters, and the optimizer."""
     plans, model, habits = job.plans, job.model, job.habits
-    ends = model.embedding_parameters + (0 if model.is_tied else model.head_matrix.parameters)
     layers = (model.layers + model.mtp_layers) / plans.pp
-    dense = layers * layer.parameters + np.where(plans.pp == 1, ends, ends / 2) / plans.tp
+    # A tied head on another stage than the embedding has a copy of it.
+    has_head = (plans.pp > 1) | (not model.is_tied)
+    ends = model.embedding_parameters + has_head * model.head_matrix.parameters
+    dense = layers * layer.parameters + ends / np.minimum(plans.pp, 2) / plans.tp
     experts = layers * layer.expert_parameters
     is_full = plans.zero == 3
-    kinds = _spread(plans, dense, experts if model.moe is not None else None)
+    kinds = spread(plans, dense, experts if model.moe is not None else None)
 
     def over_copies_s(op: str, value_bytes: Ints | int) -> Floats:
         return sum(
@@ -523,7 +543,10 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     back_s = back_s + more * gradients_s
     exposed_s = np.where(is_full, plans.microbatches * each_s, once_s)
     exposed_s = exposed_s + np.maximum(apart_s - early * backward_s, _LAST_LAYER * apart_s)
+    ends_s = tied_ends_s(job, kinds[0].among)
+    exposed_s = exposed_s + ends_s
     all_s = np.where(is_full, plans.microbatches * (back_s + parameters_s), back_s) + apart_s
+    all_s = all_s + ends_s
     shared = sum((kind.parameters / kind.among for kind in kinds), start=np.zeros(len(plans)))
     # Without ZeRO, each of DualPipe's two copies is updated by itself.
     updated = np.where(plans.zero > 0, shared, pairs * (dense + experts))
