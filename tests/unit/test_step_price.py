@@ -108,6 +108,21 @@ def test_schedules_differ_in_their_bubbles() -> None:
     assert dual < usual
 
 
+def test_devices_of_dualpipe_hold_two_stages_each() -> None:
+    two = Layout(pp=2, dp=8, zero=1, global_batch=256, sequence=4096)
+    four = replace(two, pp=4, dp=4)
+    layouts = [two, four, replace(four, pp=8, dp=2)]
+    plain = priced(*layouts, model="llama3-8b")
+    dual = priced(*(replace(layout, schedule="dualpipe") for layout in layouts), model="llama3-8b")
+    # Of two stages, each device holds both, so the head delays nobody. Of more, the device of the
+    # last stage holds the first one too: it is as uneven as half as many stages are without.
+    assert dual.mean_compute[0] == pytest.approx(1)
+    assert dual.bubble_s[0] == 0
+    assert dual.mean_compute[1:] == pytest.approx(plain.mean_compute[:2])
+    means_s = (one.compute_s * one.mean_compute for one in (plain, dual))
+    assert next(means_s) == pytest.approx(next(means_s))
+
+
 def test_the_two_copies_of_dualpipe_add_their_gradients_up() -> None:
     plain = replace(GPT3, vpp=1, schedule="1f1b", zero=0)
     result = priced(plain, replace(plain, schedule="dualpipe"))
@@ -197,6 +212,19 @@ def test_ulysses_needs_no_ring_of_keys() -> None:
     times_s = priced(ring, replace(ring, context_kind="ulysses"), model="llama3-70b").cp_s
     assert (times_s > 0).all()
     assert times_s[0] != times_s[1]
+
+
+def test_ulysses_swaps_as_many_heads_of_keys_as_there_are() -> None:
+    known = architecture("llama3-70b")  # 64 heads of queries, 8 of keys
+    node = Layout(cp=8, dp=8, global_batch=64, sequence=262144, context_kind="ulysses")
+    cp_s = {
+        keys: priced(node, model=replace(known, kv_heads=keys)).cp_s[0] for keys in (4, 8, 16, 64)
+    }
+    assert cp_s[8] / cp_s[64] == pytest.approx((2 + 2 * 8 / 64) / 4, rel=0.04)
+    assert cp_s[16] / cp_s[64] == pytest.approx((2 + 2 * 16 / 64) / 4, rel=0.04)
+    assert cp_s[4] == cp_s[8]  # each of 8 ranks needs a head
+    wide = replace(known, head_dim=2 * known.head_dim)  # more than the hidden vector
+    assert priced(node, model=wide).cp_s[0] == pytest.approx(2 * cp_s[8], rel=0.05)
 
 
 def test_a_group_across_nodes_shares_the_nics_with_its_neighbours() -> None:

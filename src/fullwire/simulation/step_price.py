@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import cast
 
 import numpy as np
 
 from fullwire.clusters.cluster import Floats, Ints
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import Habits
-from fullwire.simulation.plan_columns import Plans
+from fullwire.simulation.plan_columns import Plans, spread
 from fullwire.simulation.priced import Priced
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture, Matrix, Moe
@@ -36,7 +35,7 @@ from fullwire.workloads.operations import (
     optimizer_s,
     product_s,
 )
-from fullwire.workloads.stage_memory import Columns, expert_shards, stage_layers
+from fullwire.workloads.stage_memory import stage_layers
 
 _EP_SHOWN = 0.3  # of all-to-all beside computing
 _LIGHT = 0.5  # of moved values, by norms and activation functions
@@ -350,8 +349,14 @@ def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Fl
     whole = plans.rank_tokens * plans.cp
     kept_bytes = job.value_bytes * whole * job.model.keys_and_values(plans.tp)
     around_s = job.sums_s("allgather", plans.cp, plans.tp, kept_bytes)
-    queries = whole * job.model.hidden / plans.tp * job.value_bytes / plans.cp
-    swapped_s = 4 * job.sums_s("alltoall", plans.cp, plans.tp, queries)
+    # Ulysses swaps queries and what attention returns, then keys and values.
+    turned_bytes = job.value_bytes * plans.rank_tokens * job.model.score_dims / plans.tp / 2
+    few_bytes = job.value_bytes * plans.rank_tokens / 2
+    few_bytes = few_bytes * job.model.keys_and_values(plans.tp, plans.cp)
+    swapped_s = 2 * sum(
+        job.sums_s("alltoall", plans.cp, plans.tp, one_bytes)
+        for one_bytes in (turned_bytes, few_bytes)
+    )
     forward_s = np.maximum(0.15 * around_s, around_s - core_s)
     backward_s = np.maximum(0.3 * around_s, 2 * around_s - core_back_s)
     ring_s = (1 + again) * forward_s + backward_s
@@ -367,26 +372,36 @@ def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Fl
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Stages:
-    """The pipeline of each plan: its slowest stage for one microbatch, and all stages' mean."""
+    """The pipeline of each plan: its slowest device for one microbatch, and all devices' mean.
 
-    layers: Floats  # of the slowest stage
-    head_s: Floats  # of it; 0 unless it is the last one
+    A device holds one stage. DualPipe gives it two, each of which passes half of the microbatches,
+    so the mean of both counts.
+    """
+
+    layers: Floats  # of the slowest device
+    head_s: Floats  # of it; 0 unless it holds the last stage
     mean_s: Floats
     most_layers: Floats
 
 
 def stages(job: Job, layer: Pass) -> Stages:
-    """Divide the layers among stages, and find the slowest one: the last stage has the head."""
+    """Divide the layers among stages, and find the slowest device: the last stage has the head."""
     plans, model = job.plans, job.model
     layers = model.layers + model.mtp_layers
-    _, most, last = stage_layers(model, plans.pp)
+    first, most, last = stage_layers(model, plans.pp)
     heads = 1 + model.mtp_layers
     losses_s = cross_entropy_s(job.device, plans.rank_tokens, model.vocab / plans.tp)
     head_s = heads * (3 * job.matrices_s([model.head_matrix], "bf16") + losses_s)
-    is_last = last * layer.whole_s + head_s > most * layer.whole_s
+    # With DualPipe, the device of the last stage holds the first one too. Of two stages, both
+    # devices hold both.
+    is_dual = plans.schedule == SCHEDULES.index("dualpipe")
+    at_end = np.where(is_dual, (first + last) / 2, last)
+    head_here_s = np.where(is_dual, head_s / 2, head_s)
+    is_end = at_end * layer.whole_s + head_here_s > most * layer.whole_s
+    is_end |= is_dual & (plans.pp == 2)
     return Stages(
-        layers=np.where(is_last, last, most),
-        head_s=np.where(is_last, head_s, 0.0),
+        layers=np.where(is_end, at_end, most),
+        head_s=np.where(is_end, head_here_s, 0.0),
         mean_s=(layers * layer.whole_s + head_s) / plans.pp,
         most_layers=np.asarray(most, np.float64),
     )
@@ -443,29 +458,6 @@ class Replicas:
     exposed_s: Floats
     hidden_s: Floats
     optimizer_s: Floats
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Spread:
-    """Parameters of one rank, and the ranks that have the same ones: all, and a shard group."""
-
-    parameters: Floats
-    stride: Ints  # between these ranks
-    among: Ints  # ranks of a shard group; without ZeRO, those that add gradients up
-    groups: Ints  # shard groups that hold the same values
-
-
-def spread(plans: Plans, dense: Floats, experts: Floats | None) -> list[Spread]:
-    """Return the ranks that share what all tokens use, and those that share experts."""
-    is_full, copies = plans.zero == 3, plans.dp * plans.cp
-    among = np.where(is_full, plans.shard, copies)
-    kinds = [Spread(dense, plans.tp, among, copies // among)]
-    if experts is not None:
-        stride = plans.ep * plans.etp
-        copies = plans.tp * copies // stride
-        among = np.where(is_full, expert_shards(cast(Columns, plans)), copies)
-        kinds.append(Spread(experts, stride, among, copies // among))
-    return kinds
 
 
 def tied_ends_s(job: Job, among: Ints) -> Floats:
