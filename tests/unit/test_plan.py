@@ -519,7 +519,8 @@ def test_explain_finds_the_communication_that_the_plan_has(pipeline: str) -> Non
     parts = fw.explain(result.run()).account
     shown = result.best.exposed
     assert parts["unexplained"] == 0
-    sent_s = sum(parts[part] for part in ("line_rate", "transport", "latency", "contention"))
+    sent_s = sum(parts[part] for part in ("line_rate", "transport", "latency"))
+    assert parts["contention"] == pytest.approx(result.best.slowdown_s, rel=1e-3)
     assert sent_s == pytest.approx(shown.tp_s + shown.pp_s + shown.dp_s, rel=0.05)
 
 
@@ -529,8 +530,12 @@ def test_groups_inside_a_node_use_no_line_between_nodes() -> None:
     for nodes in (1, 4):
         result = fw.plan("llama3-8b", **asked, nodes=nodes, global_batch=8 * nodes)
         answer, shown = fw.explain(result.run()), result.best.exposed
-        assert answer.account["contention"] == pytest.approx(shown.tp_s, rel=0.02)
+        assert answer.detail.inside_s == pytest.approx(shown.tp_s, rel=0.02)
+        sent_s = answer.account["line_rate"] + answer.account["transport"]
+        assert sent_s == pytest.approx(shown.tp_s + shown.dp_s, rel=0.02)
         assert answer.account["line_rate"] <= shown.dp_s * 1.001
+        assert answer.account["contention"] == pytest.approx(result.best.slowdown_s, rel=1e-3)
+        assert answer.verdict.kind == "transport"
         assert answer.verdict.kind != "overlap"
         assert not answer.fixes
         assert not any("line rate" in sentence(note) for note in answer.notes)

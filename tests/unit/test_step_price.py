@@ -19,8 +19,10 @@ from fullwire.simulation.habits import (
     interval_factor,
 )
 from fullwire.simulation.plan_columns import plans_of
-from fullwire.simulation.step_price import Job, Priced, price
+from fullwire.simulation.priced import Priced
+from fullwire.simulation.step_price import Job, price
 from fullwire.workloads.accelerators import accelerator
+from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision
 
@@ -32,7 +34,7 @@ GPT3 = Layout(
 
 def priced(
     *layouts: Layout,
-    model: str = "gpt3-175b",
+    model: str | Architecture = "gpt3-175b",
     device: str = "h100",
     where: str = "dgx-h100",
     precision: Precision | None = None,
@@ -40,7 +42,8 @@ def priced(
 ) -> Priced:
     fabric = cluster(where, nodes=max(1, layouts[0].devices // 8))
     fabric = replace(fabric, nics=replace(fabric.nics, rate_bps=fabric.nics.rate_bps * faster))
-    known, kind = architecture(model), precision or layouts[0].precision
+    known = architecture(model) if isinstance(model, str) else model
+    kind = precision or layouts[0].precision
     return price(
         Job(
             plans=plans_of(layouts, known.layers),
@@ -105,6 +108,21 @@ def test_schedules_differ_in_their_bubbles() -> None:
     assert dual < usual
 
 
+def test_devices_of_dualpipe_hold_two_stages_each() -> None:
+    two = Layout(pp=2, dp=8, zero=1, global_batch=256, sequence=4096)
+    four = replace(two, pp=4, dp=4)
+    layouts = [two, four, replace(four, pp=8, dp=2)]
+    plain = priced(*layouts, model="llama3-8b")
+    dual = priced(*(replace(layout, schedule="dualpipe") for layout in layouts), model="llama3-8b")
+    # Of two stages, each device holds both, so the head delays nobody. Of more, the device of the
+    # last stage holds the first one too: it is as uneven as half as many stages are without.
+    assert dual.mean_compute[0] == pytest.approx(1)
+    assert dual.bubble_s[0] == 0
+    assert dual.mean_compute[1:] == pytest.approx(plain.mean_compute[:2])
+    means_s = (one.compute_s * one.mean_compute for one in (plain, dual))
+    assert next(means_s) == pytest.approx(next(means_s))
+
+
 def test_the_two_copies_of_dualpipe_add_their_gradients_up() -> None:
     plain = replace(GPT3, vpp=1, schedule="1f1b", zero=0)
     result = priced(plain, replace(plain, schedule="dualpipe"))
@@ -112,6 +130,44 @@ def test_the_two_copies_of_dualpipe_add_their_gradients_up() -> None:
     assert dual > 1.5 * usual
     usual, dual = result.optimizer_s
     assert dual == pytest.approx(2 * usual, rel=0.1)
+
+
+def test_both_ends_of_a_pipeline_hold_a_tied_embedding_and_add_its_gradients_up() -> None:
+    tied = architecture("llama3.2-1b")
+    assert tied.is_tied
+    ends = Layout(pp=2, dp=32, zero=1, global_batch=256, sequence=4096)
+    layouts = [ends, replace(ends, zero=3), replace(ends, schedule="dualpipe")]
+    here, apart = (
+        priced(*layouts, model=replace(tied, is_tied=is_tied)) for is_tied in (True, False)
+    )
+    assert here.optimizer_s.tolist() == apart.optimizer_s.tolist()
+    more_s = here.dp_s - apart.dp_s
+    wire_s = 8 * 4 * tied.vocab * tied.hidden / 400e9  # each of two ranks sends half of it twice
+    assert wire_s < more_s[0] < 2 * wire_s
+    assert more_s[1] == pytest.approx(more_s[0] / 32, rel=0.2)  # each of 32 ranks keeps its share
+    assert more_s[2] == 0  # the sum over both copies of a stage covers it
+    # The links of a node join the ends of a pipeline that fits there.
+    small = Layout(pp=4, dp=2, zero=1, global_batch=256, sequence=4096)
+    one, other = (
+        priced(small, model=replace(tied, is_tied=is_tied)).dp_s for is_tied in (True, False)
+    )
+    assert 0 < (one - other)[0] < wire_s / 4
+
+
+def test_a_shard_group_of_one_node_gathers_experts_there_and_adds_them_up_once_a_step() -> None:
+    whole = Layout(dp=64, zero=3, recompute="full", global_batch=512, sequence=4096)
+    node = replace(whole, shard=8)
+    known, faster = architecture("qwen3-30b-a3b"), 1 / 16
+    result = priced(whole, node, model="qwen3-30b-a3b", faster=faster)
+    assert result.sums_s[1] < 0.2 * result.sums_s[0]
+    # Between nodes a rank sends its share of all gradients on one NIC, and only its own values are
+    # updated.
+    sent_bytes = 2 * 7 / 8 * 4 * known.parameters / 8
+    assert result.sums_s[1] > 8 * sent_bytes / (faster * 400e9)
+    assert result.optimizer_s[1] == pytest.approx(8 * result.optimizer_s[0], rel=0.02)
+    # Where a group holds one copy of each expert, it gathers none of them.
+    spread = replace(node, ep=8)
+    assert priced(spread, model="qwen3-30b-a3b", faster=faster).sums_s[0] < result.sums_s[1]
 
 
 def test_tokens_for_experts_on_other_nodes_take_longer() -> None:
@@ -156,6 +212,19 @@ def test_ulysses_needs_no_ring_of_keys() -> None:
     times_s = priced(ring, replace(ring, context_kind="ulysses"), model="llama3-70b").cp_s
     assert (times_s > 0).all()
     assert times_s[0] != times_s[1]
+
+
+def test_ulysses_swaps_as_many_heads_of_keys_as_there_are() -> None:
+    known = architecture("llama3-70b")  # 64 heads of queries, 8 of keys
+    node = Layout(cp=8, dp=8, global_batch=64, sequence=262144, context_kind="ulysses")
+    cp_s = {
+        keys: priced(node, model=replace(known, kv_heads=keys)).cp_s[0] for keys in (4, 8, 16, 64)
+    }
+    assert cp_s[8] / cp_s[64] == pytest.approx((2 + 2 * 8 / 64) / 4, rel=0.04)
+    assert cp_s[16] / cp_s[64] == pytest.approx((2 + 2 * 16 / 64) / 4, rel=0.04)
+    assert cp_s[4] == cp_s[8]  # each of 8 ranks needs a head
+    wide = replace(known, head_dim=2 * known.head_dim)  # more than the hidden vector
+    assert priced(node, model=wide).cp_s[0] == pytest.approx(2 * cp_s[8], rel=0.05)
 
 
 def test_a_group_across_nodes_shares_the_nics_with_its_neighbours() -> None:

@@ -55,8 +55,9 @@ from fullwire.simulation.habits import (
 )
 from fullwire.simulation.plan_columns import Plans
 from fullwire.simulation.plan_space import FIXABLE, Space, every_plan
+from fullwire.simulation.priced import Priced
 from fullwire.simulation.recorded_plan import Recorded
-from fullwire.simulation.step_price import Job, Priced, price
+from fullwire.simulation.step_price import Job, price
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture

@@ -23,6 +23,7 @@ from fullwire.run.run import OF_A_PLAN, Collectives, Provenance, Run, Spans
 from fullwire.simulation.group_times import as_seen
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
+from fullwire.timeline.contention import SLOWED
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
@@ -534,9 +535,7 @@ class _Pipeline:
             begin_s = scale * free_s
             self.free_s[stage] = begin_s + self.late_s
             if plan.slowdown_s > 0:
-                self.spans.append(
-                    (stage, "compute", "backward", begin_s, begin_s + plan.slowdown_s)
-                )
+                self.spans.append((stage, "compute", SLOWED, begin_s, begin_s + plan.slowdown_s))
         op = "allreduce" if plan.zero == 0 else "reducescatter"
         ready_s = target_s + plan.exposed.dp_s
         for stage, free_s in enumerate(self.free_s):

@@ -160,6 +160,6 @@ def unhidden_compute_s(account: Account) -> float:
 
 
 def exposed_transfer_s(account: Account) -> float:
-    """Return the time of a step's exposed transfers: line rate, latency and transport together."""
+    """Return the time of a step's exposed transfers on lines: at line rate, latency, transport."""
     network = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT)
-    return sum(account.parts_s[part.key] for part in network)
+    return sum(account.parts_s[part.key] for part in network) - account.inside_s

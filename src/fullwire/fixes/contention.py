@@ -55,7 +55,7 @@ class Contention(FixKind):
         return self.by_account(run, account)
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
-        """Subtract the contention from the step; in a plan it is data that has to be sent."""
+        """Subtract the contention from the step; a plan has no other settings of NCCL to try."""
         if run.provenance.is_plan:
             return
         found = without_loss(account, account.parts_s[Part.CONTENTION.key], of_one=False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fullwire.clusters.cluster import Floats, Ints
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Layout, Precision
+from fullwire.workloads.stage_memory import Columns, expert_shards
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -75,6 +76,29 @@ class Plans:
     def devices(self) -> Ints:
         """The ranks of the whole job."""
         return self.tp * self.pp * self.dp * self.cp
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Spread:
+    """Parameters of one rank, and the ranks that have the same ones: all, and a shard group."""
+
+    parameters: Floats
+    stride: Ints  # between these ranks
+    among: Ints  # ranks of a shard group; without ZeRO, those that add gradients up
+    groups: Ints  # shard groups that hold the same values
+
+
+def spread(plans: Plans, dense: Floats, experts: Floats | None) -> list[Spread]:
+    """Return the ranks that share what all tokens use, and those that share experts."""
+    is_full, copies = plans.zero == 3, plans.dp * plans.cp
+    among = np.where(is_full, plans.shard, copies)
+    kinds = [Spread(dense, plans.tp, among, copies // among)]
+    if experts is not None:
+        stride = plans.ep * plans.etp
+        copies = plans.tp * copies // stride
+        among = np.where(is_full, expert_shards(cast(Columns, plans)), copies)
+        kinds.append(Spread(experts, stride, among, copies // among))
+    return kinds
 
 
 _COLUMNS = (

@@ -19,8 +19,9 @@ from fullwire.errors import UsageError
 from fullwire.simulation.group_times import GroupTimes, Hops
 from fullwire.simulation.habits import MEASURED_FAMILIES, Habits, habits_of
 from fullwire.simulation.plan_columns import Plans, plans_of
+from fullwire.simulation.priced import Priced
 from fullwire.simulation.recognised_plan import Recognised
-from fullwire.simulation.step_price import Job, Priced, price
+from fullwire.simulation.step_price import Job, price
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, Attention, Products, accelerator
 from fullwire.workloads.layout import Precision

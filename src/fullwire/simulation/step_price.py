@@ -16,14 +16,15 @@ host launches kernels; a layer whose kernels are shorter than their launches tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from fullwire.clusters.cluster import Floats, Ints
 from fullwire.simulation.group_times import GroupTimes
-from fullwire.simulation.habits import DOUBTED, Calibration, Habits
-from fullwire.simulation.plan_columns import Plans
+from fullwire.simulation.habits import Habits
+from fullwire.simulation.plan_columns import Plans, spread
+from fullwire.simulation.priced import Priced
 from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture, Matrix, Moe
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision
@@ -42,62 +43,6 @@ _LAST_BUCKET = 0.05  # of the gradients, which nothing hides
 _LAST_LAYER = 0.03  # of gathered parameters, likewise
 # How sharply device and host hide each other: 1 would add their times, infinity take the longer.
 _HIDES = 3.0
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Priced:
-    """The time of a step under each plan, and its parts, which add up to `step_s`."""
-
-    step_s: Floats
-    compute_s: Floats  # of the slowest stage, all microbatches, with recomputation
-    bubble_s: Floats
-    tp_s: Floats  # exposed communication by its kind
-    pp_s: Floats
-    dp_s: Floats
-    cp_s: Floats
-    ep_s: Floats
-    slowdown_s: Floats  # of computing beside communication
-    optimizer_s: Floats
-    host_s: Floats  # launches that the device waited for, and what no part explains
-    # Parts of `compute_s`, which a measured step tells apart.
-    attention_s: Floats
-    moved_s: Floats
-    experts_s: Floats
-    heeded: Floats  # share of these, and of what is sent, that the host does not hide
-    mean_compute: Floats  # of the mean stage, as a share of the slowest one's
-    mean_layers: Floats
-
-    @property
-    def shares(self) -> Floats:
-        """How a step follows each part that is doubted, as shares of it: a row for each plan.
-
-        Where the host is late, a longer time of the device hardly shows, and the host's counts.
-        """
-        worked_s = self.step_s - self.bubble_s
-        on_device_s = self.compute_s + self.tp_s + self.cp_s + self.ep_s
-        counted_s = {name: self.heeded * getattr(self, name) for name in DOUBTED}
-        counted_s["sums_s"] = self.sums_s
-        counted_s["host_s"] = self.host_s + (1 - self.heeded) * on_device_s
-        return np.stack(list(counted_s.values()), axis=1) / worked_s[:, None]
-
-    @property
-    def sums_s(self) -> Floats:
-        """What data parallelism costs: shown, and where it slows computing."""
-        return self.dp_s + self.slowdown_s
-
-    @property
-    def products_s(self) -> Floats:
-        """The rest of `compute_s`: products of matrices outside of experts."""
-        return self.compute_s - self.attention_s - self.moved_s - self.experts_s
-
-    def calibrated(self, calibration: Calibration) -> Priced:
-        """Return the times that measured steps make likely."""
-        return self.times(calibration.factors(self.shares))
-
-    def times(self, factors: Floats) -> Priced:
-        """Return the times with all parts of each plan longer by a factor."""
-        parts = [field.name for field in fields(self) if field.name.endswith("_s")]
-        return replace(self, **{name: factors * getattr(self, name) for name in parts})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -404,8 +349,14 @@ def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Fl
     whole = plans.rank_tokens * plans.cp
     kept_bytes = job.value_bytes * whole * job.model.keys_and_values(plans.tp)
     around_s = job.sums_s("allgather", plans.cp, plans.tp, kept_bytes)
-    queries = whole * job.model.hidden / plans.tp * job.value_bytes / plans.cp
-    swapped_s = 4 * job.sums_s("alltoall", plans.cp, plans.tp, queries)
+    # Ulysses swaps queries and what attention returns, then keys and values.
+    turned_bytes = job.value_bytes * plans.rank_tokens * job.model.score_dims / plans.tp / 2
+    few_bytes = job.value_bytes * plans.rank_tokens / 2
+    few_bytes = few_bytes * job.model.keys_and_values(plans.tp, plans.cp)
+    swapped_s = 2 * sum(
+        job.sums_s("alltoall", plans.cp, plans.tp, one_bytes)
+        for one_bytes in (turned_bytes, few_bytes)
+    )
     forward_s = np.maximum(0.15 * around_s, around_s - core_s)
     backward_s = np.maximum(0.3 * around_s, 2 * around_s - core_back_s)
     ring_s = (1 + again) * forward_s + backward_s
@@ -421,26 +372,36 @@ def _context_parallel_s(job: Job, core_s: Floats, core_back_s: Floats, again: Fl
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Stages:
-    """The pipeline of each plan: its slowest stage for one microbatch, and all stages' mean."""
+    """The pipeline of each plan: its slowest device for one microbatch, and all devices' mean.
 
-    layers: Floats  # of the slowest stage
-    head_s: Floats  # of it; 0 unless it is the last one
+    A device holds one stage. DualPipe gives it two, each of which passes half of the microbatches,
+    so the mean of both counts.
+    """
+
+    layers: Floats  # of the slowest device
+    head_s: Floats  # of it; 0 unless it holds the last stage
     mean_s: Floats
     most_layers: Floats
 
 
 def stages(job: Job, layer: Pass) -> Stages:
-    """Divide the layers among stages, and find the slowest one: the last stage has the head."""
+    """Divide the layers among stages, and find the slowest device: the last stage has the head."""
     plans, model = job.plans, job.model
     layers = model.layers + model.mtp_layers
-    _, most, last = stage_layers(model, plans.pp)
+    first, most, last = stage_layers(model, plans.pp)
     heads = 1 + model.mtp_layers
     losses_s = cross_entropy_s(job.device, plans.rank_tokens, model.vocab / plans.tp)
     head_s = heads * (3 * job.matrices_s([model.head_matrix], "bf16") + losses_s)
-    is_last = last * layer.whole_s + head_s > most * layer.whole_s
+    # With DualPipe, the device of the last stage holds the first one too. Of two stages, both
+    # devices hold both.
+    is_dual = plans.schedule == SCHEDULES.index("dualpipe")
+    at_end = np.where(is_dual, (first + last) / 2, last)
+    head_here_s = np.where(is_dual, head_s / 2, head_s)
+    is_end = at_end * layer.whole_s + head_here_s > most * layer.whole_s
+    is_end |= is_dual & (plans.pp == 2)
     return Stages(
-        layers=np.where(is_last, last, most),
-        head_s=np.where(is_last, head_s, 0.0),
+        layers=np.where(is_end, at_end, most),
+        head_s=np.where(is_end, head_here_s, 0.0),
         mean_s=(layers * layer.whole_s + head_s) / plans.pp,
         most_layers=np.asarray(most, np.float64),
     )
@@ -499,24 +460,44 @@ class Replicas:
     optimizer_s: Floats
 
 
+def tied_ends_s(job: Job, among: Ints) -> Floats:
+    """Time the sum of a tied embedding's gradients over the first and the last stage.
+
+    It follows the sums over copies, so no computing hides it. DualPipe holds both stages on each
+    of these devices, and adds up whole stages anyway.
+    """
+    plans, model = job.plans, job.model
+    is_apart = (plans.pp > 1) & (plans.schedule != SCHEDULES.index("dualpipe")) & model.is_tied
+    if not is_apart.any():
+        return np.zeros(len(plans))
+    # From ZeRO-2 on, each rank keeps the gradients of its own share only.
+    own = model.head_matrix.parameters / plans.tp / np.where(plans.zero >= 2, among, 1)
+    # All stages may be in one node, whose links join any two of its devices.
+    is_inside = plans.devices <= job.groups.cluster.devices_per_node
+    stride = np.where(is_inside, 1, plans.devices - plans.devices // plans.pp)
+    return job.sums_s("allreduce", np.where(is_apart, 2, 1), stride, plans.gradient_bytes * own)
+
+
 def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     """Price sums of gradients, gathers of parameters, and the optimizer."""
     plans, model, habits = job.plans, job.model, job.habits
-    ends = model.embedding_parameters + (0 if model.is_tied else model.head_matrix.parameters)
     layers = (model.layers + model.mtp_layers) / plans.pp
-    dense = layers * layer.parameters + np.where(plans.pp == 1, ends, ends / 2) / plans.tp
+    # A tied head on another stage than the embedding has a copy of it.
+    has_head = (plans.pp > 1) | (not model.is_tied)
+    ends = model.embedding_parameters + has_head * model.head_matrix.parameters
+    dense = layers * layer.parameters + ends / np.minimum(plans.pp, 2) / plans.tp
     experts = layers * layer.expert_parameters
-    copies = plans.dp * plans.cp
-    expert_copies = plans.tp * plans.cp * plans.dp // (plans.ep * plans.etp)
     is_full = plans.zero == 3
-    among = np.where(is_full, plans.shard, copies)
+    kinds = spread(plans, dense, experts if model.moe is not None else None)
 
     def over_copies_s(op: str, value_bytes: Ints | int) -> Floats:
-        dense_s = job.sums_s(op, among, plans.tp, value_bytes * dense)
-        if model.moe is None:
-            return dense_s
-        apart = plans.ep * plans.etp
-        return dense_s + job.sums_s(op, expert_copies, apart, value_bytes * experts)
+        return sum(
+            (
+                job.sums_s(op, kind.among, kind.stride, value_bytes * kind.parameters)
+                for kind in kinds
+            ),
+            start=np.zeros(len(plans)),
+        )
 
     gathering = np.where(is_full, habits.gathering, 1.0)
     sent_bytes = 1 if job.is_narrow else job.value_bytes
@@ -524,10 +505,11 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     scattered_s = gathering * over_copies_s("reducescatter", plans.gradient_bytes)
     gathered_s = gathering * over_copies_s("allgather", sent_bytes)
     # Shard groups that hold the same values add their gradients up besides, once a step.
-    apart, apart_s = np.maximum(1, copies // among), np.zeros(len(plans))
-    if is_full.any() and (apart > 1).any():
-        own_bytes = plans.gradient_bytes * dense / among
-        apart_s = job.sums_s("allreduce", apart, plans.tp * among, own_bytes)
+    apart_s = np.zeros(len(plans))
+    for kind in kinds:
+        own_bytes = plans.gradient_bytes * kind.parameters / kind.among
+        between = kind.stride * kind.among
+        apart_s = apart_s + job.sums_s("allreduce", kind.groups, between, own_bytes)
     # DualPipe has a second copy of each stage, at the other end: both add their gradients up.
     pairs = np.where(plans.schedule == SCHEDULES.index("dualpipe"), 2, 1)
     both_bytes = plans.gradient_bytes * 2.0 * (dense + experts)
@@ -553,14 +535,15 @@ def replicas(job: Job, layer: Pass, pipe: Stages) -> Replicas:
     back_s = back_s + more * gradients_s
     exposed_s = np.where(is_full, plans.microbatches * each_s, once_s)
     exposed_s = exposed_s + np.maximum(apart_s - early * backward_s, _LAST_LAYER * apart_s)
+    ends_s = tied_ends_s(job, kinds[0].among)
+    exposed_s = exposed_s + ends_s
     all_s = np.where(is_full, plans.microbatches * (back_s + parameters_s), back_s) + apart_s
-    holders = np.where(plans.zero > 0, among, 1)
-    expert_holders = np.where(plans.zero > 0, expert_copies, 1)
+    all_s = all_s + ends_s
+    shared = sum((kind.parameters / kind.among for kind in kinds), start=np.zeros(len(plans)))
     # Without ZeRO, each of DualPipe's two copies is updated by itself.
-    stages_here = np.where(plans.zero > 0, 1, pairs)
-    updated = stages_here * (dense / holders + experts / expert_holders)
+    updated = np.where(plans.zero > 0, shared, pairs * (dense + experts))
     updated_s = optimizer_s(job.device, updated)
-    cleared = 10.0 * pairs * (dense + experts) / np.where(is_full, copies, 1)
+    cleared = 10.0 * pairs * np.where(is_full, shared, dense + experts)
     return Replicas(exposed_s, all_s - exposed_s, updated_s + job.memory_s(cleared))
 
 

@@ -9,8 +9,8 @@ In exposed communication, waiting is known as such. A stretch of transfers is sh
                 beyond the floor
     codec       packing and unpacking, where a simulation states the cost
     transport   the rest
-    contention  the rest between ranks of one host: its processors do the work, or in a plan the
-                links of a node, without any line
+    contention  the rest between ranks of one host, whose processors do the work. Where devices
+                of a plan have links within their node, the rest is transport as well
 
 and the exposed part of the stretch is shared likewise.
 
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.kinds import ONE_KIND, Kinds, kinds_of
+from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.run.usual import regular_steps
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
@@ -121,6 +122,7 @@ class Account:
     kinds: Kinds = ONE_KIND
     of_kinds: tuple[Crowding, ...] = ()  # the contention of each kind of steps
     by_baseline_s: float = 0.0  # of it, what only a run of one worker tells
+    inside_s: float = 0.0  # of transport: on the links inside nodes, which are no line
 
     @property
     def step_s(self) -> float:
@@ -225,7 +227,8 @@ def account(
             lines.append(line)
     ranks, steps = _together(run, [told for told in everyone if len(told.step_number)])
     latency = _latency(run, ranks)
-    first = np.stack([_by_step(told, steps, latency) for told in ranks])
+    in_host = Part.CONTENTION if sums_on_processors(run) else Part.TRANSPORT
+    first = np.stack([_by_step(told, steps, latency, in_host) for told in ranks])
     length_ns = first.sum(axis=2).mean(axis=0)
     kinds = kinds_of(run).among(steps)
     is_typical = kinds.usual(steps, length_ns)
@@ -273,7 +276,19 @@ def account(
         crowded_s=float(crowded_ns[:, is_typical].mean()) * 1e-9,
         kinds=kinds,
         of_kinds=crowded.of_kinds,
+        inside_s=0.0 if in_host == Part.CONTENTION else _inside_s(ranks, steps, is_typical),
     )
+
+
+def _inside_s(ranks: Sequence[_Told], steps: Whole, is_typical: NDArray[np.bool_]) -> float:
+    """Return the exposed time of a step in which only devices of one node exchange data."""
+    mean_s = 0.0
+    for told in ranks:
+        total_ns = np.zeros(len(told.step_number), np.int64)
+        inside = told.periods.is_in_host[told.exposed_period]
+        np.add.at(total_ns, told.exposed_step[inside], told.exposed_ns[inside])
+        mean_s += float(told.in_order(steps, total_ns)[is_typical].mean()) * 1e-9 / len(ranks)
+    return mean_s
 
 
 def nothing() -> Account:
@@ -509,9 +524,10 @@ def _has_only_small(periods: Periods, up_to_bytes: int) -> NDArray[np.bool_]:
     return np.asarray(is_small & (periods.hops > 0))
 
 
-def _by_step(told: _Told, steps: Whole, latency: Latency) -> Whole:
+def _by_step(told: _Told, steps: Whole, latency: Latency, in_host: Part) -> Whole:
     """Return one rank's account before stragglers are set apart: steps by parts, in nanoseconds.
 
+    `in_host` is the part of what ranks of one host exchange, beyond the cost of messages.
     The floor, the codec and the messages take their shares of each stretch in turn, while any of
     it is left.
     """
@@ -532,7 +548,7 @@ def _by_step(told: _Told, steps: Whole, latency: Latency) -> Whole:
         np.add.at(parts[:, part], step, exposed_ns)
         rest_ns = rest_ns - exposed_ns
     rest = np.where(is_known, Part.TRANSPORT, Part.UNEXPLAINED)
-    rest = np.where(periods.is_in_host, Part.CONTENTION, rest)[period]
+    rest = np.where(periods.is_in_host, in_host, rest)[period]
     np.add.at(parts, (step, rest), rest_ns)
     return told.in_order(steps, parts)
 

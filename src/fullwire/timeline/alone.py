@@ -49,7 +49,9 @@ def _alone(run: Run, usual: Account) -> Alone:
     alone_s, crowding = usual.alone_s, usual.crowding
     if world(run) == 1:
         below, above = REPEATS, REPEATS
-    elif crowding.source == "kernels" or not (crowding.is_told or sums_on_processors(run)):
+    elif crowding.source in ("kernels", "the plan") or not (
+        crowding.is_told or sums_on_processors(run)
+    ):
         # Kernels that never ran alone may be slowed twice as much as the others, or not at all.
         left_out_s = (1 - crowding.compared) * usual.crowded_s
         open_share = left_out_s / alone_s if alone_s else 0.0

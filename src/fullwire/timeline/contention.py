@@ -15,6 +15,8 @@ Other programs also cause run delay. It counts only by the job's own share of th
 On devices, an imported trace tells how much longer kernels take beside communication than the same
 kernels alone. All computing beside communication is taken to be slowed as much as the kernels that
 ran on both sides. If these are few, contention is not told.
+
+The step of a plan names the computing by which communication makes it longer.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from fullwire.run.processors import share_of_others, used_share
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.timeline.timeline import Timeline
 
-CrowdingSource: TypeAlias = Literal["probe steps", "run delay", "kernels", "none"]
+CrowdingSource: TypeAlias = Literal["probe steps", "run delay", "kernels", "the plan", "none"]
+
+SLOWED = "slowed by communication"  # names this computing in the step of a plan
 
 FEWEST_PROBES = 2  # of a rank, to believe their times
 LEAST_COMPARED = 0.2  # of the time beside communication: kernels that also ran alone
@@ -139,6 +143,11 @@ def crowding_of(
     facts = run.facts
     if (facts.workers or 0) < 2:
         return Crowding("none", none)
+    if run.provenance.is_plan:
+        slowed_ns = slowed_in_plan_ns(run)
+        each = zip(ranks, computed_ns, strict=True)
+        slowed_shares = [slowed_ns.get(rank, 0) / max(computed.sum(), 1) for rank, computed in each]
+        return Crowding("the plan", np.clip(slowed_shares, 0.0, 1.0))
     if facts.kernels_slowed_share is not None:
         slowed, compared = dict(facts.kernels_slowed_share), compared_kernels(run)
         if compared is None or compared < LEAST_COMPARED:
@@ -190,6 +199,13 @@ def crowding_of(
     ready_ns = np.maximum(delay_ns + _by_rank_ns(facts.run_s, ranks), usual_ns)
     delayed = _own_share(run) * delay_ns / ready_ns
     return Crowding("run delay", np.clip(delayed, 0.0, MOST_DELAYED))
+
+
+def slowed_in_plan_ns(run: Run) -> dict[int, int]:
+    """Return by how much communication makes the computing of each rank of a plan longer."""
+    slowed = run.spans.rows((run.spans.lane == "compute") & (run.spans.name == SLOWED))
+    lengths_ns = (slowed.end_ns - slowed.start_ns).tolist()
+    return dict(zip(slowed.rank.tolist(), lengths_ns, strict=True))
 
 
 def compared_kernels(run: Run) -> float | None:

@@ -360,13 +360,16 @@ class Architecture:
         used = self.active_parameters + self.active_mtp_parameters + heads
         return 6 * used + 3 * (attention + self.mtp_layers * further)
 
-    def keys_and_values(self, tp: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Return the values of a token and layer that context parallelism gathers on each rank.
+    def keys_and_values(
+        self, tp: NDArray[np.int64] | int, least_heads: NDArray[np.int64] | int = 1
+    ) -> NDArray[np.float64]:
+        """Return the values of a token and layer that context parallelism sends on each rank.
 
-        They are those of the heads of one tensor-parallel rank. Frameworks expand the latent
-        vectors of MLA to keys and values before these go around.
+        They are those of the heads of one tensor-parallel rank. Where Ulysses gives each rank of
+        its group a head, these are at least as many heads. Frameworks expand the latent vectors of
+        MLA to keys and values before these go around.
         """
-        heads, of_head = np.maximum(1, self.kv_heads / tp), 2 * self.head_dim
+        heads, of_head = np.maximum(least_heads, self.kv_heads / tp), 2 * self.head_dim
         if self.mla is not None:
             heads = np.asarray(self.heads / tp)
             of_head = self.mla.nope_dim + self.mla.rope_dim + self.mla.value_dim

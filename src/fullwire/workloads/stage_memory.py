@@ -296,6 +296,18 @@ def layers_of_stages(model: Architecture, pp: int, vpp: int) -> tuple[Floats, Fl
     return dense, experts
 
 
+def expert_shards(plans: Columns) -> NDArray[np.int64]:
+    """Return the ranks among which ZeRO shards an expert; prices and memory both count so.
+
+    An expert has fewer copies than other parameters, and a shard group takes the same share of
+    them. Where that is no whole number, fewer ranks share it, so that all groups are equal.
+    """
+    ranks_of_all = plans.ep * plans.etp
+    copies = plans.tp * plans.dp * plans.cp // ranks_of_all
+    here = np.maximum(1, plans.tp * plans.shard // ranks_of_all)
+    return np.asarray(np.gcd(copies, here))
+
+
 def _held(
     model: Architecture, plans: Columns, stage: NDArray[Any], precision: str, has_dropout: bool
 ) -> Held:
@@ -370,15 +382,11 @@ def _states(
     moe = model.moe
     count = 0.0 if moe is None else moe.experts * model.expert_parameters
     owned = experts * count / (plans.ep * plans.etp)
-    copies = plans.dp * plans.cp
-    expert_copies = tp * copies / (plans.ep * plans.etp)
-    # Copies of an expert are fewer; a shard group takes the same share of them.
-    expert_copies = np.maximum(1, expert_copies * plans.shard / copies)
     zero = np.asarray(plans.zero)
 
     def sharded(level: int) -> Floats:
         spread = np.where(zero >= level, plans.shard, 1)
-        expert_spread = np.where(zero >= level, expert_copies, 1)
+        expert_spread = np.where(zero >= level, expert_shards(plans), 1)
         return np.asarray(shared / spread + owned / expert_spread)
 
     width = 4 if precision == "fp32" else 2

@@ -9,6 +9,8 @@ from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.run.placement import shares_one_host
 from fullwire.timeline.account import Part
 
+_OF_KERNELS = ("kernels", "the plan")  # which tell contention on devices
+_ON_A_DEVICE = "kernels that take longer beside communication"
 _WAITED = 0.05  # of the step: a rank that waits as long for a processor finds no room
 
 
@@ -44,17 +46,6 @@ class RanksShareProcessors(Finding):
 
     lost: Amount
     taken: Finding
-
-
-class NodesExchange(Finding):
-    """The exposed time of a plan's groups whose devices are in one node."""
-
-    template = (
-        "Devices of one node wait for each other's data: the links inside nodes cost "
-        "{lost.share:.0%} of {lost.whole.named}. No line between nodes carries that data."
-    )
-
-    lost: Amount
 
 
 class ProcessorsAreTaken(Finding):
@@ -102,16 +93,14 @@ class Contention(VerdictKind):
     lost_to = "ranks and communication that share processors"
 
     def loss_in(self, case: Case) -> str:
-        """Return what is shared; a plan's devices of one node wait for the node's own links."""
-        return "the links inside nodes" if case.run.provenance.is_plan else self.lost_to
+        """Return what is shared: processors, or a device whose kernels communication slows."""
+        return _ON_A_DEVICE if case.account.crowding.source in _OF_KERNELS else self.lost_to
 
     def says(self, case: Case) -> Finding:
         """Return the time that shared processors, or a shared device, cost."""
         lost = case.of_step(case.account.parts_s[Part.CONTENTION.key])
-        if case.account.crowding.source == "kernels":
+        if case.account.crowding.source in _OF_KERNELS:
             return KernelsAreSlowed(lost=lost)
-        if case.run.provenance.is_plan:
-            return NodesExchange(lost=lost)
         if not shares_one_host(case.run):
             return ComputationIsCrowded(lost=lost)
         busiest = next(

@@ -62,6 +62,7 @@ def is_limited_by_line(case: Case) -> bool:
     exposed_s, parts = exposed_transfer_s(case.account), case.account.parts_s
     unfilled_s = exposed_s - case.floor_s
     others_s = max(time_s for part, time_s in parts.items() if part not in _NO_OTHER_LOSS)
+    others_s = max(others_s, case.account.inside_s)
     is_short = not case.reaches_threshold(unfilled_s) or unfilled_s < others_s
     return case.floor_s >= FILLED * exposed_s or is_short
 

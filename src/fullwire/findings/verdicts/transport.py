@@ -34,6 +34,17 @@ class LineIsNotFilled(Finding):
     faster: FasterLine | None
 
 
+class NodesExchange(Finding):
+    """The exposed time of a plan's groups whose devices are in one node."""
+
+    template = (
+        "Devices of one node wait for each other's data: the links inside nodes cost "
+        "{lost.share:.0%} of {lost.whole.named}. No line between nodes carries that data."
+    )
+
+    lost: Amount
+
+
 class Unfilled(Finding):
     """The used share of the line, and the part of the loss that is the fixed cost of messages."""
 
@@ -76,6 +87,11 @@ class LineWasNotFull(Finding):
     limit: float
 
 
+def _is_inside_nodes(case: Case) -> bool:
+    """Say whether the transport's part is mostly on links inside nodes, which are no line."""
+    return case.account.inside_s > case.account.parts_s[Part.TRANSPORT.key] / 2
+
+
 @register
 class Transport(VerdictKind):
     """A transport that does not fill the line."""
@@ -87,6 +103,10 @@ class Transport(VerdictKind):
     lost_to = "a transport that does not fill the line"
     is_transfer = True
     needs_clocks = True
+
+    def loss_in(self, case: Case) -> str:
+        """Return what is slow: the links inside nodes, or the transport on the lines between."""
+        return "the links inside nodes" if _is_inside_nodes(case) else self.lost_to
 
     def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
         """Hold where transfers were limited by something other than the line."""
@@ -101,7 +121,10 @@ class Transport(VerdictKind):
     def says(self, case: Case) -> Finding:
         """Return the time that the transport loses, and the reason that held it back."""
         parts, links = case.account.parts_s, links_of(case.evidence)
-        lost_s, unfilled = parts[Part.TRANSPORT.key], None
+        inside_s = case.account.inside_s
+        lost_s, unfilled = parts[Part.TRANSPORT.key] - inside_s, None
+        if _is_inside_nodes(case):
+            return NodesExchange(lost=case.of_step(inside_s))
         if parts[Part.LINE_RATE.key] > lost_s:  # Then all idle time of the line counts.
             latency_s = parts[Part.LATENCY.key]
             lost_s += latency_s
