@@ -870,7 +870,7 @@ def test_devices_that_are_left_out_send_nothing(
     nics_there = Nics(rate_bps=1e11, per_node=nics, of_device=of_device)
     inside = Inside(kind="switch", rate_bps=2.4e12, latency_s=3e-6)
     whole = Cluster(name="odd", nodes=4, devices_per_node=devices, inside=inside, nics=nics_there)
-    used = usable(whole)
+    used = usable(whole, {})
     assert (used.devices_per_node, used.nics_per_node) == left
     assert used.nics.rate_bps == 1e11
 
@@ -897,3 +897,17 @@ def test_a_schedule_that_chunks_do_not_tell_is_named(
     is_named = schedule != "1f1b"
     assert (f"PP 4 ({schedule})" in told) == is_named
     assert ("schedule" in told.partition("recompute")[0]) == is_named
+
+
+def test_degrees_that_divide_whole_nodes_only_use_all_devices() -> None:
+    """Nodes of six devices have four in use, unless a decided degree divides no others."""
+    inside = Inside(kind="switch", rate_bps=2.4e12, latency_s=3e-6)
+    nics = Nics(rate_bps=1e11, per_node=2)
+    six = Cluster(name="six", nodes=4, devices_per_node=6, inside=inside, nics=nics)
+    asked: dict[str, Any] = {"device": "h100", "global_batch": 96, "cluster": six, "top": 1}
+    whole = fw.plan("llama3-8b", **asked, fix="dp=24")
+    assert whole.best.devices == 24
+    assert not any(isinstance(note, DevicesLeftOut) for note in whole.assumed)
+    assert fw.plan("llama3-8b", **asked, fix="dp=4").best.devices == 16
+    with pytest.raises(UsageError, match=r"16 devices \(4 of the 6 of each node\), got 5"):
+        fw.plan("llama3-8b", **asked, fix="pp=5")

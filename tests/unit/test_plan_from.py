@@ -420,3 +420,18 @@ def test_degrees_that_are_left_out_stay_as_recorded(
         assert {(each.tp, each.pp, each.dp) for each in answer.plans} == {(tp, pp, dp)}, to
         told = [note for note in answer.assumed if isinstance(note, DataParallelFills)]
         assert [note.dp for note in told] == ([2] if to in ("pp=1", "tp=1") else []), to
+
+
+def test_a_job_of_three_ranks_is_asked_about_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks are no node of which a part is left out: each of them is used."""
+    monkeypatch.setattr("tests.traced_plans.LAYERS", 6)
+    step_s = traced(tmp_path / "three", tp=1, pp=3, dp=1)
+    again = fw.plan(recorded=tmp_path / "three", to="pp=3").best
+    assert (again.pp, again.devices) == (3, 3)
+    assert again.step_s == pytest.approx(step_s, rel=0.01)
+    assert fw.plan(recorded=tmp_path / "three", to="pp=6").best.devices == 6
+    anything = fw.plan(recorded=tmp_path / "three", global_batch=6, top=400)
+    assert {one.devices for one in anything.plans} == {3}
+    assert (1, 3, 1) in {(one.tp, one.pp, one.dp) for one in anything.plans}

@@ -278,7 +278,9 @@ def _asked(
         raise UsageError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
     if objective not in OBJECTIVES:
         raise UsageError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
-    used = usable(machine)
+    fixed = fixed_degrees(fix)
+    asked = {**fixed, **to}
+    used = usable(machine, asked if recorded is None else _degrees_on(recorded, asked))
     notes: list[Finding] = []
     if used.devices_per_node < machine.devices_per_node:
         notes.append(DevicesLeftOut(used=used.devices_per_node, whole=machine.devices_per_node))
@@ -291,14 +293,12 @@ def _asked(
         asked_for, precision = precision, target.runs_as(precision)
         if precision != asked_for:
             notes.append(OtherType(device=target.title, lacks=asked_for, instead=precision))
-    fixed = fixed_degrees(fix)
     if recorded is not None and to:
         for name, value in to.items():
             if fixed.get(name, value) != value:
                 raise UsageError(
                     f"fix: expected {name}={value} as in --to, got {name}={fixed[name]}"
                 )
-        asked = {**fixed, **to}
         fixed, layout = recorded.fixed(asked, used.devices), recorded.recognised.layout
         zero, dp = layout.zero, used.devices // math.prod(recorded.split(asked).values())
         if "dp" not in asked and dp not in (0, layout.dp):
@@ -362,7 +362,7 @@ def _known(
             needed = max(1, -(-seen.layout.devices // machine.devices_per_node))
             here = described_cluster(machine, needed)
             break
-    here = None if here is None else usable(here)
+    here = None if here is None else usable(here, {"dp": seen.layout.devices})
     processors = _processors_of_this_host(run) if cluster is None else None
     known = by_recording(seen, here, here_device, processors)
     if not seen.device and known.ratios[0].ratio > _SIMILAR:
@@ -389,14 +389,20 @@ def _target(
     """Return the cluster of other plans: the given one, else that of the recording."""
     if cluster is not None:
         return cluster, nodes
-    layout, here = known.recognised.layout, known.cluster
-    together = math.prod(known.split(to).values())
-    dp = int(to.get("dp", max(1, layout.devices // together)))
+    here, devices = known.cluster, math.prod(_degrees_on(known, to).values())
     if here.nodes > 1:
-        return here, -(-together * dp // here.devices_per_node)
-    devices = together * dp if to else layout.devices
+        here = here if devices % here.devices_per_node == 0 else usable(here, {})
+        return here, -(-devices // here.devices_per_node)
+    devices = devices if to else known.recognised.layout.devices
     nics = replace(here.nics, per_node=devices)
     return replace(here, devices_per_node=devices, nics=nics), None
+
+
+def _degrees_on(known: Recorded, to: Mapping[str, int | str]) -> dict[str, int]:
+    """Return the degrees of another plan, where data parallelism fills the recorded devices."""
+    split = known.split(to)
+    rest = max(1, known.recognised.layout.devices // math.prod(split.values()))
+    return {**split, "dp": int(to.get("dp", rest))}
 
 
 def _from_run(known: Recorded) -> FromRun:

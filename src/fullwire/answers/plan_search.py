@@ -161,14 +161,18 @@ class Searched:
         return self.priced.step_s
 
 
-def usable(cluster: Cluster) -> Cluster:
-    """Return a cluster whose nodes have a power of two of devices: degrees divide no others.
+def usable(cluster: Cluster, degrees: Mapping[str, int | str]) -> Cluster:
+    """Return a cluster whose nodes have a power of two of devices: few degrees divide others.
+
+    - `degrees`: decided ones. Nodes stay whole if these divide all devices, and not those in use.
 
     Devices that are left out send nothing, so the others have each NIC whole. A NIC that only such
     devices use is idle. Of NICs that would serve unlike numbers of devices, the busiest counts.
     """
     used = _power_of_two(cluster.devices_per_node)
-    if used == cluster.devices_per_node:
+    ranks = math.prod(int(degrees.get(name, 1)) for name in ("tp", "pp", "cp", "dp"))
+    is_whole = cluster.devices % ranks == 0 and cluster.nodes * used % ranks > 0
+    if is_whole or used == cluster.devices_per_node:
         return cluster
     if isinstance(cluster.network, Torus):  # every device uses every NIC
         return replace(cluster, devices_per_node=used)
@@ -234,6 +238,7 @@ def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> 
         model=question.model,
         devices=question.cluster.devices,
         devices_per_node=question.cluster.devices_per_node,
+        idle_of_node=question.idle_of_node,
         global_batch=question.global_batch,
         sequence=question.sequence,
         precision=question.precision,
