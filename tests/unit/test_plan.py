@@ -166,9 +166,16 @@ def test_the_cheapest_plans_are_those_of_all_parts_of_the_cluster(
         if part.plan.device_hours < 1.02 * hours[0]:
             assert (part.plan.devices, part.plan.device_hours) in listed
     assert len({devices for devices, _ in listed}) > 1
-    print_plan(result)
+    for part in result.parts:
+        assert part.plan.equal == (part.plan.device_hours <= 1.03 * hours[0])
+    print_plan(replace(result, plans=result.plans[:1]))
     told = capsys.readouterr().out
+    marked = [line.split() for line in told.splitlines() if ") = " in line]
+    equal = [part.nodes for part in result.parts if part.plan.equal]
     nodes = result.best.devices // 8
+    assert [int(row[0]) for row in marked] == [each for each in equal if each != nodes]
+    assert len(marked) > 1
+    assert "= cannot be told from the best" in told
     assert (
         f"{nodes} of 16 nodes, {result.best.devices} devices: {hours[0]:.4g} device-hours" in told
     )
@@ -911,3 +918,22 @@ def test_degrees_that_divide_whole_nodes_only_use_all_devices() -> None:
     assert fw.plan("llama3-8b", **asked, fix="dp=4").best.devices == 16
     with pytest.raises(UsageError, match=r"16 devices \(4 of the 6 of each node\), got 5"):
         fw.plan("llama3-8b", **asked, fix="pp=5")
+
+
+def test_each_compared_cluster_tells_its_own_assumptions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clusters = ["gb200-nvl72", "dgx-h100", "dgx-a100"]
+    asked: dict[str, Any] = {**ASKED, "nodes": 4, "cluster": ",".join(clusters)}
+    result = fw.plan("llama3-8b", **asked, precision="nvfp4", top=1)
+    told = {row["cluster"]: row["assumed"] for row in plan_data(result)["networks"]}
+    alone = {
+        each: fw.plan("llama3-8b", **{**asked, "cluster": each}, precision="nvfp4", top=1)
+        for each in clusters
+    }
+    assert told == {each: plan_data(answer)["assumed"] for each, answer in alone.items()}
+    print_plan(result)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Assumed on dgx-h100: NVIDIA H100 has no nvfp4: fp8 stands for it" in said
+    assert "Assumed on dgx-a100: NVIDIA A100 has no nvfp4: bf16 stands for it" in said
+    assert said.count("usual share of the described links") == 1

@@ -173,6 +173,7 @@ class OnNetwork:
     bandwidth_bps: float
     oversubscription: float
     plan: Planned | None
+    assumed: tuple[Finding, ...]
     does_not_fit: str | None = None  # why there is no plan
 
 
