@@ -937,3 +937,40 @@ def test_each_compared_cluster_tells_its_own_assumptions(
     assert "Assumed on dgx-h100: NVIDIA H100 has no nvfp4: fp8 stands for it" in said
     assert "Assumed on dgx-a100: NVIDIA A100 has no nvfp4: bf16 stands for it" in said
     assert said.count("usual share of the described links") == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batch", "nearest"),
+    [(211, 1024, 1688), (3, 100, 96), (2, 100, 96)],
+)
+def test_the_nearest_batch_has_a_plan_with_the_fixed_degrees(
+    nodes: int, batch: int, nearest: int
+) -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "seq": 8192, "top": 1}
+    fix = "tp=1,pp=1,cp=1,zero=3"
+    with pytest.raises(UsageError, match=f"^global batch: .*got {batch} .*nearest is {nearest}$"):
+        fw.plan("llama3-8b", **asked, global_batch=batch, fix=fix)
+    assert fw.plan("llama3-8b", **asked, global_batch=nearest, fix=fix).best.dp == 8 * nodes
+
+
+def test_nodes_are_not_asked_for_where_the_batch_allows_no_more_of_them() -> None:
+    """Shards among eight devices are as large on any number of nodes."""
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 128, "global_batch": 1024}
+    with pytest.raises(UsageError, match=r"in 79 GiB: expected tp 2 and dp 512\. Stage"):
+        fw.plan("mixtral-8x7b", **asked, fix="tp=1,pp=1,cp=1,ep=1,zero=3,shard=8")
+
+
+@pytest.mark.parametrize(("fixed", "least"), [("zero=-1", 0), ("tp_overlap=-1", 0), ("tp=0", 1)])
+def test_the_least_value_of_a_degree_is_named(fixed: str, least: int) -> None:
+    with pytest.raises(UsageError, match=f"expected a whole number from {least} to"):
+        fw.plan("llama3-8b", **ASKED, fix=fixed)
+
+
+def test_memory_that_the_name_of_a_device_does_not_state_is_told() -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "pp=4", "top": 1}
+    open_one = plan_data(fw.plan("llama3-8b", **asked, device="a100"))["assumed"]
+    said = "NVIDIA A100 has 79 GiB: its name states no memory, and such devices come with 40 GB"
+    assert any(said in one for one in open_one)
+    for stated in ("a100-80gb", "dgx-h100", "h200", "b200"):
+        told = plan_data(fw.plan("llama3-8b", **asked, device=stated))["assumed"]
+        assert not any("states no memory" in one for one in told)

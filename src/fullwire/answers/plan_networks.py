@@ -29,6 +29,7 @@ from fullwire.findings.plans import (
     ProcessorsNotTold,
     ProcessorsShared,
     SplitByMesh,
+    UsualMemory,
     UsualShareOfLinks,
 )
 from fullwire.simulation.recorded_plan import SPLITTING_S
@@ -56,6 +57,12 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
             device=device.title,
             gib=device.memory_bytes / GIB,
             stated_gb=device.other_memory_gb,
+        )
+    elif not device.is_memory_stated and device.memory_differs:
+        yield UsualMemory(
+            device=device.title,
+            gib=device.memory_bytes / GIB,
+            sizes=tuple(f"{size_gb} GB" for size_gb in device.memories_gb),
         )
     if question.cluster.measured is None:
         yield UsualShareOfLinks()

@@ -317,22 +317,35 @@ def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None
     """
     has_bytes, here = question.device.memory_bytes, question.cluster.nodes
     constants = []
+
+    def constant_bytes(nodes: int, there: Held) -> float:
+        there_bytes = int(there.peak_allocated_bytes.min())
+        return (there_bytes * nodes - here_bytes * here) / (nodes - here)
+
     least = max(least, here + 1)
     doubled = here * 2 ** math.ceil(math.log2(least / here))  # degrees divide most such numbers
     for nodes in (*range(least, least + _MOST_TRIED), 2 * here, doubled):
-        more = replace(question, cluster=described_cluster(question.cluster, nodes))
-        try:
-            plans = _plans(more)
-        except UsageError:
-            continue  # no degrees divide so many devices and the batch
-        memory = _held(more, plans)
-        if memory.fits(has_bytes).any():
+        memory = _held_on(question, nodes)
+        if memory is not None and memory.fits(has_bytes).any():
             return f"{nodes} nodes"
-        there_bytes = int(memory.peak_allocated_bytes.min())
-        constants.append((there_bytes * nodes - here_bytes * here) / (nodes - here))
+        if memory is not None:
+            constants.append(constant_bytes(nodes, memory))
+    # The batch may allow no plan on more devices. Then fewer ones tell what they do not share.
+    fewer = None if constants or here == 1 else _held_on(question, here // 2)
+    if fewer is not None:
+        constants.append(constant_bytes(here // 2, fewer))
     if constants and min(constants) > has_bytes:
         return None
     return f"more than {least + _MOST_TRIED - 1} nodes"
+
+
+def _held_on(question: Question, nodes: int) -> Held | None:
+    """Return the memory of all plans on other nodes; None where no degrees divide devices."""
+    other = replace(question, cluster=described_cluster(question.cluster, nodes))
+    try:
+        return _held(other, _plans(other))
+    except UsageError:
+        return None
 
 
 def score(searched: Searched) -> Floats:

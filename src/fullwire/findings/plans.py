@@ -29,6 +29,20 @@ class MemoryOfAnother(Finding):
     stated_gb: int
 
 
+class UsualMemory(Finding):
+    """The name of the device does not tell its memory, and such devices come with unlike ones."""
+
+    template = (
+        "{device} has {gib:.0f} GiB: its name states no memory, and such devices come with "
+        "{sizes:list}"
+    )
+    is_assumption = True
+
+    device: str
+    gib: float
+    sizes: tuple[str, ...]
+
+
 class UsualShareOfLinks(Finding):
     """The cluster is described, and nothing was measured on it."""
 

@@ -331,14 +331,24 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
                 f"{name}: expected a divisor of {space.in_words}, got {value}. The "
                 f"nearest is {nearest}"
             )
+    _check_batch(space, fixed)
+
+
+def _check_batch(space: Space, fixed: Mapping[str, int | str]) -> None:
+    """Refuse a batch that no data parallelism beside the fixed degrees divides."""
     degrees = {
-        space.devices // (tp * pp * cp)
-        for tp, pp, cp in product(_tensor(space, fixed), _stages(model), _context(space, fixed))
-        if space.devices % (tp * pp * cp) == 0
+        space.devices // math.prod(split)
+        for split in product(_tensor(space, fixed), _stages(space.model), _context(space, fixed))
+        if space.devices % math.prod(split) == 0
+        and all(
+            fixed.get(name, ways) == ways
+            for name, ways in zip(("tp", "pp", "cp"), split, strict=True)
+        )
     }
     if degrees and all(space.global_batch % dp for dp in degrees):
+        microbatch = int(fixed.get("microbatch", 1))
         batch = min(
-            (nearest_multiple(space.global_batch, dp) for dp in degrees),
+            (nearest_multiple(space.global_batch, dp * microbatch) for dp in degrees),
             key=lambda batch: (abs(batch - space.global_batch), batch),
         )
         raise UsageError(
