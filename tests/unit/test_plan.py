@@ -315,7 +315,7 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ({"objective": "joy"}, "objective: expected one of step, cost, goodput, got 'joy'"),
         ({"precision": "int8"}, "precision: expected one of fp32"),
         ({"fix": "tp=8,tp=4"}, "fix: expected one tp, got 8 and 4"),
-        ({"fix": "zero=x"}, "zero: expected a whole number from 1"),
+        ({"fix": "zero=x"}, "zero: expected a whole number from 0"),
         ({"failures": 100}, "hours: expected the hours of training with failures or a price"),
         ({"price": -1}, "hours: expected the hours of training with failures or a price"),
         ({"synchronous_checkpoints": True}, "hours: expected the hours of training"),
@@ -974,3 +974,18 @@ def test_memory_that_the_name_of_a_device_does_not_state_is_told() -> None:
     for stated in ("a100-80gb", "dgx-h100", "h200", "b200"):
         told = plan_data(fw.plan("llama3-8b", **asked, device=stated))["assumed"]
         assert not any("states no memory" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("heading", "said"),
+    [
+        ("tp,pp,tp,step_time_s", "expected one column tp, got 'tp,pp,tp,step_time_s'"),
+        ("tp;pp;step_time_s", "expected a column step_time_s between commas, got 'tp;pp;"),
+        ("tp,pp,step_time_ms", "expected a column step_time_s between commas, got 'tp,pp,step_ti"),
+    ],
+)
+def test_a_bad_heading_of_measured_steps_is_named(tmp_path: Path, heading: str, said: str) -> None:
+    table = tmp_path / "measured.csv"
+    table.write_text(f"{heading}\n8,4,4,8.6\n")
+    with pytest.raises(DamagedInput, match=f"csv:1: {said}"):
+        fw.plan("llama3-70b", **ASKED, calibrate=table)

@@ -483,6 +483,10 @@ def measured_steps(
             raise UsageError(
                 f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(name)}"
             )
+    twice = [name for place, name in enumerate(columns) if name in columns[:place]]
+    if twice or "step_time_s" not in columns:
+        expected = f"one column {twice[0]}" if twice else "a column step_time_s between commas"
+        raise DamagedInput(path, f"expected {expected}, got {shown(','.join(columns))}", line=1)
     result = []
     for number, row in enumerate(rows, start=2):
         if len(row) > len(columns):  # the cells beyond the heading have no name
