@@ -488,7 +488,7 @@ class Loss(Finding):
 class ExpectedLosses(Finding):
     """The losses of a training, by name."""
 
-    template = "Expected losses: {losses:list}, in {interruptions:,.0f} interruptions."
+    template = "Expected losses: {losses:list}, in {interruptions:mean count} interruptions."
 
     losses: tuple[Loss, ...]
     interruptions: float
