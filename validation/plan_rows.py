@@ -44,6 +44,7 @@ MACHINES: Mapping[str, tuple[int, float, float]] = {
     "tpu-v6e": (256, 360, 25), "tpu7x": (64, 540, 50), "mi250": (8, 100, 12.5),
     "mi300a": (4, 192, 25), "t4": (4, 16, 1.5), "a10g": (8, 32, 1.5),
 }  # fmt: skip
+_IMPOSSIBLE = 0.5  # of the time at the device's peak: what is assumed may make a row look quicker
 _CARDS = 8, 32.0, 12.5  # of other families: cards in PCIe slots, and 100 Gbit/s for each
 
 
@@ -114,7 +115,8 @@ def measured(row: Mapping[str, str], number: int) -> Measured:
     tokens_s = number_in(row, "tokens_s_gpu")
     if not step_s and tokens_s:
         step_s = layout.tokens * share / (tokens_s * gpus)
-    if not step_s:
+    least_s = layout.tokens * share * architecture.flops(layout.sequence) * 3 / gpus
+    if not step_s or step_s < _IMPOSSIBLE * least_s / device.peak_flops_per_s(layout.precision):
         raise Refused("no measured time")
     return Measured(
         uid=row.get("uid") or str(number),
@@ -300,7 +302,7 @@ def layout_of(
         assumed.append("parallel plan")
     together = degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = whole(row, "dp") or max(1, gpus // together)
-    if dp * together > 2 * gpus:  # a cell is wrong; devices are counted more often than degrees
+    if dp * together > gpus:  # a cell is wrong; devices are counted more often than degrees
         assumed.append("parallel plan")
         dp = max(1, gpus // together)
     if degrees["pp"] == 1:
@@ -512,5 +514,11 @@ def number_in(row: Mapping[str, str], name: str) -> float | None:
     found = re.match(r"\s*~?\s*(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)\s*([a-z]*)", text)
     if found is None:
         return None
-    value = float(found[1].replace(",", "")) * {"k": 1024, "ms": 1e-3, "min": 60}.get(found[2], 1)
+    # A comma before three digits groups them. Any other one is a decimal point.
+    is_grouped = re.fullmatch(r"\d{1,3}(?:,\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?", found[1])
+    value = float(found[1].replace(",", "" if is_grouped else ".")) * {
+        "k": 1024,
+        "ms": 1e-3,
+        "min": 60,
+    }.get(found[2], 1)
     return value if 0 < value < 1e12 else None

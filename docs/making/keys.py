@@ -246,6 +246,7 @@ MEANINGS: Mapping[str, str] = {
     "networks.plan.compute_s": "Computing of a step.",
     "networks.plan.device_hours": "Device-hours of a million tokens.",
     "networks.plan.fits": "Whether the plan fits into the device's memory.",
+    "networks.assumed": "Assumptions there, a clause each.",
     "networks.does_not_fit": "Why no plan fits there; null if one does.",
     "parts": (
         "The best plan on each part of the cluster that was tried, the whole cluster first; empty "

@@ -144,7 +144,8 @@ def show_duration(time_s: float) -> str:
     """Return a long time as people say it: 5400 s is "90 min"."""
     for factor, unit, least in ((86400, "days", 3), (3600, "h", 2), (60, "min", 3)):
         if abs(time_s) >= least * factor:
-            return f"{time_s / factor:.3g} {unit}"
+            rounded = float(f"{time_s / factor:.3g}")
+            return f"{rounded:,.0f} {unit}" if abs(rounded) >= 1000 else f"{rounded:g} {unit}"
     return _scaled(float(f"{time_s:.2e}"), [(1.0, "s"), (1e-3, "ms"), (1e-6, "us")], "s")
 
 
@@ -152,6 +153,11 @@ def show_number(number: float) -> str:
     """Return a number with four digits, whole from 1000 on: 16852.3 is "16,850"."""
     rounded = float(f"{number:.4g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.4g}"
+
+
+def show_mean_count(count: float) -> str:
+    """Return an expected count: whole from 10 on, else two digits, as 0.0913 is "0.091"."""
+    return f"{count:,.0f}" if count >= 9.5 else f"{count:.2g}"
 
 
 def show_ranks(ranks: Sequence[int]) -> str:

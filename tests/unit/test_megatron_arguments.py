@@ -173,3 +173,12 @@ def test_a_flag_may_state_its_truth() -> None:
 def test_a_flag_that_changes_the_model_is_refused_by_name(flags: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         architecture(f"{SMALL} --vocab-size 1000 {flags}")
+
+
+def test_groups_of_queries_that_megatron_ignores_are_refused() -> None:
+    """Megatron-LM reads their number only beside the flag, whose absence means full heads."""
+    plain = LISTS["llama3-8b"].replace("--group-query-attention ", "")
+    with pytest.raises(UsageError, match=r"num_query_groups: .*--group-query-attention .* 8 alone"):
+        architecture(plain)
+    full = architecture(plain.replace("--num-query-groups 8", "--num-query-groups 1"))
+    assert full.kv_heads == full.heads == 32

@@ -44,7 +44,7 @@ H100 = accelerator("h100")
         ("NVIDIA GH200 480GB", "gh200", 96, 1),  # CUDA's name of the device of 96 GB
         ("GH200 120GB", "gh200", 96, 1),
         ("GH200 144GB HBM3e", "gh200", 144, 1),
-        ("H100 NVL 188GB", "h100", 80, 1),  # of two devices
+        ("H100 NVL 188GB", "h100", 94, 400 / 700),  # of two devices
         ("A100-20GB", "a100", 20, 1),  # a part of a device
         ("NVIDIA GeForce RTX 4090", "rtx-4090", 24, 1),
         ("RTX A6000", "rtx-a6000", 48, 1),
@@ -96,6 +96,35 @@ def test_memory_that_is_not_stated_is_marked() -> None:
     assert not accelerator("H100").is_memory_stated
     assert accelerator("H100-SXM-80GB").is_memory_stated
     assert accelerator("H200").is_memory_stated  # it comes with one size
+
+
+@pytest.mark.parametrize(
+    ("written", "memory_gb", "terabytes_per_s"),
+    [
+        ("A100-40G", 40, 1.555),
+        ("A100-PCIE-40GB", 40, 1.555),
+        ("NVIDIA GH200 144G HBM3e", 144, 4.9),
+        ("GH200 144GB", 144, 4.9),
+        ("NVIDIA GH200 480GB", 96, 4.0),
+        ("NVIDIA H100 NVL", 94, 3.9),
+        ("H20-3e", 141, 4.8),
+        ("H20 141GB", 141, 4.8),
+        ("H100/80GB", 80, 3.35),
+    ],
+)
+def test_memory_and_its_rate_are_those_of_the_named_form(
+    written: str, memory_gb: int, terabytes_per_s: float
+) -> None:
+    device = accelerator(written)
+    assert device.memory_bytes / 2**30 == pytest.approx(memory_gb, rel=0.01)
+    assert device.memory_bytes_per_s == pytest.approx(terabytes_per_s * 1e12)
+
+
+@pytest.mark.parametrize("written", ["A100 40/80GB", "A100 40 or 80 GB", "a100-100g"])
+def test_a_choice_of_memories_and_a_rate_state_no_memory(written: str) -> None:
+    device = accelerator(written)
+    assert not device.is_memory_stated
+    assert device.other_memory_gb is None
 
 
 def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:

@@ -167,9 +167,16 @@ def test_the_cheapest_plans_are_those_of_all_parts_of_the_cluster(
         if part.plan.device_hours < 1.02 * hours[0]:
             assert (part.plan.devices, part.plan.device_hours) in listed
     assert len({devices for devices, _ in listed}) > 1
-    print_plan(result)
+    for part in result.parts:
+        assert part.plan.equal == (part.plan.device_hours <= 1.03 * hours[0])
+    print_plan(replace(result, plans=result.plans[:1]))
     told = capsys.readouterr().out
+    marked = [line.split() for line in told.splitlines() if ") = " in line]
+    equal = [part.nodes for part in result.parts if part.plan.equal]
     nodes = result.best.devices // 8
+    assert [int(row[0]) for row in marked] == [each for each in equal if each != nodes]
+    assert len(marked) > 1
+    assert "= cannot be told from the best" in told
     assert (
         f"{nodes} of 16 nodes, {result.best.devices} devices: {hours[0]:.4g} device-hours" in told
     )
@@ -334,7 +341,7 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ({"objective": "joy"}, "objective: expected one of step, cost, goodput, got 'joy'"),
         ({"precision": "int8"}, "precision: expected one of fp32"),
         ({"fix": "tp=8,tp=4"}, "fix: expected one tp, got 8 and 4"),
-        ({"fix": "zero=x"}, "zero: expected a whole number from 1"),
+        ({"fix": "zero=x"}, "zero: expected a whole number from 0"),
         ({"failures": 100}, "hours: expected the hours of training with failures or a price"),
         ({"price": -1}, "hours: expected the hours of training with failures or a price"),
         ({"synchronous_checkpoints": True}, "hours: expected the hours of training"),
@@ -920,7 +927,7 @@ def test_devices_that_are_left_out_send_nothing(
     nics_there = Nics(rate_bps=1e11, per_node=nics, of_device=of_device)
     inside = Inside(kind="switch", rate_bps=2.4e12, latency_s=3e-6)
     whole = Cluster(name="odd", nodes=4, devices_per_node=devices, inside=inside, nics=nics_there)
-    used = usable(whole)
+    used = usable(whole, {})
     assert (used.devices_per_node, used.nics_per_node) == left
     assert used.nics.rate_bps == 1e11
 
@@ -947,3 +954,88 @@ def test_a_schedule_that_chunks_do_not_tell_is_named(
     is_named = schedule != "1f1b"
     assert (f"PP 4 ({schedule})" in told) == is_named
     assert ("schedule" in told.partition("recompute")[0]) == is_named
+
+
+def test_degrees_that_divide_whole_nodes_only_use_all_devices() -> None:
+    """Nodes of six devices have four in use, unless a decided degree divides no others."""
+    inside = Inside(kind="switch", rate_bps=2.4e12, latency_s=3e-6)
+    nics = Nics(rate_bps=1e11, per_node=2)
+    six = Cluster(name="six", nodes=4, devices_per_node=6, inside=inside, nics=nics)
+    asked: dict[str, Any] = {"device": "h100", "global_batch": 96, "cluster": six, "top": 1}
+    whole = fw.plan("llama3-8b", **asked, fix="dp=24")
+    assert whole.best.devices == 24
+    assert not any(isinstance(note, DevicesLeftOut) for note in whole.assumed)
+    assert fw.plan("llama3-8b", **asked, fix="dp=4").best.devices == 16
+    with pytest.raises(UsageError, match=r"16 devices \(4 of the 6 of each node\), got 5"):
+        fw.plan("llama3-8b", **asked, fix="pp=5")
+
+
+def test_each_compared_cluster_tells_its_own_assumptions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clusters = ["gb200-nvl72", "dgx-h100", "dgx-a100"]
+    asked: dict[str, Any] = {**ASKED, "nodes": 4, "cluster": ",".join(clusters)}
+    result = fw.plan("llama3-8b", **asked, precision="nvfp4", top=1)
+    told = {row["cluster"]: row["assumed"] for row in plan_data(result)["networks"]}
+    alone = {
+        each: fw.plan("llama3-8b", **{**asked, "cluster": each}, precision="nvfp4", top=1)
+        for each in clusters
+    }
+    assert told == {each: plan_data(answer)["assumed"] for each, answer in alone.items()}
+    print_plan(result)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Assumed on dgx-h100: NVIDIA H100 has no nvfp4: fp8 stands for it" in said
+    assert "Assumed on dgx-a100: NVIDIA A100 has no nvfp4: bf16 stands for it" in said
+    assert said.count("usual share of the described links") == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batch", "nearest"),
+    [(211, 1024, 1688), (3, 100, 96), (2, 100, 96)],
+)
+def test_the_nearest_batch_has_a_plan_with_the_fixed_degrees(
+    nodes: int, batch: int, nearest: int
+) -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "seq": 8192, "top": 1}
+    fix = "tp=1,pp=1,cp=1,zero=3"
+    with pytest.raises(UsageError, match=f"^global batch: .*got {batch} .*nearest is {nearest}$"):
+        fw.plan("llama3-8b", **asked, global_batch=batch, fix=fix)
+    assert fw.plan("llama3-8b", **asked, global_batch=nearest, fix=fix).best.dp == 8 * nodes
+
+
+def test_nodes_are_not_asked_for_where_the_batch_allows_no_more_of_them() -> None:
+    """Shards among eight devices are as large on any number of nodes."""
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 128, "global_batch": 1024}
+    with pytest.raises(UsageError, match=r"in 79 GiB: expected tp 2 and dp 512\. Stage"):
+        fw.plan("mixtral-8x7b", **asked, fix="tp=1,pp=1,cp=1,ep=1,zero=3,shard=8")
+
+
+@pytest.mark.parametrize(("fixed", "least"), [("zero=-1", 0), ("tp_overlap=-1", 0), ("tp=0", 1)])
+def test_the_least_value_of_a_degree_is_named(fixed: str, least: int) -> None:
+    with pytest.raises(UsageError, match=f"expected a whole number from {least} to"):
+        fw.plan("llama3-8b", **ASKED, fix=fixed)
+
+
+def test_memory_that_the_name_of_a_device_does_not_state_is_told() -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "pp=4", "top": 1}
+    open_one = plan_data(fw.plan("llama3-8b", **asked, device="a100"))["assumed"]
+    said = "NVIDIA A100 has 79 GiB: its name states no memory, and such devices come with 40 GB"
+    assert any(said in one for one in open_one)
+    for stated in ("a100-80gb", "dgx-h100", "h200", "b200"):
+        told = plan_data(fw.plan("llama3-8b", **asked, device=stated))["assumed"]
+        assert not any("states no memory" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("heading", "said"),
+    [
+        ("tp,pp,tp,step_time_s", "expected one column tp, got 'tp,pp,tp,step_time_s'"),
+        ("tp;pp;step_time_s", "expected a column step_time_s between commas, got 'tp;pp;"),
+        ("tp,pp,step_time_ms", "expected a column step_time_s between commas, got 'tp,pp,step_ti"),
+    ],
+)
+def test_a_bad_heading_of_measured_steps_is_named(tmp_path: Path, heading: str, said: str) -> None:
+    table = tmp_path / "measured.csv"
+    table.write_text(f"{heading}\n8,4,4,8.6\n")
+    with pytest.raises(DamagedInput, match=f"csv:1: {said}"):
+        fw.plan("llama3-70b", **ASKED, calibrate=table)

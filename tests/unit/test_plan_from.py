@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
-from fullwire.errors import FullwireError, UsageError
+from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
 from fullwire.findings.plans import (
@@ -420,3 +420,27 @@ def test_degrees_that_are_left_out_stay_as_recorded(
         assert {(each.tp, each.pp, each.dp) for each in answer.plans} == {(tp, pp, dp)}, to
         told = [note for note in answer.assumed if isinstance(note, DataParallelFills)]
         assert [note.dp for note in told] == ([2] if to in ("pp=1", "tp=1") else []), to
+
+
+def test_a_job_of_three_ranks_is_asked_about_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks are no node of which a part is left out: each of them is used."""
+    monkeypatch.setattr("tests.traced_plans.LAYERS", 6)
+    step_s = traced(tmp_path / "three", tp=1, pp=3, dp=1)
+    again = fw.plan(recorded=tmp_path / "three", to="pp=3").best
+    assert (again.pp, again.devices) == (3, 3)
+    assert again.step_s == pytest.approx(step_s, rel=0.01)
+    assert fw.plan(recorded=tmp_path / "three", to="pp=6").best.devices == 6
+    anything = fw.plan(recorded=tmp_path / "three", global_batch=6, top=400)
+    assert {one.devices for one in anything.plans} == {3}
+    assert (1, 3, 1) in {(one.tp, one.pp, one.dp) for one in anything.plans}
+
+
+def test_a_trace_that_is_cut_before_its_backward_pass_is_told_as_damaged(tmp_path: Path) -> None:
+    traced(tmp_path / "cut", tp=1, pp=2, dp=1)
+    path = sorted((tmp_path / "cut").iterdir())[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(b"_for_cpu_backward") - 200])
+    with pytest.raises(DamagedInput, match=r"backward pass of attention: .*ends in the middle"):
+        fw.plan(recorded=tmp_path / "cut", to="pp=1")

@@ -18,6 +18,8 @@ from fullwire.units import (
     ratio,
     seconds,
     show_bytes,
+    show_duration,
+    show_mean_count,
     show_number,
     show_rate,
     show_time,
@@ -268,3 +270,16 @@ def test_what_is_shown_fits_a_line() -> None:
 )
 def test_large_numbers_have_no_exponent(number: float, shown: str) -> None:
     assert show_number(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0.0913, "0.091"), (3.16, "3.2"), (9.96, "10"), (1234.6, "1,235")]
+)
+def test_an_expected_count_below_ten_keeps_two_digits(count: float, shown: str) -> None:
+    assert show_mean_count(count) == shown
+
+
+def test_many_days_are_no_power_of_ten() -> None:
+    assert show_duration(7167.4 * 86400) == "7,170 days"
+    assert show_duration(1.82e6 * 86400) == "1,820,000 days"
+    assert show_duration(999 * 86400) == "999 days"

@@ -97,6 +97,14 @@ def test_cells_may_hold_units() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cell", "number"),
+    [("10,5", 10.5), ("8,192", 8192), ("1,234,567", 1234567), ("1,234.5", 1234.5), ("10,50", 10.5)],
+)
+def test_a_comma_groups_three_digits_or_is_a_decimal_point(cell: str, number: float) -> None:
+    assert plan_rows.number_in({"step_time_s": cell}, "step_time_s") == pytest.approx(number)
+
+
+@pytest.mark.parametrize(
     ("text", "kind"),
     [
         ("full", "full"), ("Full (uniform, 1 layer)", "full"), ("activation ckpt: full", "full"),
@@ -247,3 +255,16 @@ def test_a_table_without_its_columns_is_refused_in_one_line(
         plans.main([str(runs), "--memory", str(wrong)])
     assert stopped.value.code == 2
     assert "wrong.csv: expected" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_degrees_of_more_devices_than_are_counted_are_assumed(tmp_path: Path) -> None:
+    row = one_row(tmp_path, dp="128")
+    assert row.layout.dp == 64
+    assert "parallel plan" in row.assumed
+    assert "parallel plan" not in one_row(tmp_path).assumed
+
+
+def test_a_step_that_is_quicker_than_the_device_can_be_is_no_measured_time(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        one_row(tmp_path, step_time_s="1e-9")
+    assert read(tmp_path / "row.csv") == ([], {"no measured time": 1})

@@ -95,11 +95,13 @@ def worker_count(value: Any) -> int:
     return count(value, "workers")
 
 
-def count(value: Any, what: str, most: int = MOST_WORKERS) -> int:
+def count(value: Any, what: str, most: int = MOST_WORKERS, least: int = 1) -> int:
     """Read a count of something."""
     number = _typed_whole(value) if isinstance(value, str) else _whole(value)
-    if number is None or not 1 <= number <= most:
-        raise UsageError(f"{what}: expected a whole number from 1 to {most:,}, got {shown(value)}")
+    if number is None or not least <= number <= most:
+        raise UsageError(
+            f"{what}: expected a whole number from {least} to {most:,}, got {shown(value)}"
+        )
     return number
 
 

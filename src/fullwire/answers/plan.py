@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fullwire.answers.conditions import OneOrMany, count, rate, several
+from fullwire.answers.conditions import OneOrMany, count
 from fullwire.answers.opening import RunLike, opened
+from fullwire.answers.plan_networks import assumptions, networks_of, on_half
 from fullwire.answers.plan_search import (
     ALIKE,
     DEGREES,
@@ -24,9 +25,7 @@ from fullwire.answers.plan_search import (
     best_first,
     calibration_of,
     planned,
-    search,
     search_each,
-    search_or_refusal,
     usable,
 )
 from fullwire.answers.planned import (
@@ -36,6 +35,7 @@ from fullwire.answers.planned import (
     OnNetwork,
     OnPart,
     PlanAnswer,
+    Planned,
     Range,
     Worth,
     device_of,
@@ -44,7 +44,7 @@ from fullwire.answers.planned import (
 )
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
-from fullwire.clusters.cluster import Cluster, LeafSpine
+from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.description import described
 from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import UsageError
@@ -52,11 +52,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     DataParallelFills,
     DevicesLeftOut,
-    EvenExperts,
     FirstHasNoPlan,
-    MemoryOfAnother,
-    NearestFamily,
-    NotInRecording,
     OnlyKernels,
     OpenRecomputation,
     OpenVocabulary,
@@ -64,38 +60,27 @@ from fullwire.findings.plans import (
     OtherDevice,
     OtherParallelism,
     OtherType,
-    ProcessorsNotTold,
-    ProcessorsShared,
     ProcessorsStay,
-    SplitByMesh,
     UnlikeGroup,
     UsualHours,
     UsualMlp,
-    UsualShareOfLinks,
 )
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run
 from fullwire.simulation.goodput import CHECKPOINT_BYTES
 from fullwire.simulation.recognised_plan import recognised
-from fullwire.simulation.recorded_plan import SPLITTING_S, Recorded, device_in
+from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
 from fullwire.units import bits_per_second, ratio, seconds
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE, Precision
-from fullwire.workloads.stage_memory import GIB
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
 _USUAL_HOURS = 24.0  # of training, where goodput is asked for and no hours are given
 _KINDS = {"ep": "expert", "sp": "sequence"}  # of parallelism that is not recognised
 _SIMILAR = 20  # times as long as modelled: products of a device that is another one than was named
-_MESSAGES = {  # of each degree
-    "tp": "messages of tensor parallelism",
-    "pp": "transfers between stages",
-    "dp": "sums of gradients",
-    "zero": "gathers of parameters",
-}
 
 
 def plan(
@@ -174,7 +159,7 @@ def plan(
     troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
     with crew(on) as those:
         searches = _first_that_fits([replace(each, troubles=troubles) for each in questions], those)
-        networks = _networks(questions, bandwidth, oversubscription, those)
+        networks = networks_of(questions, bandwidth, oversubscription, those)
     return _answer(searches, count(top, "top"), hours, price, why=why, networks=networks)
 
 
@@ -212,8 +197,6 @@ def _answer(
         lasting = _lasting(best, asked_hours, price)
     elif price is not None or question.troubles != Troubles():
         raise UsageError("hours: expected the hours of training with failures or a price")
-    row = best.order[0]
-    degrees = {name: int(getattr(best.plans, name)[row]) for name in DEGREES}
     considered = sum(len(one.plans) for one in searches)
     distinct = sum(len(one.order) for one in searches)
     fitting = sum(int(one.memory.fits(one.question.device.memory_bytes).sum()) for one in searches)
@@ -222,10 +205,7 @@ def _answer(
         cluster=question.cluster.name,
         device=question.device.title,
         objective=question.objective,
-        plans=tuple(
-            replace(planned(one, row), equal=value <= (1 + ALIKE) * ranked[0][0])
-            for value, one, row in ranked
-        ),
+        plans=tuple(_against(ranked[0][0], *each) for each in ranked),
         considered=considered,
         left_out={
             "does_not_fit": considered - fitting,
@@ -236,23 +216,32 @@ def _answer(
         sequence=question.sequence,
         precision=question.precision,
         assumed=(
-            *_assumptions(best.question, degrees),
+            *assumptions(best),
             *(question.troubles.assumptions() if lasting is not None else ()),
             *([UsualHours(hours=_USUAL_HOURS)] if lasting is not None and hours is None else []),
         ),
         why=_worths(best) if why else (),
         networks=networks,
         parts=tuple(
-            OnPart(nodes=one.question.cluster.nodes, plan=planned(one, one.order[0]))
-            for one in (searches if len(searches) > 1 else ())
+            OnPart(nodes=one.question.cluster.nodes, plan=_against(ranked[0][0], value, one, row))
+            for value, one, row in (map(_best_of, searches) if len(searches) > 1 else ())
         ),
-        half_bandwidth=_half(best.question),
+        half_bandwidth=on_half(best.question),
         lasting=lasting,
         recorded=None if recorded is None else _from_run(recorded),
         landscape=_landscape(best),
         architecture=question.model,
         described=best.question.cluster,
     )
+
+
+def _against(best: float, value: float, searched: Searched, row: int) -> Planned:
+    """Return a plan with whether the objective's value can be told from the best one."""
+    return replace(planned(searched, row), equal=value <= (1 + ALIKE) * best)
+
+
+def _best_of(searched: Searched) -> tuple[float, Searched, int]:
+    return next(best_first([searched]))
 
 
 def _asked(
@@ -278,7 +267,9 @@ def _asked(
         raise UsageError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
     if objective not in OBJECTIVES:
         raise UsageError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
-    used = usable(machine)
+    fixed = fixed_degrees(fix)
+    asked = {**fixed, **to}
+    used = usable(machine, asked if recorded is None else _degrees_on(recorded, asked))
     notes: list[Finding] = []
     if used.devices_per_node < machine.devices_per_node:
         notes.append(DevicesLeftOut(used=used.devices_per_node, whole=machine.devices_per_node))
@@ -291,14 +282,12 @@ def _asked(
         asked_for, precision = precision, target.runs_as(precision)
         if precision != asked_for:
             notes.append(OtherType(device=target.title, lacks=asked_for, instead=precision))
-    fixed = fixed_degrees(fix)
     if recorded is not None and to:
         for name, value in to.items():
             if fixed.get(name, value) != value:
                 raise UsageError(
                     f"fix: expected {name}={value} as in --to, got {name}={fixed[name]}"
                 )
-        asked = {**fixed, **to}
         fixed, layout = recorded.fixed(asked, used.devices), recorded.recognised.layout
         zero, dp = layout.zero, used.devices // math.prod(recorded.split(asked).values())
         if "dp" not in asked and dp not in (0, layout.dp):
@@ -362,7 +351,7 @@ def _known(
             needed = max(1, -(-seen.layout.devices // machine.devices_per_node))
             here = described_cluster(machine, needed)
             break
-    here = None if here is None else usable(here)
+    here = None if here is None else usable(here, {"dp": seen.layout.devices})
     processors = _processors_of_this_host(run) if cluster is None else None
     known = by_recording(seen, here, here_device, processors)
     if not seen.device and known.ratios[0].ratio > _SIMILAR:
@@ -389,14 +378,20 @@ def _target(
     """Return the cluster of other plans: the given one, else that of the recording."""
     if cluster is not None:
         return cluster, nodes
-    layout, here = known.recognised.layout, known.cluster
-    together = math.prod(known.split(to).values())
-    dp = int(to.get("dp", max(1, layout.devices // together)))
+    here, devices = known.cluster, math.prod(_degrees_on(known, to).values())
     if here.nodes > 1:
-        return here, -(-together * dp // here.devices_per_node)
-    devices = together * dp if to else layout.devices
+        here = here if devices % here.devices_per_node == 0 else usable(here, {})
+        return here, -(-devices // here.devices_per_node)
+    devices = devices if to else known.recognised.layout.devices
     nics = replace(here.nics, per_node=devices)
     return replace(here, devices_per_node=devices, nics=nics), None
+
+
+def _degrees_on(known: Recorded, to: Mapping[str, int | str]) -> dict[str, int]:
+    """Return the degrees of another plan, where data parallelism fills the recorded devices."""
+    split = known.split(to)
+    rest = max(1, known.recognised.layout.devices // math.prod(split.values()))
+    return {**split, "dp": int(to.get("dp", rest))}
 
 
 def _from_run(known: Recorded) -> FromRun:
@@ -445,36 +440,6 @@ def _clusters(given: ClusterLike | Sequence[ClusterLike] | None) -> list[Cluster
     return [given] if isinstance(given, Path | Cluster) else list(given)
 
 
-def _assumptions(question: Question, degrees: Mapping[str, int]) -> Iterator[Finding]:
-    device = question.device
-    yield from question.notes
-    if question.assumed:
-        yield NearestFamily(device=device.title)
-    if device.other_memory_gb is not None:
-        yield MemoryOfAnother(
-            device=device.title,
-            gib=device.memory_bytes / GIB,
-            stated_gb=device.other_memory_gb,
-        )
-    if question.cluster.measured is None:
-        yield UsualShareOfLinks()
-    if question.model.moe is not None:
-        yield EvenExperts()
-    if question.recorded is not None:
-        for name in question.recorded.unseen(degrees):
-            if name in _MESSAGES:
-                yield NotInRecording(messages=_MESSAGES[name])
-            else:
-                yield ProcessorsNotTold(
-                    devices=math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp")),
-                    recorded=question.recorded.recognised.layout.devices,
-                )
-        if question.recorded.splits_by_mesh and degrees["tp"] > 1:
-            yield SplitByMesh(milliseconds=1e3 * SPLITTING_S)
-        if question.recorded.processors is not None:
-            yield ProcessorsShared(processors=question.recorded.processors)
-
-
 def _worths(searched: Searched) -> tuple[Worth, ...]:
     """Return, for each choice, the best plan that chooses otherwise."""
     best = searched.order[0]
@@ -501,60 +466,6 @@ def _worths(searched: Searched) -> tuple[Worth, ...]:
 
 def _named(name: str, value: int) -> str:
     return RECOMPUTE[value] if name == "recompute" else str(value)
-
-
-def _networks(
-    questions: Sequence[Question], bandwidth: OneOrMany, oversubscription: OneOrMany, those: Crew
-) -> tuple[OnNetwork, ...]:
-    """Search on each network anew: another network may have another best plan."""
-    if bandwidth is None and oversubscription is None and len(questions) == 1:
-        return ()
-    rates = (None,) if bandwidth is None else several(bandwidth, rate)
-    ratios = (
-        (None,)
-        if oversubscription is None
-        else several(oversubscription, lambda value: ratio(value, "oversubscription"))
-    )
-    asked = [
-        replace(one, objective="step", cluster=_with_network(one.cluster, rate_bps, over))
-        for one in questions
-        for rate_bps, over in product(rates, ratios)
-    ]
-    found = those.each(search_or_refusal, asked)
-    return tuple(_on_network(*both) for both in zip(asked, found, strict=True))
-
-
-def _on_network(question: Question, found: Searched | UsageError) -> OnNetwork:
-    cluster, network = question.cluster, question.cluster.network
-    return OnNetwork(
-        cluster=cluster.name,
-        device=question.device.title,
-        bandwidth_bps=cluster.nics.rate_bps,
-        oversubscription=network.oversubscription if isinstance(network, LeafSpine) else 1.0,
-        plan=planned(found, found.order[0]) if isinstance(found, Searched) else None,
-        does_not_fit=str(found) if isinstance(found, UsageError) else None,
-    )
-
-
-def _half(question: Question) -> OnNetwork | None:
-    """Return the best plan with half of the bandwidth between nodes."""
-    cluster = question.cluster
-    if cluster.nodes == 1:
-        return None
-    slow = replace(question, cluster=_with_network(cluster, cluster.nics.rate_bps / 2, None))
-    return _on_network(slow, search(slow))
-
-
-def _with_network(cluster: Cluster, rate_bps: float | None, over: float | None) -> Cluster:
-    if rate_bps is not None:
-        cluster = replace(cluster, nics=replace(cluster.nics, rate_bps=rate_bps), other_hosts=())
-    if over is None:
-        return cluster
-    if not isinstance(cluster.network, LeafSpine):
-        raise UsageError(
-            f"oversubscription: expected a cluster with leaves and a spine, got {cluster.name}"
-        )
-    return replace(cluster, network=replace(cluster.network, oversubscription=over))
 
 
 def _lasting(searched: Searched, hours: float, price: str | float | None) -> Lasting:

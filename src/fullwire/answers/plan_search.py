@@ -162,14 +162,18 @@ class Searched:
         return self.priced.step_s
 
 
-def usable(cluster: Cluster) -> Cluster:
-    """Return a cluster whose nodes have a power of two of devices: degrees divide no others.
+def usable(cluster: Cluster, degrees: Mapping[str, int | str]) -> Cluster:
+    """Return a cluster whose nodes have a power of two of devices: few degrees divide others.
+
+    - `degrees`: decided ones. Nodes stay whole if these divide all devices, and not those in use.
 
     Devices that are left out send nothing, so the others have each NIC whole. A NIC that only such
     devices use is idle. Of NICs that would serve unlike numbers of devices, the busiest counts.
     """
     used = _power_of_two(cluster.devices_per_node)
-    if used == cluster.devices_per_node:
+    ranks = math.prod(int(degrees.get(name, 1)) for name in ("tp", "pp", "cp", "dp"))
+    is_whole = cluster.devices % ranks == 0 and cluster.nodes * used % ranks > 0
+    if is_whole or used == cluster.devices_per_node:
         return cluster
     if isinstance(cluster.network, Torus):  # every device uses every NIC
         return replace(cluster, devices_per_node=used)
@@ -235,6 +239,7 @@ def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> 
         model=question.model,
         devices=question.cluster.devices,
         devices_per_node=question.cluster.devices_per_node,
+        idle_of_node=question.idle_of_node,
         global_batch=question.global_batch,
         sequence=question.sequence,
         precision=question.precision,
@@ -313,22 +318,35 @@ def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None
     """
     has_bytes, here = question.device.memory_bytes, question.cluster.nodes
     constants = []
+
+    def constant_bytes(nodes: int, there: Held) -> float:
+        there_bytes = int(there.peak_allocated_bytes.min())
+        return (there_bytes * nodes - here_bytes * here) / (nodes - here)
+
     least = max(least, here + 1)
     doubled = here * 2 ** math.ceil(math.log2(least / here))  # degrees divide most such numbers
     for nodes in (*range(least, least + _MOST_TRIED), 2 * here, doubled):
-        more = replace(question, cluster=described_cluster(question.cluster, nodes))
-        try:
-            plans = _plans(more)
-        except UsageError:
-            continue  # no degrees divide so many devices and the batch
-        memory = _held(more, plans)
-        if memory.fits(has_bytes).any():
+        memory = _held_on(question, nodes)
+        if memory is not None and memory.fits(has_bytes).any():
             return f"{nodes} nodes"
-        there_bytes = int(memory.peak_allocated_bytes.min())
-        constants.append((there_bytes * nodes - here_bytes * here) / (nodes - here))
+        if memory is not None:
+            constants.append(constant_bytes(nodes, memory))
+    # The batch may allow no plan on more devices. Then fewer ones tell what they do not share.
+    fewer = None if constants or here == 1 else _held_on(question, here // 2)
+    if fewer is not None:
+        constants.append(constant_bytes(here // 2, fewer))
     if constants and min(constants) > has_bytes:
         return None
     return f"more than {least + _MOST_TRIED - 1} nodes"
+
+
+def _held_on(question: Question, nodes: int) -> Held | None:
+    """Return the memory of all plans on other nodes; None where no degrees divide devices."""
+    other = replace(question, cluster=described_cluster(question.cluster, nodes))
+    try:
+        return _held(other, _plans(other))
+    except UsageError:
+        return None
 
 
 def score(searched: Searched) -> Floats:
@@ -485,6 +503,10 @@ def measured_steps(
             raise UsageError(
                 f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(name)}"
             )
+    twice = [name for place, name in enumerate(columns) if name in columns[:place]]
+    if twice or "step_time_s" not in columns:
+        expected = f"one column {twice[0]}" if twice else "a column step_time_s between commas"
+        raise DamagedInput(path, f"expected {expected}, got {shown(','.join(columns))}", line=1)
     result = []
     for number, row in enumerate(rows, start=2):
         if len(row) > len(columns):  # the cells beyond the heading have no name

@@ -174,6 +174,7 @@ class OnNetwork:
     bandwidth_bps: float
     oversubscription: float
     plan: Planned | None
+    assumed: tuple[Finding, ...]
     does_not_fit: str | None = None  # why there is no plan
 
 
@@ -275,8 +276,8 @@ def fixed_degrees(
         if _degree(name, option) in fixed:
             raise UsageError(f"{option}: expected one {name}, got {fixed[name]} and {value}")
         is_word = name in ("recompute", "schedule", "context")
-        is_none = name in MAY_BE_NONE and value == "0"
-        fixed[name] = value if is_word else 0 if is_none else count(value, name)
+        least = 0 if name in MAY_BE_NONE else 1
+        fixed[name] = value if is_word else count(value, name, least=least)
     return fixed
 
 

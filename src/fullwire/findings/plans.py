@@ -29,6 +29,20 @@ class MemoryOfAnother(Finding):
     stated_gb: int
 
 
+class UsualMemory(Finding):
+    """The name of the device does not tell its memory, and such devices come with unlike ones."""
+
+    template = (
+        "{device} has {gib:.0f} GiB: its name states no memory, and such devices come with "
+        "{sizes:list}"
+    )
+    is_assumption = True
+
+    device: str
+    gib: float
+    sizes: tuple[str, ...]
+
+
 class UsualShareOfLinks(Finding):
     """The cluster is described, and nothing was measured on it."""
 
@@ -474,7 +488,7 @@ class Loss(Finding):
 class ExpectedLosses(Finding):
     """The losses of a training, by name."""
 
-    template = "Expected losses: {losses:list}, in {interruptions:,.0f} interruptions."
+    template = "Expected losses: {losses:list}, in {interruptions:mean count} interruptions."
 
     losses: tuple[Loss, ...]
     interruptions: float

@@ -52,6 +52,13 @@ def plan_data(result: PlanAnswer) -> dict[str, Any]:
         data.pop(name)
     data["goodput"] = data.pop("lasting")
     data["assumed"] = list(sentences(result.assumed))
+    halved = () if result.half_bandwidth is None else (result.half_bandwidth,)
+    for there, held in zip(
+        (*result.networks, *halved),
+        (*data["networks"], *[data["half_bandwidth"]] * len(halved)),
+        strict=True,
+    ):
+        held["assumed"] = list(sentences(there.assumed))
     if result.recorded is not None:
         data["recorded"]["not_recognised"] = list(sentences(result.recorded.not_recognised))
     return data
@@ -85,7 +92,8 @@ def print_plan(result: PlanAnswer) -> None:
         say(sentence(of_cluster))
     say("")
     print_table(*_table(result))
-    if any(one.equal for one in result.plans[1:]):
+    of_parts = [part.plan for part in result.parts if part.plan != best]
+    if any(one.equal for one in (*result.plans[1:], *of_parts)):
         say("= cannot be told from the best: sites differ by 3 % on the same plan.")
     say("shown: communication that no computing hides.")
     out = result.left_out
@@ -113,6 +121,19 @@ def print_plan(result: PlanAnswer) -> None:
         _print_lasting(result.lasting)
     for note in sentences(result.assumed):
         say(f"Assumed: {note}.")
+    for note in _assumed_elsewhere(result):
+        say(note)
+
+
+def _assumed_elsewhere(result: PlanAnswer) -> Iterator[str]:
+    """Yield what is assumed on other compared clusters alone, after the name of each."""
+    told = {(result.cluster, note) for note in sentences(result.assumed)}
+    common = {note for _, note in told}
+    for there in result.networks:
+        for note in sentences(there.assumed):
+            if note not in common and (there.cluster, note) not in told:
+                told.add((there.cluster, note))
+                yield f"Assumed on {there.cluster}: {note}."
 
 
 def _print_recorded(one: FromRun) -> None:
@@ -267,11 +288,12 @@ def _print_networks(result: PlanAnswer) -> None:
 
 
 def _print_parts(result: PlanAnswer) -> None:
+    best = result.best
     rows = [
         [
             f"{part.nodes:,}",
             f"{part.plan.devices:,}",
-            _time(part.plan),
+            _time(part.plan) + (" =" if part.plan.equal and part.plan != best else ""),
             f"{part.plan.device_hours:.4g}",
             _degrees(part.plan),
         ]

@@ -6,7 +6,10 @@ checkpoint, then the time to restart. The expected time of a stretch of work and
 checkpoint. `best_interval_s` is the T for which the whole takes the least.
 
 An asynchronous checkpoint stops the training only while states are copied to the host. It still has
-to be written before the next one, so the interval is no shorter than that.
+to be written before the next one, so the interval is no shorter than that. A failure while it is
+written also loses the stretch before it. So after a failure, the job has to get through R, T + C
+and the time L that writing goes on: the expected time is `exp(L/M)` times as long, for all
+stretches but one.
 """
 
 from __future__ import annotations
@@ -248,19 +251,21 @@ def goodput(work_s: float, devices: int, given: Reliability) -> Goodput:
     interval_s = best_interval_s(between_s, stopped_s, written_s if given.is_asynchronous else 0.0)
     interval_s = min(interval_s, work_s)
     stretches = work_s / interval_s
-    # What is lost of an asynchronous checkpoint that was still being written is repeated, too.
+    # A checkpoint counts once it is written, which an asynchronous one is in the next stretch.
     late_s = written_s - stopped_s if given.is_asynchronous else 0.0
     failures_rate = 1 / between_s
     exposed_s = interval_s + stopped_s
-    if exposed_s * failures_rate > 500 or back_s * failures_rate > 500:
+    if (exposed_s + late_s + back_s) * failures_rate > 500:
         raise UsageError(
             f"failures: expected longer between two of them than a restart of {back_s:,.0f} s "
             f"and a checkpoint take, got one in {between_s:,.0f} s on {devices:,} devices"
         )
-    failures = stretches * math.expm1(exposed_s * failures_rate)
-    stretch_s = between_s * math.exp(back_s * failures_rate) * math.expm1(exposed_s * failures_rate)
-    late_all_s = failures * late_s
-    wall_s = given.start_s + stretches * stretch_s + late_all_s
+    # From one written checkpoint to the next takes `exposed_s` without a failure. After a failure
+    # the next one is written only `late_s` after so much work. The first stretch starts without
+    # a checkpoint, and the last one waits for none: together they count `late_s` once.
+    late_stretches = 1 + (stretches - 1) * math.exp(late_s * failures_rate)
+    failures = late_stretches * math.expm1(exposed_s * failures_rate)
+    wall_s = given.start_s + between_s * math.exp(back_s * failures_rate) * failures
     checkpoint_s = stretches * stopped_s
     recovery_s = between_s * math.expm1(back_s * failures_rate) * failures
     repeated_s = wall_s - given.start_s - work_s - checkpoint_s - recovery_s

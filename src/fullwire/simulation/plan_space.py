@@ -54,6 +54,7 @@ class Space:
     model: Architecture
     devices: int
     devices_per_node: int
+    idle_of_node: int = 0  # devices of each node that no plan uses
     global_batch: int
     sequence: int
     precision: Precision
@@ -62,6 +63,13 @@ class Space:
         for name in ("devices", "global_batch", "sequence"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+
+    @property
+    def in_words(self) -> str:
+        """Name the devices, and how many of each node they are where some are idle."""
+        used = self.devices_per_node
+        of_node = f" ({used} of the {used + self.idle_of_node} of each node)"
+        return f"{self.devices} devices{of_node if self.idle_of_node else ''}"
 
 
 def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
@@ -81,13 +89,13 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
                     f", {other}={value}" for other, value in fixed.items() if other != name
                 )
                 raise UsageError(
-                    f"{name}: expected a degree of a plan on {space.devices} devices with a global "
+                    f"{name}: expected a degree of a plan on {space.in_words} with a global "
                     f"batch of {space.global_batch}{beside}, got {fixed[name]}. The nearest is "
                     f"{nearest}"
                 )
         given = ", ".join(f"{name}={value}" for name, value in fixed.items()) or "no degree fixed"
         raise UsageError(
-            f"plan: expected a plan on {space.devices} devices with {given} and a global batch of "
+            f"plan: expected a plan on {space.in_words} with {given} and a global batch of "
             f"{space.global_batch}, got none that divides layers, heads and batch"
         )
     columns = np.array(rows, np.int64).T
@@ -143,7 +151,7 @@ def _refuse_dualpipe(space: Space, fixed: Mapping[str, int | str]) -> None:
         hint = f"The nearest is {nearest}"
         if nearest is None:
             hint = (
-                f"No even number makes a plan on {space.devices} devices with a global batch of "
+                f"No even number makes a plan on {space.in_words} with a global batch of "
                 f"{space.global_batch}{rest}"
             )
         raise UsageError(
@@ -320,22 +328,32 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
         if name in ("tp", "pp", "dp") and isinstance(value, int) and space.devices % value:
             nearest = _nearest(space, fixed, name) or nearest_divisor(space.devices, value)
             raise UsageError(
-                f"{name}: expected a divisor of {space.devices} devices, got {value}. The "
+                f"{name}: expected a divisor of {space.in_words}, got {value}. The "
                 f"nearest is {nearest}"
             )
+    _check_batch(space, fixed)
+
+
+def _check_batch(space: Space, fixed: Mapping[str, int | str]) -> None:
+    """Refuse a batch that no data parallelism beside the fixed degrees divides."""
     degrees = {
-        space.devices // (tp * pp * cp)
-        for tp, pp, cp in product(_tensor(space, fixed), _stages(model), _context(space, fixed))
-        if space.devices % (tp * pp * cp) == 0
+        space.devices // math.prod(split)
+        for split in product(_tensor(space, fixed), _stages(space.model), _context(space, fixed))
+        if space.devices % math.prod(split) == 0
+        and all(
+            fixed.get(name, ways) == ways
+            for name, ways in zip(("tp", "pp", "cp"), split, strict=True)
+        )
     }
     if degrees and all(space.global_batch % dp for dp in degrees):
+        microbatch = int(fixed.get("microbatch", 1))
         batch = min(
-            (nearest_multiple(space.global_batch, dp) for dp in degrees),
+            (nearest_multiple(space.global_batch, dp * microbatch) for dp in degrees),
             key=lambda batch: (abs(batch - space.global_batch), batch),
         )
         raise UsageError(
             f"global batch: expected a multiple of dp, got {space.global_batch} on "
-            f"{space.devices} devices. The nearest is {batch}"
+            f"{space.in_words}. The nearest is {batch}"
         )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.intervals import union, within
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.run.usual import marks_of_steps, usual_steps
@@ -233,7 +233,11 @@ class _Recognising:
         else:
             passes = [self._passes(rank, backward=True) / micro for rank in self.ranks]
             if min(passes) <= 0:
-                raise UsageError("from: expected each rank's backward pass of attention, got none")
+                expected = "expected each rank's backward pass of attention"
+                if self.run.missing:  # the part that holds it may be lost
+                    lost = "; ".join(self.run.missing)
+                    raise DamagedInput(self.run.provenance.source, f"{expected}: {lost}")
+                raise UsageError(f"from: {expected}, got none")
             of_stage = float(np.mean(passes))
             layers = max(1, round(of_stage * pp))
             # Recomputation runs a layer's attention twice for each backward pass of it.
@@ -276,13 +280,8 @@ class _Recognising:
                     if len(sides) == 2 and tokens in sides and count % sequences == 0:
                         sides.remove(tokens)
                         if sides[0] not in (tokens, 0):
-                            return (
-                                sequences,
-                                tokens,
-                                count // sequences,
-                                count // sequences,
-                                sides[0],
-                            )
+                            heads = count // sequences
+                            return sequences, tokens, heads, heads, sides[0]
         # Only kernels show attention: the user's model gives its sizes.
         if self.model is None:
             raise UsageError(

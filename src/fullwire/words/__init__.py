@@ -19,7 +19,15 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from fullwire.units import show_bytes, show_duration, show_number, show_ranks, show_rate, show_time
+from fullwire.units import (
+    show_bytes,
+    show_duration,
+    show_mean_count,
+    show_number,
+    show_ranks,
+    show_rate,
+    show_time,
+)
 
 
 class Told(Protocol):
@@ -112,6 +120,7 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
     "time": show_time,
     "duration": show_duration,
     "number": show_number,
+    "mean count": show_mean_count,
     "rate": show_rate,
     "bytes": show_bytes,
     "ranks": show_ranks,

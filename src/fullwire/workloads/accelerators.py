@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -69,6 +69,7 @@ class Accelerator:
     memory_bytes: int
     is_memory_stated: bool
     other_memory_gb: int | None = None  # that the name states, and no such device has
+    memories_gb: tuple[int, ...] = ()  # that devices of the family come with
     memory_bytes_per_s: float
     processors: int
     power_share: float  # of the usual power; below 1 where a limit is stated
@@ -78,6 +79,11 @@ class Accelerator:
     memory_share: float
     spread: float  # of the logarithm of an operation's time
     is_measured: bool  # this family itself, not its nearest one
+
+    @property
+    def memory_differs(self) -> bool:
+        """Return whether devices of the family have unlike memories, not one that is told twice."""
+        return len(self.memories_gb) > 1 and max(self.memories_gb) > 1.1 * min(self.memories_gb)
 
     def peak_flops_per_s(self, precision: str) -> float:
         """Return the dense peak of a type; a type that the device lacks runs in the next wider."""
@@ -141,39 +147,48 @@ def accelerator_names() -> tuple[str, ...]:
 
 
 def _recognised(device: Mapping[str, Any], text: str) -> Accelerator:
-    made = _made(device)
-    memory = re.search(r"(\d{2,3})\s*gi?b(?!\d)", text.lower())  # "72 GB200" are 72 devices
-    power = re.search(r"(\d{3,4})\s*w\b", text.lower())
-    rate = made.memory_bytes_per_s
-    stated = int(memory[1]) if memory else None
+    made, plain = _made(device), text.lower()
+    power = re.search(r"(\d{3,4})\s*w\b", plain)
+    stated = _memory_in(plain, device["memories_gb"])
     other = None
     # CUDA names a GH200 after the memory of its processor: "NVIDIA GH200 480GB" has 96 GB of HBM.
     if stated in device.get("host_memories_gb", ()) or (
         stated is not None and stated > 1.1 * max(device["memories_gb"])
     ):
         other, stated = stated, None
-    peaks = made.peaks
-    power_w = float(power[1]) if power else float(device["power_w"])
-    if made.family == "a100" and stated == 40:
-        rate = 1.555e12
-    elif "hbm2e" in text.lower() and made.family == "h100":
-        rate = 2.4e12  # five stacks of HBM2e instead of HBM3
-    if "pcie" in text.lower() and made.family in ("a100", "h100"):
-        # The card has 114 of 132 multiprocessors (H100), slower memory, and 300 or 350 W.
-        rate = 1.935e12 if made.family == "a100" else 2.0e12
-        power_w = float(power[1]) if power else 300.0 if made.family == "a100" else 350.0
-        if made.family == "h100":
-            peaks = tuple((kind, rate_flops * 756 / 989) for kind, rate_flops in peaks)
+    figures: dict[str, Any] = {}
+    for form in device.get("forms", ()):
+        memory_gb = stated or figures.get("memory_gb")
+        if form["pattern"] in plain if "pattern" in form else form["of_memory_gb"] == memory_gb:
+            figures |= form
+    stated = stated or figures.get("memory_gb")
+    power_w = float(power[1]) if power else figures.get("power_w", device["power_w"])
+    peak_share = figures.get("peak_share", 1.0)
     return replace(
         made,
         name=text,
         memory_bytes=int((stated or device["memory_gb"]) * _GIB_OF_GB),
         is_memory_stated=stated is not None or len(device["memories_gb"]) == 1,
         other_memory_gb=other,
-        memory_bytes_per_s=rate,
+        memory_bytes_per_s=1e12 * figures.get("memory_tb_per_s", device["memory_tb_per_s"]),
         power_share=min(1.0, power_w / device["power_w"]),
-        peaks=peaks,
+        peaks=tuple((kind, peak_share * rate) for kind, rate in made.peaks),
     )
+
+
+# "40/80GB" and "40 or 80 GB" leave the memory open, "H100/80GB" states it.
+_EITHER = re.compile(r"(?<![a-z0-9])\d{2,3}\s*(?:gi?b?)?\s*(?:/|or\b)\s*\d{2,3}\s*gi?b")
+
+
+def _memory_in(plain: str, known_gb: Sequence[int]) -> int | None:
+    """Return the memory that a name states; "40G" is one where such a device has it."""
+    if _EITHER.search(plain):
+        return None
+    memory = re.search(r"(\d{2,3})\s*gi?b(?!\d)", plain)  # "72 GB200" are 72 devices
+    if memory is not None:
+        return int(memory[1])
+    short = [int(size) for size in re.findall(r"(\d{2,3})\s*g(?![a-z0-9])", plain)]
+    return next((size for size in short if size in known_gb), None)
 
 
 def _made(device: Mapping[str, Any]) -> Accelerator:
@@ -195,6 +210,7 @@ def _made(device: Mapping[str, Any]) -> Accelerator:
         family=device["name"],
         memory_bytes=int(device["memory_gb"] * _GIB_OF_GB),
         is_memory_stated=len(device["memories_gb"]) == 1,
+        memories_gb=tuple(device["memories_gb"]),
         memory_bytes_per_s=device["memory_tb_per_s"] * 1e12,
         processors=device["processors"],
         power_share=1.0,

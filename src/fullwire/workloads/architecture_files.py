@@ -242,10 +242,14 @@ def from_megatron(text: str, place: str) -> Architecture:
     has_bias = not config.flag("disable_bias_linear", False)
     has_qkv_bias = config.flag("add_qkv_bias", False)
     groups = heads
-    if config.flag("group_query_attention", "num_query_groups" in config.held):
-        groups = config.heads_of_keys(heads, "num_query_groups", default=1)
-    else:
-        config.known.add("num_query_groups")
+    shared = config.heads_of_keys(heads, "num_query_groups", default=1)
+    if config.flag("group_query_attention", False):
+        groups = shared
+    elif shared not in (1, heads):  # 1 is Megatron's default, which means nothing alone
+        raise UsageError(
+            f"{place}: num_query_groups: expected --group-query-attention beside it, got {shared} "
+            "alone, which Megatron-LM ignores"
+        )
     window, full_every = _window(config)
     softmax = config.held.get("softmax_type", "vanilla")
     config.known.add("softmax_type")
