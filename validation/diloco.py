@@ -28,7 +28,7 @@ from validation import arguments, results, tables
 
 GRID_GBPS = np.logspace(-1, 3, 50)
 BEYOND = len(GRID_GBPS)
-TABLE = "streaming_diloco_table4.csv"
+TABLE = "accuracy/streaming_diloco_table4.csv"
 COLUMN = re.compile(r"cu(\d+)_gbps")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BMT])\b", re.IGNORECASE)
 UNIT = {"m": 1e6, "b": 1e9, "t": 1e12}

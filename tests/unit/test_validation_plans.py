@@ -247,3 +247,13 @@ def test_a_table_without_its_columns_is_refused_in_one_line(
         plans.main([str(runs), "--memory", str(wrong)])
     assert stopped.value.code == 2
     assert "wrong.csv: expected" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_other_tables_do_not_renew_the_published_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text("")
+    with pytest.raises(SystemExit):
+        plans.main([str(table), "--left-out"])
+    assert "expected the published table llm/train_runs.csv" in capsys.readouterr().err
