@@ -836,6 +836,14 @@ def test_transfer_of_all_ranks_is_the_network_even_without_a_line_rate(tmp_path:
     assert fullwire.explain(read(traces), bandwidth="400Gbps").verdict.kind == "transport"
 
 
+def test_a_late_rank_is_not_denied_beside_exposed_transfers(tmp_path: Path) -> None:
+    traces = many_ranks(tmp_path, [0, 1, 2, 3], transfer_us=900, late_us=300)
+    verdict = fullwire.explain(read(traces)).verdict
+    assert verdict.kind == "unknown"
+    assert "no late rank" not in verdict.sentence
+    assert "one rank spends 300 us more of a step by itself" in verdict.sentence
+
+
 def test_one_rank_of_many_does_not_pretend_to_know_why(tmp_path: Path) -> None:
     alone = fullwire.explain(read(many_ranks(tmp_path, [1], transfer_us=900))).verdict
     assert alone.kind == "unknown"
