@@ -28,7 +28,7 @@ from validation import arguments, results, tables
 
 GRID_GBPS = np.logspace(-1, 3, 50)
 BEYOND = len(GRID_GBPS)
-TABLE = "streaming_diloco_table4.csv"
+TABLE = "accuracy/streaming_diloco_table4.csv"
 COLUMN = re.compile(r"cu(\d+)_gbps")
 _NUMBER = r"(\d[\d,]*(?:\.\d*)?)"
 BEYOND_GRID = re.compile(rf">\s*{_NUMBER}\+?|{_NUMBER}\+")

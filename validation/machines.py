@@ -6,7 +6,8 @@ An argument is a file that `fullwire cluster fit` reads, or a folder of them: on
 `cluster.toml` beside its tables describes it. The CSV files of ../shared/data/llm hold several
 machines. There are two kinds of results. Described: every size from 16 MiB, and the share that is
 in its interval. Fitted: fits to two device counts of an operation, for all pairs of them. Each fit
-is judged from 64 KiB on the other device counts.
+is judged from 64 KiB on the other device counts. Only the published set of tables renews
+`results/machines.json`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,15 @@ from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import FITTED_OPS, library_time
 from fullwire.errors import DamagedInput, UsageError
 from validation import arguments, results
+from validation.tables import PUBLISHED as SHARED
 
 KIB, MIB = 2**10, 2**20
 DESCRIBED_FROM, FITTED_FROM = 16 * MIB, 64 * KIB
+# The tables of the published result. Those in build/tables are copies of public ones.
+PUBLISHED = {SHARED / name for name in ("llm", "nccl")} | {
+    Path(__file__).resolve().parents[1] / "build" / "tables" / name
+    for name in ("xe9680", "eight-hosts", "a3mega", "p5", "oci", "mi300x")
+}
 MULTI_NODE = {"system", "gpus", "collective", "size", "oop_time_us"}  # columns
 IN_NODE = {"gpu", "op", "dtype", "num_gpus", "message_size", "latency_ms"}
 # Of data sheets: the rate at which a device sends over the links of its node, each way.
@@ -227,6 +234,11 @@ def judged(machine: Machine) -> tuple[Judged, Judged]:
     return described, of_fits
 
 
+def is_published(places: Sequence[Path]) -> bool:
+    """Whether these are all tables of the published result: others leave it alone."""
+    return {place.resolve() for place in places} == PUBLISHED
+
+
 def main() -> None:
     """Print a line for each machine, and write the result."""
     taken = arguments.parser(__doc__)
@@ -252,7 +264,7 @@ def main() -> None:
         taken.error(f"expected tables, and none was read in {', '.join(map(str, places))}")
     rows.append(["all", "", *all_described.cells(), *all_fits.cells()])
     print(" | ".join(map(str, rows[-1])))
-    if all_fits.errors:
+    if all_fits.errors and is_published(places):
         results.write(
             "machines",
             claim="Two tables of a machine predict its other device counts.",

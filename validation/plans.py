@@ -29,6 +29,9 @@ from fullwire.simulation.habits import Calibration, guessed_variance, interval_f
 from validation import arguments, memory, results
 from validation.plan_fit import Batches, left_out, weighted, weights
 from validation.plan_rows import Measured, read
+from validation.tables import is_published
+
+TABLE = "llm/train_runs.csv"  # of the published result
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +264,8 @@ def main(given: Sequence[str] | None = None) -> None:
     for table in (asked.runs, asked.memory):
         if table is not None and not table.is_file():
             parser.error(f"{table}: expected a table of runs, found no file")
+    if asked.left_out and not is_published(asked.runs, TABLE):
+        parser.error(f"--left-out writes our result: expected the published table {TABLE}")
     try:
         rows, refused = read(asked.runs)
         of_memory = judged_memory(asked.memory)

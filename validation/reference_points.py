@@ -44,7 +44,7 @@ FALLING = -0.2  # the slope of log samples by log batch; true samples never fall
 MOST_EPOCHS = 1000  # no benchmark goes over its data so often: larger values are another unit
 OTHER_UNIT = 20.0  # times: no benchmark's samples grow so much from one point to the next
 _PAIR, _BEYOND = (2.0, 8.0), 2.0  # times: how far two batches are apart, and others from both
-TABLE = "mlperf_rcp.csv"
+TABLE = "accuracy/mlperf_rcp.csv"
 COLUMNS = ("suite", "benchmark", "batch", "n", "olympic_mean", "std")
 
 UNITS = {

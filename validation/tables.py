@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fullwire.errors import DamagedInput, UsageError
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data" / "accuracy"
+PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +77,8 @@ def read(path: Path, columns: Sequence[str]) -> list[Row]:
 
 
 def is_published(path: Path, name: str) -> bool:
-    """Whether this is the published table of that name: other tables leave our results alone."""
+    """Whether this is the published file or folder of that name below the shared data.
+
+    Other tables leave our results alone.
+    """
     return path.resolve() == PUBLISHED / name

@@ -180,6 +180,8 @@ MEANINGS: Mapping[str, str] = {
     "table.times_s.*": "The time of each.",
     "tables_lack": "The operation, the nodes or the sizes of which a fitted cluster has no table; "
     "its protocols alone then give the time.",
+    "may_take": "Another algorithm, where the tables leave open whether the library has a tree. "
+    "The interval holds its time, too.",
     # ---- plan
     "plan.model": "The model.",
     "plan.cluster": "The cluster.",
@@ -532,6 +534,7 @@ MEANINGS: Mapping[str, str] = {
     "pair_share": "1 if a tree of two nodes sends as much as a ring; 0 if half.",
     "switch_share": "The rate that adding switches fill, over that of a ring.",
     "spread": "The standard deviation of a time's logarithm.",
+    "measured.other": "A fit that the tables allow as well, with a tree or without one; or null.",
     "measured.source": "The tables of the fit.",
     "shown.bytes": "The sizes of a table.",
     "times": "For each size, the measured time over that of the protocols.",

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.cluster_fit import made_of
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster, LeafSpine, OtherHost
+from fullwire.clusters.cluster import LINK_KINDS, NIC, Cluster, LeafSpine, OtherHost, with_nodes
 from fullwire.clusters.description import as_toml, described
 from fullwire.clusters.measured import Measured, Protocol
 from fullwire.collectives.cost import bus_factor
@@ -214,6 +215,66 @@ def test_tables_of_several_counts_of_nodes_tell_whether_a_library_has_a_tree(
     assert bool(found.measured.tree_share) == has_tree
     assert max(errors(found, a_table(machine, 512))) < 0.15
     assert described(as_toml(found), "fitted.toml").measured == found.measured
+
+
+@pytest.mark.parametrize("shown", [(2, 4), (2, 8)])
+@pytest.mark.parametrize(
+    ("startup_s", "hop_s", "bytes_per_s"), [(110e-6, 30e-6, 3e9), (20e-6, 5e-6, 23e9)]
+)
+def test_rings_alone_are_found_or_intervals_hold_them(
+    shown: tuple[int, ...], startup_s: float, hop_s: float, bytes_per_s: float
+) -> None:
+    """Rows tell the two apart; how unusual the machine's start-up and hops are does not."""
+
+    def ring_s(size: int, nodes: int) -> float:
+        moved = 2 * (nodes - 1) / nodes * size
+        return startup_s + 2 * (nodes - 1) * hop_s + moved / bytes_per_s
+
+    def table(nodes: int) -> Table:
+        noise = np.random.default_rng(nodes).normal(1, 0.01, len(SIZES)).tolist()
+        points = [
+            (size, ring_s(size, nodes) * each) for size, each in zip(SIZES, noise, strict=True)
+        ]
+        return Table(op="allreduce", workers=nodes, points=tuple(points), source=f"{nodes}.log")
+
+    tables = [table(nodes) for nodes in shown]
+    found = fitted(made_of(tables, 1, "rings"), tables)
+    assert found.measured is not None
+    assert not found.measured.tree_share or found.measured.other is not None
+    found = with_nodes(found, 32)
+    for nodes in (3, 12, 32):
+        for size in (2**16, 2**20, 2**24):
+            said = library_time("allreduce", found, size, nodes)
+            assert said.low_s <= ring_s(size, nodes) <= said.high_s
+
+
+def test_tables_of_one_number_of_nodes_leave_a_tree_open_and_answers_say_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    machine = a_machine(64)
+    assert machine.measured is not None
+    for share in (0.0, machine.measured.tree_share):
+        measured = replace(machine.measured, tree_share=share, switch_share=0.0)
+        has_tree = replace(machine, measured=measured)
+        tables = [a_table(has_tree, workers) for workers in (8, 16)]
+        found = fitted(replace(machine, measured=None), tables)
+        assert found.measured is not None
+        assert found.measured.other is not None
+        for size in SIZES[6:]:
+            said = library_time("allreduce", found, size, 512)
+            truth_s = library_time("allreduce", has_tree, size, 512).time_s
+            assert said.low_s <= truth_s <= said.high_s
+        assert described(as_toml(found), "fitted.toml") == found
+        told = fw.collective("allreduce", bytes=2**16, workers=512, cluster=found)
+        assert "leave open whether this library has a tree" in " ".join(
+            sentences([*collective_findings(told)])
+        )
+    paths = [
+        written(tmp_path / f"{table.workers}.log", nccl_text(table))
+        for table in (a_table(machine, 8), a_table(machine, 16))
+    ]
+    print_cluster_fit(fw.fit_cluster(paths, cluster="dgx-h100"))
+    assert "leave open whether the library has a tree" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_fit_reads_nccl_tests_osu_and_our_own_bench(tmp_path: Path) -> None:

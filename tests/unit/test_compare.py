@@ -392,6 +392,12 @@ def test_what_watching_cost_is_no_difference_between_jobs() -> None:
     assert fw.compare(one, other).differing_facts == ()
 
 
+def test_remarks_of_a_trace_reader_are_no_difference_between_jobs() -> None:
+    one = steps_run([100], facts={"remarks": "one kernel is 11% of rank 3's trace"})
+    other = steps_run([100], facts={"remarks": "one kernel is 15% of rank 3's trace"})
+    assert fw.compare(one, other).differing_facts == ()
+
+
 def test_one_recording_given_several_times_is_no_evidence_of_noise() -> None:
     run, other = a_trained_job(), a_trained_job(late_ms=30.0)
     with pytest.raises(UsageError, match="recordings 1 and 3 after are one and the same"):

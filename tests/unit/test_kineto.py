@@ -21,6 +21,7 @@ import fullwire
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.importers import read
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
+from fullwire.timeline.passes import passes_of_step
 from tests.conftest import Cli
 from tests.strategies import cases, scaled
 
@@ -863,6 +864,14 @@ def test_transfer_of_all_ranks_is_the_network_even_without_a_line_rate(tmp_path:
     assert fullwire.explain(read(traces), bandwidth="400Gbps").verdict.kind == "transport"
 
 
+def test_a_late_rank_is_not_denied_beside_exposed_transfers(tmp_path: Path) -> None:
+    traces = many_ranks(tmp_path, [0, 1, 2, 3], transfer_us=900, late_us=300)
+    verdict = fullwire.explain(read(traces)).verdict
+    assert verdict.kind == "unknown"
+    assert "no late rank" not in verdict.sentence
+    assert "one rank spends 300 us more of a step by itself" in verdict.sentence
+
+
 def test_one_rank_of_many_does_not_pretend_to_know_why(tmp_path: Path) -> None:
     alone = fullwire.explain(read(many_ranks(tmp_path, [1], transfer_us=900))).verdict
     assert alone.kind == "unknown"
@@ -930,3 +939,52 @@ def test_of_traces_of_several_jobs_one_job_is_taken(tmp_path: Path) -> None:
     said = " ".join(run.missing)
     assert "other.json: it is of a job of 8 ranks, others are of one of 2, so it is left" in said
     assert "a.json: it does not say which rank it is of, as others do, so it is left out" in said
+
+
+def a_step_of_passes(
+    job: Job, number: int, passes: int, *, length: int = 2_000, has_marks: bool = True
+) -> None:
+    """Add a step whose passes take 300 us each, of which autograd launches 200 us in two kernels.
+
+    A small kernel of another thread lies within each backward pass. The last pass sends 4 MB.
+    """
+    begin = length * number
+    job.step(number, begin, begin + length)
+    for one in range(passes):
+        start = begin + 300 * one
+        job.kernel(GEMM, start, start + 100, launch=start)
+        for part in (0, 1):
+            launch = start + 100 + 100 * part
+            if has_marks:
+                name = "autograd::engine::evaluate_function: AddmmBackward0"
+                job.event("cpu_op", name, launch - 1, launch + 9, tid=1)
+            job.kernel(GEMM, launch, launch + 90, launch=launch)
+            job.kernel(GEMM, launch + 91, launch + 94, launch=launch + 20)
+    sent = begin + 300 * passes
+    launch = sent - 99
+    job.kernel(ALL_REDUCE, sent, sent + 300, launch=launch, stream=9, **reduced(1_000_000))
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_passes_of_a_trace_are_counted_by_autograds_marks(tmp_path: Path, passes: int) -> None:
+    for name, count in (("one", 1), ("several", passes)):
+        (tmp_path / name).mkdir()
+        for rank in (0, 1):
+            job = Job(rank)
+            for number in range(10):
+                a_step_of_passes(job, number, count)
+            job.write(tmp_path / name / f"{rank}.json")
+    one, several = read(tmp_path / "one"), read(tmp_path / "several")
+    assert passes_of_step(several) == passes
+    told = fullwire.compare(one, several)
+    assert told.passes == (None if passes == 1 else (1, passes))
+    assert told.after_s == pytest.approx(2e-3 / passes, rel=0.01)
+
+
+def test_passes_of_a_trace_without_autograds_marks_are_unknown(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(10):
+            a_step_of_passes(job, number, 4, has_marks=False)
+        job.write(tmp_path / f"{rank}.json")
+    assert passes_of_step(read(tmp_path)) is None

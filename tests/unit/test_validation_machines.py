@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from validation import machines as judging
+from validation import results
 from validation.machines import machines, main
 
 MULTI_NODE = "system,gpus,collective,size,oop_time_us\n"
@@ -57,3 +59,29 @@ def test_places_without_tables_end_with_status_2(
         main()
     assert told.value.code == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_only_the_published_set_of_tables_renews_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    path = tmp_path / "one.csv"
+    rows = [
+        f"h100,all_reduce,half,{ranks},{2**bits},{0.02 + ranks * 2**bits * 1e-9}"
+        for ranks in (2, 4, 8)
+        for bits in range(15, 26)
+    ]
+    path.write_text(IN_NODE + "\n".join(rows))
+    written: list[str] = []
+    monkeypatch.setattr(results, "write", lambda name, **_: written.append(name))
+    monkeypatch.setattr(sys, "argv", ["machines.py", str(path)])
+    if is_published:
+        monkeypatch.setattr(judging, "PUBLISHED", {path})
+    main()
+    assert written == ["machines"] * is_published
+
+
+def test_the_published_command_names_the_published_set() -> None:
+    words = results.read("machines").command.split()[3:]
+    checkout = Path(judging.__file__).parents[1]
+    assert judging.is_published([checkout / word for word in words])

@@ -268,3 +268,13 @@ def test_a_step_that_is_quicker_than_the_device_can_be_is_no_measured_time(tmp_p
     with pytest.raises(AssertionError):
         one_row(tmp_path, step_time_s="1e-9")
     assert read(tmp_path / "row.csv") == ([], {"no measured time": 1})
+
+
+def test_other_tables_do_not_renew_the_published_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text("")
+    with pytest.raises(SystemExit):
+        plans.main([str(table), "--left-out"])
+    assert "expected the published table llm/train_runs.csv" in capsys.readouterr().err

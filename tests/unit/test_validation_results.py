@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from validation import results
+from validation import memory, nccl, netx, operations, replicas, results
+from validation import tables as published
 
 
 def test_a_command_has_no_path_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +28,28 @@ def test_a_command_has_no_path_of_this_machine(monkeypatch: pytest.MonkeyPatch) 
 def test_a_published_command_has_no_path_of_a_machine(name: str) -> None:
     words = results.read(name).command.split()
     assert [word for word in words if word.startswith("/") or "../../" in word] == []
+
+
+PLACES = {  # the scripts that others can give tables of their own, by the place of ours
+    netx: "netx",
+    nccl: "nccl",
+    operations: "llm",
+    memory: "llm/memory_goldens.csv",
+    replicas: "accuracy",
+}
+
+
+@pytest.mark.parametrize("script", PLACES, ids=lambda script: str(script.__name__))
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_only_published_tables_renew_a_result(
+    script: ModuleType, is_ours: bool, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours are those in the place that a script knows: elsewhere they are a stranger's."""
+    given = (shared_data / PLACES[script]).resolve()
+    monkeypatch.setattr(published, "PUBLISHED", shared_data.resolve() if is_ours else Path("/"))
+    written: list[str] = []
+    monkeypatch.setattr(results, "write", lambda name, **_: written.append(name))
+    monkeypatch.setattr("sys.argv", ["script.py", str(given)])
+    with contextlib.suppress(SystemExit):  # some tell by their status how close they are
+        script.main()
+    assert bool(written) == is_ours

@@ -324,6 +324,7 @@ def _by_library(
         busiest=library.busiest,
         protocol=library.protocol,
         tables_lack=library.lacks,
+        may_take=library.may_take,
         interval=Between(low_s=library.low_s, high_s=library.high_s),
     )
 

@@ -66,7 +66,8 @@ ANEW = 0.005
 RULE_COUNTS = 8
 SURE = 0.95
 SAME_GRADIENTS = 0.01  # Totals that differ by more are of different models.
-_ALWAYS_DIFFER = {
+_ALWAYS_DIFFER = {  # They tell of the recording and of its reader, and nobody sets them.
+    "remarks",
     "recorder_s",
     "sampler_share",
     "capture_clocks",

@@ -56,6 +56,8 @@
     bytes = [65536, 131072]       # its sizes
     times = [1.04, 0.97]          # measured over predicted, for each size
 
+    [measured.other]              # a fit that the tables allow as well, with the keys of [measured]
+
 Each mistake is named with its table and key, as in "nics.rate".
 """
 
@@ -202,7 +204,8 @@ def _network(table: _Table | None) -> Network:
 
 def _measured(table: _Table) -> Measured:
     shares_of = ("tree_share", "pair_share", "switch_share", "spread")
-    table.check_keys(("source", *shares_of, "protocols", "shown"))
+    table.check_keys(("source", *shares_of, "protocols", "shown", "other"))
+    other = table.table("other")
     hops = ("startup", "inside_hop", "between_hop")
     shares = ("inside_share", "between_share")
     return Measured(
@@ -228,6 +231,7 @@ def _measured(table: _Table) -> Measured:
             )
             for curve in table.tables("shown", ("op", "workers", "bytes", "times"))
         ),
+        other=None if other is None else _measured(other),
     )
 
 
@@ -409,21 +413,23 @@ def as_toml(cluster: Cluster) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _measured_lines(measured: Measured) -> Iterator[str]:
-    yield from ("", "[measured]", f"source = {_quoted(measured.source)}")
+def _measured_lines(measured: Measured, at: str = "measured") -> Iterator[str]:
+    yield from ("", f"[{at}]", f"source = {_quoted(measured.source)}")
     for key in ("tree_share", "pair_share", "switch_share", "spread"):
         yield f"{key} = {float(getattr(measured, key))!r}"
     for protocol in measured.protocols:
-        yield from ("", "[[measured.protocols]]", f"name = {_quoted(protocol.name)}")
+        yield from ("", f"[[{at}.protocols]]", f"name = {_quoted(protocol.name)}")
         for key in ("startup", "inside_hop", "between_hop"):
             yield f'{key} = "{_printed(getattr(protocol, f"{key}_s"), _TIMES)}"'
         for key in ("inside_share", "between_share"):
             yield f"{key} = {float(getattr(protocol, key))!r}"
     for table in measured.shown:
-        yield from ("", "[[measured.shown]]", f"op = {_quoted(table.op)}")
+        yield from ("", f"[[{at}.shown]]", f"op = {_quoted(table.op)}")
         yield f"workers = {table.workers}"
         yield f"bytes = {list(table.bytes)}"
         yield f"times = {list(table.times)}"
+    if measured.other is not None:
+        yield from _measured_lines(measured.other, f"{at}.other")
 
 
 def _link_lines(link: Inside | Nics) -> Iterator[str]:

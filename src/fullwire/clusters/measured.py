@@ -67,7 +67,8 @@ class Measured:
     two nodes it may gain nothing over a ring (`pair_share` 1) or send half as much (0). Switches
     that add fill `switch_share` of the rate that a ring fills (0 in older fits, which did not know
     them). `spread` is the standard deviation of the logarithm of a time, on a device count that the
-    tables have.
+    tables have. `other` is a fit that the tables allow as well: with a tree if this one has none,
+    and the other way round.
     """
 
     protocols: tuple[Protocol, ...]
@@ -77,6 +78,7 @@ class Measured:
     source: str
     shown: tuple[Shown, ...] = ()
     switch_share: float = 0.0
+    other: Measured | None = None
 
     def __post_init__(self) -> None:
         if not self.protocols:

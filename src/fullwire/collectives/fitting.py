@@ -6,6 +6,10 @@ them all. So each number begins at its usual value. It is held to that value as 
 differ in it, and the tables move the numbers that they show. The fit works in logarithms, by Gauss
 and Newton with damping. A row that is far off, such as a size at which the library chose badly,
 pulls less. The fitted cluster keeps how far rows are from its protocols, in `Shown`.
+
+A library may lack a tree. So rows are fitted with a tree and without one. If one fit is clearly
+closer to the rows of several numbers of nodes, it alone is kept. Otherwise the cluster keeps both.
+The likelier one gives the times, and intervals hold both answers.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ _ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine w
 _LEAST_SPREAD = 0.07  # of a prediction
 _SHARPNESS = 20  # of the minimum over ways, rounded to have a slope everywhere
 _ROUNDS = 60
-_CLEARLY_LESS = 0.6  # of the misfit with a tree: then the library goes around rings only
+_CLEARLY_LESS = 0.6  # of the other fit's misfit of rows: then the tables tell which one holds
+_USUAL_TREE = 6.0  # of the misfit: twice the logarithm of 20, for few libraries lack a tree
+_REPEATS = 0.01  # a time, measured again: rows that are this close show no difference of two fits
 
 # How much machines differ from the usual, as standard deviations of logarithms. The four are of the
 # start-up, of hops within and between nodes, and of a protocol's share as a part of the last one's.
@@ -82,28 +88,46 @@ def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
         )
         for table in tables
     ]
-    found = [_fit(cluster, rows, has_tree=True)]
-    if _may_lack_a_tree(cluster, tables):
-        found.append(_fit(cluster, rows, has_tree=False))
-    (measured, cost), *rings = found
-    if rings and rings[0][1] < _CLEARLY_LESS * cost:
-        [(measured, _)] = rings
-    return _with_measured(cluster, measured, rows)
+    likely, *others = _likely(cluster, rows)
+    measured = _with_rows(likely.measured, rows)
+    for other in others:
+        measured = replace(measured, other=_with_rows(other.measured, rows))
+    return replace(cluster, measured=measured)
 
 
-def _may_lack_a_tree(cluster: Cluster, tables: Sequence[Table]) -> bool:
-    """Say whether tables could tell a ring alone from a ring or a tree, whichever is quicker.
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """The protocols that fit best, of a library with a tree or without, and their misfits."""
 
-    By two counts of nodes each of them goes through both tables.
+    measured: Measured
+    of_rows: float  # in squares of what a repeated measurement differs by
+    of_all: float  # with the distance from the usual numbers
+
+
+def _likely(cluster: Cluster, rows: Sequence[_Rows]) -> list[_Fit]:
+    """Return the fits that the rows allow, the likeliest first.
+
+    Where no table of an all-reduce spans nodes, a tree between nodes is taken to be there.
     """
     nodes = {
-        -(-table.workers // cluster.devices_per_node) for table in tables if table.op == "allreduce"
-    }
-    return len(nodes - {1}) > 1
+        -(-row.table.workers // cluster.devices_per_node)
+        for row in rows
+        if row.table.op == "allreduce"
+    } - {1}
+    tree = _fit(cluster, rows, has_tree=True)
+    if not nodes:
+        return [tree]
+    ring = _fit(cluster, rows, has_tree=False)
+    if len(nodes) > 1:  # each of the two goes through the tables of one number of nodes
+        noise = sum(len(row.sizes) for row in rows)
+        closer, farther = sorted([tree, ring], key=lambda fit: fit.of_rows)
+        if closer.of_rows + noise < _CLEARLY_LESS * (farther.of_rows + noise):
+            return [closer]
+    return [tree, ring] if tree.of_all < ring.of_all + _USUAL_TREE else [ring, tree]
 
 
-def _fit(cluster: Cluster, rows: Sequence[_Rows], *, has_tree: bool) -> tuple[Measured, float]:
-    """Return the protocols that fit best, of a library with a tree or without, and their misfit."""
+def _fit(cluster: Cluster, rows: Sequence[_Rows], *, has_tree: bool) -> _Fit:
+    """Fit a library with a tree or without."""
     first = _logarithms(usual(cluster))
     spreads = np.array([*(spread for row in _PROTOCOL_SPREADS for spread in row), *_SHARES_SPREAD])
 
@@ -136,7 +160,8 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], *, has_tree: bool) -> tuple[Me
             damping *= 4
         if gained < 1e-4:
             break
-    return _measured(at, has_tree=has_tree), float(now @ now)
+    of_rows = now[: sum(len(row.sizes) for row in rows)] * (_ROW_SPREAD / _REPEATS)
+    return _Fit(_measured(at, has_tree=has_tree), float(of_rows @ of_rows), float(now @ now))
 
 
 def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:
@@ -214,8 +239,8 @@ def _measured(at: Floats, *, has_tree: bool) -> Measured:
     )
 
 
-def _with_measured(cluster: Cluster, measured: Measured, rows: Sequence[_Rows]) -> Cluster:
-    """Write a fit into a cluster, with its rows' distance from it and the resulting spread."""
+def _with_rows(measured: Measured, rows: Sequence[_Rows]) -> Measured:
+    """Return a fit with its rows' distance from it and the resulting spread."""
     shown, off = [], []
     for row in rows:
         _, times_s = ways_s(measured, row.needs, row.sizes)
@@ -231,7 +256,6 @@ def _with_measured(cluster: Cluster, measured: Measured, rows: Sequence[_Rows]) 
         )
     deviation = 1.4826 * float(np.median(np.abs(off)))
     source = ", ".join(dict.fromkeys(row.table.source for row in rows))
-    found = replace(
+    return replace(
         measured, shown=tuple(shown), source=source, spread=round(max(deviation, _LEAST_SPREAD), 4)
     )
-    return replace(cluster, measured=found)

@@ -148,6 +148,7 @@ class LibraryTime:
     protocol: str | None = None
     busiest: str | None = None  # kind of link
     lacks: tuple[str, ...] = ()  # of this, the cluster has no table, though it has tables
+    may_take: str | None = None  # another algorithm, if the tables leave a tree open
 
 
 def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
@@ -384,11 +385,35 @@ def library_time(
 ) -> LibraryTime:
     """Time a collective by the cluster's tables, or by the usual protocols on such links.
 
-    Without an algorithm, a library is taken to choose the quickest.
+    Without an algorithm, a library is taken to choose the quickest. Where tables leave open whether
+    it has a tree, the range holds both answers.
     """
     if workers == 1:
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
+    found = _time_by(measured, op, cluster, size_bytes, workers, algorithm)
+    if measured.other is None or algorithm is not None:
+        return found
+    other = _time_by(measured.other, op, cluster, size_bytes, workers, None)
+    of_algorithms = needs(op, cluster, workers)
+    taken = [of_algorithms[each.algorithm] for each in (found, other)]
+    return replace(
+        found,
+        low_s=min(found.low_s, other.low_s),
+        high_s=max(found.high_s, other.high_s),
+        may_take=other.algorithm if len({each.is_tree for each in taken}) > 1 else None,
+    )
+
+
+def _time_by(
+    measured: Measured,
+    op: str,
+    cluster: Cluster,
+    size_bytes: int,
+    workers: int,
+    algorithm: str | None,
+) -> LibraryTime:
+    """Time a collective by these protocols, and their tables."""
     of_algorithms = needs(op, cluster, workers)
     if algorithm is not None:  # a way that the library lacks is as it is in other libraries
         of_algorithms = {algorithm: of_algorithms[algorithm]}

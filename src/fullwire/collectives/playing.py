@@ -55,7 +55,8 @@ class CollectiveTime(Result):
     transfers stood for all. The busiest link is the one that needs longest for its load. It is busy
     for `busiest_share` of the time. `tables_lack` names the operation, the nodes or the sizes of
     which the cluster has no table. The protocols that were fitted to its other tables then give the
-    time.
+    time. `may_take` names another algorithm, where the tables leave open whether the library has a
+    tree. The interval holds its time, too.
     """
 
     op: str
@@ -78,6 +79,7 @@ class CollectiveTime(Result):
     protocol: str | None = None
     interval: Between | None = None
     tables_lack: tuple[str, ...] = ()
+    may_take: str | None = None
 
     def _in_short(self) -> Iterator[str]:
         where = "" if self.cluster is None else f" on {self.cluster}"

@@ -49,6 +49,17 @@ class FromProtocols(Finding):
     lacking: str
 
 
+class MayTakeAnother(Finding):
+    """The tables leave open whether the library has a tree between nodes."""
+
+    template = (
+        "The tables leave open whether this library has a tree between nodes. It may take "
+        "{algorithm} instead, and the interval holds both. Tables of more nodes tell it."
+    )
+
+    algorithm: str
+
+
 class SendsNothing(Finding):
     """One worker has nothing to send."""
 
@@ -278,6 +289,8 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
     yield CollectiveTook(time_s=result.time_s, bus_bps=result.bus_bandwidth_bps, found=how)
     if result.interval is not None and result.interval.high_s > 0:  # one worker sends nothing
         yield ExpectedBetween(low_s=result.interval.low_s, high_s=result.interval.high_s)
+    if result.may_take is not None:
+        yield MayTakeAnother(algorithm=result.may_take)
     if result.level == "usual" and result.workers > 1:
         yield UsualStartUp(cluster=result.cluster)
     if result.busiest_share is not None:

@@ -31,6 +31,10 @@ _MOST_STRANDS = 8
 _PANEL_WIDTH, _ROW_HEIGHT, _ONLY_ROW_HEIGHT = 400, 220, 340  # of the picture of a fit
 _LEGEND_LINES = 14
 _ZERO = "#1f2933"
+_TREE_IS_OPEN = (
+    "The tables leave open whether the library has a tree between nodes. The file keeps both fits, "
+    "and intervals hold both answers. Tables of more nodes tell it."
+)
 _CARRIED_OVER = (
     "The file keeps how a row differs from its protocol. Other device counts take that over: less "
     "of it, the farther away they are."
@@ -267,6 +271,9 @@ def print_cluster_fit(fit: ClusterFit) -> None:
     for reason in fit.unused:
         say_flush(f"left out: {reason}")
     say_flush(_CARRIED_OVER)
+    assert fit.cluster.measured is not None
+    if fit.cluster.measured.other is not None:
+        say_flush(_TREE_IS_OPEN)
 
 
 def _table_names(fit: ClusterFit) -> dict[int, str]:

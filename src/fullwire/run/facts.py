@@ -95,6 +95,9 @@ class Facts:
     device: str | None = fact("the device that computes", must_match=True)
     batch: str | None = fact("work of one worker in one step", must_match=True)
     pass_samples: int | None = fact("samples of one worker in one pass", _AT_LEAST_ONE)
+    marked_passes: int | None = fact(
+        "passes whose gradients a step adds up, by a trace's marks of autograd", _AT_LEAST_ONE
+    )
     step_samples: int | None = fact("samples of all workers in one step", _AT_LEAST_ONE)
     local_steps: int | None = fact("steps of a worker of its own to each sum", _AT_LEAST_ONE)
     fragments: int | None = fact("parts of the parameters that are summed apart", _AT_LEAST_ONE)

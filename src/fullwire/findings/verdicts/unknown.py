@@ -24,6 +24,7 @@ from fullwire.timeline.breakdown import UNTOLD as UNTOLD_SHARE
 from fullwire.timeline.transfers import recorded_ranks, world
 from fullwire.units import shown
 
+_NOTABLE = 0.05  # of the step: a rank that spends so much more than others is late
 _EXPOSED = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
@@ -58,6 +59,21 @@ class TransfersAlone(Finding):
     )
 
     exposed: Amount
+    missing: tuple[Finding, ...]
+
+
+class TransfersAndALateRank(Finding):
+    """Transfers are exposed, and a rank that does more than the others may have delayed them."""
+
+    template = (
+        "Exposed transfers take {exposed} ({exposed.share:.1%}), and one rank spends {late_s:time} "
+        "more of a step by itself than the others. A late rank delays the transfers of other "
+        "buckets too. Whether the network or that rank is short, this run cannot tell. "
+        "Missing: {missing:;}."
+    )
+
+    exposed: Amount
+    late_s: float
     missing: tuple[Finding, ...]
 
 
@@ -223,7 +239,12 @@ class Unknown(VerdictKind):
         if is_alone(case):
             return AloneInTheJob(computing=case.share(parts[Part.COMPUTE.key]), missing=missing)
         if enough_steps(case) and is_transfer_alone(case):
-            return TransfersAlone(exposed=case.of_step(exposed_s), missing=missing)
+            exposed = case.of_step(exposed_s)
+            excess_ns = case.account.excess_ns[:, case.account.is_typical].sum(axis=2)
+            late_s = float(excess_ns.mean(axis=1).max()) * 1e-9
+            if late_s >= _NOTABLE * case.step_s:
+                return TransfersAndALateRank(exposed=exposed, late_s=late_s, missing=missing)
+            return TransfersAlone(exposed=exposed, missing=missing)
         is_whole = computes(case) and enough_steps(case) and not case.run.missing
         if is_whole and not communicates(case):
             return NothingCommunicated(falls_short=short, workers=world(case.run), missing=missing)

@@ -211,6 +211,7 @@ class Job:
         scatter_s = tuple((rank, ns * 1e-9) for rank, ns in sorted(clocks.scatter_ns.items()))
         remarks = [*_about_ranks(dict(ordered)), *_about_clocks(dict(ordered), clocks)]
         slowing = {rank: each.slowing for rank, each in ordered if each.slowing is not None}
+        passes = {outline.passes for _, outline in ordered}
         groups_told, group_names = _groups(ordered)
         sources = ", ".join(map(name_of, paths[:_MOST_NAMED]))
         return Run(
@@ -222,6 +223,7 @@ class Job:
                 workers=world,
                 # A gradient in these tables is a whole bucket already.
                 buckets="none" if any(outline.has_gradients for _, outline in ordered) else None,
+                marked_passes=next(iter(passes)) if len(passes) == 1 else None,
                 backend=_listed(outline.backend for _, outline in ordered),
                 groups=groups_told,
                 group_names=group_names,

@@ -27,7 +27,14 @@ from fullwire.importers.kineto.collectives import Found
 from fullwire.importers.kineto.contention import Slowing, slowing_of
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
 from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, MOST_US, Trace, last_around
-from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
+from fullwire.importers.kineto.steps import (
+    Launched,
+    Steps,
+    found_steps,
+    launched,
+    on_device,
+    passes_in_steps,
+)
 from fullwire.run.intervals import union, without
 from fullwire.run.run import SIZE_UNKNOWN, Gradients, Operations, Spans, Text, Whole
 
@@ -52,6 +59,7 @@ class Outline:
     first_ns: int | None  # The first beginning, in the trace's own clock.
     step_ends_ns: Whole  # Ends of steps that lack numbers, in the trace's own clock.
     has_gradients: bool
+    passes: int | None  # Of a usual step; None where no mark of autograd tells them.
     collectives: int
     without_size: int  # Number of collectives without a size.
     members: Mapping[str, frozenset[str]]  # The lists of ranks that bear each group's name.
@@ -107,12 +115,13 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
     devices = set(trace.work["device"].tolist())
     if len(devices) > 1:
         remarks.append(f"it used {len(devices)} devices, which are taken for one")
-    return _outline(trace, steps, tables, kinds, tuple(remarks)), tables
+    return _outline(trace, steps, by_launch, tables, kinds, tuple(remarks)), tables
 
 
 def _outline(
     trace: Trace,
     steps: Steps,
+    by_launch: Launched,
     tables: Tables,
     kinds: NDArray[np.int8],
     remarks: tuple[str, ...],
@@ -147,6 +156,7 @@ def _outline(
         first_ns=min(begins, default=None),
         step_ends_ns=steps.end_ns[: 0 if steps.is_numbered else _MOST_STEPS],
         has_gradients=bool(len(tables.gradients)),
+        passes=_passes_of_usual_step(trace, by_launch, kinds),
         collectives=len(found.op),
         without_size=int((found.dtype == SIZE_UNKNOWN).sum()),
         members={group: frozenset(of_group) for group, of_group in members.items()},
@@ -353,6 +363,27 @@ def _passes_on_device(
     ready_ns = np.append([ABSENT], end_ns)[place]
     ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
     return _tables(steps, extent, launches, found, issued_ns, ready_ns)
+
+
+def _passes_of_usual_step(trace: Trace, launched: Launched, kinds: NDArray[np.int8]) -> int | None:
+    operators = trace.operators
+    around = last_around(
+        operators["start_ns"],
+        operators["end_ns"],
+        operators["thread"],
+        operators["is_backward"] == 1,
+        launched.time_ns,
+        launched.thread,
+    )
+    computes = (trace.work["kind"] == 0) & (kinds != Known.COMMUNICATES)
+    rows = np.flatnonzero(computes & (launched.step >= 0) & (launched.time_ns != ABSENT))
+    counts = passes_in_steps(
+        launched.step[rows],
+        launched.time_ns[rows],
+        trace.work["duration_ns"][rows],
+        around[rows] >= 0,
+    )
+    return round(float(np.median(counts))) if len(counts) else None
 
 
 def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:
