@@ -15,13 +15,13 @@ import numpy as np
 
 from fullwire.answers.conditions import OneOrMany, count
 from fullwire.answers.opening import RunLike, opened
+from fullwire.answers.plan_goodput import USUAL_TROUBLES, Troubles
 from fullwire.answers.plan_networks import assumptions, networks_of, on_half
 from fullwire.answers.plan_search import (
     ALIKE,
     DEGREES,
     Question,
     Searched,
-    Troubles,
     best_first,
     calibration_of,
     planned,
@@ -195,7 +195,7 @@ def _answer(
     if hours is not None or question.objective == "goodput":
         asked_hours = _USUAL_HOURS if hours is None else ratio(hours, "hours")
         lasting = _lasting(best, asked_hours, price)
-    elif price is not None or question.troubles != Troubles():
+    elif price is not None or question.troubles != USUAL_TROUBLES:
         raise UsageError("hours: expected the hours of training with failures or a price")
     considered = sum(len(one.plans) for one in searches)
     distinct = sum(len(one.order) for one in searches)
@@ -474,7 +474,7 @@ def _lasting(searched: Searched, hours: float, price: str | float | None) -> Las
     devices, work_s = question.paid_devices, hours * 3600
     between, restarts_s = troubles.ranges()
     worst, middle, best = (
-        troubles.goodput(question, work_s, device_hours, restart_s)
+        troubles.goodput(question.cluster, question.model, work_s, device_hours, restart_s)
         for device_hours, restart_s in zip(between, reversed(restarts_s), strict=True)
     )
     wall_hours = middle.wall_s / 3600

@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 
+from fullwire.answers.plan_goodput import USUAL_TROUBLES, Troubles
 from fullwire.answers.planned import (
     Exposed,
     Memory,
@@ -32,18 +33,6 @@ from fullwire.findings.plans import (
     FastestStands,
     MeasuredDiffer,
     MeasuredFarOff,
-    PublishedFailures,
-    UsualRestart,
-    UsualStorage,
-)
-from fullwire.simulation.goodput import (
-    CHECKPOINT_BYTES,
-    NODE_BYTES_PER_S,
-    PUBLISHED_DEVICE_HOURS,
-    USUAL_RESTART_S,
-    Goodput,
-    Reliability,
-    goodput,
 )
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import (
@@ -73,49 +62,6 @@ _MOST_TRIED = 12  # numbers of nodes, in search of one on which a plan fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Troubles:
-    """Failures and checkpoints of a training, as the user gives them. None takes the usual one."""
-
-    device_hours: float | None = None  # between two failures
-    storage_bps: float | None = None
-    restart_s: float | None = None
-    is_synchronous: bool = False
-
-    def ranges(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-        """Return device-hours between failures and seconds of a restart: low, usual, high."""
-        given, restart_s = self.device_hours, self.restart_s
-        hours = PUBLISHED_DEVICE_HOURS if given is None else (given / 2, given, 2 * given)
-        return hours, USUAL_RESTART_S if restart_s is None else (restart_s,) * 3
-
-    def assumptions(self) -> Iterator[Finding]:
-        """Yield what stands for the figures that the user does not give."""
-        if self.device_hours is None:
-            low, usual, high = PUBLISHED_DEVICE_HOURS
-            yield PublishedFailures(usual=usual, low=low, high=high)
-        if self.storage_bps is None:
-            yield UsualStorage(node_bytes_per_s=NODE_BYTES_PER_S)
-        if self.restart_s is None:
-            low, usual, high = USUAL_RESTART_S
-            yield UsualRestart(usual_s=usual, low_s=low, high_s=high)
-
-    def goodput(
-        self, question: Question, work_s: float, device_hours: float, restart_s: float
-    ) -> Goodput:
-        """Return the course of a training on the question's cluster."""
-        nodes, storage_bps = question.cluster.nodes, self.storage_bps
-        known = Reliability(
-            device_hours=device_hours,
-            restart_s=restart_s,
-            checkpoint_bytes=CHECKPOINT_BYTES * question.model.parameters,
-            storage_bytes_per_s=(
-                NODE_BYTES_PER_S * nodes if storage_bps is None else storage_bps / 8
-            ),
-            is_asynchronous=not self.is_synchronous,
-        )
-        return goodput(work_s, question.cluster.devices, known)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """A model, its batch and its devices, and the limits of the search."""
 
@@ -128,7 +74,7 @@ class Question:
     fixed: Mapping[str, int | str]
     calibration: Calibration | None = None
     objective: Objective = "step"
-    troubles: Troubles = Troubles()
+    troubles: Troubles = USUAL_TROUBLES
     recorded: Recorded | None = None  # a run: its plan and its work are known
     idle_of_node: int = 0  # devices of each node that no plan uses
     notes: tuple[Finding, ...] = ()
@@ -356,7 +302,9 @@ def score(searched: Searched) -> Floats:
         return step_s * question.paid_devices
     if question.objective == "goodput":
         hours, restarts_s = question.troubles.ranges()
-        usual = question.troubles.goodput(question, 86400.0, hours[1], restarts_s[1])
+        usual = question.troubles.goodput(
+            question.cluster, question.model, 86400.0, hours[1], restarts_s[1]
+        )
         return step_s / usual.share
     return step_s
 

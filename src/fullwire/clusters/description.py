@@ -41,6 +41,7 @@
     pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0)
     switch_share = 0.9            # rate that adding switches fill, over the rate of a ring
     spread = 0.06                 # standard deviation of a time's logarithm
+    # other = {}                  # [measured.other]: a fit that the tables allow too, same keys
 
     [[measured.protocols]]        # a way of the library to send messages
     name = "small"                # its name in answers
@@ -55,8 +56,6 @@
     workers = 16                  # its device count
     bytes = [65536, 131072]       # its sizes
     times = [1.04, 0.97]          # measured over predicted, for each size
-
-    [measured.other]              # a fit that the tables allow as well, with the keys of [measured]
 
 Each mistake is named with its table and key, as in "nics.rate".
 """
