@@ -1,4 +1,4 @@
-"""What failures, restarts and checkpoints make of the time that a training works."""
+"""Failures, restarts and checkpoints of a training, and how long it takes with them."""
 
 from __future__ import annotations
 

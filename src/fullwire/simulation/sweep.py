@@ -120,8 +120,8 @@ def sweep(
 def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
-    Bytes that are sent while a worker computes cause it on processors, and the time for which they
-    are sent on devices: the more of either, the more of it. Where next to none was, all predictions
+    On processors it grows with the bytes that are sent while a worker computes. On devices it grows
+    with the time for which they are sent. Where next to none was, all predictions
     keep it as recorded. The turns of ranks on a processor are no part of a typical step.
     """
     alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
