@@ -370,9 +370,11 @@ def test_without_a_line_rate_what_is_lost_beside_the_network_can_be_helped() -> 
     found = fw.explain(late)
     [fix] = found.fixes
     assert (fix.kind, sentence(fix)) == ("straggler", "rank 2 as fast as the others")
-    assert fix.step_s == pytest.approx(found.step_s - found.account["straggler"])
+    # The late rank delays all buckets, and only a part of that counts as waiting.
+    assert fix.step_s == pytest.approx(fw.explain(a_trained_job()).step_s)
     assert fix.scaling_factor == pytest.approx(found.baseline_step_s / fix.step_s)
-    assert np.isnan(fix.low_s)
+    assert fix.low_s == fix.step_s
+    assert fix.high_s == pytest.approx(found.step_s - found.account["straggler"])
     waits = Rank(100, [("compute", "backward", 50.0, 95.0), ("input", "wait", 0.0, 50.0)])
     [ahead] = fw.explain(a_job(waits)).fixes
     assert ahead.kind == "input"
