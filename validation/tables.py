@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fullwire.errors import DamagedInput, UsageError
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data"
+PUBLISHED = (Path(__file__).resolve().parents[2] / "shared" / "data").resolve()  # may be a link
 
 
 @dataclass(frozen=True, slots=True)
