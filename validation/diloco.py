@@ -168,9 +168,11 @@ def main() -> None:
         for name in left_out:
             print(f"left out, an unknown method: {name}")
     print(json.dumps(counts), flush=True)
-    if not asked.json and tables.is_published(asked.table, TABLE):
+    if not asked.json:
         results.write(
             "diloco",
+            asked.table,
+            TABLE,
             claim="The rates that DiLoCo and Streaming DiLoCo need follow from a layer model.",
             anchor=f"the papers' own simulation, {asked.table.name}",
             summary=f"{counts['exact']} of {len(off)} cells exact, "

@@ -23,6 +23,8 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from validation.tables import is_published
+
 FOLDER = Path(__file__).with_name("results")
 HERE = "this script"  # the source of a result that its own script wrote
 Cell: TypeAlias = str | int | float | bool | None
@@ -80,8 +82,22 @@ def spread(errors: Sequence[float]) -> dict[str, float]:
     }
 
 
-def write(name: str, *, tables: Sequence[Table] = (), **found: Any) -> Path:
-    """Write a script's findings, and add machine, date, command and commit."""
+def write(
+    name: str,
+    given: Path | None = None,
+    ours: str = "",
+    /,
+    *,
+    tables: Sequence[Table] = (),
+    **found: Any,
+) -> None:
+    """Write a script's findings, and add machine, date, command and commit.
+
+    - `given`: the place of the tables that the script read, and `ours` the name of the published
+      ones below the shared data. Other tables leave the result as it is.
+    """
+    if given is not None and not is_published(given, ours):
+        return
     unknown: dict[str, Any] = dict.fromkeys(("median", "p90", "worst", "coverage"))
     result = Result(
         **{"measure": "", **unknown, **found},
@@ -94,14 +110,13 @@ def write(name: str, *, tables: Sequence[Table] = (), **found: Any) -> Path:
     )
     path = FOLDER / f"{name}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    return path
 
 
-def renew(name: str, **found: Any) -> Path:
+def renew(name: str, **found: Any) -> None:
     """Replace a script's findings; claim, anchor and measure stay those of the file."""
     before = read(name)
     kept = {field: getattr(before, field) for field in ("claim", "anchor", "measure")}
-    return write(name, **{**kept, **found})
+    write(name, **{**kept, **found})
 
 
 def rows(lines: Sequence[str]) -> list[list[Cell]]:

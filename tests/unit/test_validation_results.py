@@ -42,14 +42,17 @@ PLACES = {  # the scripts that others can give tables of their own, by the place
 @pytest.mark.parametrize("script", PLACES, ids=lambda script: str(script.__name__))
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_only_published_tables_renew_a_result(
-    script: ModuleType, is_ours: bool, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType,
+    is_ours: bool,
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ours are those in the place that a script knows: elsewhere they are a stranger's."""
     given = (shared_data / PLACES[script]).resolve()
     monkeypatch.setattr(published, "PUBLISHED", shared_data.resolve() if is_ours else Path("/"))
-    written: list[str] = []
-    monkeypatch.setattr(results, "write", lambda name, **_: written.append(name))
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr("sys.argv", ["script.py", str(given)])
     with contextlib.suppress(SystemExit):  # some tell by their status how close they are
         script.main()
-    assert bool(written) == is_ours
+    assert bool(list(tmp_path.iterdir())) == is_ours
