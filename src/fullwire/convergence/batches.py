@@ -68,7 +68,8 @@ BEYOND = 0.08
 FAR = 4.0  # times the largest recorded batch
 COVERED = 0.90
 _CANDIDATES, _WIDEST = 121, 4.0  # of Bc, within so many standard deviations
-_UNLIKELY = 1.645**2 / 2  # by so much of the log-likelihood, runs refuse a law: 95 % of one side
+_90 = 1.645  # standard deviations
+_UNLIKELY = _90**2 / 2  # by so much of the log-likelihood, runs refuse a law: 95 % of one side
 _PLACES, _REACH = 801, 8.0  # where the density of a prediction is computed
 _MOST_BATCHES = 64  # more are read off between these
 PRIOR_FACTOR = 2.5  # between the noise scale and the critical batch of a training
@@ -79,7 +80,6 @@ _HEIGHT, _BY_PARAMETERS, _BY_STEPS = 0.00739, -0.2, 0.4
 _OFFSET = 0.00722
 SCATTER = 0.0020  # standard deviation of the loss's logarithm from the law
 REPLICAS, PARAMETERS, STEPS = (2, 8), (35e6, 10e9), (30, 100)
-_90 = 1.645  # standard deviations
 _DOUBT = 1 / 3  # of the logarithm of samples beyond the recorded ones
 
 
@@ -210,7 +210,7 @@ def fit_batches(points: Sequence[Point], known: Critical | None = None) -> Batch
         centre = float(np.log(batches).mean()) + _USUAL_PLACE
         width = _USUAL_RANGE
     else:
-        centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / 1.645
+        centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / _90
     points, run_variance = merged(points)
     critical = np.exp(centre + width * np.linspace(-_WIDEST, _WIDEST, _CANDIDATES))
     law, likely = _of_criticals(points, critical, run_variance)

@@ -96,7 +96,7 @@ class Reach:
     @property
     def spread(self) -> float:
         """The relative standard deviation that the interval stands for."""
-        return float(np.log(self.high / self.low)) / 2 / 1.645
+        return float(np.log(self.high / self.low)) / 2 / _Z
 
 
 class _Crossing(NamedTuple):

@@ -229,6 +229,14 @@ class Subject:
         """Return how many ranks there are for each processor, if there are so many workers."""
         return self.placement.ranks_per_processor(workers, self.ranks_per_host)
 
+    def sends_beside_computing(self, local_steps: int) -> bool:
+        """Say whether messages are sent while a worker computes, with a sum in so many steps.
+
+        Averages of parameters are not, unless they go in fragments. Sums of gradients may be sent
+        in the last backward pass of a round.
+        """
+        return local_steps == 1 or self.fragments > 1 or self.step.sums_amidst
+
     def crowd(self, workers: Sequence[int]) -> Floats:
         """Return how many ranks share a processor, one at the least."""
         return np.maximum(self.ranks_per_processor(workers), 1.0)

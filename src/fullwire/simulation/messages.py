@@ -247,17 +247,13 @@ class Messages:
 
         It follows the bits, or the seconds, beside computing. Where these tell nothing, it is as
         recorded.
-
-        Averages of parameters are sent when no worker computes, unless they go in fragments. Sums
-        of gradients may be sent in the last backward pass of a round.
         """
         subject = self.subject
         crowding = subject.crowding
         if not crowding.s_each:
             return np.array(subject.step.crowded_by_messages_s)
         passes = accumulate * local_steps
-        is_beside = local_steps == 1 or subject.fragments > 1 or subject.step.sums_amidst
-        each_s = np.array(crowding.s_each * is_beside / passes)
+        each_s = np.array(crowding.s_each * subject.sends_beside_computing(local_steps) / passes)
         if crowding.is_by_time:
             beside_s = exposed.beside + self.waited_beside_s(exposed, late_s)
             return np.asarray(beside_s * each_s + exposed.beside_others_s * crowding.s_each)

@@ -139,8 +139,8 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         crowding = replace(crowding, recorded_ranks=recorded_ranks)
     crowded = replace(subject, step=step, crowding=crowding)
     [apart] = point.local_steps
-    if apart > 1 and subject.fragments == 1 and not step.sums_amidst:
-        return crowded  # sums of parameters are beside no computing, and slow none down
+    if not subject.sends_beside_computing(apart):
+        return crowded  # they slow no computing down
     [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
     telling = replace(crowded, crowding=replace(crowding, s_each=1.0))
     messages = messages_of(telling, policy, algorithm, latency_s, point)
