@@ -1,4 +1,4 @@
-"""The best plan on each of some clusters and networks, and what it takes for granted."""
+"""The best plan on each of some clusters and networks, and its assumptions."""
 
 from __future__ import annotations
 

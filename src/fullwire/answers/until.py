@@ -196,8 +196,8 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
             f"{name}: expected times of {goal.metric} after the first step, got times of another "
             "clock"
         )
-    # Values of an earlier attempt, whose steps are left out, make a run incomplete. The first
-    # value may be of the parameters that the job begins with.
+    # An earlier attempt, whose steps are left out and whose values stay, makes a run incomplete.
+    # The first value may be of the parameters that the job begins with.
     if len(marks) and run.complete and (curve.times_ns[1:] < began_ns).any():
         raise UsageError(
             f"{name}: expected times of {goal.metric} within the run's steps, got values of "

@@ -8,8 +8,8 @@ The relative deviations of the points from the law have an unknown size. Three t
 they may be: the points themselves, the spread between runs of one point, and how well the law fits
 elsewhere (`MISFIT`). So a prediction at one Bc is Student's, and the whole a weighted sum of them.
 Runs at one batch are one point, whose spread they show themselves, as far as they are many.
-Batches far below Bc need equal samples, whatever Bc is. Then nothing bounds Bc from above, and the
-least samples of a larger batch are those of a law without a critical batch.
+Batches far below Bc need equal samples, so they do not bound Bc from above. A larger batch may then
+need as few samples as by a law without a critical batch.
 docs/design/time-to-target.md has the roads not taken.
 
 Noise tells the critical batch too. A gradient of b samples is the true gradient G with noise of
