@@ -240,7 +240,7 @@
     if (found.scaling_factor === null) return "What the job computes is not known, so neither is what would help it: record it (fullwire record), or import its profiler’s traces.";
     if (found.full) return "Of all changes that can be predicted, none shortens the step by 1 % or more.";
     return run.workers === 1 ? "One worker has nobody to wait for. What would help is predicted for jobs of several."
-      : `${found.verdict.kind === "host" ? "Of the host’s time the sentence on top tells most. " : ""}The line rate of the links is not known, so nothing is predicted; --line-rate gives it.`;
+      : `${found.verdict.kind === "host" ? "Of the host’s time the sentence on top tells most. " : ""}The line rate of the links is not known, so nothing is predicted. Add it with --line-rate.`;
   }
 
   // Most predictions start from the steps that are whole on every rank; the account is of all usual ones.
