@@ -112,6 +112,15 @@ def test_our_backend_is_not_believed_to_work_for_nothing() -> None:
     assert table["step_s"][0] == pytest.approx(measured_s(truth), rel=0.1)
 
 
+def test_a_devices_own_cost_of_bytes_is_not_that_of_a_processor() -> None:
+    """A line of 160 Gbps hides it, and one of 2,560 Gbps would show it."""
+    nccl = a_transport(processor_s_per_byte=0.0, processor_s_per_hop=5e-6)
+    job: dict[str, Any] = {"gradients_mib": (400, 400), "facts": {"backend": "nccl"}}
+    shown = a_trained_job(nccl, rate_bps=160 * GBPS, **job)
+    truth = a_trained_job(nccl, rate_bps=2560 * GBPS, **job)
+    assert predicted_s(shown, truth) == pytest.approx(measured_s(truth), rel=0.01)
+
+
 def test_where_a_faster_line_changes_little_the_answer_says_so() -> None:
     run = a_trained_job(a_transport(processor_s_per_byte=2.5e-9), facts=used(0.12))
     fast = fw.whatif(run, bandwidth="1Gbps,25Gbps", transport="measured")

@@ -33,7 +33,7 @@ from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.kinds import kinds_of
-from fullwire.run.placement import Placement, placement_of
+from fullwire.run.placement import Placement, placement_of, sums_on_processors
 from fullwire.run.processors import KERNEL_FACTOR, share_of_others
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
@@ -75,8 +75,12 @@ PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
 _GLOO_GATHERS_LATE = 0.8  # of its gathers, in trainings with shards of two to four ranks
 _GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
 _GLOO_S_PER_HOP = _Known(0.4e-3, 0.4)
-_OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # NCCL and their like leave it to the NIC
+_OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # of unknown transports, and those that are mixed
 _OTHER_S_PER_HOP = _Known(20e-6, 1.5)
+# Devices send and add by their own kernels. H100 and H200 do so at 84 % of 450 GB/s, by the public
+# tables behind collectives/library.py. B200 and its like are quicker (72 % of 900 GB/s), and A100
+# slower (76 % of 300 GB/s), so the spread is half the logarithm between these two and a little.
+_DEVICE_S_PER_BYTE = _Known(1 / (0.84 * 450e9), 0.6)
 
 # How much the share of the line and the processors' work differ between runs of the same job on the
 # same machine, hours apart. They are standard deviations of logarithms (validation/README.md).
@@ -387,6 +391,8 @@ def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
         yield _GLOO_S_PER_BYTE.times(_OURS_OF_GLOOS_WORK)
         yield _GLOO_S_PER_HOP.times(_OURS_OF_GLOOS_HOP)
         yield _OURS_APART
+    elif all(run.facts.backend and not sums_on_processors(run) for run in runs):
+        yield from (_DEVICE_S_PER_BYTE, _OTHER_S_PER_HOP, _APART)
     else:
         yield from (_OTHER_S_PER_BYTE, _OTHER_S_PER_HOP, _APART)
 
