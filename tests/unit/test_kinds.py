@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fullwire.findings.kinds_of_steps import TooFewOfAKind, names_of
 from fullwire.fixes.synchronisation import FewerSums
 from fullwire.report.as_data import whatif_object
 from fullwire.report.explanation import print_explanation
+from fullwire.report.recording import recording_lines
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.run import Collectives, Run
@@ -480,8 +482,16 @@ def test_every_command_says_that_unlike_steps_are_too_few_for_a_kind(
     passes: list[int], unlike: int
 ) -> None:
     run = a_job_by_turns(passes)
-    for notes in (fw.explain(run).notes, fw.whatif(run).notes):
+    assert summarised([run]).unlike == unlike
+    compared = fw.compare(run, a_job_by_turns([1] * 12)).notes
+    for notes in (fw.explain(run).notes, fw.whatif(run).notes, compared):
         said = [note for note in notes if isinstance(note, TooFewOfAKind)]
         assert [note.count for note in said] == ([unlike] if unlike else [])
         for note in said:
             assert f"{unlike} steps do other work than the rest, and take" in sentence(note)
+
+
+def test_the_lines_after_a_recording_tell_of_unlike_steps_that_are_too_few(tmp_path: Path) -> None:
+    for passes, is_said in (([1, 1, 3] * 3, True), ([1] * 9, False)):
+        place = fw.write(a_job_by_turns(passes), tmp_path / f"{is_said}.run")
+        assert ("3 steps do other work" in " ".join(recording_lines(place))) == is_said

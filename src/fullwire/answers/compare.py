@@ -46,6 +46,7 @@ from fullwire.findings.comparisons import (
     size_of_change,
 )
 from fullwire.findings.finding import Finding
+from fullwire.findings.kinds_of_steps import too_few_of_a_kind
 from fullwire.findings.scaling import WorkInTheSameTime
 from fullwire.run.facts import REGISTRY
 from fullwire.run.gaps import reasons
@@ -309,9 +310,17 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
             *comparison_notes(
                 sides, [sorted(names) if names - {"warnings"} else [] for names in differing]
             ),
+            *_too_few_of_a_kind(sides),
             *about_means(lengths_s, ratio),
         ),
     )
+
+
+def _too_few_of_a_kind(sides: Sequence[Sequence[Run]]) -> Iterator[Finding]:
+    """Yield the steps of each recording that are too few for a kind of their own."""
+    for side in sides:
+        for run in side:
+            yield from too_few_of_a_kind(kinds_of(run).unlike, run.place)
 
 
 def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from fullwire.findings.finding import Finding
-from fullwire.run.kinds import FEWEST, Kind, Kinds, sums_of
+from fullwire.run.kinds import FEWEST, Kind, sums_of
 from fullwire.units import show_bytes
 
 _ALIKE = 0.01  # of the larger figure: kinds that differ by less in it have other names
@@ -75,10 +75,10 @@ def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
     )
 
 
-def too_few_of_a_kind(kinds: Kinds, run: str | None = None) -> Iterator[TooFewOfAKind]:
+def too_few_of_a_kind(unlike: int, run: str | None = None) -> Iterator[TooFewOfAKind]:
     """Say how many steps do other work and are too few for a kind, if any are."""
-    if kinds.unlike:
-        yield TooFewOfAKind(count=kinds.unlike, run=run)
+    if unlike:
+        yield TooFewOfAKind(count=unlike, run=run)
 
 
 def told_kinds(kinds: Sequence[Kind], steps_s: Sequence[float]) -> SeveralKinds:

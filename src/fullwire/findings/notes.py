@@ -358,7 +358,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield told_kinds(account.kinds.kinds, [kind.step_s for kind in kinds])
     elif (passes := passes_of_step(run) or 1) > 1:
         yield StepAddsUpPasses(passes=passes)
-    yield from too_few_of_a_kind(account.kinds)
+    yield from too_few_of_a_kind(account.kinds.unlike)
     change = changed_midway(account)
     if change is not None:
         part = change.part.key.replace("_", " ")

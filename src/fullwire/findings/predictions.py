@@ -431,7 +431,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
     usual_s = usual_s if local_steps_of(run) == 1 else None  # another note tells of rounds
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
-    yield from too_few_of_a_kind(kinds_of(run), name)
+    yield from too_few_of_a_kind(kinds_of(run).unlike, name)
     is_modelled = run.provenance.basis == "modelled"  # with one pass in a step
     if not is_modelled and (passes := passes_of_step(run) or 1) > 1:
         yield StepCountsAsPass(run=name, passes=passes)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fullwire.findings.audit import audit_of_recording
 from fullwire.findings.between import between_steps
-from fullwire.findings.kinds_of_steps import StepAddsUpPasses
+from fullwire.findings.kinds_of_steps import StepAddsUpPasses, too_few_of_a_kind
 from fullwire.report.terminal import columns, left_out
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
@@ -70,6 +70,8 @@ def _summary(path: Path) -> Iterator[str]:
     if (summary.passes or 1) > 1:
         work = StepAddsUpPasses(passes=summary.passes or 1, is_mean=summary.kinds > 1)
         yield f"  work           {in_words(work)}"
+    for few in too_few_of_a_kind(summary.unlike):
+        yield f"  kinds of steps {in_words(few)}"
     if summary.longer:
         yield (
             f"  longer steps   {summary.longer:,} of {summary.steps:,}, "

@@ -47,6 +47,7 @@ class Summary:
     step_s: float | None  # of the usual steps
     usual: int  # the number of these
     kinds: int  # of steps; 1 where all are alike
+    unlike: int  # steps that do other work and are too few for a kind of their own
     left_out: int  # steps that are warm-up or rare exceptions
     passes: float | None  # of a step, where they are known
     longer: int  # steps longer than LONGER usual ones, warm-up included
@@ -119,6 +120,7 @@ class _Sums:
                 step_s=None,
                 usual=0,
                 kinds=1,
+                unlike=0,
                 left_out=0,
                 passes=None,
                 longer=0,
@@ -140,6 +142,7 @@ class _Sums:
             step_s=step_s,
             usual=int(is_usual.sum()),
             kinds=max(len(kinds.kinds), 1),
+            unlike=kinds.unlike,
             left_out=int((~(kinds.kept(shared, length_s) | regular_steps(length_s))).sum()),
             passes=self._passes,
             longer=int(is_longer.sum()),
