@@ -17,7 +17,7 @@ from fullwire.answers.changed import changed
 from fullwire.answers.opening import Opened
 from fullwire.answers.verification import verify
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.comparisons import about_changes
+from fullwire.findings.changes import about_changes
 from fullwire.report.explanation import comparison_markdown
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap, gaps_of

@@ -16,7 +16,7 @@ from fullwire.compression.codecs.fp16 import TORCH_HOOK
 from fullwire.compression.compressor import Compressor
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.errors import FullwireError
-from fullwire.findings.comparisons import (
+from fullwire.findings.changes import (
     ChangedBackend,
     ChangedBuckets,
     ChangedHook,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fullwire.answers.explain import Explanation
 from fullwire.findings.between import CheckpointsTook, EvaluationsTook
 from fullwire.findings.case import NOTABLE
-from fullwire.findings.comparisons import about_changes
+from fullwire.findings.changes import about_changes
 from fullwire.findings.kinds_of_steps import told_kinds
 from fullwire.findings.notes import RunIsPartial
 from fullwire.findings.plans import GoodputWas
