@@ -141,6 +141,8 @@ MEANINGS: Mapping[str, str] = {
     "is_significant": "Whether the difference is more than noise.",
     "differing_facts": "Facts in which the runs differ.",
     "passes": "Passes of a step before and after, if they differ. Times are then of one pass.",
+    "has_unknown_passes": "Whether a run shows its computing and not its passes. Then longer steps "
+    "may be more work.",
     "samples": "Samples of a worker in a pass before and after, if they differ. Times are then "
     "those of the first number.",
     "edge_bytes": "Bytes of an iteration on a usual edge, before and after, if packets tell.",

@@ -121,6 +121,7 @@ def test_steps_of_other_work_are_compared_by_the_pass() -> None:
     assert "Passes are 6.2% shorter" in said
     assert "A step has 4 passes in place of 1: times are those of one pass." in said
     assert fw.compare(four, four).passes is None
+    assert not found.has_unknown_passes  # the recorder names each pass
     parts = changed([Opened(one)], [Opened(four)])
     assert parts is not None
     assert sum(parts.after.values()) == pytest.approx(0.137)

@@ -21,7 +21,9 @@ import fullwire
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.importers import read
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
+from fullwire.run.run import Run
 from fullwire.timeline.passes import passes_of_step
+from fullwire.words import sentences
 from tests.conftest import Cli
 from tests.strategies import cases, scaled
 
@@ -965,26 +967,55 @@ def a_step_of_passes(
     job.kernel(ALL_REDUCE, sent, sent + 300, launch=launch, stream=9, **reduced(1_000_000))
 
 
+def a_trace_of_passes(
+    folder: Path, passes: int, *, length: int = 2_000, has_marks: bool = True, ranks: int = 2
+) -> Run:
+    """Write a trace of ten steps of so many passes, and import it."""
+    folder.mkdir()
+    for rank in range(ranks):
+        job = Job(rank)
+        for number in range(10):
+            a_step_of_passes(job, number, passes, length=length, has_marks=has_marks)
+        job.write(folder / f"{rank}.json")
+    return read(folder)
+
+
 @pytest.mark.parametrize("passes", [1, 4])
 def test_passes_of_a_trace_are_counted_by_autograds_marks(tmp_path: Path, passes: int) -> None:
-    for name, count in (("one", 1), ("several", passes)):
-        (tmp_path / name).mkdir()
-        for rank in (0, 1):
-            job = Job(rank)
-            for number in range(10):
-                a_step_of_passes(job, number, count)
-            job.write(tmp_path / name / f"{rank}.json")
-    one, several = read(tmp_path / "one"), read(tmp_path / "several")
+    one = a_trace_of_passes(tmp_path / "one", 1)
+    several = a_trace_of_passes(tmp_path / "several", passes)
     assert passes_of_step(several) == passes
     told = fullwire.compare(one, several)
     assert told.passes == (None if passes == 1 else (1, passes))
     assert told.after_s == pytest.approx(2e-3 / passes, rel=0.01)
 
 
-def test_passes_of_a_trace_without_autograds_marks_are_unknown(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        job = Job(rank)
-        for number in range(10):
-            a_step_of_passes(job, number, 4, has_marks=False)
-        job.write(tmp_path / f"{rank}.json")
-    assert passes_of_step(read(tmp_path)) is None
+def test_steps_of_unknown_passes_are_longer_and_not_slower(tmp_path: Path) -> None:
+    one = a_trace_of_passes(tmp_path / "one", 1, length=700, has_marks=False)
+    four = a_trace_of_passes(tmp_path / "four", 4, length=1_600, has_marks=False)
+    assert passes_of_step(four) is None
+    longer, shorter = fullwire.compare(one, four), fullwire.compare(four, one)
+    assert longer.has_unknown_passes
+    change, unknown = sentences(longer.findings)
+    assert change.startswith("Steps are 2.29x longer, more than noise")
+    assert unknown == ("How many passes a step has is unknown, so longer steps may be more work.")
+    assert sentences(shorter.findings)[0].startswith("Steps are 2.29x shorter, more than noise")
+    assert "shorter steps may be less work" in sentences(shorter.findings)[1]
+    assert (longer.gate("5%").state, shorter.gate("5%").state) == ("slower", "kept")
+    said = longer.gate("5%").sentence
+    assert said.startswith("Too slow, unless a step does more work than before (its passes are ")
+    assert "unless a step does less work than before" in shorter.gate("5%").sentence
+
+
+def test_steps_of_unknown_passes_tell_the_gain_from_workers_on_a_condition(tmp_path: Path) -> None:
+    two = a_trace_of_passes(tmp_path / "two", 1, length=700, has_marks=False)
+    three = a_trace_of_passes(tmp_path / "three", 1, length=700, has_marks=False, ranks=3)
+    told = sentences(fullwire.compare(two, three).findings)
+    assert any(each.startswith("If a worker's step is as much work as before, w") for each in told)
+
+
+def test_unknown_passes_of_one_side_are_enough(tmp_path: Path) -> None:
+    known = a_trace_of_passes(tmp_path / "known", 1, length=700, has_marks=True)
+    hidden = a_trace_of_passes(tmp_path / "hidden", 1, length=1_400, has_marks=False)
+    assert fullwire.compare(known, hidden).has_unknown_passes
+    assert not fullwire.compare(known, known).has_unknown_passes

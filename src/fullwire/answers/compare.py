@@ -10,7 +10,8 @@ interval of the ratio is Student's.
 
 A step that adds up the gradients of more passes is more work, and so is a pass of more samples. If
 the runs differ in passes, all times are those of one pass. If they differ in samples, the second
-side's times are those of as many samples as the first had.
+side's times are those of as many samples as the first had. If a run shows computing without its
+passes, longer steps may be more work. They are then called longer, and not slower.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fullwire.findings.comparisons import (
     NotSlowerThanAllowed,
     OtherPasses,
     OtherSamples,
+    PassesAreUnknown,
     SlowdownMayHide,
     SlowerThanAllowed,
     SoManyDecide,
@@ -148,6 +150,7 @@ class Comparison(Result):
     differing_facts: tuple[tuple[str, str, str], ...]
     workers: tuple[int, int]
     passes: tuple[float, float] | None  # Of a step, if they differ: then times are of one pass.
+    has_unknown_passes: bool  # Of a run that shows its computing: then steps may be other work.
     samples: tuple[int, int] | None  # Of a worker in a pass, if they differ: then times are scaled.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
     recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
@@ -164,8 +167,16 @@ class Comparison(Result):
         """Return the answer: the change, then the effect of another size or of other bytes."""
         of_passes = self.passes is not None
         findings: list[Finding] = [
-            change_of_steps((self.before_s, self.after_s), self.low, self.high, of_passes=of_passes)
+            change_of_steps(
+                (self.before_s, self.after_s),
+                self.low,
+                self.high,
+                of_passes=of_passes,
+                has_unknown_passes=self.has_unknown_passes,
+            )
         ]
+        if self.has_unknown_passes and self.is_significant is not False:
+            findings.append(PassesAreUnknown(is_shorter=self.ratio < 1))
         if self.passes is not None:
             findings.append(OtherPasses(before=self.passes[0], after=self.passes[1]))
         if self.samples is not None:
@@ -174,7 +185,11 @@ class Comparison(Result):
         if before != after:
             findings.append(
                 WorkInTheSameTime(
-                    before=before, after=after, work=self.work_ratio, perfect=after / before
+                    before=before,
+                    after=after,
+                    work=self.work_ratio,
+                    perfect=after / before,
+                    is_supposed=self.has_unknown_passes,
                 )
             )
         if self.edge_bytes is not None:
@@ -202,10 +217,12 @@ class Comparison(Result):
             finding: Finding = SlowdownMayHide(**told, more=LongerDecide(fewest=FEWEST_STEPS))
             return Gate(limit=allowed, state="open", recordings=None, finding=finding)
         if self.is_significant and self.ratio > 1 + allowed:
-            finding = SlowerThanAllowed(**told)
+            finding = SlowerThanAllowed(**told, has_unknown_passes=self.has_unknown_passes)
             return Gate(limit=allowed, state="slower", recordings=None, finding=finding)
         if self.unseen <= allowed or (self.high or math.inf) <= 1 + allowed:
-            finding = NotSlowerThanAllowed(**told, unseen=self.unseen)
+            finding = NotSlowerThanAllowed(
+                **told, has_unknown_passes=self.has_unknown_passes, unseen=self.unseen
+            )
             return Gate(limit=allowed, state="kept", recordings=None, finding=finding)
         needed = self.noise.recordings_for(allowed)
         more = NoneDecide() if needed is None else SoManyDecide(needed=needed)
@@ -302,6 +319,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         differing_facts=_differing_facts(first, second),
         workers=(world(first), world(second)),
         passes=work.passes,
+        has_unknown_passes=work.has_unknown_passes,
         samples=work.samples,
         edge_bytes=edge_bytes,
         recordings_for_small=None if noise is None else noise.recordings_for(SMALL),

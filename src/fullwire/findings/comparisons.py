@@ -45,8 +45,17 @@ class TimesFaster(Finding):
     is_faster: bool
 
 
+class TimesLonger(Finding):
+    """The size of a large change of steps whose work is unknown, so it tells of no speed."""
+
+    template = "{times:.3g}x {is_shorter:shorter|longer}"
+
+    times: float
+    is_shorter: bool
+
+
 class StepsAre(Finding):
-    """The size of a small change, as a share of the step."""
+    """The change of the steps, where it is small or where their work is unknown."""
 
     template = "{of_passes:Passes|Steps} are {change}"
 
@@ -144,10 +153,12 @@ def change_of_steps(
     high: float | None,
     *,
     of_passes: bool = False,
+    has_unknown_passes: bool = False,
 ) -> Finding:
     """Say whether steps became shorter or longer, and whether that exceeds noise.
 
     `low` and `high` are the ends of the interval of the ratio of `times_s`, after over before.
+    Longer steps are slower only if they are as much work, so their passes have to be known.
     """
     before_s, after_s = times_s
     ratio = after_s / before_s
@@ -168,8 +179,11 @@ def change_of_steps(
             **told,
         )
     least_times, most_times = sorted(max(end, 1 / end) for end in ends)
+    times, is_shorter = max(ratio, 1 / ratio), ratio < 1
+    longer = StepsAre(of_passes=of_passes, change=TimesLonger(times=times, is_shorter=is_shorter))
+    faster = TimesFaster(times=times, is_faster=is_shorter)
     return MoreThanNoise(
-        change=TimesFaster(times=max(ratio, 1 / ratio), is_faster=ratio < 1),
+        change=longer if has_unknown_passes else faster,
         interval=TimesBetween(low=least_times, high=most_times),
         **told,
     )
@@ -179,11 +193,13 @@ class SlowerThanAllowed(Finding):
     """The change is beyond noise and beyond the limit."""
 
     template = (
-        "Too slow: {of_passes:passes|steps} are {change}, more than noise, and the limit is "
+        "Too slow{has_unknown_passes:, unless a step does more work than before (its passes are "
+        "unknown)|}: {of_passes:passes|steps} are {change}, more than noise, and the limit is "
         "{limit:.1%}."
     )
 
     of_passes: bool
+    has_unknown_passes: bool
     change: Finding
     limit: float
 
@@ -192,11 +208,13 @@ class NotSlowerThanAllowed(Finding):
     """The change is within the limit, and a larger one would show in these recordings."""
 
     template = (
-        "Within the limit of {limit:.1%}: {of_passes:passes|steps} are {change}. A slowdown of "
+        "Within the limit of {limit:.1%}{has_unknown_passes:, unless a step does less work than "
+        "before (its passes are unknown)|}: {of_passes:passes|steps} are {change}. A slowdown of "
         "{unseen:.1%} would show."
     )
 
     of_passes: bool
+    has_unknown_passes: bool
     change: Finding
     limit: float
     unseen: float
@@ -236,6 +254,17 @@ class LongerDecide(Finding):
     template = "Recordings of at least {fewest} steps would decide."
 
     fewest: int
+
+
+class PassesAreUnknown(Finding):
+    """A run does not tell the passes of its steps, so the change may be one of their work."""
+
+    template = (
+        "How many passes a step has is unknown, so "
+        "{is_shorter:shorter steps may be less|longer steps may be more} work."
+    )
+
+    is_shorter: bool
 
 
 class OtherPasses(Finding):

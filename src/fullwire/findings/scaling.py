@@ -434,11 +434,13 @@ class WorkInTheSameTime(Finding):
     """The gain from another number of workers, each of which does the same work in a step."""
 
     template = (
-        "With {after:,} {after:worker|workers} in place of {before:,} the job does {work:.2f} "
-        "times the work in the same time. {perfect:.2f} would be perfect."
+        "{is_supposed:If a worker's step is as much work as before, with|With} {after:,} "
+        "{after:worker|workers} in place of {before:,} the job does {work:.2f} times the work in "
+        "the same time. {perfect:.2f} would be perfect."
     )
 
     before: int
     after: int
     work: float
     perfect: float
+    is_supposed: bool  # The passes of a step are unknown.

@@ -39,6 +39,18 @@ def passes_of_step(run: Run) -> float | None:
     return round(float(np.median(counts))) if len(counts) else None
 
 
+def hides_passes(run: Run) -> bool:
+    """Say whether a run shows computing and not its passes, as a trace without autograd's marks.
+
+    The recorder names each pass. A modelled step is known whole.
+    """
+    names = run.spans.name[run.spans.lane == "compute"]
+    if not len(names) or run.provenance.basis == "modelled":
+        return False
+    has_names = bool(((names == LAST) | (names == EARLIER)).any())
+    return not has_names and run.facts.marked_passes is None
+
+
 def passes_that_each_sum(run: Run) -> float:
     """Return the passes of a step where DDP sums all gradients in each of them; else 0.
 
@@ -85,6 +97,7 @@ class EqualWork:
     """How the work of a step differs between two sides, and what makes their times comparable."""
 
     passes: tuple[float, float] | None  # of a step, if they differ
+    has_unknown_passes: bool  # of a run that shows its computing: then steps may be other work
     samples: tuple[int, int] | None  # of a worker in a pass, if they differ
     scales: tuple[tuple[float, ...], tuple[float, ...]]  # of each recording's step
 
@@ -106,6 +119,7 @@ def equal_work(before: Sequence[Run], after: Sequence[Run]) -> EqualWork:
     ]
     return EqualWork(
         passes=(known[0][0], known[1][0]) if has_other_passes else None,
+        has_unknown_passes=any(hides_passes(run) for run in (*before, *after)),
         samples=(samples[0][0], samples[1][0]) if has_other_samples else None,
         scales=(scales[0], scales[1]),
     )
