@@ -23,7 +23,7 @@ from fullwire.answers.until import until
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
-from fullwire.convergence.curves import curve_of, has_reached, reach, read_goal
+from fullwire.convergence.curves import Reach, curve_of, has_reached, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
 from fullwire.report.as_data import whatif_object, write_whatif_csv
@@ -535,6 +535,31 @@ def test_a_goal_not_reached_yet_is_forecast() -> None:
     assert found.is_forecast
     assert found.low < 600 < found.high
     assert found.steps == pytest.approx(600, rel=0.15)
+
+
+def forecasts_with_shared_noise(kept: float, shared: float) -> list[Reach | None]:
+    """Forecast 20 curves, each with noise that neighbours share; None where it is refused."""
+    steps = np.arange(1, 1001)
+    law = 0.2 + 3 / np.sqrt(steps)
+    found: list[Reach | None] = []
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(size=len(steps))
+        for at in range(1, len(steps)):
+            noise[at] = kept * noise[at - 1] + np.sqrt(1 - kept**2) * noise[at]
+        with_noise = metrics(steps, law + shared * noise)
+        try:
+            found.append(reach(curve_of(with_noise, "loss", "a"), read_goal("loss<=0.26"), "a"))
+        except UsageError:
+            found.append(None)
+    return found
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.98, 0.99])
+def test_a_forecast_holds_the_truth_though_neighbours_share_their_noise(kept: float) -> None:
+    """Means of neighbouring stretches counted as if each had noise of its own."""
+    found = [each for each in forecasts_with_shared_noise(kept, 0.005) if each is not None]
+    assert len(found) >= 18
+    assert sum(each.low <= 2500 <= each.high for each in found) >= 0.85 * len(found)
 
 
 @pytest.mark.parametrize(("count", "goal"), [(300, "loss<=0.45"), (600, "loss<=0.25")])
