@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fullwire.clusters.cluster import Cluster
 from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.registry import with_formula
@@ -19,6 +21,7 @@ from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
 from fullwire.simulation.grid import Grid, Subject
+from fullwire.simulation.groups import Others
 from fullwire.simulation.typical import Sending, typical_step
 
 # Our hooks' exchange and gather on Gloo against its all-reduce of as many bytes, less a hook's own
@@ -38,11 +41,14 @@ def plain_subject(
     """Take a run's typical step as it is, with its ranks at a placement if theirs is unknown."""
     if lost := reasons(run.gaps, _RESTS_ON):
         raise DamagedInput(name, f"nothing is predicted from the rest of it: {lost[0]}")
+    step, fragments = typical_step(run, sends), run.facts.fragments or 1
+    if fragments > 1:  # the sums of a fragment have their messages, and count once
+        step = replace(step, others=Others())
     points = run.facts.reduce_cost or ()
     adds = AddTimes(points)
     return Subject(
         name=name,
-        step=typical_step(run, sends),
+        step=step,
         adds=adds,
         exchange_factor=_GLOO_EXCHANGE if run.facts.backend == "gloo" else 1.0,
         meeting_factor=_GLOO_MEETING if run.facts.backend == "gloo" else 0.0,
@@ -50,7 +56,7 @@ def plain_subject(
         placement=placement_of(run) or unknown,
         is_on_devices=not sums_on_processors(run),
         is_of_lab=has_links_in_a_machine(run),
-        fragments=run.facts.fragments or 1,
+        fragments=fragments,
     )
 
 
