@@ -34,10 +34,12 @@ from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Metrics, Noise, Provenance, Run, Spans
 from fullwire.run.usual import Alone, means_of_rounds
 from fullwire.simulation import sweep
-from fullwire.simulation.buckets import fragment_shares
+from fullwire.simulation.buckets import DdpBuckets, fragment_shares
+from fullwire.simulation.grid import Grid
 from fullwire.simulation.messages import messages_of
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import with_contention
+from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.conftest import Cli
@@ -1389,6 +1391,42 @@ def test_the_recorded_sums_of_fragments_count_once() -> None:
     )
     assert len(typical_step(streamed).others.op)
     assert not len(plain_subject("a job", streamed).step.others.op)
+
+
+def test_each_round_has_work_of_its_own() -> None:
+    """Workers copy their state at its beginning: 8 fragments have that 8 times as often as one."""
+    rounds = in_rounds(a_job(32), 3, Metrics.empty())
+    sums = rounds.collectives
+    marks = rounds.spans
+    apart_ns = [
+        int(sums.end_ns[sums.step == at].max() - sums.issue_ns[sums.step == at].min())
+        for at in np.unique(sums.step)
+    ]
+    is_mark, ends_round = marks.name == "step", np.isin(marks.step, sums.step)
+    lengths_ns = marks.end_ns - marks.start_ns
+    beyond_ns = np.median(lengths_ns[is_mark & ends_round]) - np.median(apart_ns)
+    beyond_ns -= np.median(lengths_ns[is_mark & ~ends_round])
+    longer_ns = np.where(ends_round, 5_000_000 - int(beyond_ns), 0)
+    told = dataclasses.replace(
+        rounds,
+        spans=dataclasses.replace(marks, end_ns=marks.end_ns + longer_ns * is_mark),
+        facts=rounds.facts | Facts(local_steps=3),
+    )
+    subject = plain_subject("a job", told)
+    assert subject.round_s == pytest.approx(0.005, rel=0.1)
+    assert subject.recorded_rounds == pytest.approx(1 / 3)
+    often = dataclasses.replace(subject, fragments=3)
+    rare = dataclasses.replace(often, round_s=0.0)
+    here = Grid(
+        workers=(2,),
+        bandwidth_bps=(1e15,),
+        transports=(FullTransport(1.0),),
+        buckets=(DdpBuckets(),),
+        local_steps=(3,),
+    )
+    with_work, without = (sweep.sweep([each], here)["step_s"][0] for each in (often, rare))
+    assert with_work - without == pytest.approx(subject.round_s * (1 - 1 / 3))
+    assert plain_subject("a job", a_job(32)).round_s == 0
 
 
 def test_the_step_of_a_job_in_rounds_is_the_mean_of_a_round() -> None:
