@@ -140,10 +140,6 @@ _EXPERTS = 0.1, 0.02, 0.02  # alike, of one model, alone
 _UNLIKE = 0.1  # more of what is alike, on a family of devices that nobody measured
 _TAILS = 4.0  # degrees of freedom: few, so a step far off says little of others
 _SAME = 1e-9  # shares that differ by less are those of one plan
-# A step that is off far is mostly so by its own plan, and may be so by its model or machine, which
-# all plans share. Were nothing shared, a step that is off more would make other plans faster. The
-# runs of data/llm do not tell the share: nine of ten dense steps are within 14.2 % from 0 to 0.5.
-_ODD_IN_COMMON = 0.1
 # So far apart in their shares, plans of one model have a third of what is alone in common: by the
 # likelihood of the runs of data/llm with `split=fit`, each given one other.
 _FAR = 0.05
@@ -184,7 +180,7 @@ class Calibration:
         """
         one = self._of_means()
         across, near = one._covariance(shares, models), one._likeness(shares, models)
-        before = one._before(shares, guessed) + one._oddness(shares, models) ** 2 @ one._odd
+        before = one._before(shares, guessed) + near**4 @ one._odd
         known = one._covariance(one.shares, one.models)
         told = (across * np.linalg.solve(known, across.T).T).sum(axis=1)
         # The measured step may be that of a plan that is only like this one.
@@ -234,12 +230,6 @@ class Calibration:
         apart = np.linalg.norm(shares[:, None] - self.shares, axis=2)
         return np.asarray(np.exp(-apart / _FAR) * self._of_one_model(len(shares), models))
 
-    def _oddness(self, shares: Floats, models: tuple[object, ...]) -> Floats:
-        """Return how much of what is odd about each measured plan each plan has: 1 for the same."""
-        near = self._likeness(shares, models) ** 2
-        of_model = self._of_one_model(len(shares), models)
-        return np.asarray((_ODD_IN_COMMON + (1 - _ODD_IN_COMMON) * near) * of_model)
-
     def _of_one_model(self, count: int, models: tuple[object, ...]) -> NDArray[np.bool_]:
         """Say which steps are of the model of each measured one."""
         if models and self.models:
@@ -252,9 +242,8 @@ class Calibration:
         both = in_all + shares * _PARTS @ self.shares.T
         near, own = self._likeness(shares, models), self._likeness(self.shares, self.models)
         alike = self._of_one_model(len(shares), models)
-        odd, own_odd = self._oddness(shares, models), self._oddness(self.shares, self.models)
-        # The fastest plan stands for an open one: others share less of its error.
-        of_measured = near**2 * self.unsure @ (own**2).T + odd * self._odd @ own_odd.T
+        # What is odd about one plan, others share less.
+        of_measured = near**2 * (self._odd + self.unsure) @ (own**2).T
         measuring = _MEASURED * _same_plans(shares, self.shares) * alike
         return np.asarray(
             both + (in_model + self.guessed) * alike + in_plan * near + of_measured + measuring
