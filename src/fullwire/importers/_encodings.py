@@ -270,13 +270,13 @@ def fields(message: bytes) -> list[tuple[int, Field]]:
         if (key := message[place]) < 0x80:
             place += 1
         else:
-            key, place = _varint(message, place)
+            key, place = varint(message, place)
         number, kind = key >> 3, key & 7
         if kind in (_VARINT, _BYTES):
             if place < end and (value := message[place]) < 0x80:
                 place += 1
             else:
-                value, place = _varint(message, place)
+                value, place = varint(message, place)
             if kind == _VARINT:
                 found.append((number, value))
                 continue
@@ -313,7 +313,8 @@ def _length(file: BinaryIO) -> int | None:
     raise BrokenMessageError("a length without an end")
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def varint(message: bytes, place: int) -> tuple[int, int]:
+    """Return the whole number at a place, and the place after it."""
     value = 0
     for shift in range(0, 7 * _MOST_VARINT_BYTES, 7):
         if place >= len(message):

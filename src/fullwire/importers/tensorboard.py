@@ -28,7 +28,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.importers._encodings import BrokenMessageError, fields, signed
+from fullwire.importers._encodings import BrokenMessageError, fields, signed, varint
 from fullwire.importers._format import (
     CERTAIN,
     NEAR_BYTES,
@@ -42,6 +42,7 @@ from fullwire.run.run import Run
 
 _MARK, _HEAD_BYTES = b"brain.Event:", 12
 _HEAD, _SUM = struct.Struct("<QI"), struct.Struct("<I")
+_TIME, _NUMBER = struct.Struct("<d"), struct.Struct("<f")
 _MOST_EVENT_BYTES = 64 * 2**20
 _LARGE_BYTES = 64 * 1024  # no scalar is so large: the rest is passed over without its checksum
 _MOST_EVENTS = 10_000_000  # of a file
@@ -102,12 +103,12 @@ def _unchecked(file: BinaryIO) -> tuple[list[bytes], list[int], str]:
             return events, told, "a length with another checksum"
         if length > _MOST_EVENT_BYTES:
             return events, told, f"an event of {length:,} bytes"
-        event, ending = file.read(length), file.read(_SUM.size)
-        if len(event) < length or len(ending) < _SUM.size:
+        event = file.read(length + _SUM.size)
+        if len(event) < length + _SUM.size:
             return events, told, "it ends within an event"
         if length <= _LARGE_BYTES:
-            events.append(event)
-            told += _SUM.unpack(ending)
+            events.append(event[:length])
+            told += _SUM.unpack_from(event, length)
             held_bytes += length + _HEAD.size
     return events, told, ""
 
@@ -121,9 +122,9 @@ def _scalars(event: bytes) -> Iterable[MetricRow]:
     size = len(name)
     if of_name[0] != size or of_value[0] != size + 7 or of_summary[0] != size + 9 or size > 118:
         return _scalars_by_fields(event)
-    time_ns = _nanoseconds(struct.unpack("<d", time)[0])
-    told = int(fields(step)[0][1]) if step else 0
-    return ((told, _text(name), struct.unpack("<f", number)[0], time_ns),)
+    time_ns = _nanoseconds(_TIME.unpack(time)[0])
+    told = varint(step, 1)[0] if step else 0
+    return ((told, _text(name), _NUMBER.unpack(number)[0], time_ns),)
 
 
 def _scalars_by_fields(event: bytes) -> Iterator[MetricRow]:
