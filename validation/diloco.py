@@ -168,7 +168,7 @@ def main() -> None:
         for name in left_out:
             print(f"left out, an unknown method: {name}")
     print(json.dumps(counts), flush=True)
-    if not asked.json:
+    if off and not asked.json:
         results.write(
             "diloco",
             asked.table,

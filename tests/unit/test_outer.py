@@ -130,3 +130,18 @@ def test_a_scripts_refusal_is_one_line_and_its_results_stay(script: str, tmp_pat
             f"validation.reference_points: {path}: expected the columns suite, benchmark, batch, "
             "n, olympic_mean, std: no suite\n"
         )
+
+
+def test_a_table_of_unknown_methods_alone_has_no_cells(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("model,step_s,method,cu50_gbps\n10B,0.8,gossip,1.7\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "validation.diloco", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts == {"cells": 0, "exact": 0, "within_one": 0}

@@ -376,3 +376,15 @@ def test_the_samples_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
     notes = {Note.SAMPLES: np.array(taken), Note.BACKWARD: np.array(backward)}
     reported.add(read, steps_of(*range(50, 1250, 100)), {**NO_NOTES, **notes}, 0)
     assert reported.facts(1).step_samples == 32
+
+
+def test_the_curve_of_a_metric_is_over_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """Values at every step and later at every 100th had as many characters for each value."""
+    steps = np.append(np.arange(100), np.arange(100, 3300, 100))
+    values = 1 - steps / 3200
+    names = np.array(["loss"] * len(steps), object)
+    print_metrics(Metrics(step=steps, name=names, value=values, time_ns=steps))
+    curve = [character for character in capsys.readouterr().out if character in "▁▂▃▄▅▆▇█"]
+    assert len(curve) == 32
+    levels = ["▁▂▃▄▅▆▇█".index(character) for character in curve]
+    assert max(abs(level - 7 * (31 - place) / 31) for place, level in enumerate(levels)) <= 0.6

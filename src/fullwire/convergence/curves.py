@@ -62,6 +62,12 @@ _SURE_OF_DIP = 3.0  # standard errors
 _DIPS = 40  # blocks, of which one may be a dip
 
 _MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
+_NOISE_ROUNDS = 2
+_LEAST_SHARED = 0.1  # correlation, below which noise counts as each value's own
+_FEWEST_LENGTHS = 8  # of the longest lag, in all values
+_MOST_KEPT = 0.999
+_OF_LAW = 3  # numbers that are fitted
+_MOST_TAKEN = 0.5  # of the noise, by the law
 _POWERS = np.geomspace(0.1, 2.0, 100)
 _LEVELS = np.geomspace(1e-3, 3.0, 120)  # below the least value, in spans of the curve
 
@@ -420,6 +426,64 @@ def _student(degrees: int) -> float:
     return _Z + first / degrees + second / degrees**2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noise:
+    """How much of their noise values share with their neighbours, and how far it reaches."""
+
+    shared: float  # of the variance; the rest is each value's own
+    kept: float  # of the shared noise, from one value to the next
+
+    def apart(self, counts: Floats) -> tuple[Floats, Floats]:
+        """Return what takes the correlation of neighbouring means away, and their weights.
+
+        Means over more values count more, but by less than their variance says, because no curve
+        follows its law as closely as many values tell.
+        """
+        kept = self.kept
+        faded = kept**counts
+        among = (1 - faded) / (1 - kept)  # the noise of a stretch at its end, added up
+        own = counts * (1 + kept) - 2 * kept * among
+        own = self.shared * own / (1 - kept) + (1 - self.shared) * counts
+        ends = np.cumsum(counts)
+        between = np.maximum((ends - counts)[None, :] - ends[:, None], 0) + 1
+        above = np.triu(self.shared * among[:, None] * among[None, :] * kept**between, 1)
+        covariance = (above + above.T + np.diag(own)) / np.outer(counts, counts)
+        deviations = np.sqrt(np.diag(covariance))
+        correlation = covariance / np.outer(deviations, deviations)
+        return np.linalg.inv(np.linalg.cholesky(correlation)), deviations.min() / deviations
+
+
+_ALONE = _Noise(shared=0.0, kept=0.0)
+
+
+def _noise_of(off: Floats) -> _Noise:
+    """Tell the noise from what values miss their law by, from its correlation at several lags."""
+    off = off - off.mean()
+    variance = float(off @ off)
+    if variance <= 0:
+        return _ALONE
+    lags = np.unique(np.geomspace(1, max(1, len(off) // _FEWEST_LENGTHS), 24).astype(int))
+    found = np.array([float(off[lag:] @ off[:-lag]) / variance for lag in lags])
+    noise = _fading(lags, found, len(off))
+    # The law follows some of the shared noise, which then misses here: as much as the mean of so
+    # many values with this noise varies, for each number of the law.
+    taken = _OF_LAW * noise.shared * (1 + noise.kept) / (1 - noise.kept) / len(off)
+    taken = min(taken, _MOST_TAKEN)
+    return _fading(lags, found + taken * (1 - found), len(off))
+
+
+def _fading(lags: Whole, found: Floats, count: int) -> _Noise:
+    """Fit a correlation that fades by the same factor from each value to the next."""
+    small = np.flatnonzero(found < max(_LEAST_SHARED, 2 / count**0.5))
+    use = slice(0, small[0] if len(small) else len(lags))
+    lags, found = lags[use], found[use]
+    if len(found) < 2:
+        return _Noise(shared=1.0, kept=float(found[0])) if len(found) else _ALONE
+    slope, begin = np.polyfit(lags, np.log(found), 1, w=found)
+    kept = min(float(np.exp(slope)), _MOST_KEPT)
+    return _Noise(shared=min(float(np.exp(begin)), 1.0), kept=kept)
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Extended:
     """The power laws that go on from a curve: v = level + scale (t / last)^-power."""
@@ -438,7 +502,6 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     steps, values = curve.steps.astype(float), (1.0 if is_least else -1.0) * curve.values
     late = steps >= WARM_UP * steps[-1]
     times, means, counts = _stretches(np.maximum(steps, 1.0)[late], values[late])
-    share = np.sqrt(counts / counts.max())  # neighbours are alike: less than their number
     third = max(2, len(means) // 3)
     scatter = float(np.std(np.diff(means[third:]))) if len(means) > third + 2 else 0.0
     span = float(means[0] - means[-1])
@@ -448,15 +511,23 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     level = means.min() - span * below
     shapes = (times[None, :] / times[-1]) ** -power[:, None]
     heights = means[None, :] - level[:, None]
-    scale = (share * shapes * heights).sum(axis=1) / (share * np.square(shapes)).sum(axis=1)
-    squares = (share * np.square(heights - scale[:, None] * shapes)).sum(axis=1)
+    noise = _ALONE
+    for _ in range(_NOISE_ROUNDS):  # a fit tells the noise, and the noise weighs the next fit
+        apart, share = noise.apart(counts)
+        fitted, left = ((rows * np.sqrt(share)) @ apart.T for rows in (shapes, heights))
+        scale = (fitted * left).sum(axis=1) / np.square(fitted).sum(axis=1)
+        squares = np.square(left - scale[:, None] * fitted).sum(axis=1)
+        best = int(np.argmin(squares))
+        law = scale[best] * (np.maximum(steps[late], 1.0) / times[-1]) ** -power[best]
+        noise = _noise_of(values[late] - level[best] - law)
     # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.
     alone = np.square(_noise(steps[late], values[late])) * np.mean(1 / counts)
-    misses = max(float(np.min(squares)) / float(share.sum()) - _OF_NOISE * alone, 0.0)
+    off = heights[best] - scale[best] * shapes[best]
+    squared = float(share @ np.square(off)) / float(share.sum())
+    misses = max(squared - _OF_NOISE * alone, 0.0)
     least = (_MISFIT * span) ** 2
     # Neighbours that miss alike tell less than their number.
-    best = int(np.argmin(squares))
-    off = heights[best] - scale[best] * shapes[best]
+    off = apart @ off
     shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > least else 0.0
     told = (1 - max(shared, 0.0)) / (1 + max(shared, 0.0))
     likely = -told * (len(means) - 3) / 2 * np.log(squares + least * len(means))

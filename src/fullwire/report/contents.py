@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fullwire.errors import UsageError
@@ -11,6 +10,7 @@ from fullwire.report.terminal import print_table, say
 from fullwire.units import show_bytes, show_rate, show_time
 
 if TYPE_CHECKING:
+    from fullwire.convergence.curves import Curve
     from fullwire.run.run import Metrics, Run
 
 _RANKS_SAID = 4  # for facts that each rank has
@@ -53,8 +53,7 @@ def print_metrics(metrics: Metrics) -> None:
             rows.append([name, f"{int((metrics.name == name).sum()):,}", "no number", "", "", ""])
             continue
         values = curve.values
-        edges = sorted({round(place * len(values) / _CURVE) for place in range(_CURVE + 1)})
-        means = [float(values[begin:end].mean()) for begin, end in pairwise(edges)]
+        means = _over_steps(curve)
         low, high = min(means), max(means)
         levels = [round(7 * (mean - low) / (high - low)) if high > low else 0 for mean in means]
         rows.append(
@@ -71,6 +70,20 @@ def print_metrics(metrics: Metrics) -> None:
         say("")
         headings = ["metric", "values", "first", "last", "at step", "curve"]
         print_table(headings, rows, texts={"metric", "curve"})
+
+
+def _over_steps(curve: Curve) -> list[float]:
+    """Return the means of a curve over equal numbers of steps, one for each character.
+
+    Steps without a value, as of a metric that became rare, lie on the line between those with one.
+    """
+    import numpy as np
+
+    edges = np.linspace(curve.steps[0], curve.steps[-1] + 1, min(_CURVE, len(curve.values)) + 1)
+    place = np.searchsorted(edges, curve.steps, side="right") - 1
+    filled, place = np.unique(place, return_inverse=True)
+    means = np.bincount(place, curve.values) / np.bincount(place)
+    return [float(mean) for mean in np.interp(np.arange(len(edges) - 1), filled, means)]
 
 
 def fact_rows(run: Run) -> list[list[str]]:

@@ -200,6 +200,8 @@ class Subject:
     is_on_devices: bool = False  # which carry out its collectives; else processors do
     is_of_lab: bool = False  # the recorded hosts share one machine, and have links between them
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
+    round_s: float = 0.0  # what a rank does once in a round of local steps, beyond its steps
+    recorded_rounds: float = 0.0  # in a step, whose recorded time has their part of that
     # Where steps are of several kinds: each kind as a subject, whose mean step is `step`.
     kinds: tuple[tuple[Kind, Subject], ...] = ()
 

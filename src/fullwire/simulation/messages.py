@@ -192,6 +192,8 @@ class Messages:
         if apart > 1:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
+        rounds = parts / apart if local_steps > 1 else 0.0  # in a pass
+        overhead_s = overhead_s + self.subject.round_s * (rounds - self.subject.recorded_rounds)
         # Ranks meet for each fragment, and are late for each other as often.
         late_s = jitter.late_s(self.subject.step, workers, apart // parts)[:, None, None]
         if isinstance(jitter, AsRecorded):

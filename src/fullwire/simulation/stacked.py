@@ -108,6 +108,8 @@ def beside_times(subject: Subject) -> tuple[Any, ...]:
         subject.crowding,
         subject.is_of_lab,
         subject.fragments,
+        subject.round_s,
+        subject.recorded_rounds,
         step.lasting_share,
         step.shards,
         step.sent_share,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from fullwire.clusters.cluster import Cluster
 from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.registry import with_formula
@@ -19,6 +23,7 @@ from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
 from fullwire.simulation.grid import Grid, Subject
+from fullwire.simulation.groups import Others
 from fullwire.simulation.typical import Sending, typical_step
 
 # Our hooks' exchange and gather on Gloo against its all-reduce of as many bytes, less a hook's own
@@ -38,11 +43,14 @@ def plain_subject(
     """Take a run's typical step as it is, with its ranks at a placement if theirs is unknown."""
     if lost := reasons(run.gaps, _RESTS_ON):
         raise DamagedInput(name, f"nothing is predicted from the rest of it: {lost[0]}")
+    step, fragments = typical_step(run, sends), run.facts.fragments or 1
+    if fragments > 1:  # the sums of a fragment have their messages, and count once
+        step = replace(step, others=Others())
     points = run.facts.reduce_cost or ()
     adds = AddTimes(points)
     return Subject(
         name=name,
-        step=typical_step(run, sends),
+        step=step,
         adds=adds,
         exchange_factor=_GLOO_EXCHANGE if run.facts.backend == "gloo" else 1.0,
         meeting_factor=_GLOO_MEETING if run.facts.backend == "gloo" else 0.0,
@@ -50,8 +58,38 @@ def plain_subject(
         placement=placement_of(run) or unknown,
         is_on_devices=not sums_on_processors(run),
         is_of_lab=has_links_in_a_machine(run),
-        fragments=run.facts.fragments or 1,
+        fragments=fragments,
+        round_s=_round_s(run),
+        recorded_rounds=fragments / local_steps_of(run) if run.facts.local_steps else 0.0,
     )
+
+
+def _round_s(run: Run) -> float:
+    """Return what a rank does once in a round beyond the work of a step; 0 where none shows.
+
+    It copies its state, writes its changes, and takes the outer optimizer's step. Fragments do that
+    while a sum travels, and a round of one step has no step without it.
+    """
+    every, sums = run.facts.local_steps or 1, run.collectives
+    if every == 1 or (run.facts.fragments or 1) > 1 or not len(sums):
+        return 0.0
+    marks = run.spans.rows((run.spans.name == "step") & (run.spans.lane == "host"))
+    found: list[float] = []
+    for rank in np.unique(sums.rank).tolist():
+        steps, own = marks.rows(marks.rank == rank), sums.rows(sums.rank == rank)
+        length_ns = (steps.end_ns - steps.start_ns).astype(float)
+        ends_round = np.isin(steps.step, own.step)
+        if not ends_round.any() or ends_round.all():
+            return 0.0
+        # All averages of a round are on their way at once, and nothing is computed meanwhile.
+        apart_ns = [
+            int(of_step.end_ns.max() - of_step.issue_ns.min())
+            for step in steps.step[ends_round].tolist()
+            if len(of_step := own.rows(own.step == step))
+        ]
+        beyond_ns = np.median(length_ns[ends_round] - apart_ns) - np.median(length_ns[~ends_round])
+        found.append(max(float(beyond_ns), 0.0) * 1e-9)
+    return float(np.mean(found))
 
 
 def as_recorded(run: Run) -> Grid | None:

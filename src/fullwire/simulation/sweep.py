@@ -125,7 +125,11 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     keep it as recorded. The turns of ranks on a processor are no part of a typical step.
     """
     alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
-    if alone_ns > step.step_ns > 0:
+    # Averages of parameters slow no computing down: all that is not T1 is their exposed time.
+    is_beside = subject.recorded is None or subject.sends_beside_computing(
+        *subject.recorded.local_steps
+    )
+    if step.step_ns and (alone_ns > step.step_ns or not is_beside):
         step = step.with_own_work(alone_ns / step.step_ns)
     off = (1 - alone.low_s / alone_s, alone.high_s / alone_s - 1) if alone_s else (0.0, 0.0)
     step = replace(step, crowded_ns=max(step.step_ns - alone_ns, 0), alone_off=off)
@@ -139,8 +143,8 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         crowding = replace(crowding, recorded_ranks=recorded_ranks)
     crowded = replace(subject, step=step, crowding=crowding)
     [apart] = point.local_steps
-    if not subject.sends_beside_computing(apart):
-        return crowded  # they slow no computing down
+    if not is_beside:
+        return crowded
     [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
     telling = replace(crowded, crowding=replace(crowding, s_each=1.0))
     messages = messages_of(telling, policy, algorithm, latency_s, point)
