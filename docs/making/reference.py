@@ -111,7 +111,7 @@ def commands() -> str:
         "# Commands",
         "Each command prints for people. With `--json` it prints one object "
         "([keys](json.md)). Exit status: 0 done, 1 a check with a negative answer, 2 a mistake "
-        "in the command, 3 damaged input, 4 an elastic job with too few workers. "
+        "in the command, 3 damaged or incomplete input, 4 an elastic job with too few workers. "
         "`fullwire --install-completion` lets the shell complete "
         "commands and options.",
     ]

@@ -495,6 +495,25 @@ def test_the_rows_of_a_step_hold_the_bytes_that_were_priced() -> None:
     assert shared["tp=2"] == {32 * (tokens_bytes + tokens_bytes // 2 * 2 * 2)}
 
 
+def test_shard_groups_add_up_the_gradients_of_a_device_once() -> None:
+    job: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "global_batch": 128, "seq": 2048}
+    for shard in (8, 32):
+        fix = f"tp=1,pp=1,cp=1,zero=3,shard={shard},microbatch=1"
+        result = fw.plan("llama3-8b", **job, fix=fix, top=1)
+        assert result.architecture is not None
+        summed = set(result.run().collectives.bytes.tolist())
+        assert summed == {4 * result.architecture.parameters}  # each in 32 bits
+
+
+@pytest.mark.parametrize(("nodes", "inside"), [(1, " inside a node"), (2, "")])
+def test_sums_of_tied_embeddings_over_two_nodes_are_not_inside_one(nodes: int, inside: str) -> None:
+    job: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "global_batch": 128, "seq": 2048}
+    fix = {"tp": 1, "pp": 2, "vpp": 1, "cp": 1, "dp": 4 * nodes, "zero": 1, "microbatch": 1}
+    table = fw.plan("qwen2.5-0.5b", **job, fix=fix, top=1).run().collectives
+    sums = [name for name in set(table.group.tolist()) if name.startswith("dp")]
+    assert sorted(sums) == [f"dp of stage {stage}{inside}" for stage in range(2)]
+
+
 def test_both_ends_of_a_transfer_between_stages_agree() -> None:
     table = fw.plan("llama3-70b", **ASKED, fix="pp=4,vpp=1", top=1).run().collectives
     sent = table.rows(table.op == "sendrecv")

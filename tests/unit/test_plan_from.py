@@ -444,3 +444,21 @@ def test_a_trace_that_is_cut_before_its_backward_pass_is_told_as_damaged(tmp_pat
     path.write_bytes(whole[: whole.index(b"_for_cpu_backward") - 200])
     with pytest.raises(DamagedInput, match=r"backward pass of attention: .*ends in the middle"):
         fw.plan(recorded=tmp_path / "cut", to="pp=1")
+
+
+@pytest.mark.parametrize(
+    ("first", "lacking"),
+    [
+        (b"aten::mm", "a trace of whole steps"),
+        (b"scaled_dot_product", "attention, as one operation"),
+    ],
+)
+def test_a_trace_that_is_cut_before_a_whole_step_is_told_as_damaged(
+    first: bytes, lacking: str, tmp_path: Path
+) -> None:
+    traced(tmp_path / "cut", tp=1, pp=1, dp=2)
+    for path in (tmp_path / "cut").iterdir():
+        whole = path.read_bytes()
+        path.write_bytes(whole[: whole.index(first) - 200])
+    with pytest.raises(DamagedInput, match=rf"expected {lacking}.*ends in the middle"):
+        fw.plan(recorded=tmp_path / "cut", to="pp=2")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
@@ -23,11 +23,13 @@ from fullwire.run.run import OF_A_PLAN, Collectives, Provenance, Run, Spans
 from fullwire.simulation.group_times import as_seen
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
+from fullwire.simulation.schedule import meeting
 from fullwire.timeline.contention import SLOWED
 from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
-from fullwire.workloads.layout import passes
+from fullwire.workloads.layout import Layout, passes
+from fullwire.workloads.stage_memory import summed_gradients_bytes
 
 Objective: TypeAlias = Literal["step", "cost", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = ("step", "cost", "goodput")
@@ -307,11 +309,11 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     sizes = _sent_bytes(answer, plan, model)
 
     def played_with(hop_s: float) -> _Pipeline:
-        return _Pipeline(answer.global_batch, plan, sizes, cluster, hop_s)
+        return _Pipeline(answer.global_batch, plan, sizes, cluster, hop_s, is_tied=model.is_tied)
 
     hop_s = 0.0
     if plan.pp > 1:
-        hop_s = _where(lambda tried_s: played_with(tried_s).end_s, target_s, plan.exposed.pp_s)
+        hop_s = meeting(lambda tried_s: played_with(tried_s).end_s, target_s, plan.exposed.pp_s)
     played = played_with(hop_s)
     played.update(target_s)
     ranks, lanes, names, starts, ends = zip(*sorted(played.spans), strict=True)
@@ -341,30 +343,6 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
     )
 
 
-def _where(value: Callable[[float], float], target: float, most: float) -> float:
-    """Return where a value that rises from 0 to `most` meets the target, or the nearer end.
-
-    Each trial is where the line through the nearest two meets it. A side that stays counts half
-    (Illinois), so few trials do for a value that rises nearly evenly.
-    """
-    low, high, below, above = 0.0, most, value(0.0) - target, value(most) - target
-    if below >= 0 or above <= 0:
-        return low if below >= 0 else high
-    tried, last_off = low, 0.0
-    for _ in range(_MOST_TRIALS):
-        tried = low - below * (high - low) / (above - below)
-        off = value(tried) - target
-        if abs(off) < _EXACT * target:
-            break
-        stays = 0.5 if off * last_off > 0 else 1.0
-        if off > 0:
-            high, above, below = tried, off, stays * below
-        else:
-            low, below, above = tried, off, stays * above
-        last_off = off
-    return tried
-
-
 def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[str, float]:
     """Return the bytes of each kind of communication in one pass of a microbatch, or of a step.
 
@@ -378,17 +356,21 @@ def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[
     summed_bytes = (2 * layers - with_experts) * tokens_bytes if plan.tp > 1 else 0.0
     if plan.etp > 1:  # the ranks of one expert gather the rows of all of them
         summed_bytes += with_experts * routed_bytes * plan.etp
-    sharded = plan.dp * plan.cp if plan.zero > 1 else 1
+    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "zero", "microbatch", "recompute")
+    degrees = {name: getattr(plan, name) for name in (*names, "recompute_layers", "schedule")}
+    shard = plan.shard if plan.zero else None
+    layout = Layout(
+        **degrees, shard=shard, global_batch=answer.global_batch, sequence=answer.sequence
+    )
     return {
         "tp": summed_bytes,
         "cp": layers * 2 * sequences_tokens * float(model.keys_and_values(plan.tp)),
         "ep": 2 * with_experts * routed_bytes,
         "pp": tokens_bytes / plan.tp,
-        "dp": float(plan.memory.gradients_bytes * sharded),
+        "dp": summed_gradients_bytes(model, layout, plan.memory.gradients_bytes),
     }
 
 
-_MOST_TRIALS, _EXACT = 12, 1e-6  # to meet a time, and how near to it they come
 _OPS = {"tp": "allreduce", "cp": "allgather", "ep": "alltoall"}
 
 
@@ -402,10 +384,12 @@ class _Pipeline:
         sizes: Mapping[str, float],
         cluster: Cluster,
         hop_s: float,
+        *,
+        is_tied: bool,
     ) -> None:
         self.plan, self.sizes = plan, sizes
         self.of_node = cluster.devices_per_node
-        self.inside = _kinds_inside(plan, cluster)
+        self.inside = _kinds_inside(plan, cluster, is_tied=is_tied)
         self.spans: list[tuple[int, str, str, float, float]] = []
         self.collectives: list[tuple[Any, ...]] = []
         self.free_s = [0.0] * plan.pp
@@ -463,7 +447,7 @@ class _Pipeline:
         for such hops, which is a part of the bubble. The sender goes on with its next pass, so it
         takes part in a transfer from its start. Only the receiver waits for it.
         """
-        shown_s = _where(self._shown_s, self.plan.exposed.pp_s, self.hop_s)
+        shown_s = meeting(self._shown_s, self.plan.exposed.pp_s, self.hop_s)
         for sender, stage, begin_s, issue_s in self.hops:
             group = self._between(min(sender, stage), max(sender, stage))
             start_s = begin_s + self.hop_s - shown_s
@@ -575,13 +559,18 @@ class _Pipeline:
         )
 
 
-def _kinds_inside(plan: Planned, cluster: Cluster) -> set[str]:
-    """Return the kinds of communication whose groups are inside a node, as they are priced."""
+def _kinds_inside(plan: Planned, cluster: Cluster, *, is_tied: bool) -> set[str]:
+    """Return the kinds of communication whose groups are inside a node, as they are priced.
+
+    With data parallelism the first and the last stage add up a tied embedding's gradients, too.
+    """
+    has_tied_ends = is_tied and plan.pp > 1 and plan.devices > cluster.devices_per_node
+    ends = ((2, plan.devices - plan.devices // plan.pp),) if has_tied_ends else ()
     layouts = {  # members, and how many ranks they are apart
         "tp": ((plan.tp, 1), (plan.etp, 1)),
         "cp": ((plan.cp, plan.tp),),
         "ep": ((plan.ep, plan.etp),),
-        "dp": ((plan.dp * plan.cp, plan.tp),),
+        "dp": ((plan.dp * plan.cp, plan.tp), *ends),
     }
     return {
         kind

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.errors import DamagedInput, UsageError
+from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.run.intervals import union, within
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.run.usual import marks_of_steps, usual_steps
@@ -115,9 +115,12 @@ class _Recognising:
         table = run.operations
         self.steps = _usual(run, table.step)
         if not len(table) or not self.steps:
+            expected = "a trace of whole steps with the shapes of operations"
+            if not len(marks_of_steps(run)):
+                raise self._lacks(expected, "no step")
             raise UsageError(
-                "from: expected a trace of whole steps with the shapes of operations "
-                f"(profile(record_shapes=True)), got {shown(run.provenance.source)} without them"
+                f"from: expected {expected} (profile(record_shapes=True)), got "
+                f"{shown(run.provenance.source)} without them"
             )
         self.calls: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.spent_ns: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
@@ -130,6 +133,13 @@ class _Recognising:
                 self.spent_ns[rank][name, shapes] += busy_ns
         self.ranks = sorted(self.calls)
         self.world = run.facts.workers or len(self.ranks)
+
+    def _lacks(self, expected: str, given: str) -> FullwireError:
+        """Return why a part of the plan is unknown: of a damaged trace, that part may be lost."""
+        if self.run.missing:
+            lost = "; ".join(self.run.missing)
+            return DamagedInput(self.run.provenance.source, f"expected {expected}: {lost}")
+        return UsageError(f"from: expected {expected}, got {given}")
 
     def answer(self) -> Recognised:
         """Recognise one part after the other."""
@@ -233,11 +243,7 @@ class _Recognising:
         else:
             passes = [self._passes(rank, backward=True) / micro for rank in self.ranks]
             if min(passes) <= 0:
-                expected = "expected each rank's backward pass of attention"
-                if self.run.missing:  # the part that holds it may be lost
-                    lost = "; ".join(self.run.missing)
-                    raise DamagedInput(self.run.provenance.source, f"{expected}: {lost}")
-                raise UsageError(f"from: {expected}, got none")
+                raise self._lacks("each rank's backward pass of attention", "none")
             of_stage = float(np.mean(passes))
             layers = max(1, round(of_stage * pp))
             # Recomputation runs a layer's attention twice for each backward pass of it.
@@ -284,10 +290,10 @@ class _Recognising:
                             return sequences, tokens, heads, heads, sides[0]
         # Only kernels show attention: the user's model gives its sizes.
         if self.model is None:
-            raise UsageError(
-                "from: expected attention, as one operation or as products of scores and values, "
-                "got neither with the sequence's length: give the model too (llama3-8b, "
-                "config.json), whose sizes the trace does not show"
+            raise self._lacks(
+                "attention, as one operation or as products of scores and values",
+                "neither with the sequence's length: give the model too (llama3-8b, "
+                "config.json), whose sizes the trace does not show",
             )
         self.only_kernels.append("attention")
         tp = self.told.of.get("tp", 1)
@@ -315,9 +321,9 @@ class _Recognising:
             if len(sizes) > 1 and len(sizes[0]) == 2 and math.prod(sizes[1]) >= tokens
         ]
         if not found:
-            raise UsageError(
-                "from: expected an embedding of the microbatch's tokens, got none: give the trace "
-                "of a rank of the first stage too"
+            raise self._lacks(
+                "an embedding of the microbatch's tokens",
+                "none: give the trace of a rank of the first stage too",
             )
         return max(found, key=lambda sizes: (math.prod(sizes[1]), sizes[0][0]))
 
@@ -485,7 +491,7 @@ class _Recognising:
         is_step = (spans.lane == "host") & (spans.name == "step") & np.isin(spans.step, self.steps)
         lengths = (spans.end_ns - spans.start_ns)[is_step]
         if not len(lengths):
-            raise UsageError("from: expected marks of steps (profiler.step()), got none")
+            raise self._lacks("marks of steps (profiler.step())", "none")
         return float(np.mean(lengths)) * 1e-9
 
     def _busy(

@@ -15,7 +15,7 @@ same bits as its points asked one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -121,3 +121,30 @@ def priority_overhead_s(step: Step, buckets: Buckets, timeline: Timeline) -> Flo
     for part_s, end_s in zip(share[::-1] * rest_s, timeline.end_s[::-1], strict=True):
         now_s = np.maximum(now_s, end_s) + part_s
     return np.maximum(now_s - (backward_s + rest_s), 0.0)
+
+
+_MOST_TRIALS, _EXACT = 12, 1e-6  # to meet a target, and how near to it they come
+
+
+def meeting(value: Callable[[float], float], target: float, most: float) -> float:
+    """Return where a value that rises from 0 to `most` meets the target, or the nearer end.
+
+    Each trial is where the line through the nearest two meets it. A side that stays counts half
+    (Illinois), so few trials do for a value that rises nearly evenly.
+    """
+    low, high, below, above = 0.0, most, value(0.0) - target, value(most) - target
+    if below >= 0 or above <= 0:
+        return low if below >= 0 else high
+    tried, last_off = low, 0.0
+    for _ in range(_MOST_TRIALS):
+        tried = low - below * (high - low) / (above - below)
+        off = value(tried) - target
+        if abs(off) < _EXACT * target:
+            break
+        stays = 0.5 if off * last_off > 0 else 1.0
+        if off > 0:
+            high, above, below = tried, off, stays * below
+        else:
+            low, below, above = tried, off, stays * above
+        last_off = off
+    return tried

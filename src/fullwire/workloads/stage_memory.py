@@ -117,6 +117,17 @@ def stages(model: Architecture, layout: Layout, *, has_dropout: bool = False) ->
     )
 
 
+def summed_gradients_bytes(model: Architecture, layout: Layout, held_bytes: int) -> float:
+    """Return the gradients that a device adds up, of which ZeRO leaves it `held_bytes`.
+
+    An expert has fewer copies than other parameters, so fewer ranks share its gradients.
+    """
+    held = stages(model, layout)
+    fullest = int(np.argmax(held.peak_allocated_bytes))
+    whole = stages(model, replace(layout, zero=0)).gradients_bytes
+    return float(held_bytes * whole[fullest] / held.gradients_bytes[fullest])
+
+
 def peaks(model: Architecture, plans: Columns, *, precision: str = "bf16") -> Held:
     """Count the memory of many plans, each on the stage that holds the most.
 
