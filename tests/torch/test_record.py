@@ -304,6 +304,20 @@ def test_collectives_that_cpp_issues_are_seen_or_else_counted(tmp_path: Path, wa
 
 
 @needs_torch
+def test_exchanges_of_an_applied_codec_are_seen_and_no_message_of_them(tmp_path: Path) -> None:
+    apply = [sys.executable, "-m", "fullwire", "apply", "compression:int8", "--"]
+    run, done = recorded(tmp_path, *apply, *together(2, "ddp.py"))
+    assert weights(done.stdout.decode()) == digests_of_hooks("5")["int8"]
+    assert run.complete, run.missing
+    in_step = run.collectives.rows((run.collectives.rank == 0) & (run.collectives.step == 4))
+    exchanged, gathered = (in_step.bytes[in_step.op == op] for op in ("alltoall", "allgather"))
+    assert len(exchanged) > 1
+    assert exchanged.tolist() == gathered.tolist()
+    # 64 x 64 numbers of each of six layers have one byte each, beside their scales.
+    assert 6 * 64 * 64 < exchanged.sum() < 1.1 * 6 * 64 * 65
+
+
+@needs_torch
 def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(2, "ddp.py", "slow"))
     for rank in (0, 1):
