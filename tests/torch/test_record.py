@@ -31,6 +31,7 @@ from fullwire.recorder.inside.journal import (
 )
 from fullwire.recorder.journals import read_journals
 from fullwire.recorder.record import join, record
+from fullwire.run.gaps import NOT_SEEN
 from fullwire.run.run import Run
 from fullwire.run.store import read_parts, read_run, write
 from fullwire.timeline.summary import summarised
@@ -296,7 +297,7 @@ def test_collectives_that_cpp_issues_are_seen_or_else_counted(tmp_path: Path, wa
         assert len(sums) == 10
         [sentence] = run.missing
         found = re.fullmatch(
-            r"rank 0: (\d+) collectives were issued by C\+\+ and not seen",
+            rf"rank 0: its groups counted (\d+) collectives or messages that were {NOT_SEEN}",
             sentence,
         )
         assert found is not None

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
+from fullwire.run.gaps import NOT_SEEN
 from fullwire.run.intervals import union
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run, Table, Whole
 from fullwire.timeline.timeline import Doing, Interval, Timeline
-from fullwire.timeline.transfers import codes_of
+from fullwire.timeline.transfers import codes_of, recorded_ranks, transfers_of
 
 SAMPLES = ("links", "sockets", "hosts")
 LIMITED = 0.3  # of a socket's busy time: a larger share held it back
@@ -339,3 +340,56 @@ def _rate(time_ns: Whole, counter: NDArray[np.generic], edges_ns: Floats) -> Flo
     grown = np.cumsum(np.maximum(np.diff(amounts, prepend=amounts[:1]), 0.0))
     at_edges = np.interp(edges_ns, time_ns, grown, left=np.nan, right=np.nan)
     return np.asarray(np.diff(at_edges) / np.diff(edges_ns), np.float64)
+
+
+# ---- collectives that the recorder did not see ---------------------------------------------------
+
+MUCH_MORE = 2.0  # times the bytes of the noted collectives: headers and lost packets add a tenth
+_BYTE_A_NS_BPS = 8e9  # At this rate a byte takes a nanosecond.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentUnseen:
+    """What the links sent beside the noted collectives, of a run that lacks some collectives."""
+
+    reason: str  # of the gap
+    sent_bytes: int  # in the steps, on the links of all hosts whose ranks are recorded
+    noted_bytes: int  # that the noted collectives need on these links
+
+
+def sent_unseen(run: Run) -> SentUnseen | None:
+    """Return what the links sent if that is far more than the noted collectives need, else None.
+
+    Only a run that lacks collectives is examined: other traffic may share a link.
+    """
+    reason = next((gap.reason for gap in run.gaps if gap.reason.endswith(NOT_SEEN)), None)
+    hosts, recorded = host_of_rank(run), set(recorded_ranks(run).tolist())
+    if reason is None or len(set(hosts.values())) < 2:
+        return None
+    needs = transfers_of(run, dict.fromkeys(recorded, _BYTE_A_NS_BPS)).floor_ns
+    if np.isnan(needs).any():  # of an unknown size
+        return None
+    sent: dict[str, float] = {}
+    noted: dict[str, float] = {}
+    for host, rows in series(run.links, run.links.host, run.links.interface):
+        links, ranks = run.links.rows(rows), {rank for rank in hosts if hosts[rank] == host}
+        marks = run.spans.rows(
+            np.isin(run.spans.rank, list(ranks)) & np.isin(run.spans.name, ("step", "probe"))
+        )
+        if not ranks or not ranks <= recorded or not len(marks):
+            continue
+        start_ns, end_ns = np.clip(
+            [marks.start_ns.min(), marks.end_ns.max()], links.time_ns[0], links.time_ns[-1]
+        )
+        looked = _Looked(np.array([start_ns]), np.array([end_ns]), is_exposed=False)
+        # A packet may pass two interfaces of a host, a bridge and its port.
+        gained = _gained(links.time_ns, links.tx_bytes, looked)
+        sent[host] = max(sent.get(host, 0.0), gained)
+        table = run.collectives
+        is_here = np.isin(table.rank, list(ranks))
+        is_here &= (table.end_ns > start_ns) & (table.issue_ns < end_ns)
+        noted[host] = float(needs[is_here].sum())
+    sent_bytes, noted_bytes = round(sum(sent.values())), round(sum(noted.values()))
+    if sent_bytes <= MUCH_MORE * noted_bytes:
+        return None
+    return SentUnseen(reason=reason, sent_bytes=sent_bytes, noted_bytes=noted_bytes)

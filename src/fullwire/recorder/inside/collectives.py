@@ -429,7 +429,7 @@ class Unseen:
         """Report the unseen collectives, if steps have some; a few belong to models made later."""
         count = sum((_past_us(self._last) - _past_us(self._first or {})).values())
         if self._steps and count >= self._steps:
-            sentence = f"{count} collectives were issued by C++ and not seen"
+            sentence = f"its groups counted {count} collectives or messages that were not seen"
             self._journal.define(kind="missing", sentence=sentence)
 
 
