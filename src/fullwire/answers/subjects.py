@@ -325,7 +325,7 @@ def _shows_no_transport(run: Run) -> str | None:
 
 
 def refuse_unseen(name: str, run: Run) -> None:
-    """Refuse to predict from a run whose links carried mostly collectives that were not seen."""
+    """Refuse to predict from a run whose hosts sent mostly collectives that were not seen."""
     if (unseen := sent_unseen(run)) is not None:
         raise DamagedInput(
             name, f"nothing is predicted from a part of its traffic: {unseen.reason}"

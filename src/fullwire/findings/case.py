@@ -66,7 +66,7 @@ class Case:
 
     @property
     def unseen(self) -> SentUnseen | None:
-        """Return what the links sent beside the noted collectives, if that is most of it."""
+        """Return what the hosts sent beside the noted collectives, if that is most of it."""
         return sent_unseen(self.run)
 
     def largest(self) -> tuple[str, float]:

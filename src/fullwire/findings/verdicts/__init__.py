@@ -146,7 +146,7 @@ def blamed(case: Case) -> Blame:
         compute    if computation takes longer than with one worker, and no part is larger
         scales     if no part reaches the threshold
         unknown    if the largest part is unexplained, the steps are too few, some rows of the run
-                   cannot be read, or the links sent far more than the noted collectives need
+                   cannot be read, or the hosts sent far more than the noted collectives need
     """
     reasons = tuple(_why_untold(case))
     if reasons:
@@ -206,7 +206,7 @@ def _why_untold(case: Case) -> Iterator[Finding]:
     elif case.lost:
         yield from (RowsLost(table=table) for table in case.lost)
     elif (unseen := case.unseen) is not None:
-        yield LinksSentMore(
+        yield HostsSentMore(
             what=unseen.reason, sent_bytes=unseen.sent_bytes, noted_bytes=unseen.noted_bytes
         )
     elif account.is_whole_trace and not enough_steps(case):
@@ -288,11 +288,11 @@ class RowsLost(Finding):
     table: str
 
 
-class LinksSentMore(Finding):
-    """Collectives were not seen, and the links sent far more than the others need."""
+class HostsSentMore(Finding):
+    """Collectives were not seen, and the hosts sent far more than the others need."""
 
     template = (
-        "{what}. In the steps the links sent {sent_bytes:bytes}, and the collectives that were "
+        "{what}. In the steps the hosts sent {sent_bytes:bytes}, and the collectives that were "
         "seen need {noted_bytes:bytes}"
     )
 

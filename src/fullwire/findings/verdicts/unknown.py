@@ -151,7 +151,7 @@ class CollectivesUnseen(Finding):
     """The recorder missed collectives that are most of the traffic."""
 
     template = (
-        "the collectives that were not seen: the links sent {sent_bytes:bytes} in the steps, and "
+        "the collectives that were not seen: the hosts sent {sent_bytes:bytes} in the steps, and "
         "those that were seen need {noted_bytes:bytes}"
     )
 
