@@ -146,6 +146,8 @@ def test_gradients_stay_numbers_in_their_place_however_long_it_goes() -> None:
         (["--dilate", "3", "--", "true"], "--dilate: expected --workload with it"),
         (["--buckets", "ddp", "--", "true"], "--buckets: expected --workload with it"),
         (["--backend", "gloo", "--", "true"], "--backend: expected --workload with it"),
+        (["--metric", "loss: (.)", "--", "true"], "--metric reads the job's output for the run"),
+        (["--noise", "--", "true"], "--noise notes gradient noise in the run that -o names"),
         (["--workload", "vgg16@v100", "--backend", "nccl"], "expected gloo or fullwire, got 'nccl"),
         (["--workload", "vgg16@nothing"], "vgg16@nothing"),
         (["--workload", "vgg16@v100", "--dilate", "0.5"], "dilate: expected 1 or more"),

@@ -22,6 +22,7 @@ DDP = str(JOBS / "ddp.py")
 def test_every_host_is_recorded_and_the_run_knows_its_links(tmp_path: Path) -> None:
     place = tmp_path / "job.run"
     options = ["--workers", "3", "--rate", "200Mbps", "--rate", "2:100Mbps", "-o", str(place)]
+    options += ["--metric", "(?P<digit>[0-9])"]
     done = finished(lab_run(*options, command=[sys.executable, UNCOMPILED, DDP]))
     assert done.returncode == 0, done.stderr.decode()
     assert len(set(done.stdout.split())) == 1  # the job's own output, and no other
@@ -29,6 +30,8 @@ def test_every_host_is_recorded_and_the_run_knows_its_links(tmp_path: Path) -> N
     run = read_run(place)
     assert run.complete
     assert set(run.spans.rank.tolist()) == {0, 1, 2}
+    assert run.metrics.name.tolist() == ["digit"] * 3  # of the same digest
+    assert len(set(run.metrics.value.tolist())) == 1
     assert run.facts.line_rate_bps == 200e6
     assert run.facts.other_line_rates_bps == ((2.0, 100e6),)
     assert run.facts.hosts == "host0,host1,host2"
@@ -40,9 +43,13 @@ def test_every_host_is_recorded_and_the_run_knows_its_links(tmp_path: Path) -> N
     assert not list(tmp_path.glob("*.recording"))
 
 
-def test_where_a_host_has_several_ranks_each_knows_its_own_link(tmp_path: Path) -> None:
+def test_where_a_host_has_several_ranks_each_knows_its_own_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPS", "12")  # the gradient noise is noted in one of ten
     place = tmp_path / "job.run"
     options = ["--workers", "2", "--rate", "200Mbps", "--rate", "1:100Mbps", "-o", str(place)]
+    options += ["--noise"]
     torchrun = (
         'exec "$0" "$1" -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --node-rank=$RANK '
         '--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT "$@"'
@@ -50,7 +57,9 @@ def test_where_a_host_has_several_ranks_each_knows_its_own_link(tmp_path: Path) 
     job = ["bash", "-c", torchrun, sys.executable, UNCOMPILED, DDP]
     done = finished(lab_run(*options, command=job))
     assert done.returncode == 0, done.stderr.decode()
-    facts = read_run(place).facts
+    run = read_run(place)
+    facts = run.facts
+    assert len(run.noise)
     assert facts.hosts == "host0,host0,host1,host1"
     assert facts.other_line_rates_bps == ((2.0, 100e6), (3.0, 100e6))
 

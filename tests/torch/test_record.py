@@ -31,6 +31,7 @@ from fullwire.recorder.inside.journal import (
 )
 from fullwire.recorder.journals import read_journals
 from fullwire.recorder.record import join, record
+from fullwire.run.gaps import NOT_SEEN
 from fullwire.run.run import Run
 from fullwire.run.store import read_parts, read_run, write
 from fullwire.timeline.summary import summarised
@@ -296,11 +297,25 @@ def test_collectives_that_cpp_issues_are_seen_or_else_counted(tmp_path: Path, wa
         assert len(sums) == 10
         [sentence] = run.missing
         found = re.fullmatch(
-            r"rank 0: (\d+) collectives were issued by C\+\+ and not seen",
+            rf"rank 0: its groups counted (\d+) collectives or messages that were {NOT_SEEN}",
             sentence,
         )
         assert found is not None
         assert 4 <= int(found[1]) <= 8  # of five steps, but not the first, and the last may be late
+
+
+@needs_torch
+def test_exchanges_of_an_applied_codec_are_seen_and_no_message_of_them(tmp_path: Path) -> None:
+    apply = [sys.executable, "-m", "fullwire", "apply", "compression:int8", "--"]
+    run, done = recorded(tmp_path, *apply, *together(2, "ddp.py"))
+    assert weights(done.stdout.decode()) == digests_of_hooks("5")["int8"]
+    assert run.complete, run.missing
+    in_step = run.collectives.rows((run.collectives.rank == 0) & (run.collectives.step == 4))
+    exchanged, gathered = (in_step.bytes[in_step.op == op] for op in ("alltoall", "allgather"))
+    assert len(exchanged) > 1
+    assert exchanged.tolist() == gathered.tolist()
+    # 64 x 64 numbers of each of six layers have one byte each, beside their scales.
+    assert 6 * 64 * 64 < exchanged.sum() < 1.1 * 6 * 64 * 65
 
 
 @needs_torch

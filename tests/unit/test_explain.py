@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.errors import UsageError
+from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.evidence.samples import carried_evidence
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts, FactValue
@@ -526,6 +526,47 @@ def test_samples_become_evidence_and_say_what_held_the_transport_back() -> None:
     assert not any("No samples" in each for each in found.warnings)
     saturated = fw.explain(sampled(JOBS["transport"], used=0.41, busiest=0.97))
     assert "a processor was saturated" in saturated.verdict.sentence
+
+
+def test_a_run_whose_hosts_sent_far_more_than_its_collectives_has_no_firm_verdict() -> None:
+    """A ring of three ranks sends 4/3 of each sum from each host: 96 MB in all steps."""
+    job = a_trained_job()
+    gap = Gap("rank 0: its groups counted 90 collectives or messages that were not seen")
+    facts = job.facts | Facts(hosts="a,b,c")
+
+    def with_links(times: float, gaps: tuple[Gap, ...] = (gap,)) -> Run:
+        time_ns = np.arange(0, 1000) * MS
+        step_ns = int(job.spans.end_ns.max())
+        sent = np.minimum(time_ns / step_ns, 1.0) * times * 32e6
+        links = samples(
+            Links,
+            np.tile(time_ns, 3),
+            host=np.repeat(np.array(["a", "b", "c"], object), len(time_ns)),
+            interface="eth0",
+            tx_bytes=np.tile(sent, 3).astype(np.int64),
+        )
+        return dataclasses.replace(job, facts=facts, links=links, gaps=gaps)
+
+    usual = fw.explain(with_links(1.1))
+    assert usual.verdict.kind != "unknown"
+    assert fw.explain(with_links(9.0, gaps=())).verdict.kind == usual.verdict.kind
+    found = fw.explain(with_links(9.0))
+    assert found.verdict.kind == "unknown"
+    seen = "the hosts sent 864 MB in the steps, and those that were seen need 96 MB"
+    assert found.verdict.missing == (f"the collectives that were not seen: {seen}",)
+    [reason] = found.verdict.reasons
+    assert reason.startswith(gap.reason)
+    assert (found.scaling_factor, found.fixes) == (None, ())
+    with pytest.raises(FullwireError, match="nothing is predicted from a part of its traffic"):
+        fw.whatif(with_links(9.0), workers="4")
+    # Connections show it too where no link does: on one host.
+    time_ns = np.arange(0, 1000) * MS
+    sent = (time_ns // MS * 500_000).astype(np.int64)
+    connections = samples(Sockets, time_ns, flow="a>b", bytes_acked=sent)
+    on_one = job.facts | Facts(hosts="one,one,one", machines=1)
+    found = fw.explain(dataclasses.replace(job, facts=on_one, sockets=connections, gaps=(gap,)))
+    assert found.verdict.kind == "unknown"
+    assert "the hosts sent 438 MB in the steps" in found.verdict.sentence
 
 
 def test_samples_that_are_missing_are_said_and_coarse_ones_are_of_whole_steps() -> None:

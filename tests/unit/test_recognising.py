@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from fullwire import files
-from fullwire.errors import DamagedInput, FullwireError
+from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.files import MOST_SNIFFED_BYTES, SNIFFED_BYTES
 from fullwire.importers import FORMATS, read
 from fullwire.importers._recognise import kinds_of, unread
@@ -77,6 +77,26 @@ def test_a_folder_that_holds_none_of_a_format_is_refused_in_words(tmp_path: Path
 def test_an_empty_folder_is_refused_whatever_is_asked_for(tmp_path: Path, key: str) -> None:
     with pytest.raises(FullwireError):
         read(tmp_path, format=key, **({"step_time": "1s"} if key == "netx" else {}))
+
+
+def test_files_of_which_one_makes_a_run_are_named_as_people_name_them(tmp_path: Path) -> None:
+    line = '{"name": "CYCLE_START", "ph": "i", "pid": 0, "ts": 1, "s": "g"},\n'
+    places = [tmp_path / folder / "timeline.json" for folder in ("a", "b/c")]
+    for place in places:
+        place.parent.mkdir(parents=True)
+        place.write_text("[\n" + line)
+    several = "one file makes a run, and here are 2 Horovod timelines: "
+    with pytest.raises(UsageError) as found:
+        read(tmp_path)
+    assert str(found.value) == f"{tmp_path}: {several}a/timeline.json, b/c/timeline.json"
+    with pytest.raises(UsageError) as found:
+        read(*places)
+    expected = f"expected one path, got 2: {places[0]}, {places[1]}"
+    assert str(found.value) == f"read: Horovod timelines: {expected}"
+    with pytest.raises(UsageError) as found:
+        read(places[0], "vgg16@v100")
+    of_two = f"Horovod timelines ({places[0]}) and a workload (vgg16@v100)"
+    assert str(found.value) == f"read: expected files of one kind, got {of_two}"
 
 
 @pytest.mark.parametrize(

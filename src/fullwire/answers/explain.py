@@ -15,7 +15,7 @@ from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, many, opened, with_line_rate
 from fullwire.answers.samples_to_goal import about_batch
-from fullwire.answers.subjects import check_calibrating
+from fullwire.answers.subjects import check_calibrating, refuse_unseen
 from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import with_formula
@@ -306,7 +306,8 @@ def explain(
     given_s = None if baseline is None else baseline_s
     case = Case(run=job, account=judged_by, inflation_s=left_s, evidence=told, rate_bps=rate_bps)
     parts, turns = judged_by.parts_s, None
-    is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
+    is_told = found.step_s > 0 and not case.lost and not case.unseen
+    is_told = is_told and (baseline is not None or computes(case))
     given_bps = None if bandwidth is None else rate(bandwidth)
     others = [with_line_rate(opened(run).run, given_bps) for run in many(calibrate)]
     check_calibrating(others, job)
@@ -390,7 +391,7 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
     """Return the fixes that help, as predicted, or as far as the account alone supports them."""
     if predictor is not None:
         return fixes(case.run, predictor, case.account)
-    is_told = computes(case) and enough_steps(case) and not case.lost
+    is_told = computes(case) and enough_steps(case) and not case.lost and not case.unseen
     if case.account.is_whole_trace or not is_told:
         return None
     return fixes_by_account(case.run, case.account)
@@ -403,6 +404,7 @@ def _forecaster(
     if world(case.run) > 1 and computes(case) and not communicates(case):
         return None, (NothingToPredictFrom(),)
     try:
+        refuse_unseen(case.run.place, case.run)
         predictor = forecaster(
             case.run,
             min(rate_bps.values(), default=None),

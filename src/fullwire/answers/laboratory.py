@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from fullwire.clusters.description import as_toml
 from fullwire.lab.description import LabDescription
@@ -20,9 +20,11 @@ from fullwire.lab.messages import LinkRate
 from fullwire.lab.session import ElasticJob, Say, run_job
 from fullwire.recorder.assemble import Known
 from fullwire.recorder.command_line import without_secrets
+from fullwire.recorder.inside import LINES_VARIABLE
 from fullwire.recorder.inside.metrics import EVENTS_SUFFIX
 from fullwire.recorder.launch import recorded_environment, sampled_command
-from fullwire.recorder.record import Recording, keep
+from fullwire.recorder.printed import Output, Pattern
+from fullwire.recorder.record import Progress, Recording, keep
 from fullwire.recorder.sampler import SOCKET_VARIABLE
 from fullwire.run.facts import Facts
 from fullwire.run.store import refuse_taken
@@ -39,6 +41,8 @@ def record_in_lab(
     faults: Sequence[Fault] = (),
     packets: bool = False,
     probe: bool = True,
+    noise: bool = False,
+    metric: Sequence[str] = (),
     replace: bool = False,
     known: Known | None = None,
     chaos: Chaos | None = None,
@@ -49,17 +53,29 @@ def record_in_lab(
 
     Known facts of the job go into the run, beside its command and the lab's facts. With `packets`,
     the headers of each host's packets are captured, in both directions. With `probe`, a few steps
-    keep communication apart from computing. Faults become events of the run.
+    keep communication apart from computing. With `noise`, gradient noise is noted. Patterns in
+    `metric` read the output of all hosts. Faults become events of the run.
     """
     refuse_taken(Path(output), replace)
+    patterns = [Pattern(text) for text in metric]
     with (
         surroundings(description, chaos) as (whole_description, more),
-        Lab(whole_description) as lab,
+        contextlib.ExitStack() as made,
     ):
+        pipes = made.enter_context(_pipes()) if patterns else None
+        lab = made.enter_context(Lab(whole_description, None if pipes is None else pipes.into))
         introduce(lab)
+        passed_on = contextlib.ExitStack()
 
         def play(directory: Path) -> int:
-            environment = recorded_environment(directory, more.environment, probe=probe)
+            environment = recorded_environment(
+                directory, more.environment, probe=probe, noise=noise
+            )
+            if pipes is not None:
+                printed = Output(patterns, directory, Progress(directory).steps)
+                passed_on.enter_context(contextlib.closing(printed))
+                printed.pass_on(*pipes.out_of)
+                environment |= {LINES_VARIABLE: "1"}
             sampled = sampled_command(directory, command, packets=packets)
 
             def note(fault: Fault, time_ns: int) -> None:
@@ -89,7 +105,27 @@ def record_in_lab(
 
         job = known or Known(source=without_secrets(command))
         whole = dataclasses.replace(job, facts=job.facts | lab_facts(lab, faults, chaos))
-        return keep(play, output, whole, replace=replace)
+        return keep(play, output, whole, replace=replace, beside=passed_on)
+
+
+class _Pipes(NamedTuple):
+    """The ends of two pipes, for standard output and standard error."""
+
+    into: tuple[int, int]
+    out_of: tuple[IO[bytes], IO[bytes]]
+
+
+@contextlib.contextmanager
+def _pipes() -> Iterator[_Pipes]:
+    """Make two pipes through which the output of all hosts is read."""
+    with contextlib.ExitStack() as made:
+        into, out_of = [], []
+        for _ in range(2):
+            read_end, write_end = os.pipe()
+            made.callback(os.close, write_end)
+            into.append(write_end)
+            out_of.append(made.enter_context(open(read_end, "rb", buffering=0)))
+        yield _Pipes((into[0], into[1]), (out_of[0], out_of[1]))
 
 
 class Surroundings(NamedTuple):

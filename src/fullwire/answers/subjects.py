@@ -27,7 +27,7 @@ from fullwire.collectives.library import with_usual_startup
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of
 from fullwire.run.gaps import reasons
 from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
@@ -45,6 +45,7 @@ from fullwire.simulation.transport import FullTransport, TableTransport, Transpo
 from fullwire.simulation.typical import Sending
 from fullwire.timeline.alone import told_alone
 from fullwire.timeline.timeline import check_collectives
+from fullwire.timeline.utilization import sent_unseen
 from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
 
@@ -323,8 +324,17 @@ def _shows_no_transport(run: Run) -> str | None:
     return None
 
 
+def refuse_unseen(name: str, run: Run) -> None:
+    """Refuse to predict from a run whose hosts sent mostly collectives that were not seen."""
+    if (unseen := sent_unseen(run)) is not None:
+        raise DamagedInput(
+            name, f"nothing is predicted from a part of its traffic: {unseen.reason}"
+        )
+
+
 def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
+    refuse_unseen(name, run)
     known, alone = transports.of(run), told_alone(run)
     transport, placement = (
         (unmeasured_transport(run), UNKNOWN_PLACEMENT)

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import ClusterOption, Force, Packets, with_options
+from fullwire.cli.options import ClusterOption, Force, Metric, Noise, Packets, with_options
 from fullwire.cli.telling import introduce, say, tell
 from fullwire.errors import UsageError
 
@@ -153,6 +153,8 @@ def run(
     output: Output = None,
     packets: Packets = False,
     probe: Probe = True,
+    noise: Noise = False,
+    metric: Metric = None,
     force: Force = False,
     **hosts: Any,
 ) -> None:
@@ -167,10 +169,8 @@ def run(
     """
     from fullwire.lab.faults import parse_chaos, parse_faults
 
-    if force and output is None:
-        raise UsageError("--force replaces the run that -o names: expected -o X.run with it")
-    if packets and output is None:
-        raise UsageError("--packets captures into the run that -o names: expected -o X.run with it")
+    if output is None:
+        _refuse_without_a_run(force=force, packets=packets, noise=noise, metric=bool(metric))
     job = _emulated(command, workload, steps=steps, dilate=dilate, buckets=buckets, backend=backend)
     description = _lab_of(1.0 if job is None else job.emulation.dilation, **hosts)
     faults = parse_faults(at or (), description)
@@ -194,6 +194,8 @@ def run(
                 packets=packets,
                 probe=probe
                 and job is None,  # what emulated accelerators compute slows down by nothing
+                noise=noise,
+                metric=metric or (),
                 replace=force,
                 known=None if job is None else job.known,
                 chaos=troubles,
@@ -204,6 +206,19 @@ def run(
                 tell(line)
             status = recording.exit_status
     raise typer.Exit(status)
+
+
+def _refuse_without_a_run(**options: bool) -> None:
+    """Refuse the options of a recording where there is none."""
+    what = {
+        "force": "replaces the run",
+        "packets": "captures into the run",
+        "noise": "notes gradient noise in the run",
+        "metric": "reads the job's output for the run",
+    }
+    for name, is_given in options.items():
+        if is_given:
+            raise UsageError(f"--{name} {what[name]} that -o names: expected -o X.run with it")
 
 
 def _unrecorded(

@@ -46,6 +46,17 @@ ALGORITHMS = (
 Packets: TypeAlias = Annotated[
     bool, typer.Option("--packets", help="Capture packet headers meanwhile, for fullwire flows")
 ]
+Noise: TypeAlias = Annotated[
+    bool,
+    typer.Option("--noise", help="Note gradient noise, which tells how large a batch helps"),
+]
+Metric: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="A metric in the job's output: 'loss: ([0-9.]+)'. Can be given several times.",
+    ),
+]
 
 
 def with_options(

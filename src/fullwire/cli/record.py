@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Force, Packets, with_options
+from fullwire.cli.options import Force, Metric, Noise, Packets, with_options
 from fullwire.cli.telling import tell
 from fullwire.errors import UsageError
 
@@ -25,10 +25,7 @@ class Noted:
             "--probe", help="In a few steps sums wait for computing. Results stay the same."
         ),
     ] = False
-    noise: Annotated[
-        bool,
-        typer.Option("--noise", help="Note gradient noise, which tells how large a batch helps"),
-    ] = False
+    noise: Noise = False
     private: Annotated[
         bool, typer.Option("--private", help="Nobody else may read the run [default: by umask]")
     ] = False
@@ -46,13 +43,7 @@ def record(
         typer.Option("--part", help="One task of several hosts: leave files for fullwire join"),
     ] = False,
     *,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="A metric in the job's output: 'loss: ([0-9.]+)'. Can be given several times.",
-        ),
-    ] = None,
+    metric: Metric = None,
     live: Annotated[
         bool, typer.Option("--live", help="Show the verdict and each rank while the job runs")
     ] = False,

@@ -14,6 +14,7 @@ from fullwire.run.run import Run
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.breakdown import UNTOLD
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.timeline.utilization import SentUnseen, sent_unseen
 
 if TYPE_CHECKING:
     from fullwire.fixes import Fix
@@ -62,6 +63,11 @@ class Case:
     def lost(self) -> tuple[str, ...]:
         """Return why the tables of the account cannot all be read, or an empty tuple."""
         return reasons(self.run.gaps, RESTS_ON)
+
+    @property
+    def unseen(self) -> SentUnseen | None:
+        """Return what the hosts sent beside the noted collectives, if that is most of it."""
+        return sent_unseen(self.run)
 
     def largest(self) -> tuple[str, float]:
         """Return the largest part other than compute, with its time."""

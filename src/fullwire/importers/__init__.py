@@ -35,6 +35,7 @@ from fullwire.importers._recognise import (
     files_of,
     given,
     kinds_of,
+    words_of,
 )
 from fullwire.registry import Registry
 from fullwire.run.gaps import gaps_of
@@ -106,7 +107,7 @@ def tables(path: str | Path, *, format: str | None = None) -> list[Table]:
     form = None if given.kind in (RUN, WORKLOAD) else FORMATS[given.kind]
     if form is None or form.tables is None:
         takers = " or ".join(format_.label for format_ in FORMATS.values() if format_.tables)
-        raise UsageError(f"{path}: expected {takers}, got a {given.kind}")
+        raise UsageError(f"{path}: expected {takers}, got {words_of(FORMATS, given.kind)}")
     return [table for file in files_of(form, given.traces) for table in form.tables(file)]
 
 
@@ -149,7 +150,8 @@ def import_run(
     if processes is not None or on != HERE:
         option = "--on" if processes is None else "--processes"
         takers = " and ".join(format_.label for format_ in FORMATS.values() if format_.write)
-        raise UsageError(f"{path}: {option} belongs to {takers}, not to a {given.kind}")
+        kind = words_of(FORMATS, given.kind)
+        raise UsageError(f"{path}: {option} belongs to {takers}, not to {kind}")
     from fullwire.run.store import write as write_run
 
     return write_run(_read(given, options), output, replace=replace)
@@ -205,5 +207,5 @@ def _refuse_others(given: Given, options: Options) -> None:
             flags = [f"--{option.replace('_', '-')}" for option in taker.options]
             raise UsageError(
                 f"{given.traces[0]}: {' and '.join(flags)} belong{'s' * (len(flags) == 1)} to "
-                f"{taker.label}, not to a {given.kind}"
+                f"{taker.label}, not to {words_of(FORMATS, given.kind)}"
             )

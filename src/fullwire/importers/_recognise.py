@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,11 +53,17 @@ def given(
     kind = (traces_alone or [kind for kind in kinds if not _adds(formats, [kind])] or kinds)[0]
     for place, of_place in zip(places, kinds_of_places, strict=True):
         if of_place[0] != kind and not _adds(formats, of_place):
-            raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {of_place[0]}")
+            raise UsageError(
+                f"read: expected files of one kind, got {words_of(formats, kinds[0])} "
+                f"({places[0]}) and {words_of(formats, of_place[0])} ({place})"
+            )
     traces = [place for place, own_kind in zip(places, kinds, strict=True) if own_kind == kind]
     is_of_many = kind not in (RUN, WORKLOAD) and formats[kind].is_of_many
     if not is_of_many and len(traces) > 1:
-        raise UsageError(f"read: one file makes a run of a {kind}, got {len(traces)}")
+        raise UsageError(
+            f"read: {words_of(formats, kind)}: expected one path, got {len(traces)}: "
+            f"{_some_of(map(str, traces), len(traces))}"
+        )
     # Name the other kinds in directories as left out, except NCCL's logs, which go with any kind.
     left_out = []
     for place, of_place in zip(places, kinds_of_places, strict=True):
@@ -92,13 +99,23 @@ def files_of(format: Format, places: Sequence[Path]) -> list[Path]:
     if not files:
         raise DamagedInput(places[0], f"a folder without {format.label}")
     if not format.is_of_many and len(files) != 1:
-        named = ", ".join(name_of(file.name) for file in files[:_MOST_NAMED])
-        more = ", ..." if len(files) > _MOST_NAMED else ""
+        folder = places[0]
+        named = (os.path.relpath(file, folder) for file in files)  # other folders have like names
         raise UsageError(
-            f"{places[0]}: one file makes a run of a {format.key}, and here are {len(files)}: "
-            f"{named}{more}"
+            f"{folder}: one file makes a run, and here are {len(files)} {format.label}: "
+            f"{_some_of(named, len(files))}"
         )
     return files
+
+
+def words_of(formats: Mapping[str, Format], kind: str) -> str:
+    """Return a kind of path as sentences name it: "a run", or the plural of a format."""
+    return formats[kind].label if kind in formats else f"a {kind}"
+
+
+def _some_of(names: Iterable[str], count: int) -> str:
+    first = ", ".join(name_of(name) for name in itertools.islice(names, _MOST_NAMED))
+    return f"{first}, ..." if count > _MOST_NAMED else first
 
 
 def kinds_of(formats: Mapping[str, Format], path: Path) -> list[str]:

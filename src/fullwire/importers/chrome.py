@@ -210,7 +210,7 @@ def _ns(time_us: Decimal) -> int:
 
 FORMAT = Format(
     key="chrome",
-    label="exports of a run",
+    label="Chrome traces of a run",
     looks_like=looks_like,
     read=lambda files, options: read_chrome(files[0]),
 )

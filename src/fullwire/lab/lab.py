@@ -19,10 +19,15 @@ _END_S = 10.0
 
 
 class Lab:
-    """A described cluster made of namespaces, for as long as the `with` block runs."""
+    """A described cluster made of namespaces, for as long as the `with` block runs.
 
-    def __init__(self, description: LabDescription) -> None:
+    `output` holds open files for the output of commands in the background, in place of this
+    process's standard output and error.
+    """
+
+    def __init__(self, description: LabDescription, output: tuple[int, int] | None = None) -> None:
         self.description = description
+        self._output = output
         self.links: tuple[LinkRate, ...] = ()
         self.uplinks: tuple[LinkRate, ...] = ()
         self.in_host_bps: float | None = None
@@ -42,7 +47,7 @@ class Lab:
             )
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-c", program],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *(self._output or ())],
             )
         self._connection = Connection(ours.detach())
         try:
@@ -70,7 +75,7 @@ class Lab:
         in_foreground: bool = False,
         packet_socket: str | None = None,
     ) -> None:
-        """Start a rank's command on its host, with this process's standard output and error."""
+        """Start a rank's command on its host; in the foreground it has this process's output."""
         self._tell(
             Start(
                 rank=rank,
@@ -78,6 +83,7 @@ class Lab:
                 environment=dict(environment),
                 in_foreground=in_foreground,
                 packet_socket=packet_socket,
+                output=None if in_foreground else self._output,
             )
         )
 

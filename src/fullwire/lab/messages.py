@@ -63,6 +63,8 @@ class Start:
     `packet_socket` names an environment variable for a command that captures. The variable will
     list open packet sockets of the host, one for each NIC. The supervisor opens them, because a
     command starts without the capability to do so.
+
+    `output` holds open files of the supervisor, in place of its standard output and error.
     """
 
     rank: int
@@ -70,6 +72,7 @@ class Start:
     environment: Mapping[str, str]
     in_foreground: bool = False
     packet_socket: str | None = None
+    output: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

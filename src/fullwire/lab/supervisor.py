@@ -247,6 +247,10 @@ def _become_command(host: Host, request: Start, processors: frozenset[int]) -> N
         else:
             nothing = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nothing, 0)
+        if request.output is not None:
+            for ours, its in zip(request.output, (1, 2), strict=True):
+                os.dup2(ours, its)
+                os.close(ours)
         namespaces.become_host(host.network, host.name)
         if processors:
             os.sched_setaffinity(0, processors)

@@ -179,8 +179,13 @@ class Output:
 
     def began(self, process: subprocess.Popen[bytes]) -> None:
         """Pass on the output of a process that has both its streams in pipes."""
-        for source, target in ((process.stdout, 1), (process.stderr, 2)):  # as the job has them
-            assert source is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.pass_on(process.stdout, process.stderr)
+
+    def pass_on(self, output: IO[bytes], errors: IO[bytes]) -> None:
+        """Pass on what comes through two pipes, and close them."""
+        for source, target in ((output, 1), (errors, 2)):  # as the job has them
             pump = threading.Thread(target=self._pass_on, args=(source, target))
             self._pumps.append(pump)
             pump.start()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+NOT_SEEN = "not seen"  # how the sentence about collectives ends that the recorder missed
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:

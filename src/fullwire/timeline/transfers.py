@@ -50,6 +50,7 @@ class Transfers:
 
     ready_ns: Whole  # the latest issue on any rank, within this rank's own issue and end
     is_known: NDArray[np.bool_]  # every rank's issue is there
+    sent_bytes: Floats  # that a rank sends for it, on a line or inside its host; NaN if unknown
     floor_ns: Floats  # on the wire at line rate; NaN where the rate is unknown
     is_in_host: NDArray[np.bool_]  # between ranks of one host, without any line
     codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
@@ -86,6 +87,7 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     return Transfers(
         ready_ns=ready_ns,
         is_known=is_known,
+        sent_bytes=np.where(has_size, cost.wire_bytes, np.nan),
         floor_ns=np.where(
             is_in_host, 0.0, np.where((slowest_bps > 0) & has_size, floor_ns, np.nan)
         ),

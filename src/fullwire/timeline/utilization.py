@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
+from fullwire.run.gaps import NOT_SEEN
 from fullwire.run.intervals import union
 from fullwire.run.placement import host_of_rank
-from fullwire.run.run import Run, Table, Whole
+from fullwire.run.run import Links, Run, Sockets, Table, Whole
 from fullwire.timeline.timeline import Doing, Interval, Timeline
-from fullwire.timeline.transfers import codes_of
+from fullwire.timeline.transfers import codes_of, recorded_ranks, transfers_of
 
 SAMPLES = ("links", "sockets", "hosts")
 LIMITED = 0.3  # of a socket's busy time: a larger share held it back
@@ -339,3 +340,67 @@ def _rate(time_ns: Whole, counter: NDArray[np.generic], edges_ns: Floats) -> Flo
     grown = np.cumsum(np.maximum(np.diff(amounts, prepend=amounts[:1]), 0.0))
     at_edges = np.interp(edges_ns, time_ns, grown, left=np.nan, right=np.nan)
     return np.asarray(np.diff(at_edges) / np.diff(edges_ns), np.float64)
+
+
+# ---- collectives that the recorder did not see ---------------------------------------------------
+
+MUCH_MORE = 2.0  # times the bytes of the noted collectives: headers and lost packets add a tenth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentUnseen:
+    """What the hosts sent beside the noted collectives, of a run that lacks some collectives."""
+
+    reason: str  # of the gap
+    sent_bytes: int  # in the steps, by all hosts whose ranks are recorded
+    noted_bytes: int  # that their noted collectives need
+
+
+def sent_unseen(run: Run) -> SentUnseen | None:
+    """Return what the hosts sent if that is far more than the noted collectives need, else None.
+
+    Connections tell it, or else links, which carry nothing between ranks of one host. Only a run
+    that lacks collectives is examined: other programs send, too.
+    """
+    reason = next((gap.reason for gap in run.gaps if gap.reason.endswith(NOT_SEEN)), None)
+    if reason is None:
+        return None
+    table, transfers = run.collectives, transfers_of(run, {})
+    by_sockets = bool(len(run.sockets))
+    on_links = np.where(transfers.is_in_host, 0.0, transfers.sent_bytes)
+    needs = transfers.sent_bytes if by_sockets else on_links
+    if np.isnan(needs).any():
+        return None
+    recorded, hosts = set(recorded_ranks(run).tolist()), host_of_rank(run)
+    sent_bytes = noted_bytes = 0.0
+    for host in sorted(set(hosts.values())):
+        ranks = {rank for rank, name in hosts.items() if name == host}
+        is_mark = np.isin(run.spans.name, ("step", "probe")) & np.isin(run.spans.rank, list(ranks))
+        if not ranks <= recorded or not is_mark.any():
+            continue
+        starts_ns, ends_ns = run.spans.start_ns[is_mark], run.spans.end_ns[is_mark]
+        steps = _Looked(starts_ns.min(keepdims=True), ends_ns.max(keepdims=True), is_exposed=False)
+        if by_sockets:
+            of_host = run.sockets.rows(run.sockets.host == host)
+            sent_bytes += sum(_each_gained(of_host, of_host.flow, of_host.bytes_acked, steps))
+        else:  # a packet may pass two interfaces of a host, a bridge and its port
+            links = run.links.rows(run.links.host == host)
+            sent_bytes += max(
+                _each_gained(links, links.interface, links.tx_bytes, steps), default=0
+            )
+        is_here = np.isin(table.rank, list(ranks))
+        is_here &= (table.end_ns > steps.starts_ns[0]) & (table.issue_ns < steps.ends_ns[0])
+        noted_bytes += float(needs[is_here].sum())
+    if sent_bytes <= MUCH_MORE * noted_bytes:
+        return None
+    return SentUnseen(reason=reason, sent_bytes=round(sent_bytes), noted_bytes=round(noted_bytes))
+
+
+def _each_gained(
+    table: Links | Sockets, of: NDArray[np.object_], counter: Whole, looked: _Looked
+) -> list[float]:
+    """Return how much the counter of each interface or connection of a host grew."""
+    return [
+        _gained(table.time_ns[rows], counter[rows], looked)
+        for _, rows in series(table, table.host, of)
+    ]

@@ -145,8 +145,8 @@ def blamed(case: Case) -> Blame:
                    any communication was overlapped
         compute    if computation takes longer than with one worker, and no part is larger
         scales     if no part reaches the threshold
-        unknown    if the largest part is unexplained, the steps are too few, or some rows of the
-                   run cannot be read
+        unknown    if the largest part is unexplained, the steps are too few, some rows of the run
+                   cannot be read, or the hosts sent far more than the noted collectives need
     """
     reasons = tuple(_why_untold(case))
     if reasons:
@@ -205,6 +205,10 @@ def _why_untold(case: Case) -> Iterator[Finding]:
         yield NothingLasts()
     elif case.lost:
         yield from (RowsLost(table=table) for table in case.lost)
+    elif (unseen := case.unseen) is not None:
+        yield HostsSentMore(
+            what=unseen.reason, sent_bytes=unseen.sent_bytes, noted_bytes=unseen.noted_bytes
+        )
     elif account.is_whole_trace and not enough_steps(case):
         yield NoStepToJudgeBy()
     elif not enough_steps(case):
@@ -282,6 +286,19 @@ class RowsLost(Finding):
     template = "{table}"
 
     table: str
+
+
+class HostsSentMore(Finding):
+    """Collectives were not seen, and the hosts sent far more than the others need."""
+
+    template = (
+        "{what}. In the steps the hosts sent {sent_bytes:bytes}, and the collectives that were "
+        "seen need {noted_bytes:bytes}"
+    )
+
+    what: str
+    sent_bytes: int
+    noted_bytes: int
 
 
 class NoStepToJudgeBy(Finding):

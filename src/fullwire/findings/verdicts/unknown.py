@@ -29,7 +29,7 @@ _EXPOSED = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
 class NotTold(Finding):
-    """The run holds no times, or only a part of them can be read."""
+    """The run holds no times, or some of it was not seen or cannot be read."""
 
     template = "{falls_short:?{falls_short} }What limits the job is not told. Missing: {missing:;}."
 
@@ -147,6 +147,18 @@ class RestOfTheRun(Finding):
     template = "the whole run: its readable part is shown without a verdict"
 
 
+class CollectivesUnseen(Finding):
+    """The recorder missed collectives that are most of the traffic."""
+
+    template = (
+        "the collectives that were not seen: the hosts sent {sent_bytes:bytes} in the steps, and "
+        "those that were seen need {noted_bytes:bytes}"
+    )
+
+    sent_bytes: int
+    noted_bytes: int
+
+
 class StepMarks(Finding):
     """The run lacks marks of where steps begin and end."""
 
@@ -234,7 +246,7 @@ class Unknown(VerdictKind):
         exposed_s = sum(parts[part.key] for part in _EXPOSED)
         missing = tuple(self.lacks(case)) or (MoreThanThisRun(),)
         short = set_up_short(case.evidence)
-        if not case.step_s or case.lost:
+        if not case.step_s or case.lost or case.unseen:
             return NotTold(falls_short=short, missing=missing)
         if is_alone(case):
             return AloneInTheJob(computing=case.share(parts[Part.COMPUTE.key]), missing=missing)
@@ -276,6 +288,9 @@ class Unknown(VerdictKind):
             return
         if case.lost:
             yield RestOfTheRun()
+            return
+        if (unseen := case.unseen) is not None:
+            yield CollectivesUnseen(sent_bytes=unseen.sent_bytes, noted_bytes=unseen.noted_bytes)
             return
         if not enough_steps(case):
             yield StepMarks() if account.is_whole_trace else MoreSteps(fewest=FEWEST_STEPS)

@@ -81,8 +81,8 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
         if original is not None:  # some versions of torch lack some methods
             setattr(dist.ProcessGroup, name, collectives.watched(original, op))
     dist.Work.wait = collectives.waiting(dist.Work.wait)
-    _watch_those_to_come(dist.ProcessGroup, _COLLECTIVES, collectives.watched)
-    _watch_those_to_come(
+    _watch_subclasses(dist.ProcessGroup, _COLLECTIVES, collectives.watched)
+    _watch_subclasses(
         dist.Work, {"wait": "wait"}, lambda original, _: collectives.waiting(original)
     )
     # Watch DDP's hooks, and the functions that they leave for later. C++ hooks stay unseen.
@@ -103,21 +103,30 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
     optimizers.register_optimizer_step_post_hook(collectives.step_ended)
 
 
-def _watch_those_to_come(
+def _watch_subclasses(
     base: Any, words: Mapping[str, str], watched: Callable[[Any, str], Any]
 ) -> None:
     """Watch the methods that Python classes override, if the classes note times themselves.
 
-    Other classes forward to a group whose methods are watched already.
+    Other classes forward to a group whose methods are watched already. Some classes exist by now:
+    `fullwire apply` changes the process before the recorder begins.
     """
 
-    def __init_subclass__(cls: Any, /, **_: Any) -> None:  # noqa: N807  # Python's name for it
+    def watch(cls: Any) -> None:
         if vars(cls).get("tells_times"):
             for name, original in list(vars(cls).items()):
                 if name in words:
                     setattr(cls, name, watched(original, words[name]))
 
+    def __init_subclass__(cls: Any, /, **_: Any) -> None:  # noqa: N807  # Python's name for it
+        watch(cls)
+
     base.__init_subclass__ = classmethod(__init_subclass__)
+    to_do = base.__subclasses__()
+    while to_do:
+        cls = to_do.pop()
+        watch(cls)
+        to_do += cls.__subclasses__()
 
 
 class _Collectives:
@@ -420,7 +429,7 @@ class Unseen:
         """Report the unseen collectives, if steps have some; a few belong to models made later."""
         count = sum((_past_us(self._last) - _past_us(self._first or {})).values())
         if self._steps and count >= self._steps:
-            sentence = f"{count} collectives were issued by C++ and not seen"
+            sentence = f"its groups counted {count} collectives or messages that were not seen"
             self._journal.define(kind="missing", sentence=sentence)
 
 
