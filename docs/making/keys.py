@@ -332,6 +332,8 @@ MEANINGS: Mapping[str, str] = {
     # ---- cluster list
     "nodes": "The number of nodes.",
     "devices_per_node": "Devices of a node.",
+    "cluster.device": "The devices as the description names them; null if it does not.",
+    "clusters.device": "The devices as the description names them; null if it does not.",
     "nics_per_node": "NICs of a node.",
     "leaves": "Leaf switches.",
     "inside.kind": "The kind of link within a node.",

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.plan_networks import device_of
 from fullwire.answers.plan_search import usable
 from fullwire.answers.planned import PlanAnswer, Planned
+from fullwire.clusters import names as cluster_names
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.plans import (
@@ -36,10 +38,11 @@ from fullwire.run.run import Collectives
 from fullwire.words import sentence
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
-from fullwire.workloads.stage_memory import layers_of_stages, stage_layers
+from fullwire.workloads.stage_memory import GIB, layers_of_stages, stage_layers
 from tests.conftest import Cli
 
 ASKED: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 8, "global_batch": 256, "seq": 8192}
+OURS = replace(fw.cluster("cloud-100g-tcp"), name="ours", device="")
 WORDS = ("plan", "llama3-70b", "--cluster", "dgx-h100", "--nodes", "8")
 BATCH = ("--global-batch", "256", "--seq", "8192")
 
@@ -345,7 +348,7 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ({"failures": 100}, "hours: expected the hours of training with failures or a price"),
         ({"price": -1}, "hours: expected the hours of training with failures or a price"),
         ({"synchronous_checkpoints": True}, "hours: expected the hours of training"),
-        ({"cluster": "cloud-100g-tcp"}, "device: expected one with the cluster cloud-100g-tcp"),
+        ({"cluster": OURS}, "device: expected one with the cluster ours: --device"),
         ({"global_batch": 0}, "global batch: expected a whole number from 1"),
         ({"nodes": 11, "global_batch": 64}, "got 64 on 88 devices. The nearest is 66"),
     ],
@@ -789,8 +792,24 @@ def test_the_named_device_counts_for_each_compared_cluster() -> None:
     asked: dict[str, Any] = {**ASKED, "nodes": 2, "cluster": "cloud-100g-tcp,dgx-h100"}
     networks = fw.plan("llama3-8b", **asked, device="h100").networks
     assert [there.device for there in networks] == ["NVIDIA H100"] * 2
-    with pytest.raises(UsageError, match="device: expected one with the cluster cloud-100g-tcp"):
-        fw.plan("llama3-8b", **{**asked, "cluster": "dgx-h100,cloud-100g-tcp"})
+    with pytest.raises(UsageError, match="device: expected one with the cluster ours: --device"):
+        fw.plan("llama3-8b", **{**asked, "cluster": ["dgx-h100", OURS]})
+    stated = replace(OURS, device="A100-SXM-40GB")
+    networks = fw.plan("llama3-8b", **{**asked, "cluster": ["dgx-h100", stated]}).networks
+    assert [there.device for there in networks] == ["NVIDIA H100", "NVIDIA A100"]
+
+
+def test_every_built_in_cluster_tells_its_device() -> None:
+    titles = {name: device_of(fw.cluster(name), None).title for name in cluster_names()}
+    assert titles == {
+        "p3dn": "NVIDIA V100",
+        "cloud-100g-tcp": "NVIDIA A100",
+        "dgx-a100": "NVIDIA A100",
+        "dgx-h100": "NVIDIA H100",
+        "gb200-nvl72": "NVIDIA GB200",
+    }
+    # Virtual machines with 8 A100 of 40 GB.
+    assert device_of(fw.cluster("cloud-100g-tcp"), None).memory_bytes < 41 * GIB
 
 
 @pytest.mark.parametrize("order", [("dgx-h100", "gb200-nvl72"), ("gb200-nvl72", "dgx-h100")])

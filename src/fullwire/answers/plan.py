@@ -16,7 +16,13 @@ import numpy as np
 from fullwire.answers.conditions import OneOrMany, count
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.plan_goodput import USUAL_TROUBLES, Troubles
-from fullwire.answers.plan_networks import assumptions, networks_of, on_half
+from fullwire.answers.plan_networks import (
+    assumptions,
+    device_of,
+    named_device,
+    networks_of,
+    on_half,
+)
 from fullwire.answers.plan_search import (
     ALIKE,
     DEGREES,
@@ -38,9 +44,7 @@ from fullwire.answers.planned import (
     Planned,
     Range,
     Worth,
-    device_of,
     fixed_degrees,
-    named_device,
 )
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster

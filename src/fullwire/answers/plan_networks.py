@@ -34,6 +34,7 @@ from fullwire.findings.plans import (
 )
 from fullwire.simulation.recorded_plan import SPLITTING_S
 from fullwire.units import ratio
+from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.stage_memory import GIB
 
 _MESSAGES = {  # of each degree
@@ -42,6 +43,27 @@ _MESSAGES = {  # of each degree
     "dp": "sums of gradients",
     "zero": "gathers of parameters",
 }
+
+
+def device_of(cluster: Cluster, given: str | None) -> Accelerator:
+    """Return the device that is given, or that the cluster tells."""
+    device = named_device(cluster) if given is None else accelerator(given)
+    if device is None:
+        raise UsageError(
+            f"device: expected one with the cluster {cluster.name}: --device NAME, or a line "
+            'device = "NAME" in the cluster\'s file'
+        )
+    return device
+
+
+def named_device(cluster: Cluster) -> Accelerator | None:
+    """Return the device that a cluster states or that its name tells, if there is one."""
+    if cluster.device:
+        return accelerator(cluster.device)
+    try:
+        return accelerator(cluster.name)
+    except UsageError:
+        return None
 
 
 def assumptions(searched: Searched) -> Iterator[Finding]:

@@ -25,7 +25,6 @@ from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
 from fullwire.timeline.contention import SLOWED
 from fullwire.units import shown
-from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import passes
 
@@ -237,27 +236,6 @@ class PlanAnswer(Result):
             if field.name not in ("memory", "interval", "exposed")
         ]
         return {"plans": {name: [getattr(one, name) for one in self.plans] for name in simple}}
-
-
-_DEVICE_OF = {"p3dn": "v100"}  # of built-in clusters whose name does not tell
-
-
-def device_of(cluster: Cluster, given: str | None) -> Accelerator:
-    """Return the device that is given, or that the cluster's name tells."""
-    device = named_device(cluster) if given is None else accelerator(given)
-    if device is None:
-        raise UsageError(
-            f"device: expected one with the cluster {cluster.name}, like --device h100"
-        )
-    return device
-
-
-def named_device(cluster: Cluster) -> Accelerator | None:
-    """Return the device that a cluster's name tells, if it tells one."""
-    try:
-        return accelerator(_DEVICE_OF.get(cluster.name, cluster.name))
-    except UsageError:
-        return None
 
 
 def fixed_degrees(
