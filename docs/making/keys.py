@@ -184,7 +184,7 @@ MEANINGS: Mapping[str, str] = {
     "The interval holds its time, too.",
     # ---- plan
     "plan.model": "The model.",
-    "plan.cluster": "The cluster.",
+    "plan.cluster": "The cluster; of several, the best by the objective.",
     "plan.device": "The device.",
     "objective": "The goal of the search: step, cost, or time with failures (goodput).",
     "tp": "Ranks of tensor parallelism.",
@@ -250,6 +250,9 @@ MEANINGS: Mapping[str, str] = {
     "networks.plan.fits": "Whether the plan fits into the device's memory.",
     "networks.assumed": "Assumptions there, a clause each.",
     "networks.does_not_fit": "Why no plan fits there; null if one does.",
+    "other_clusters.cluster": "A compared cluster that is not the best.",
+    "other_clusters.times": "The objective there, in times of the best one; null without a plan.",
+    "currency": "The currency of the price; null without one.",
     "parts": (
         "The best plan on each part of the cluster that was tried, the whole cluster first; empty "
         "with the objective step."

@@ -135,6 +135,7 @@ class Lasting:
     failures_device_hours: float
     device_hours: float
     cost: float | None
+    currency: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +176,15 @@ class OnNetwork:
     plan: Planned | None
     assumed: tuple[Finding, ...]
     does_not_fit: str | None = None  # why there is no plan
+    lasting: Lasting | None = None  # of the same work as the best plan's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherCluster:
+    """A compared cluster that is not the best one."""
+
+    cluster: str
+    times: float | None  # the objective there, as times of the best plan's; None without a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +213,7 @@ class PlanAnswer(Result):
     assumed: tuple[Finding, ...]
     why: tuple[Worth, ...] = ()
     networks: tuple[OnNetwork, ...] = ()
+    other_clusters: tuple[OtherCluster, ...] = ()
     # Where the objective tries parts of the cluster: the whole first.
     parts: tuple[OnPart, ...] = ()
     half_bandwidth: OnNetwork | None = None  # None on one node
