@@ -190,6 +190,12 @@ def test_clusters_of_equally_many_devices_are_compared() -> None:
         fw.plan(recorded="a.run", devices=8)
 
 
+def test_no_plan_waits_less_than_not_at_all() -> None:
+    asked = {**ASKED, "nodes": 4, "fix": "pp=1", "top": 400}
+    plans = fw.plan("llama3-8b", **asked).plans
+    assert all(0 <= one.bubble_s < 1e-9 for one in plans)
+
+
 def test_hours_may_have_a_unit() -> None:
     asked: dict[str, Any] = {**ASKED, "fix": "tp=8,pp=4,dp=2", "top": 1}
     told = [fw.plan("llama3-70b", **asked, hours=given).lasting for given in (48, "48", "2d")]

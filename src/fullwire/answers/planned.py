@@ -106,6 +106,10 @@ class Planned:
     fits: bool
     equal: bool  # cannot be told from the best
 
+    def __post_init__(self) -> None:
+        """Take no bubble for none: where stages are alike, rounding leaves less than nothing."""
+        object.__setattr__(self, "bubble_s", max(0.0, self.bubble_s))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
