@@ -170,6 +170,7 @@ def fabrics(draw: st.DrawFn) -> Cluster:
         network=network,
         other_hosts=tuple(draw(st.lists(other, max_size=2, unique_by=lambda each: each.node))),
         startup_s=draw(st.sampled_from([0.0, 3e-5])),
+        device=draw(st.sampled_from(["", "h100", "NVIDIA A100"])),
         rests_on=draw(texts),
     )
 

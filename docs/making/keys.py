@@ -186,7 +186,7 @@ MEANINGS: Mapping[str, str] = {
     "The interval holds its time, too.",
     # ---- plan
     "plan.model": "The model.",
-    "plan.cluster": "The cluster.",
+    "plan.cluster": "The cluster; of several, the best by the objective.",
     "plan.device": "The device.",
     "objective": "The goal of the search: step, cost, or time with failures (goodput).",
     "tp": "Ranks of tensor parallelism.",
@@ -252,6 +252,9 @@ MEANINGS: Mapping[str, str] = {
     "networks.plan.fits": "Whether the plan fits into the device's memory.",
     "networks.assumed": "Assumptions there, a clause each.",
     "networks.does_not_fit": "Why no plan fits there; null if one does.",
+    "other_clusters.cluster": "A compared cluster that is not the best.",
+    "other_clusters.times": "The objective there, in times of the best one; null without a plan.",
+    "currency": "The currency of the price; null without one.",
     "parts": (
         "The best plan on each part of the cluster that was tried, the whole cluster first; empty "
         "with the objective step."
@@ -334,6 +337,8 @@ MEANINGS: Mapping[str, str] = {
     # ---- cluster list
     "nodes": "The number of nodes.",
     "devices_per_node": "Devices of a node.",
+    "cluster.device": "The devices as the description names them; null if it does not.",
+    "clusters.device": "The devices as the description names them; null if it does not.",
     "nics_per_node": "NICs of a node.",
     "leaves": "Leaf switches.",
     "inside.kind": "The kind of link within a node.",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from fullwire import UsageError
+from fullwire.workloads import accelerators
 from fullwire.workloads.accelerators import accelerator, accelerator_names
 from fullwire.workloads.operations import (
     attention_s,
@@ -130,6 +133,45 @@ def test_a_choice_of_memories_and_a_rate_state_no_memory(written: str) -> None:
 def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match=r"expected one of v100, a100, .* got 'abacus'"):
         accelerator("abacus")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        ("memories_gb = [16, 32]\n", "v100: these fields are missing: memories_gb"),
+        ('name = "v100"\n', "number 1: these fields are missing: name"),
+        ('like = "a100"\n', "v100: expected like = one of a100, h100, .* family = 'v100'"),
+    ],
+)
+def test_an_entry_without_a_field_is_refused_by_name(
+    left_out: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "accelerators.toml"
+    whole = Path(accelerators.__file__).with_suffix(".toml").read_text()
+    assert left_out in whole
+    table.write_text(whole.replace(left_out, "", 1))
+    monkeypatch.setattr(accelerators, "_TABLE", table)
+    accelerators._document.cache_clear()
+    with pytest.raises(UsageError, match=rf"accelerators.toml: \[\[device\]\] {said}"):
+        accelerator("h100")
+    accelerators._document.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name = "x9"\n', "x9.toml: these fields are missing: device, measured"),
+        (
+            '[device]\nname = "x9"\n[measured]\n',
+            r"x9.toml: \[device\]: .*: title, memory_bytes, .*, peaks$",
+        ),
+    ],
+)
+def test_a_file_without_a_field_is_refused_by_name(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x9.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        accelerator(path)
 
 
 def test_a_device_that_nobody_measured_has_a_wider_spread() -> None:

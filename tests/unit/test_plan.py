@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.plan_networks import device_of
 from fullwire.answers.plan_search import usable
 from fullwire.answers.planned import PlanAnswer, Planned
+from fullwire.clusters import names as cluster_names
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.plans import (
@@ -36,10 +38,11 @@ from fullwire.run.run import Collectives
 from fullwire.words import sentence
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
-from fullwire.workloads.stage_memory import layers_of_stages, stage_layers
+from fullwire.workloads.stage_memory import GIB, layers_of_stages, stage_layers
 from tests.conftest import Cli
 
 ASKED: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 8, "global_batch": 256, "seq": 8192}
+OURS = replace(fw.cluster("cloud-100g-tcp"), name="ours", device="")
 WORDS = ("plan", "llama3-70b", "--cluster", "dgx-h100", "--nodes", "8")
 BATCH = ("--global-batch", "256", "--seq", "8192")
 
@@ -131,6 +134,73 @@ def test_other_clusters_and_oversubscription_are_compared() -> None:
     assert wide is not None
     assert narrow is not None
     assert wide.step_s <= narrow.step_s
+
+
+@pytest.mark.parametrize("objective", ["step", "cost", "goodput"])
+def test_the_answer_is_that_of_the_best_compared_cluster(
+    objective: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, Any] = {**ASKED, "nodes": 4, "objective": objective, "top": 3}
+    asked |= {"hours": 1000, "price": "2 EUR/device-hour"}
+    both = ("dgx-a100", "dgx-h100")
+    alone = {name: fw.plan("llama3-8b", **{**asked, "cluster": name}) for name in both}
+    answers = [fw.plan("llama3-8b", **{**asked, "cluster": order}) for order in (both, both[::-1])]
+    for result in answers:
+        assert (result.cluster, result.device) == ("dgx-h100", "NVIDIA H100")
+        assert result.plans == alone["dgx-h100"].plans
+        assert result.lasting == alone["dgx-h100"].lasting
+        [other] = result.other_clusters
+        rows = {there.cluster: there for there in result.networks}
+        old, new = (rows[name] for name in both)
+        assert (old.plan, new.plan) == tuple(alone[name].best for name in both)
+        assert old.plan is not None
+        assert new.plan is not None
+        assert old.lasting is not None
+        assert new.lasting is not None
+        # The same steps: the older devices need more hours, and more money at the same price.
+        slower = old.plan.step_s / new.plan.step_s
+        assert new.lasting == result.lasting
+        assert old.lasting.work_s == pytest.approx(slower * 1000 * 3600)
+        assert old.lasting.cost == pytest.approx(2 * old.lasting.device_hours)
+        assert other.times == pytest.approx(
+            old.plan.device_hours / new.plan.device_hours if objective == "cost" else slower,
+            rel=0.01,
+        )
+        print_plan(result)
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"Best of 2 clusters: dgx-h100. dgx-a100 takes {other.times:.3g} times" in said
+        assert "1,000 hours of training on dgx-h100 take" in said
+        assert f"{old.lasting.cost:,.0f} EUR" in said
+        data = plan_data(result)
+        assert data["goodput"]["currency"] == "EUR"
+        assert {row["goodput"]["work_s"] for row in data["networks"]} == {
+            old.lasting.work_s,
+            new.lasting.work_s,
+        }
+
+
+def test_clusters_of_equally_many_devices_are_compared() -> None:
+    asked = {**ASKED, "cluster": "dgx-h100,gb200-nvl72,p3dn", "nodes": None, "devices": 64}
+    networks = fw.plan("llama3-8b", **asked, top=1).networks
+    assert [there.plan.devices for there in networks if there.plan] == [64] * 3
+    asked |= {"cluster": "gb200-nvl72", "devices": 72, "global_batch": 288}
+    rack = fw.plan("llama3-8b", **asked, fix="dp=9")
+    assert (rack.best.devices, rack.best.dp) == (72, 9)
+    with pytest.raises(UsageError, match="devices: expected a cluster that has them"):
+        fw.plan(recorded="a.run", devices=8)
+
+
+def test_no_plan_waits_less_than_not_at_all() -> None:
+    asked = {**ASKED, "nodes": 4, "fix": "pp=1", "top": 400}
+    plans = fw.plan("llama3-8b", **asked).plans
+    assert all(0 <= one.bubble_s < 1e-9 for one in plans)
+
+
+def test_hours_may_have_a_unit() -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "tp=8,pp=4,dp=2", "top": 1}
+    told = [fw.plan("llama3-70b", **asked, hours=given).lasting for given in (48, "48", "2d")]
+    assert told[0] is not None
+    assert told == [told[0]] * 3
 
 
 def test_failures_make_a_training_longer() -> None:
@@ -342,10 +412,20 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ({"precision": "int8"}, "precision: expected one of fp32"),
         ({"fix": "tp=8,tp=4"}, "fix: expected one tp, got 8 and 4"),
         ({"fix": "zero=x"}, "zero: expected a whole number from 0"),
-        ({"failures": 100}, "hours: expected the hours of training with failures or a price"),
-        ({"price": -1}, "hours: expected the hours of training with failures or a price"),
-        ({"synchronous_checkpoints": True}, "hours: expected the hours of training"),
-        ({"cluster": "cloud-100g-tcp"}, "device: expected one with the cluster cloud-100g-tcp"),
+        ({"failures": 100}, "^add --hours: --price and --failures need the hours of training"),
+        ({"price": 1}, "^add --hours: --price and --failures need the hours of training"),
+        ({"objective": "cost", "price": "3/device-hour"}, "^add --hours: --price and --failures"),
+        ({"synchronous_checkpoints": True}, "^add --hours: "),
+        ({"price": -1}, "price: expected more than 0"),
+        ({"price": "3", "hours": 1}, "price: expected an amount with its unit, like 2.10/device-h"),
+        ({"hours": "3x"}, "hours: expected hours, like 1000, or a time, like 30d, got '3x'"),
+        ({"oversubscription": "1,0.5"}, "oversubscription: expected 1 or more, .*, got '0.5'"),
+        ({"devices": 512}, "devices: expected --devices or --nodes, got both"),
+        (
+            {"nodes": None, "devices": "500"},
+            "devices: expected a multiple of 8, .* of dgx-h100, got 500. The nearest: 496 and 504",
+        ),
+        ({"cluster": OURS}, "device: expected one with the cluster ours: --device"),
         ({"global_batch": 0}, "global batch: expected a whole number from 1"),
         ({"nodes": 11, "global_batch": 64}, "got 64 on 88 devices. The nearest is 66"),
     ],
@@ -808,8 +888,24 @@ def test_the_named_device_counts_for_each_compared_cluster() -> None:
     asked: dict[str, Any] = {**ASKED, "nodes": 2, "cluster": "cloud-100g-tcp,dgx-h100"}
     networks = fw.plan("llama3-8b", **asked, device="h100").networks
     assert [there.device for there in networks] == ["NVIDIA H100"] * 2
-    with pytest.raises(UsageError, match="device: expected one with the cluster cloud-100g-tcp"):
-        fw.plan("llama3-8b", **{**asked, "cluster": "dgx-h100,cloud-100g-tcp"})
+    with pytest.raises(UsageError, match="device: expected one with the cluster ours: --device"):
+        fw.plan("llama3-8b", **{**asked, "cluster": ["dgx-h100", OURS]})
+    stated = replace(OURS, device="A100-SXM-40GB")
+    networks = fw.plan("llama3-8b", **{**asked, "cluster": ["dgx-h100", stated]}).networks
+    assert [there.device for there in networks] == ["NVIDIA H100", "NVIDIA A100"]
+
+
+def test_every_built_in_cluster_tells_its_device() -> None:
+    titles = {name: device_of(fw.cluster(name), None).title for name in cluster_names()}
+    assert titles == {
+        "p3dn": "NVIDIA V100",
+        "cloud-100g-tcp": "NVIDIA A100",
+        "dgx-a100": "NVIDIA A100",
+        "dgx-h100": "NVIDIA H100",
+        "gb200-nvl72": "NVIDIA GB200",
+    }
+    # Virtual machines with 8 A100 of 40 GB.
+    assert device_of(fw.cluster("cloud-100g-tcp"), None).memory_bytes < 41 * GIB
 
 
 @pytest.mark.parametrize("order", [("dgx-h100", "gb200-nvl72"), ("gb200-nvl72", "dgx-h100")])
@@ -825,8 +921,8 @@ def test_a_compared_cluster_on_which_nothing_fits_keeps_its_row(
     print_plan(result)
     said = " ".join(capsys.readouterr().out.split())
     assert "dgx-h100 does not fit: memory: no plan fits" in said
-    is_second = "the plans are those of gb200-nvl72: none fits on dgx-h100" in said
-    assert is_second == (order[0] == "dgx-h100")
+    assert "Best of 2 clusters: gb200-nvl72. dgx-h100 has no plan that fits." in said
+    assert [(one.cluster, one.times) for one in result.other_clusters] == [("dgx-h100", None)]
     plot_plans(result, tmp_path / "page.html")
     with pytest.raises(UsageError, match="memory: no plan fits"):
         fw.plan("llama3-405b", cluster="dgx-h100,dgx-a100", **asked)

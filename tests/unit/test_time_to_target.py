@@ -18,7 +18,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers import samples_to_goal
 from fullwire.answers.compare import noise_of, paces_s
-from fullwire.answers.time_to_target import read_price
+from fullwire.answers.conditions import read_price
 from fullwire.answers.until import until
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf
@@ -733,6 +733,9 @@ def test_prices_have_a_currency_or_none() -> None:
         price = read_price(text)
         assert price is not None
         assert price.show(10) == "21.00 EUR"
+    number = read_price(2.1)
+    assert number is not None
+    assert number.show(10) == "21.00"
 
 
 def test_the_side_that_reaches_a_goal_first_is_told_with_noise() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -14,7 +16,7 @@ from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.errors import UsageError
 from fullwire.simulation.conditions import CHANGES, Changes
-from fullwire.units import bits_per_second, ratio, seconds, shown
+from fullwire.units import NUMBER, bits_per_second, ratio, seconds, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,6 +32,22 @@ OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a seque
 MOST_WORKERS = 100_000_000
 PLACEMENTS = ("packed", "scattered")
 MOST_VALUES = 1_000_000  # of one condition: a generator may never end
+_PRICE = re.compile(
+    rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The cost of a device in an hour, in the user's currency."""
+
+    amount: float
+    currency: str = ""
+
+    def show(self, device_hours: float) -> str:
+        """Return the cost of some device-hours in words."""
+        cost = self.amount * device_hours
+        return f"{cost:{',.2f' if cost >= 1 else '.3g'}} {self.currency}".strip()
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -41,7 +59,7 @@ class Asked:
     curve: RunLike | Sequence[RunLike] = ()
     recorded_batch: OneOrMany = None
     critical_batch: float | None = None
-    price: str | None = None
+    price: str | float | None = None
 
     def __post_init__(self) -> None:
         asked = (self.global_batch, self.recorded_batch, self.critical_batch, self.price)
@@ -123,6 +141,21 @@ def device_order(given: OneOrMany) -> tuple[int, ...]:
             raise UsageError(f"order: expected devices, counted from 0, got {shown(value)}")
         devices.append(number)
     return tuple(devices)
+
+
+def read_price(given: str | float | None) -> Price | None:
+    """Read '2.10/device-hour' or '2.10 EUR/device-hour'; a number has no currency."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        return Price(ratio(given, "price"))
+    match = _PRICE.fullmatch(given)
+    if match is None or not 0 < float(match[2]) < math.inf or (match[1] and match[3]):
+        raise UsageError(
+            "price: expected an amount with its unit, like 2.10/device-hour or "
+            f"'2.10 EUR/device-hour', got {shown(given)}"
+        )
+    return Price(float(match[2]), match[1] or match[3] or "")
 
 
 def asked_changes(

@@ -15,8 +15,20 @@ import numpy as np
 
 from fullwire.answers.conditions import OneOrMany, count
 from fullwire.answers.opening import RunLike, opened
-from fullwire.answers.plan_goodput import USUAL_TROUBLES, Troubles
-from fullwire.answers.plan_networks import assumptions, networks_of, on_half
+from fullwire.answers.plan_goodput import Troubles
+from fullwire.answers.plan_networks import (
+    USUAL_HOURS,
+    Work,
+    assumptions,
+    best_cluster,
+    device_of,
+    found_each,
+    named_device,
+    networks_of,
+    on_half,
+    training_of,
+    with_devices,
+)
 from fullwire.answers.plan_search import (
     ALIKE,
     DEGREES,
@@ -25,34 +37,29 @@ from fullwire.answers.plan_search import (
     best_first,
     calibration_of,
     planned,
-    search_each,
     usable,
 )
 from fullwire.answers.planned import (
     OBJECTIVES,
     FromRun,
-    Lasting,
     OnNetwork,
     OnPart,
+    OtherCluster,
     PlanAnswer,
     Planned,
-    Range,
     Worth,
-    device_of,
     fixed_degrees,
-    named_device,
 )
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.description import described
-from fullwire.crew import HERE, Crew, crew
+from fullwire.crew import HERE, crew
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     DataParallelFills,
     DevicesLeftOut,
-    FirstHasNoPlan,
     OnlyKernels,
     OpenRecomputation,
     OpenVocabulary,
@@ -67,7 +74,6 @@ from fullwire.findings.plans import (
 )
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run
-from fullwire.simulation.goodput import CHECKPOINT_BYTES
 from fullwire.simulation.recognised_plan import recognised
 from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
@@ -78,7 +84,6 @@ from fullwire.workloads.architecture_files import ArchitectureLike, architecture
 from fullwire.workloads.layout import PRECISIONS, RECOMPUTE, Precision
 
 CHOICES = ("tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "microbatch")
-_USUAL_HOURS = 24.0  # of training, where goodput is asked for and no hours are given
 _KINDS = {"ep": "expert", "sp": "sequence"}  # of parallelism that is not recognised
 _SIMILAR = 20  # times as long as modelled: products of a device that is another one than was named
 
@@ -88,6 +93,7 @@ def plan(
     *,
     cluster: ClusterLike | Sequence[ClusterLike] | None = None,
     nodes: str | int | None = None,
+    devices: str | int | None = None,
     global_batch: str | int | None = None,
     seq: str | int | None = None,
     precision: str = "bf16",
@@ -113,7 +119,8 @@ def plan(
 
     - `model`: a name such as `"llama3-70b"`, a Hugging Face folder, or a `config.json`.
     - `cluster`, `nodes`: a described cluster, by name or file, and how many nodes it has. Several
-      clusters are compared.
+      clusters are compared, and the answer is the best one's.
+    - `devices`: how many devices plans use, in place of `nodes`: each cluster has as many.
     - `global_batch`, `seq`: sequences of a step, and tokens of a sequence.
     - `precision`: of the multiplications in the layers: `"bf16"`, `"fp8"`, `"mxfp8"`, `"nvfp4"`.
     - `device`: its name or file, where neither the cluster's name nor the trace tells.
@@ -123,10 +130,10 @@ def plan(
     - `top`: how many plans the answer holds.
     - `why`: also tell the worth of each choice of the best plan.
     - `bandwidth`, `oversubscription`: other NICs and networks, each with its own best plan.
-    - `hours`: hours of training without failures. `failures` are device-hours between two of them,
-      `storage` the rate at which checkpoints are written, `restart` the time to start again.
+    - `hours`: of training without failures on the best cluster. `failures` are device-hours between
+      two of them, `storage` is the rate of writing checkpoints, `restart` the time to start again.
     - `synchronous_checkpoints`: training waits while a checkpoint is written.
-    - `price`: of a device in an hour.
+    - `price`: of a device, `"2.10 EUR/device-hour"`; a number has no currency.
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
     - `recorded`: a traced run of the job. Its plan is recognised, its work corrects the prices, and
       it gives model, batch and sequence that are not given.
@@ -141,6 +148,8 @@ def plan(
         raise UsageError("to: expected a recorded run that the plan is worked out from (--from)")
     model = None if model is None else architecture(model)
     other = fixed_degrees(to, "to")
+    if devices is not None:
+        cluster = with_devices(_clusters(cluster), nodes, devices, {**fixed_degrees(fix), **other})
     known = None if recorded is None else _known(recorded, cluster, nodes, model, device)
     if known is not None:
         layout = known.recognised.layout
@@ -151,52 +160,41 @@ def plan(
         cluster, nodes = _target(known, cluster, nodes, other)
     asked = model, nodes, global_batch, seq, precision, device, objective, fix, known, other
     questions = [_asked(here, *asked) for here in _clusters(cluster)] or [_asked(None, *asked)]
-    if calibrate is not None:
-        measured, about = calibration_of(questions[0], Path(calibrate))
-        questions = [
-            replace(each, calibration=measured, notes=(*each.notes, *about)) for each in questions
-        ]
     troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
+    training = training_of(hours, price, troubles, objective)
     with crew(on) as those:
-        searches = _first_that_fits([replace(each, troubles=troubles) for each in questions], those)
-        networks = networks_of(questions, bandwidth, oversubscription, those)
-    return _answer(searches, count(top, "top"), hours, price, why=why, networks=networks)
+        compared = found_each(_with_measured(questions, calibrate, troubles), those)
+        searches, others = best_cluster(compared)
+        work = Work.of_best(searches, training)
+        networks = networks_of(compared, bandwidth, oversubscription, work, those)
+    return _answer(searches, count(top, "top"), work, why=why, networks=networks, others=others)
 
 
-def _first_that_fits(questions: Sequence[Question], those: Crew) -> list[Searched]:
-    """Search on the first cluster that has a plan; refuse as the first one does if none has."""
-    refusals: list[UsageError] = []
-    for question in questions:
-        notes = question.notes
-        if refusals:
-            first = questions[0].cluster.name
-            notes = (*notes, FirstHasNoPlan(cluster=question.cluster.name, first=first))
-        try:
-            return search_each(replace(question, notes=notes), those)
-        except UsageError as error:
-            refusals.append(error)
-    raise refusals[0]
+def _with_measured(
+    questions: Sequence[Question], calibrate: str | Path | None, troubles: Troubles
+) -> list[Question]:
+    """Add what was measured: failures and checkpoints, and steps that correct the prices."""
+    asked = [replace(each, troubles=troubles) for each in questions]
+    if calibrate is None:
+        return asked
+    measured, about = calibration_of(asked[0], Path(calibrate))
+    return [replace(each, calibration=measured, notes=(*each.notes, *about)) for each in asked]
 
 
 def _answer(
     searches: Sequence[Searched],
     top: int,
-    hours: str | float | None,
-    price: str | float | None,
+    work: Work,
     *,
     why: bool,
     networks: tuple[OnNetwork, ...],
+    others: tuple[OtherCluster, ...],
 ) -> PlanAnswer:
     """Return the best plan found, with its course under failures where asked."""
     ranked = list(islice(best_first(searches), top))
     best = ranked[0][1]
     question, recorded = searches[0].question, searches[0].question.recorded
-    lasting = None
-    if hours is not None or question.objective == "goodput":
-        asked_hours = _USUAL_HOURS if hours is None else ratio(hours, "hours")
-        lasting = _lasting(best, asked_hours, price)
-    elif price is not None or question.troubles != USUAL_TROUBLES:
-        raise UsageError("hours: expected the hours of training with failures or a price")
+    lasting, training = work.lasting(best, ranked[0][2]), work.training
     considered = sum(len(one.plans) for one in searches)
     distinct = sum(len(one.order) for one in searches)
     fitting = sum(int(one.memory.fits(one.question.device.memory_bytes).sum()) for one in searches)
@@ -218,10 +216,15 @@ def _answer(
         assumed=(
             *assumptions(best),
             *(question.troubles.assumptions() if lasting is not None else ()),
-            *([UsualHours(hours=_USUAL_HOURS)] if lasting is not None and hours is None else []),
+            *(
+                [UsualHours(hours=USUAL_HOURS)]
+                if training is not None and training.is_usual
+                else []
+            ),
         ),
         why=_worths(best) if why else (),
         networks=networks,
+        other_clusters=others,
         parts=tuple(
             OnPart(nodes=one.question.cluster.nodes, plan=_against(ranked[0][0], value, one, row))
             for value, one, row in (map(_best_of, searches) if len(searches) > 1 else ())
@@ -466,33 +469,6 @@ def _worths(searched: Searched) -> tuple[Worth, ...]:
 
 def _named(name: str, value: int) -> str:
     return RECOMPUTE[value] if name == "recompute" else str(value)
-
-
-def _lasting(searched: Searched, hours: float, price: str | float | None) -> Lasting:
-    """Return the course of a training; its range is that of failures, of restarts and of steps."""
-    question, troubles = searched.question, searched.question.troubles
-    devices, work_s = question.paid_devices, hours * 3600
-    between, restarts_s = troubles.ranges()
-    worst, middle, best = (
-        troubles.goodput(question.cluster, question.model, work_s, device_hours, restart_s)
-        for device_hours, restart_s in zip(between, reversed(restarts_s), strict=True)
-    )
-    wall_hours = middle.wall_s / 3600
-    return Lasting(
-        wall_s=middle.wall_s,
-        wall_interval=Range(low_s=best.wall_s, high_s=worst.wall_s),
-        work_s=work_s,
-        goodput=middle.share,
-        goodput_low=worst.share,
-        goodput_high=best.share,
-        losses=middle.losses_s,
-        checkpoint_bytes=int(CHECKPOINT_BYTES * question.model.parameters),
-        checkpoint_interval_s=middle.interval_s,
-        interruptions=middle.interruptions,
-        failures_device_hours=between[1],
-        device_hours=wall_hours * devices,
-        cost=None if price is None else ratio(price, "price") * wall_hours * devices,
-    )
 
 
 def _landscape(searched: Searched) -> dict[str, Any]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
-from fullwire.answers.conditions import OneOrMany, rate, several
+from fullwire.answers.conditions import OneOrMany, Price, count, rate, read_price, several
+from fullwire.answers.plan_goodput import USUAL_TROUBLES, Troubles
 from fullwire.answers.plan_search import (
     DEGREES,
     Question,
     Searched,
+    best_first,
     planned,
     search,
+    search_each,
     search_or_refusal,
+    usable,
 )
-from fullwire.answers.planned import OnNetwork
+from fullwire.answers.planned import Lasting, OnNetwork, OtherCluster, Range
+from fullwire.clusters import ClusterLike
+from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, LeafSpine
 from fullwire.crew import Crew
 from fullwire.errors import UsageError
@@ -32,16 +38,73 @@ from fullwire.findings.plans import (
     UsualMemory,
     UsualShareOfLinks,
 )
+from fullwire.simulation.goodput import CHECKPOINT_BYTES
 from fullwire.simulation.recorded_plan import SPLITTING_S
-from fullwire.units import ratio
+from fullwire.units import ratio, seconds, shown
+from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.stage_memory import GIB
 
+USUAL_HOURS = 24.0  # of training, where goodput is asked for and no hours are given
 _MESSAGES = {  # of each degree
     "tp": "messages of tensor parallelism",
     "pp": "transfers between stages",
     "dp": "sums of gradients",
     "zero": "gathers of parameters",
 }
+
+
+def device_of(cluster: Cluster, given: str | None) -> Accelerator:
+    """Return the device that is given, or that the cluster tells."""
+    device = named_device(cluster) if given is None else accelerator(given)
+    if device is None:
+        raise UsageError(
+            f"device: expected one with the cluster {cluster.name}: --device NAME, or a line "
+            'device = "NAME" in the cluster\'s file'
+        )
+    return device
+
+
+def with_devices(
+    given: Sequence[ClusterLike],
+    nodes: str | int | None,
+    devices: str | int,
+    degrees: Mapping[str, int | str],
+) -> list[Cluster]:
+    """Return each cluster with the nodes on which plans use so many devices."""
+    if nodes is not None:
+        raise UsageError("devices: expected --devices or --nodes, got both")
+    if not given:
+        raise UsageError("devices: expected a cluster that has them (--cluster)")
+    number = count(devices, "devices")
+    return [_with_devices(described_cluster(one), number, degrees) for one in given]
+
+
+def _with_devices(machine: Cluster, devices: int, degrees: Mapping[str, int | str]) -> Cluster:
+    """Return a cluster with so many devices in use: a part of each node's, or all of them."""
+    used = usable(machine, {}).devices_per_node
+    for of_node in (used, machine.devices_per_node):
+        nodes, others = divmod(devices, of_node)
+        if nodes and not others:
+            there = described_cluster(machine, nodes)
+            if usable(there, degrees).devices == devices:
+                return there
+    of_node = used if devices % used else machine.devices_per_node
+    below = devices // of_node * of_node
+    nearest = [f"{value:,}" for value in (below, below + of_node) if value and value != devices]
+    raise UsageError(
+        f"devices: expected a multiple of {of_node}, the devices in use of a node of "
+        f"{machine.name}, got {devices:,}. The nearest: {' and '.join(nearest)}"
+    )
+
+
+def named_device(cluster: Cluster) -> Accelerator | None:
+    """Return the device that a cluster states or that its name tells, if there is one."""
+    if cluster.device:
+        return accelerator(cluster.device)
+    try:
+        return accelerator(cluster.name)
+    except UsageError:
+        return None
 
 
 def assumptions(searched: Searched) -> Iterator[Finding]:
@@ -83,37 +146,183 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
             yield ProcessorsShared(processors=question.recorded.processors)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The length of a training without failures, and the price of a device."""
+
+    hours: float
+    price: Price | None
+    is_usual: bool  # nobody gave the hours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The steps of a training: its hours are those of the best plan, others take longer."""
+
+    training: Training | None
+    step_s: float  # of the best plan
+
+    @classmethod
+    def of_best(cls, searches: Sequence[Searched], training: Training | None) -> Work:
+        """Return the work that the best of some plans does in these hours."""
+        _, searched, row = best_of(searches)
+        return cls(training=training, step_s=float(searched.step_s[row]))
+
+    def lasting(self, searched: Searched, row: int) -> Lasting | None:
+        """Return the course of the same steps with a plan: failures, restarts and steps vary."""
+        if self.training is None:
+            return None
+        question, troubles = searched.question, searched.question.troubles
+        devices, price = question.paid_devices, self.training.price
+        work_s = self.training.hours * 3600 * float(searched.step_s[row]) / self.step_s
+        between, restarts_s = troubles.ranges()
+        worst, middle, best = (
+            troubles.goodput(question.cluster, question.model, work_s, device_hours, restart_s)
+            for device_hours, restart_s in zip(between, reversed(restarts_s), strict=True)
+        )
+        device_hours = middle.wall_s / 3600 * devices
+        return Lasting(
+            wall_s=middle.wall_s,
+            wall_interval=Range(low_s=best.wall_s, high_s=worst.wall_s),
+            work_s=work_s,
+            goodput=middle.share,
+            goodput_low=worst.share,
+            goodput_high=best.share,
+            losses=middle.losses_s,
+            checkpoint_bytes=int(CHECKPOINT_BYTES * question.model.parameters),
+            checkpoint_interval_s=middle.interval_s,
+            interruptions=middle.interruptions,
+            failures_device_hours=between[1],
+            device_hours=device_hours,
+            cost=None if price is None else price.amount * device_hours,
+            currency=None if price is None else price.currency or None,
+        )
+
+
+def training_of(
+    hours: str | float | None, price: str | float | None, troubles: Troubles, objective: str
+) -> Training | None:
+    """Read the length of a training and the price; they are needed together."""
+    paid = read_price(price)
+    if hours is None and objective != "goodput":
+        if paid is not None or troubles != USUAL_TROUBLES:
+            raise UsageError("add --hours: --price and --failures need the hours of training")
+        return None
+    return Training(
+        hours=USUAL_HOURS if hours is None else _hours(hours), price=paid, is_usual=hours is None
+    )
+
+
+def _hours(given: str | float) -> float:
+    """Read a plain number of hours, or a time with its unit."""
+    if isinstance(given, str) and given.strip()[-1:].isalpha():
+        try:
+            return ratio(seconds(given, "hours") / 3600, "hours")
+        except UsageError:
+            raise UsageError(
+                f"hours: expected hours, like 1000, or a time, like 30d, got {shown(given)}"
+            ) from None
+    return ratio(given, "hours")
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Found:
+    """What was found on a cluster: the searches on it and on its parts, or why no plan fits."""
+
+    question: Question
+    searches: list[Searched]
+    refusal: UsageError | None = None
+
+
+def found_each(questions: Sequence[Question], those: Crew) -> list[Found]:
+    """Search on each cluster; where fewer devices may be better, on parts of them too."""
+    if all(one.objective == "step" for one in questions):
+        pairs = zip(questions, those.each(search_or_refusal, questions), strict=True)
+        return [
+            Found(question=one, searches=[found])
+            if isinstance(found, Searched)
+            else Found(question=one, searches=[], refusal=found)
+            for one, found in pairs
+        ]
+    compared = []
+    for question in questions:
+        try:
+            compared.append(Found(question=question, searches=search_each(question, those)))
+        except UsageError as refusal:
+            compared.append(Found(question=question, searches=[], refusal=refusal))
+    return compared
+
+
+def best_of(searches: Sequence[Searched]) -> tuple[float, Searched, int]:
+    """Return the best plan of some searches, after its score."""
+    return next(best_first(searches))
+
+
+def best_cluster(compared: Sequence[Found]) -> tuple[list[Searched], tuple[OtherCluster, ...]]:
+    """Return the searches on the best cluster by the objective, and how far the others are from it.
+
+    If no plan fits anywhere, refuse as on the first cluster.
+    """
+    scores = [best_of(one.searches)[0] if one.searches else math.inf for one in compared]
+    best = scores.index(min(scores))
+    if (refusal := compared[best].refusal) is not None:
+        raise refusal
+    others = tuple(
+        OtherCluster(
+            cluster=one.question.cluster.name,
+            times=score / scores[best] if one.searches else None,
+        )
+        for place, (one, score) in enumerate(zip(compared, scores, strict=True))
+        if place != best
+    )
+    return compared[best].searches, others
+
+
 def networks_of(
-    questions: Sequence[Question], bandwidth: OneOrMany, oversubscription: OneOrMany, those: Crew
+    compared: Sequence[Found],
+    bandwidth: OneOrMany,
+    oversubscription: OneOrMany,
+    work: Work,
+    those: Crew,
 ) -> tuple[OnNetwork, ...]:
     """Search on each network anew: another network may have another best plan."""
-    if bandwidth is None and oversubscription is None and len(questions) == 1:
-        return ()
+    if bandwidth is None and oversubscription is None:
+        return tuple(_on_network(one, work) for one in compared) if len(compared) > 1 else ()
     rates = (None,) if bandwidth is None else several(bandwidth, rate)
-    ratios = (
-        (None,)
-        if oversubscription is None
-        else several(oversubscription, lambda value: ratio(value, "oversubscription"))
-    )
+    ratios = (None,) if oversubscription is None else several(oversubscription, _oversubscription)
     asked = [
-        replace(one, objective="step", cluster=_with_network(one.cluster, rate_bps, over))
-        for one in questions
+        replace(one.question, cluster=_with_network(one.question.cluster, rate_bps, over))
+        for one in compared
         for rate_bps, over in product(rates, ratios)
     ]
-    found = those.each(search_or_refusal, asked)
-    return tuple(_on_network(*both) for both in zip(asked, found, strict=True))
+    return tuple(_on_network(one, work) for one in found_each(asked, those))
 
 
-def _on_network(question: Question, found: Searched | UsageError) -> OnNetwork:
+def _oversubscription(given: str | float) -> float:
+    """Read how many times the rate below a leaf exceeds that above it."""
+    value = ratio(given, "oversubscription")
+    if value < 1:
+        raise UsageError(
+            "oversubscription: expected 1 or more, the rate below a leaf over that of its "
+            f"uplinks, got {shown(given)}"
+        )
+    return value
+
+
+def _on_network(found: Found, work: Work | None) -> OnNetwork:
+    question, searched = found.question, None
+    if found.searches:
+        _, searched, row = best_of(found.searches)
     cluster, network = question.cluster, question.cluster.network
     return OnNetwork(
         cluster=cluster.name,
         device=question.device.title,
         bandwidth_bps=cluster.nics.rate_bps,
         oversubscription=network.oversubscription if isinstance(network, LeafSpine) else 1.0,
-        plan=planned(found, found.order[0]) if isinstance(found, Searched) else None,
-        assumed=tuple(assumptions(found)) if isinstance(found, Searched) else question.notes,
-        does_not_fit=str(found) if isinstance(found, UsageError) else None,
+        plan=None if searched is None else planned(searched, row),
+        assumed=question.notes if searched is None else tuple(assumptions(searched)),
+        does_not_fit=None if found.refusal is None else str(found.refusal),
+        lasting=None if searched is None or work is None else work.lasting(searched, row),
     )
 
 
@@ -123,7 +332,7 @@ def on_half(question: Question) -> OnNetwork | None:
     if cluster.nodes == 1:
         return None
     slow = replace(question, cluster=_with_network(cluster, cluster.nics.rate_bps / 2, None))
-    return _on_network(slow, search(slow))
+    return _on_network(Found(question=slow, searches=[search(slow)]), None)
 
 
 def _with_network(cluster: Cluster, rate_bps: float | None, over: float | None) -> Cluster:

@@ -26,7 +26,6 @@ from fullwire.simulation.recorded_plan import Ratio
 from fullwire.simulation.schedule import meeting
 from fullwire.timeline.contention import SLOWED
 from fullwire.units import shown
-from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, passes
 from fullwire.workloads.stage_memory import summed_gradients_bytes
@@ -109,6 +108,10 @@ class Planned:
     fits: bool
     equal: bool  # cannot be told from the best
 
+    def __post_init__(self) -> None:
+        """Take no bubble for none: where stages are alike, rounding leaves less than nothing."""
+        object.__setattr__(self, "bubble_s", max(0.0, self.bubble_s))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
@@ -138,6 +141,7 @@ class Lasting:
     failures_device_hours: float
     device_hours: float
     cost: float | None
+    currency: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +182,15 @@ class OnNetwork:
     plan: Planned | None
     assumed: tuple[Finding, ...]
     does_not_fit: str | None = None  # why there is no plan
+    lasting: Lasting | None = None  # of the same work as the best plan's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherCluster:
+    """A compared cluster that is not the best one."""
+
+    cluster: str
+    times: float | None  # the objective there, as times of the best plan's; None without a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +219,7 @@ class PlanAnswer(Result):
     assumed: tuple[Finding, ...]
     why: tuple[Worth, ...] = ()
     networks: tuple[OnNetwork, ...] = ()
+    other_clusters: tuple[OtherCluster, ...] = ()
     # Where the objective tries parts of the cluster: the whole first.
     parts: tuple[OnPart, ...] = ()
     half_bandwidth: OnNetwork | None = None  # None on one node
@@ -239,27 +253,6 @@ class PlanAnswer(Result):
             if field.name not in ("memory", "interval", "exposed")
         ]
         return {"plans": {name: [getattr(one, name) for one in self.plans] for name in simple}}
-
-
-_DEVICE_OF = {"p3dn": "v100"}  # of built-in clusters whose name does not tell
-
-
-def device_of(cluster: Cluster, given: str | None) -> Accelerator:
-    """Return the device that is given, or that the cluster's name tells."""
-    device = named_device(cluster) if given is None else accelerator(given)
-    if device is None:
-        raise UsageError(
-            f"device: expected one with the cluster {cluster.name}, like --device h100"
-        )
-    return device
-
-
-def named_device(cluster: Cluster) -> Accelerator | None:
-    """Return the device that a cluster's name tells, if it tells one."""
-    try:
-        return accelerator(_DEVICE_OF.get(cluster.name, cluster.name))
-    except UsageError:
-        return None
 
 
 def fixed_degrees(

@@ -8,8 +8,6 @@ the squares of their logarithms add up.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -17,7 +15,15 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.answers.conditions import Asked, OneOrMany, count, several, worker_count
+from fullwire.answers.conditions import (
+    Asked,
+    OneOrMany,
+    Price,
+    count,
+    read_price,
+    several,
+    worker_count,
+)
 from fullwire.answers.samples_to_goal import Averaged, Evidence, evidence, own_work
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
@@ -48,12 +54,9 @@ from fullwire.findings.targets import (
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Swept
-from fullwire.units import NUMBER, ratio, shown
+from fullwire.units import ratio, shown
 from fullwire.words import sentence
 
-_PRICE = re.compile(
-    rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
-)
 _AS_MANY = MoreSteps(1, 1, 1)
 
 
@@ -74,19 +77,6 @@ class Predicted(Protocol):
 
 
 AnyPredicted = TypeVar("AnyPredicted", bound=Predicted)
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """The cost of a device in an hour, in the user's currency."""
-
-    amount: float
-    currency: str = ""
-
-    def show(self, device_hours: float) -> str:
-        """Return the cost of some device-hours in words."""
-        cost = self.amount * device_hours
-        return f"{cost:{',.2f' if cost >= 1 else '.3g'}} {self.currency}".strip()
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -133,18 +123,6 @@ class ToTarget:
         """Return the rows with the shortest times, of those that have one."""
         known = np.flatnonzero(~np.isnan(self.time_s))
         return [int(row) for row in known[np.argsort(self.time_s[known], kind="stable")][:count]]
-
-
-def read_price(text: str | None) -> Price | None:
-    """Read a price such as '2.10/device-hour' or '2.10 EUR/device-hour'."""
-    if text is None:
-        return None
-    match = _PRICE.fullmatch(text)
-    if match is None or not 0 < float(match[2]) < math.inf or (match[1] and match[3]):
-        raise UsageError(
-            f"price: expected an amount with its unit, like 2.10/device-hour, got {shown(text)}"
-        )
-    return Price(float(match[2]), match[1] or match[3] or "")
 
 
 def to_goal(

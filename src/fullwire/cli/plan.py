@@ -35,6 +35,9 @@ class Question:
         typer.Option(help="With --from, another plan: tp=4,pp=8. The rest stays as recorded"),
     ] = None
     nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 64")] = None
+    devices: Annotated[
+        str | None, typer.Option(help="Devices in use, in place of --nodes: 512 of each cluster")
+    ] = None
     seq: Annotated[str | None, typer.Option(help="Tokens of a sequence: 8192")] = None
     precision: Annotated[
         str, typer.Option(help="Of the layers' multiplications: bf16, fp8, mxfp8, nvfp4")
@@ -59,7 +62,8 @@ class Question:
         str | None, typer.Option(help="Other networks between the leaves: 1,2,4")
     ] = None
     hours: Annotated[
-        str | None, typer.Option(help="Hours of training, which failures make longer: 1000")
+        str | None,
+        typer.Option(help="Training without failures, on the best cluster: 1000 hours, 30d"),
     ] = None
     failures: Annotated[
         str | None, typer.Option(help="Device-hours between two failures: 50000")
@@ -74,7 +78,9 @@ class Question:
         bool,
         typer.Option("--synchronous-checkpoints", help="Training stops until they are written"),
     ] = False
-    price: Annotated[str | None, typer.Option(help="Of a device in an hour: 2.5")] = None
+    price: Annotated[
+        str | None, typer.Option(help="Of a device in an hour: '2.10 EUR/device-hour'")
+    ] = None
     calibrate: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Measured steps: tp,pp,...,step_time_s in each row"),

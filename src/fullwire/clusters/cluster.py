@@ -184,6 +184,7 @@ class Cluster(Result):
     network: Network = OneSwitch()
     other_hosts: tuple[OtherHost, ...] = ()
     startup_s: float = 0.0
+    device: str = ""  # the name of the devices, where the cluster's own name does not tell it
     rests_on: str = ""  # the source of the figures
     measured: Measured | None = None  # by `fullwire cluster fit`
 

@@ -3,6 +3,7 @@
     name = "two racks"            # the name in answers
     nodes = 8                     # so many nodes
     devices_per_node = 8          # one rank uses one device; 1 if it is missing
+    device = "NVIDIA A100"        # its devices, for `fullwire plan`; the name may tell them, too
     startup = "30us"              # time of a collective before its bytes move
     rests_on = "data sheets"      # the source of the figures, for readers
 
@@ -98,6 +99,7 @@ _TOP_KEYS = (
     "name",
     "nodes",
     "devices_per_node",
+    "device",
     "startup",
     "rests_on",
     "inside",
@@ -146,6 +148,7 @@ def _cluster(top: _Table) -> Cluster:
         name=top.text("name"),
         nodes=top.count("nodes"),
         devices_per_node=top.count("devices_per_node", 1),
+        device=_device(top),
         startup_s=top.time("startup"),
         rests_on=top.text("rests_on", ""),
         inside=None if inside is None else _inside(inside),
@@ -157,6 +160,14 @@ def _cluster(top: _Table) -> Cluster:
             for host in top.tables("hosts", ("node", "nic_rate"))
         ),
     )
+
+
+def _device(top: _Table) -> str:
+    """Return the stated device. A description may come from elsewhere, so it opens no file."""
+    name = top.text("device", "")
+    if name.endswith(".toml"):
+        raise UsageError(f"device: expected a name, got {shown(name)}; --device takes a file")
+    return name
 
 
 def _inside(table: _Table) -> Inside:
@@ -379,6 +390,8 @@ def as_toml(cluster: Cluster) -> str:
     lines = [f"name = {_quoted(cluster.name)}", f"nodes = {cluster.nodes}"]
     if cluster.devices_per_node > 1:
         lines.append(f"devices_per_node = {cluster.devices_per_node}")
+    if cluster.device:
+        lines.append(f"device = {_quoted(cluster.device)}")
     if cluster.startup_s:
         lines.append(f'startup = "{_printed(cluster.startup_s, _TIMES)}"')
     if cluster.rests_on:

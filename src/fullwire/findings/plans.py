@@ -235,14 +235,25 @@ class DevicesLeftOut(Finding):
     whole: int
 
 
-class FirstHasNoPlan(Finding):
-    """The first of the compared clusters has no plan."""
+class OnOtherCluster(Finding):
+    """A compared cluster that is not the best."""
 
-    template = "the plans are those of {cluster}: none fits on {first}"
-    is_assumption = True
+    template = "{cluster} {fits:takes {times:.3g} times {measure}|has no plan that fits}"
 
     cluster: str
-    first: str
+    fits: bool
+    times: float | None  # The objective there, as times of the best plan's.
+    measure: str
+
+
+class BestCluster(Finding):
+    """The best of the compared clusters, and how far the others are from it."""
+
+    template = "Best of {clusters} clusters: {cluster}. {others:list}."
+
+    clusters: int
+    cluster: str
+    others: tuple[OnOtherCluster, ...]
 
 
 class ProcessorsNotTold(Finding):
@@ -463,17 +474,31 @@ class TrainingTakes(Finding):
     """The expected length of a training under failures, and its goodput."""
 
     template = (
-        "{hours:,.7g} hours of training take {wall_s:duration} ({low_s:duration} to "
-        "{high_s:duration}): goodput {goodput:.1%} ({goodput_low:.1%} to {goodput_high:.1%})."
+        "{hours:,.7g} hours of training{cluster:? on {cluster}} take {wall_s:duration} "
+        "({low_s:duration} to {high_s:duration}): goodput {goodput:.1%} "
+        "({goodput_low:.1%} to {goodput_high:.1%})."
     )
 
     hours: float  # Without failures.
+    cluster: str = ""  # If several are compared: the one that trains so long.
     wall_s: float
     low_s: float
     high_s: float
     goodput: float  # Share of the time that goes into steps that stay.
     goodput_low: float
     goodput_high: float
+
+
+class SameTraining(Finding):
+    """The training whose length the table of networks has."""
+
+    template = (
+        "Same training: the steps that take {hours:,.7g} hours without failures with the best plan "
+        "on {cluster}."
+    )
+
+    hours: float
+    cluster: str
 
 
 class Loss(Finding):
@@ -509,10 +534,10 @@ class BestCheckpoints(Finding):
 class DeviceHours(Finding):
     """The device-hours of a training, and their price."""
 
-    template = "Device-hours: {device_hours:,.0f}.{cost:? Cost at your price: {cost:,.0f}.}"
+    template = "Device-hours: {device_hours:,.0f}.{cost:? Cost at your price: {cost}.}"
 
     device_hours: float
-    cost: float | None  # In the unit of the user's price.
+    cost: str  # With the user's currency.
 
 
 class GoodputWas(Finding):

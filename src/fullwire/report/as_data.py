@@ -437,6 +437,7 @@ def cluster_object(cluster: Cluster) -> dict[str, Any]:
         "nodes": cluster.nodes,
         "devices_per_node": cluster.devices_per_node,
         "devices": cluster.devices,
+        "device": cluster.device or None,
         "nics_per_node": cluster.nics_per_node,
         "leaves": cluster.leaves,
         "inside": None if cluster.inside is None else asdict(cluster.inside),

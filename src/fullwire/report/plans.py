@@ -13,6 +13,7 @@ from fullwire.findings.notes import RunIsPartial
 from fullwire.findings.plans import (
     AnotherChoice,
     BestCheckpoints,
+    BestCluster,
     BestFits,
     BestStep,
     DeviceHours,
@@ -20,19 +21,21 @@ from fullwire.findings.plans import (
     Loss,
     NodesOfBest,
     OnHalfTheBandwidth,
+    OnOtherCluster,
     OthersLeftOut,
     PartOfStep,
     PartsOfBest,
     RecognisedModel,
     RecognisedPlan,
+    SameTraining,
     TrainingTakes,
 )
 from fullwire.report.terminal import print_table, say
-from fullwire.units import show_rate
+from fullwire.units import show_duration, show_rate
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
-    from fullwire.answers.planned import FromRun, Lasting, PlanAnswer, Planned
+    from fullwire.answers.planned import FromRun, Lasting, OnNetwork, PlanAnswer, Planned
 
 GIB = 2**30
 NOT_TOLD_BYTES = 2**50  # stands for the memory of a device that nobody tells
@@ -59,6 +62,10 @@ def plan_data(result: PlanAnswer) -> dict[str, Any]:
         strict=True,
     ):
         held["assumed"] = list(sentences(there.assumed))
+    for held in data["networks"]:
+        held["goodput"] = held.pop("lasting")
+    for held in [data["half_bandwidth"]] * len(halved):  # it is told without a training
+        held.pop("lasting")
     if result.recorded is not None:
         data["recorded"]["not_recognised"] = list(sentences(result.recorded.not_recognised))
     return data
@@ -69,6 +76,8 @@ def print_plan(result: PlanAnswer) -> None:
     best = result.best
     if result.recorded is not None:
         _print_recorded(result.recorded)
+    if result.other_clusters:
+        say(sentence(_best_cluster(result)))
     say(sentence(BestFits(considered=result.considered, plan=in_words(best))))
     is_told = result.device_bytes < NOT_TOLD_BYTES
     of_best = BestStep(
@@ -118,7 +127,7 @@ def print_plan(result: PlanAnswer) -> None:
         _print_parts(result)
     if result.lasting is not None:
         say("")
-        _print_lasting(result.lasting)
+        _print_lasting(result)
     for note in sentences(result.assumed):
         say(f"Assumed: {note}.")
     for note in _assumed_elsewhere(result):
@@ -263,28 +272,44 @@ def _on_half(best: Planned, half: Planned) -> str:
 
 
 def _print_networks(result: PlanAnswer) -> None:
+    rows = [_row_of_network(there) for there in result.networks]
+    # A column that says nothing here is left out: all have the same devices, or nobody asked.
     differ = len({there.plan.devices for there in result.networks if there.plan}) > 1
-    rows = []
-    for there in result.networks:
-        one = there.plan
-        rows.append(
-            [
-                there.cluster,
-                *[f"{one.devices:,}" if one else "-"] * differ,
-                show_rate(there.bandwidth_bps),
-                f"{there.oversubscription:g}",
-                _time(one) if one else "-",
-                *[f"{one.tokens_per_s_per_device:,.0f}" if one else "-"] * differ,
-                _degrees(one) if one else "does not fit",
-            ]
-        )
+    shown = {
+        "devices": differ,
+        "tokens/s a device": differ,
+        "device-hours": differ or bool(result.other_clusters),
+        "same training": result.lasting is not None,
+        "cost": result.lasting is not None and result.lasting.cost is not None,
+    }
+    heads = [name for name in rows[0] if shown.get(name, True)]
     texts = {"cluster", "step (90 %)", "best plan there"}
-    heads = ["cluster", *["devices"] * differ, "NIC", "oversubscription", "step (90 %)"]
-    heads += [*["tokens/s a device"] * differ, "best plan there"]
-    print_table(heads, rows, texts=texts)
+    print_table(heads, [[row[name] for name in heads] for row in rows], texts=texts)
+    if shown["device-hours"]:
+        say("Device-hours are those of a million tokens.")
+    if result.lasting is not None:
+        same = SameTraining(hours=result.lasting.work_s / 3600, cluster=result.cluster)
+        say(sentence(same))
     reasons = {(one.cluster, one.does_not_fit): None for one in result.networks if not one.plan}
     for cluster, reason in reasons:
         say(f"{cluster} does not fit: {reason}.")
+
+
+def _row_of_network(there: OnNetwork) -> dict[str, str]:
+    """Return all cells of a network by their headings."""
+    one, lasting = there.plan, there.lasting
+    return {
+        "cluster": there.cluster,
+        "devices": f"{one.devices:,}" if one else "-",
+        "NIC": show_rate(there.bandwidth_bps),
+        "oversubscription": f"{there.oversubscription:g}",
+        "step (90 %)": _time(one) if one else "-",
+        "tokens/s a device": f"{one.tokens_per_s_per_device:,.0f}" if one else "-",
+        "device-hours": f"{one.device_hours:.4g}" if one else "-",
+        "same training": show_duration(lasting.wall_s) if lasting else "-",
+        "cost": _cost(lasting) if lasting else "-",
+        "best plan there": _degrees(one) if one else "does not fit",
+    }
 
 
 def _print_parts(result: PlanAnswer) -> None:
@@ -311,7 +336,33 @@ def _degrees(one: Planned) -> str:
     return ", ".join(degrees) or "one device"
 
 
-def _print_lasting(found: Lasting) -> None:
+def _best_cluster(result: PlanAnswer) -> BestCluster:
+    """Return the best of the compared clusters, with the distance of the others."""
+    measure = {
+        "step": "as long",
+        "cost": "the device-hours",
+        "goodput": "as long with failures",
+    }[result.objective]
+    others = tuple(
+        OnOtherCluster(
+            cluster=one.cluster, fits=one.times is not None, times=one.times, measure=measure
+        )
+        for one in result.other_clusters
+    )
+    return BestCluster(clusters=1 + len(others), cluster=result.cluster, others=others)
+
+
+def _cost(found: Lasting) -> str:
+    """Return the cost in the user's currency; empty without a price."""
+    if found.cost is None:
+        return ""
+    return f"{found.cost:{',.0f' if found.cost >= 100 else ',.2f'}} {found.currency or ''}".strip()
+
+
+def _print_lasting(result: PlanAnswer) -> None:
+    found = result.lasting
+    if found is None:
+        return
     losses = [
         Loss(reason=_LOSSES[name], lost_s=lost_s)
         for name, lost_s in found.losses.items()
@@ -326,12 +377,13 @@ def _print_lasting(found: Lasting) -> None:
             goodput=found.goodput,
             goodput_low=found.goodput_low,
             goodput_high=found.goodput_high,
+            cluster=result.cluster if result.other_clusters else "",
         ),
         ExpectedLosses(losses=tuple(losses), interruptions=found.interruptions),
         BestCheckpoints(
             interval_s=found.checkpoint_interval_s, checkpoint_bytes=found.checkpoint_bytes
         ),
-        DeviceHours(device_hours=found.device_hours, cost=found.cost),
+        DeviceHours(device_hours=found.device_hours, cost=_cost(found)),
     )
     for line in sentences(told):
         say(line)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -32,6 +32,20 @@ MOST_BYTES = 64 * 1024
 # A device of 80 GB has 79.6 to 80 GiB: makers count its chips in binary units, and keep a little.
 _GIB_OF_GB = 0.993 * 2**30
 _TABLE = Path(__file__).parent / "accelerators.toml"
+_ENTRY = (  # what each [[device]] of the table states
+    "name",
+    "title",
+    "memory_gb",
+    "memories_gb",
+    "memory_tb_per_s",
+    "processors",
+    "power_w",
+    "peaks",
+)
+_FILE: Mapping[str, tuple[str, ...]] = {  # what the tables of a measured device's file state
+    "device": ("name", "title", "memory_bytes", "memory_bytes_per_s", "processors", "peaks"),
+    "measured": ("memory_share", "spread", "products", "attention"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +240,40 @@ def _made(device: Mapping[str, Any]) -> Accelerator:
 @cache
 def _document() -> Mapping[str, Mapping[str, Any]]:
     document = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    measured = {fit["family"]: fit for fit in document["measured"]}
+    for number, device in enumerate(document["device"], 1):
+        place = f"{_TABLE}: [[device]] {device.get('name', f'number {number}')}"
+        _check_states(device, _ENTRY, place)
+        fit = device.get("like", device["name"])
+        if fit not in measured:
+            raise UsageError(
+                f"{place}: expected like = one of {', '.join(measured)}, or [[measured]] with "
+                f"family = {shown(fit)}"
+            )
     return {
-        "measured": {fit["family"]: fit for fit in document["measured"]},
+        "measured": measured,
         "devices": {device["name"]: device for device in document["device"]},
     }
+
+
+def _check_states(table: Mapping[str, Any], names: Sequence[str], place: str) -> None:
+    """Refuse a table that lacks fields, and name all of them."""
+    missing = [name for name in names if name not in table]
+    if missing:
+        raise UsageError(f"{place}: these fields are missing: {', '.join(missing)}")
+
+
+def _needed(kind: type[Products | Attention]) -> list[str]:
+    return [field.name for field in fields(kind) if field.default is MISSING]
+
+
+def _check_file(held: Mapping[str, Any], path: Path) -> None:
+    """Refuse a measured device's file that lacks a table or fields of it."""
+    _check_states(held, tuple(_FILE), str(path))
+    for name, states in _FILE.items():
+        _check_states(held[name], states, f"{path}: [{name}]")
+    for name, kind in (("products", Products), ("attention", Attention)):
+        _check_states(held["measured"][name], _needed(kind), f"{path}: [measured.{name}]")
 
 
 # Before and behind the name of a family. It is a word, so `lab-200g` holds no B200. It may follow a
@@ -264,6 +308,7 @@ def _from_file(path: Path) -> Accelerator:
         content = file.read(MOST_BYTES + 1)
     try:
         held = tomllib.loads(content[:MOST_BYTES].decode())
+        _check_file(held, path)
         device, fit = held["device"], held["measured"]
         return Accelerator(
             name=device["name"],
@@ -288,7 +333,7 @@ def _from_file(path: Path) -> Accelerator:
             spread=float(fit["spread"]),
             is_measured=True,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path}: expected a device as `fullwire bench device` writes it: {error!r}"
         ) from None
