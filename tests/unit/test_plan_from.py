@@ -20,6 +20,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
 from fullwire.findings.plans import (
     DataParallelFills,
+    NotInRecording,
     OnHalfTheBandwidth,
     OptimizerOnly,
     OtherDevice,
@@ -502,7 +503,28 @@ def test_keys_of_attention_tell_context_parallelism(tmp_path: Path, is_plain: bo
     assert found.busy_s["cp"] == pytest.approx(4 * LAYERS * BATCH * each_s, rel=0.05)
     answer = fw.plan(recorded=tmp_path / "job", to={"cp": cp}).recorded
     assert answer is not None
-    assert "context parallelism" in {ratio.work for ratio in answer.ratios}
+    ratios = {ratio.work for ratio in answer.ratios}
+    assert {"context parallelism", "sums of gradients, shown"} <= ratios
+
+
+def test_context_parallelism_stays_of_its_kind_and_without_messages_is_assumed(
+    tmp_path: Path,
+) -> None:
+    step_s = traced(tmp_path / "job", cp=2)
+    run = fw.read(tmp_path / "job")
+    same = fw.plan(recorded=run, to="cp=2")
+    assert same.best.context_kind == "all-gather"
+    assert same.best.step_s == pytest.approx(step_s, rel=0.01)
+    assert fw.plan(recorded=run, to="cp=2", fix="context=ring").best.context_kind == "ring"
+    lacking = NotInRecording(messages="messages of context parallelism")
+    assert lacking not in same.assumed
+    table = run.collectives
+    silent = replace(run, collectives=table.rows(table.bytes > 4 * SEQUENCE * HIDDEN))
+    traced(tmp_path / "plain", dp=2)
+    for recorded in (silent, tmp_path / "plain"):
+        assert lacking in fw.plan(recorded=recorded, to="cp=2").assumed
+    sums = NotInRecording(messages="sums of gradients")
+    assert sums not in fw.plan(recorded=run, to="cp=1,dp=2").assumed
 
 
 def test_a_job_that_exchanges_tokens_has_experts(tmp_path: Path) -> None:
