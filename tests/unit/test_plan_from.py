@@ -483,6 +483,26 @@ def test_a_degree_that_neither_sums_nor_heads_tell_is_refused_or_the_models(tmp_
         recognised(two, replace(model, heads=16, kv_heads=16))
 
 
+@pytest.mark.parametrize(
+    ("is_plain", "told", "damaged"),
+    [
+        (False, f"{VOCAB}x{HIDDEN}", f"{VOCAB}x0"),
+        (False, f"{VOCAB}x{HIDDEN}", "0x0"),
+        (False, f"8x{SEQUENCE}x64", f"0x{SEQUENCE}x64"),
+        (True, f"8x{SEQUENCE}x64 8x64x{SEQUENCE}", f"0x{SEQUENCE}x64 0x64x{SEQUENCE}"),
+    ],
+)
+def test_tensors_without_values_are_refused(
+    tmp_path: Path, is_plain: bool, told: str, damaged: str
+) -> None:
+    traced(tmp_path / "job", dp=2, is_plain=is_plain)
+    run = fw.read(tmp_path / "job")
+    shapes = run.operations.shapes.copy()
+    shapes[:] = [text.replace(told, damaged) for text in shapes.tolist()]
+    with pytest.raises(UsageError, match=r"expected (an embedding|attention)"):
+        recognised(replace(run, operations=replace(run.operations, shapes=shapes)))
+
+
 @pytest.mark.parametrize("is_plain", [False, True])
 def test_keys_of_attention_tell_context_parallelism(tmp_path: Path, is_plain: bool) -> None:
     """Ranks gather the keys of all: attention has more keys than queries."""

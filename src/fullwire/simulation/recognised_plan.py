@@ -344,7 +344,7 @@ class _Recognising:
         for rank in self.ranks:
             for sizes, _ in self._shapes(rank, *BATCHED):
                 for count, *sides in sizes:
-                    if len(sides) == 2 and tokens in sides and count % sequences == 0:
+                    if count and len(sides) == 2 and tokens in sides and count % sequences == 0:
                         sides.remove(tokens)
                         if sides[0] not in (tokens, 0):
                             heads = count // sequences
@@ -379,7 +379,8 @@ class _Recognising:
             sizes[:2]
             for rank in self.ranks
             for sizes, _ in self._shapes(rank, "aten::embedding")
-            if len(sizes) > 1 and len(sizes[0]) == 2 and math.prod(sizes[1]) >= tokens
+            if len(sizes) > 1 and len(sizes[0]) == 2 and all(sizes[0])
+            if math.prod(sizes[1]) >= tokens
         ]
         if not found:
             raise UsageError(
