@@ -469,9 +469,12 @@ def test_a_degree_that_neither_sums_nor_heads_tell_is_refused_or_the_models(tmp_
         recognised(run)
     traced(tmp_path / "narrow", tp=2, dp=2, heads=4)
     narrow = fw.read(tmp_path / "narrow")
+    assert recognised(narrow).layout.tp == 2
     hidden_groups = replace(narrow, facts=replace(narrow.facts, groups=None, group_names=None))
     with pytest.raises(UsageError, match=r"description of the group of tensor parallelism.*of 4 "):
         recognised(hidden_groups)  # gradients of 128 rows may be what 128 tokens sum
+    traced(tmp_path / "stages", pp=2, heads=4)
+    assert recognised(fw.read(tmp_path / "stages")).layout.pp == 2
     traced(tmp_path / "usual", dp=2, heads=32)
     model = recognised(fw.read(tmp_path / "usual")).model
     assert (model.heads, model.head_dim) == (32, HIDDEN // HEADS)

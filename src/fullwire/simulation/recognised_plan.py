@@ -402,7 +402,7 @@ class _Recognising:
         Each layer then sums activations, forward and backward. All heads together are mostly, but
         not always, as wide as the hidden vector: that tells the degree only among possible ones.
         """
-        if "attention" in self.only_kernels:
+        if "attention" in self.only_kernels or (ways == 1 and self.run.facts.workers):
             return 1
         own_width = heads * head_dim
         by_shape = hidden // own_width if hidden % own_width == 0 else 1
@@ -443,8 +443,9 @@ class _Recognising:
         holders = max(1, first * self.world // len(self.ranks))
         found["pp"] = told.get("pp", self.world // holders if sends else 1)
         split = max(1, self.world // max(1, found["pp"] * cp))
-        by_messages = self._tensor_parallel(messages, hidden, heads, head_dim, split)
-        found["tp"] = told.get("tp", by_messages)
+        found["tp"] = told.get("tp") or self._tensor_parallel(
+            messages, hidden, heads, head_dim, split
+        )
         ways = self.told.dp_and_cp or told.get("dp", 0) * cp
         if "tp" in told and ways and "pp" not in told and sends:
             found["pp"] = self.world // (found["tp"] * ways)
