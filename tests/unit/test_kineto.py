@@ -207,6 +207,35 @@ def test_on_processors_neither_a_wait_nor_a_message_is_computing(tmp_path: Path)
     assert gathers.bytes.tolist() == [800]
 
 
+@pytest.mark.parametrize(
+    ("whole", "part", "size_bytes"),
+    [
+        ([192, 2, 384], [96, 2, 384], 192 * 2 * 384 * 4),
+        ([4, 2, 96, 64], [2, 2, 96, 64], 4 * 2 * 96 * 64 * 4),
+        ([2**40] * 60, [96, 2, 384], 0),  # more than any memory holds
+        ([2] * 100_000, [96, 2, 384], 0),
+        ([-192, 2, -384], [96, 2, 384], 0),
+        ([[192], 2, 384], [96, 2, 384], 0),
+        (["192", 2, 384], [96, 2, 384], 0),
+        ([], [96, 2, 384], 0),
+    ],
+)
+def test_a_gathering_of_tensors_with_dimensions_has_the_size_of_the_whole(
+    tmp_path: Path, whole: list[Any], part: list[int], size_bytes: int
+) -> None:
+    job = Job(0, 1, distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2})
+    job.step(0, 0, 1000)
+    floats: dict[str, Any] = {"Input type": ["float", "float"]}
+    job.event("cpu_op", "aten::mm", 10, 100, tid=1, **{"Input Dims": [[8, 8], [8, 8]]}, **floats)
+    told = {"Input Dims": [whole, part, [], []], **floats}
+    job.event("cpu_op", "c10d::_allgather_base_", 195, 200, tid=1, **told)
+    given = {"Input Dims": [part], "Input type": ["float"]}
+    job.event("user_annotation", "gloo:all_gather", 200, 400, tid=9, **given)
+    run = read(job.write(tmp_path / "rank0.json"))
+    assert run.collectives.bytes.tolist() == [size_bytes]
+    assert any("the size is not told" in text for text in run.missing) == (not size_bytes)
+
+
 def test_a_rank_that_is_late_is_named_and_waiting_is_no_transfer(tmp_path: Path) -> None:
     found = fullwire.explain(read(two_ranks(tmp_path, late_us=300)))
     assert found.verdict.kind == "straggler"

@@ -20,6 +20,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
 from fullwire.findings.plans import (
     DataParallelFills,
+    NotInRecording,
     OnHalfTheBandwidth,
     OptimizerOnly,
     OtherDevice,
@@ -39,7 +40,7 @@ from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.words import sentence
 from fullwire.workloads.architecture import Architecture
 from tests.strategies import cases
-from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, traced
+from tests.traced_plans import BATCH, FFN, HEADS, HIDDEN, LAYERS, SEQUENCE, VOCAB, Speeds, traced
 
 PLANS = [
     dict(zip(("tp", "pp", "dp"), degrees, strict=True))
@@ -435,6 +436,135 @@ def test_a_job_of_three_ranks_is_asked_about_itself(
     anything = fw.plan(recorded=tmp_path / "three", global_batch=6, top=400)
     assert {one.devices for one in anything.plans} == {3}
     assert (1, 3, 1) in {(one.tp, one.pp, one.dp) for one in anything.plans}
+
+
+def test_sums_of_activations_tell_tensor_parallelism_where_heads_are_wide_or_few(
+    tmp_path: Path,
+) -> None:
+    """Heads times their width need not be the hidden vector's width."""
+    for heads, degrees in (
+        (16, (2, 1)),
+        (16, (1, 2)),
+        (4, (1, 2)),
+        (4, (2, 1)),
+        (8, (4, 1)),
+        (8, (4, 2)),
+    ):
+        for is_plain in (False, True):
+            tp, dp = degrees
+            place = tmp_path / f"{heads} {tp} {dp} {is_plain}"
+            traced(place, tp=tp, dp=dp, heads=heads, is_plain=is_plain)
+            found = recognised(fw.read(place))
+            assert (found.layout.tp, found.layout.dp, found.model.heads) == (tp, dp, heads)
+            assert (found.model.ffn, found.layout.global_batch) == (FFN, BATCH)
+            assert bool(found.messages["tp"]) == (tp > 1)
+            assert bool(found.messages["dp"]) == (dp > 1)
+
+
+def test_a_degree_that_neither_sums_nor_heads_tell_is_refused_or_the_models(tmp_path: Path) -> None:
+    """Of 8 ranks that sum activations, and gradients besides, 2 or 4 share a layer."""
+    traced(tmp_path / "job", tp=4, dp=2, heads=32, is_plain=True)
+    run = fw.read(tmp_path / "job")
+    with pytest.raises(UsageError, match=r"description of the group of tensor parallelism.*of 8 "):
+        recognised(run)
+    traced(tmp_path / "narrow", tp=2, dp=2, heads=4)
+    narrow = fw.read(tmp_path / "narrow")
+    assert recognised(narrow).layout.tp == 2
+    hidden_groups = replace(narrow, facts=replace(narrow.facts, groups=None, group_names=None))
+    with pytest.raises(UsageError, match=r"description of the group of tensor parallelism.*of 4 "):
+        recognised(hidden_groups)  # gradients of 128 rows may be what 128 tokens sum
+    traced(tmp_path / "stages", pp=2, heads=4)
+    assert recognised(fw.read(tmp_path / "stages")).layout.pp == 2
+    traced(tmp_path / "usual", dp=2, heads=32)
+    model = recognised(fw.read(tmp_path / "usual")).model
+    assert (model.heads, model.head_dim) == (32, HIDDEN // HEADS)
+    assert recognised(run, model).layout.tp == 4
+    traced(tmp_path / "two", tp=2, heads=32)
+    two = fw.read(tmp_path / "two")
+    assert recognised(two, model).layout.tp == 2
+    with pytest.raises(UsageError, match="model: expected the trace's, with 32 heads"):
+        recognised(two, replace(model, heads=16, kv_heads=16))
+
+
+@pytest.mark.parametrize(
+    ("is_plain", "told", "damaged"),
+    [
+        (False, f"{VOCAB}x{HIDDEN}", f"{VOCAB}x0"),
+        (False, f"{VOCAB}x{HIDDEN}", "0x0"),
+        (False, f"8x{SEQUENCE}x64", f"0x{SEQUENCE}x64"),
+        (True, f"8x{SEQUENCE}x64 8x64x{SEQUENCE}", f"0x{SEQUENCE}x64 0x64x{SEQUENCE}"),
+    ],
+)
+def test_tensors_without_values_are_refused(
+    tmp_path: Path, is_plain: bool, told: str, damaged: str
+) -> None:
+    traced(tmp_path / "job", dp=2, is_plain=is_plain)
+    run = fw.read(tmp_path / "job")
+    shapes = run.operations.shapes.copy()
+    shapes[:] = [text.replace(told, damaged) for text in shapes.tolist()]
+    with pytest.raises(UsageError, match=r"expected (an embedding|attention)"):
+        recognised(replace(run, operations=replace(run.operations, shapes=shapes)))
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_keys_of_attention_tell_context_parallelism(tmp_path: Path, is_plain: bool) -> None:
+    """Ranks gather the keys of all: attention has more keys than queries."""
+    cp = 4 if is_plain else 2  # half of the tokens are as many as a head is wide
+    traced(tmp_path / "job", cp=cp, is_plain=is_plain)
+    found = recognised(fw.read(tmp_path / "job"))
+    layout = found.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.cp) == (1, 1, 1, cp)
+    assert (layout.global_batch, layout.sequence, found.model.heads) == (BATCH, SEQUENCE, HEADS)
+    keys_bytes = 4.0 * SEQUENCE * HIDDEN
+    assert {(op, size) for op, size, _ in found.messages["cp"]} == {
+        ("allgather", keys_bytes),
+        ("allreduce", keys_bytes),
+    }
+    assert len(found.messages["cp"]) == 4 * LAYERS * BATCH * found.steps
+    assert {op for op, *_ in found.messages["dp"]} == {"allreduce"}
+    each_s = Speeds().message_s + keys_bytes / Speeds().bytes_per_s
+    assert found.busy_s["cp"] == pytest.approx(4 * LAYERS * BATCH * each_s, rel=0.05)
+    answer = fw.plan(recorded=tmp_path / "job", to={"cp": cp}).recorded
+    assert answer is not None
+    ratios = {ratio.work for ratio in answer.ratios}
+    assert {"context parallelism", "sums of gradients, shown"} <= ratios
+
+
+def test_context_parallelism_stays_of_its_kind_and_without_messages_is_assumed(
+    tmp_path: Path,
+) -> None:
+    step_s = traced(tmp_path / "job", cp=2)
+    run = fw.read(tmp_path / "job")
+    same = fw.plan(recorded=run, to="cp=2")
+    assert same.best.context_kind == "all-gather"
+    assert same.best.step_s == pytest.approx(step_s, rel=0.01)
+    assert fw.plan(recorded=run, to="cp=2", fix="context=ring").best.context_kind == "ring"
+    lacking = NotInRecording(messages="messages of context parallelism")
+    assert lacking not in same.assumed
+    table = run.collectives
+    silent = replace(run, collectives=table.rows(table.bytes > 4 * SEQUENCE * HIDDEN))
+    traced(tmp_path / "plain", dp=2)
+    for recorded in (silent, tmp_path / "plain"):
+        assert lacking in fw.plan(recorded=recorded, to="cp=2").assumed
+    sums = NotInRecording(messages="sums of gradients")
+    assert sums not in fw.plan(recorded=run, to="cp=1,dp=2").assumed
+
+
+def test_a_job_that_exchanges_tokens_has_experts(tmp_path: Path) -> None:
+    traced(tmp_path / "job", dp=2, is_exchanging=True)
+    with pytest.raises(UsageError, match="a model of dense layers, got one with experts"):
+        recognised(fw.read(tmp_path / "job"))
+
+
+def test_attention_over_more_tokens_than_a_rank_embeds_is_ulysses(tmp_path: Path) -> None:
+    traced(tmp_path / "job", dp=2, is_exchanging=True)
+    run = fw.read(tmp_path / "job")
+    table = run.operations
+    shapes = table.shapes.copy()
+    embeds = table.name == "aten::embedding"
+    shapes[embeds] = f"{VOCAB}x{HIDDEN} 1x{SEQUENCE // 2}"
+    with pytest.raises(UsageError, match=r"tokens that a rank embeds.*\(Ulysses\)"):
+        recognised(replace(run, operations=replace(table, shapes=shapes)))
 
 
 def test_a_trace_that_is_cut_before_its_backward_pass_is_told_as_damaged(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ _MESSAGES = {  # of each degree
     "tp": "messages of tensor parallelism",
     "pp": "transfers between stages",
     "dp": "sums of gradients",
+    "cp": "messages of context parallelism",
     "zero": "gathers of parameters",
 }
 

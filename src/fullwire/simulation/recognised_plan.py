@@ -14,38 +14,29 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.run.intervals import union, within
-from fullwire.run.run import Collectives, Run, Whole
+from fullwire.run.run import Run, Whole
 from fullwire.run.usual import marks_of_steps, usual_steps
-from fullwire.simulation.described_groups import degrees_of, descriptions_of, kind_of_messages
+from fullwire.simulation.described_groups import degrees_of, descriptions_of
+from fullwire.simulation.traced_messages import TRANSFERS, TracedMessages
+from fullwire.simulation.traced_times import ATTENTION, BATCHED, PRODUCTS, WORK, TracedTimes
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, Precision
 
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
-_BATCHED = ("aten::bmm", "aten::baddbmm")
-_SHARD_COPIES = ("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat")
-_ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_attention_|flash_attn")
 _PRECISIONS: Mapping[str, Precision] = {
     "float": "fp32",
     "c10::half": "fp16",
     "c10::bfloat16": "bf16",
     "c10::float8_e4m3fn": "fp8",
 }
-# Kernels by name, for work that no operation shows.
-_ATTENTION_KERNEL = re.compile(r"fmha|flash|attn|attention|sdpa", re.IGNORECASE)
-_PRODUCT_KERNEL = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|cijk_", re.IGNORECASE)
-_WORK = {"matmul": "matrix products", "attention": "attention"}
-_TRANSFERS = ("send", "recv", "sendrecv")
 _SIZE = re.compile(r"[0-9]{1,18}")
-_SMALL_BYTES = 1024  # sums of a loss or of norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +77,13 @@ def _sizes(shapes: str) -> list[list[int]]:
     return [[int(size) for size in shape] for shape in sizes]
 
 
+def _values_of_keys(own: Iterable[int], cp: int) -> frozenset[int]:
+    """Return the values of messages of keys, alone or with the values, of one rank or of all."""
+    if cp == 1:
+        return frozenset()
+    return frozenset(each * ways * parts for each in own for ways in (1, cp) for parts in (1, 2))
+
+
 def _usual(run: Run, steps: Whole) -> list[int]:
     """Return the numbers of the usual steps that all ranks have: the profiler disturbs some."""
     marks = marks_of_steps(run)
@@ -107,7 +105,6 @@ class _Recognising:
         self.run = run
         self.model = model
         self.told = degrees_of(run.facts.groups or "")
-        self.descriptions = descriptions_of(run.facts.group_names or "")
         self.unlike_group: int | None = None
         self.has_usual_mlp = False
         self.open_vocabulary: int | None = None
@@ -133,6 +130,11 @@ class _Recognising:
                 self.spent_ns[rank][name, shapes] += busy_ns
         self.ranks = sorted(self.calls)
         self.world = run.facts.workers or len(self.ranks)
+        self.messages = TracedMessages(
+            table=run.collectives,
+            steps=tuple(self.steps),
+            descriptions=descriptions_of(run.facts.group_names or ""),
+        )
 
     def _lacks(self, expected: str, given: str) -> FullwireError:
         """Return why a part of the plan is unknown: of a damaged trace, that part may be lost."""
@@ -143,24 +145,24 @@ class _Recognising:
 
     def answer(self) -> Recognised:
         """Recognise one part after the other."""
-        named = {name for rank in self.ranks for name, _ in self.calls[rank]}
-        if any("_grouped_mm" in name for name in named):
-            raise UsageError("from: expected a model of dense layers, got one with experts")
         batch, sequence, local_heads, local_kv, head_dim = self._attention()
         tokens = batch * sequence
+        self._refuse_exchanges(tokens)
         [rows, hidden], _ = self._embedding(tokens)
-        tp, pp, dp, cp = self._degrees(hidden, local_heads * head_dim)
+        cp = self.told.of.get("cp", self._keys_of_a_query(sequence, head_dim))
+        kv_heads = self._kv_heads(tokens, hidden, local_heads, local_kv, head_dim)
+        messages = replace(
+            self.messages,
+            activation=tokens * hidden,
+            keys=_values_of_keys({tokens * heads * head_dim for heads in (kv_heads, local_kv)}, cp),
+        )
+        tp, pp, dp = self._degrees(messages, hidden, local_heads, head_dim, cp)
+        messages = replace(messages, tp=tp)
         micro = self._microbatches()
         layers, again = self._layers(pp, micro)
+        self._compare(hidden, local_heads * tp, head_dim)
         if self.model is not None and self.only_kernels:
             model = self.model
-            if model.moe is not None:
-                raise UsageError("from: expected a model of dense layers, got one with experts")
-            if (model.hidden, model.heads) != (hidden, local_heads * tp):
-                raise UsageError(
-                    f"model: expected the trace's, with {local_heads * tp} heads and a hidden "
-                    f"vector of {hidden}, got {model.name} with {model.heads} and {model.hidden}"
-                )
         else:
             vocab = self._vocabulary(rows, tokens, hidden, tp)
             model = Architecture(
@@ -168,18 +170,23 @@ class _Recognising:
                 layers=layers,
                 hidden=hidden,
                 heads=local_heads * tp,
-                kv_heads=self._kv_heads(tokens, hidden, local_heads, local_kv, head_dim) * tp,
+                kv_heads=kv_heads * tp,
                 head_dim=head_dim,
                 vocab=vocab,
                 sequence=sequence * cp,
                 **self._mlp(tokens, hidden, local_heads * head_dim, vocab, tp),
             )
-        kinds = self._kinds(tokens, hidden, tp)
+        kinds = messages.by_kind()
         zero = self._zero(kinds["dp"], micro, model.parameters / (tp * pp)) if dp > 1 else 0
-        beside, busy_s = self._busy(kinds, tokens, hidden, tp, dp)
-        types = Counter(self.run.operations.dtype.tolist())
-        types = Counter({kind: n for kind, n in types.items() if kind.lower() in _PRECISIONS})
-        kind = types.most_common(1)[0][0] if types else "c10::BFloat16"
+        is_gathered = any(op != "send" for op, *_ in kinds["cp"])
+        times = TracedTimes(
+            run=self.run,
+            steps=self.steps,
+            spent_ns=self.spent_ns,
+            only_kernels=self.only_kernels,
+            messages=messages,
+        )
+        beside, busy_s = times.busy(tp, dp * cp)
         return Recognised(
             model=model,
             layout=Layout(
@@ -193,13 +200,14 @@ class _Recognising:
                 global_batch=batch * micro * dp,
                 sequence=sequence * cp,
                 sequence_parallel=tp > 1 and any(op == "allgather" for op, *_ in kinds["tp"]),
-                precision=_PRECISIONS[kind.lower()],
+                precision=self._precision(),
+                context_kind="all-gather" if is_gathered else "ring",
                 tp_overlap=False,
-                dp_overlap=beside > 0.3 or dp == 1,
+                dp_overlap=beside > 0.3 or dp * cp == 1,
             ),
             device=self.run.facts.device or "",
             steps=len(self.steps),
-            step_s=self._step_s(),
+            step_s=times.step_s(),
             busy_s=busy_s,
             messages=kinds,
             unlike_group=self.unlike_group,
@@ -211,10 +219,50 @@ class _Recognising:
             },
             has_mesh="mesh_" in (self.run.facts.groups or ""),
             open_vocabulary=self.open_vocabulary,
-            only_kernels=tuple(_WORK[work] for work in self.only_kernels),
+            only_kernels=tuple(WORK[work] for work in self.only_kernels),
             missing=self.run.missing,
             source=self.run.provenance.source,
         )
+
+    def _refuse_exchanges(self, tokens: int) -> None:
+        """Refuse a model with experts, and attention that exchanges heads for tokens (Ulysses)."""
+        has_experts = any(
+            "_grouped_mm" in name for rank in self.ranks for name, _ in self.calls[rank]
+        )
+        exchanges = self.messages.exchanges_of_step()
+        if exchanges and math.prod(self._embedding(1)[1]) < tokens:
+            raise UsageError(
+                "from: expected attention over the tokens that a rank embeds, got all-to-all "
+                "messages and attention over more of them (Ulysses)"
+            )
+        if not any(self.told.of.get(kind, 1) > 1 for kind in ("cp", "ep", "sp")):
+            # Experts exchange tokens in each layer or in every other one, forward and backward.
+            passes = max(self._passes(rank, backward=True) for rank in self.ranks)
+            has_experts |= exchanges > passes / 2
+        if has_experts:
+            raise UsageError("from: expected a model of dense layers, got one with experts")
+
+    def _compare(self, hidden: int, heads: int, head_dim: int) -> None:
+        """Refuse a given model that should tell what the trace does not, but is another one.
+
+        One of other sizes only replaces the trace's. One of the same sizes has as many heads.
+        """
+        model = self.model
+        if model is None or not (self.only_kernels or self._is_given(hidden, head_dim)):
+            return
+        if model.moe is not None and self.only_kernels:
+            raise UsageError("from: expected a model of dense layers, got one with experts")
+        if (model.hidden, model.heads) != (hidden, heads):
+            raise UsageError(
+                f"model: expected the trace's, with {heads} heads and a hidden vector of {hidden}, "
+                f"got {model.name} with {model.heads} and {model.hidden}"
+            )
+
+    def _precision(self) -> Precision:
+        """Return the precision of most operations."""
+        types = Counter(map(str.lower, self.run.operations.dtype.tolist()))
+        known = Counter({kind: n for kind, n in types.items() if kind in _PRECISIONS})
+        return _PRECISIONS[known.most_common(1)[0][0]] if known else "bf16"
 
     def _zero(
         self, messages: Sequence[tuple[str, float, float]], micro: int, own_values: float
@@ -248,7 +296,7 @@ class _Recognising:
             layers = max(1, round(of_stage * pp))
             # Recomputation runs a layer's attention twice for each backward pass of it.
             again = self._passes(self.ranks[0], backward=False) / (passes[0] * micro)
-        products = sum(calls for rank in self.ranks for _, calls in self._shapes(rank, *_PRODUCTS))
+        products = sum(calls for rank in self.ranks for _, calls in self._shapes(rank, *PRODUCTS))
         if products < 3 * of_stage * micro * len(self.steps) * len(self.ranks):
             self.only_kernels.append("matmul")
         return layers, again
@@ -259,31 +307,50 @@ class _Recognising:
             if name in names and (sizes := _sizes(shapes)):
                 yield sizes, calls
 
+    def _attended(self) -> Iterator[tuple[list[int], int, int]]:
+        """Yield calls of attention: batch, tokens, heads, their width; heads and tokens of keys."""
+        for name, shapes in (call for rank in self.ranks for call in self.calls[rank]):
+            sizes = _sizes(shapes) if ATTENTION.search(name) else []
+            if "backward" in name:  # its first tensor is the gradient, of the same sizes
+                sizes = sizes[1:]
+            if [len(size) for size in sizes[:2]] != [4, 4] or not all(sizes[0] + sizes[1]):
+                continue
+            is_heads_first = "_scaled_dot_product_" in name or "_efficient" not in name
+            is_heads_first = is_heads_first and "flash_attn" not in name
+            tokens, heads = (2, 1) if is_heads_first else (1, 2)
+            query, key = sizes[:2]
+            yield [query[0], query[tokens], query[heads], query[3]], key[heads], key[tokens]
+
     def _attention(self) -> tuple[int, int, int, int, int]:
         """Return sequences of a microbatch, their tokens, heads of a rank, and their width."""
-        for rank in self.ranks:
-            for name, shapes in self.calls[rank]:
-                sizes = _sizes(shapes) if _ATTENTION.search(name) else []
-                if "backward" in name:  # its first tensor is the gradient, of the same sizes
-                    sizes = sizes[1:]
-                if [len(size) for size in sizes[:2]] != [4, 4] or not all(sizes[0] + sizes[1]):
-                    continue
-                batch, second, third, width = sizes[0]
-                is_heads_first = "_scaled_dot_product_" in name or "_efficient" not in name
-                is_heads_first = is_heads_first and "flash_attn" not in name
-                heads, tokens = (second, third) if is_heads_first else (third, second)
-                kv_heads = sizes[1][1] if is_heads_first else sizes[1][2]
-                return batch, tokens, heads, kv_heads, width
+        for [batch, tokens, heads, width], kv_heads, _ in self._attended():
+            return batch, tokens, heads, kv_heads, width
         return self._plain_attention()
+
+    def _keys_of_a_query(self, tokens: int, width: int) -> int:
+        """Return how many times as many keys as queries all attention of a rank has.
+
+        Ranks of context parallelism may gather the keys of all. Around a ring each call has those
+        of one rank, or half of them, which tells nothing.
+        """
+        pairs = {(query[1], keys) for query, _, keys in self._attended()}
+        if not pairs:  # scores: queries by the width, times the width by keys
+            for sizes, _ in (call for rank in self.ranks for call in self._shapes(rank, *BATCHED)):
+                left, right = [size[1:] for size in sizes if len(size) == 3][-2:] or [[], []]
+                if left == [tokens, width] and right[:1] == [width]:
+                    pairs.add((tokens, right[1]))
+        [queries, keys], *others = pairs or {(1, 1)}
+        is_told = not others and self.world > 1 and keys % queries == 0
+        return keys // queries if is_told else 1
 
     def _plain_attention(self) -> tuple[int, int, int, int, int]:
         """Return the same of attention by products of its own, or of the model that was given."""
         *batch, tokens = self._embedding(1)[1]
         sequences = math.prod(batch)
         for rank in self.ranks:
-            for sizes, _ in self._shapes(rank, *_BATCHED):
+            for sizes, _ in self._shapes(rank, *BATCHED):
                 for count, *sides in sizes:
-                    if len(sides) == 2 and tokens in sides and count % sequences == 0:
+                    if count and len(sides) == 2 and tokens in sides and count % sequences == 0:
                         sides.remove(tokens)
                         if sides[0] not in (tokens, 0):
                             heads = count // sequences
@@ -318,7 +385,8 @@ class _Recognising:
             sizes[:2]
             for rank in self.ranks
             for sizes, _ in self._shapes(rank, "aten::embedding")
-            if len(sizes) > 1 and len(sizes[0]) == 2 and math.prod(sizes[1]) >= tokens
+            if len(sizes) > 1 and len(sizes[0]) == 2 and all(sizes[0])
+            if math.prod(sizes[1]) >= tokens
         ]
         if not found:
             raise self._lacks(
@@ -327,19 +395,64 @@ class _Recognising:
             )
         return max(found, key=lambda sizes: (math.prod(sizes[1]), sizes[0][0]))
 
-    def _degrees(self, hidden: int, own_width: int) -> tuple[int, int, int, int]:
-        """Return TP, PP, DP and CP: by descriptions of groups, else by shapes and transfers."""
-        told = self.told.of
-        is_shown = "attention" not in self.only_kernels and hidden % own_width == 0
-        by_shape = hidden // own_width if is_shown else 1
-        found = {"cp": told.get("cp", 1), "tp": told.get("tp", by_shape)}
+    def _is_given(self, hidden: int, head_dim: int) -> bool:
+        """Return whether the user's model has the sizes of the traced one, as far as both tell."""
+        model = self.model
+        return model is not None and (model.hidden, model.head_dim) == (hidden, head_dim)
+
+    def _tensor_parallel(
+        self, messages: TracedMessages, hidden: int, heads: int, head_dim: int, ways: int
+    ) -> int:
+        """Return TP where no group tells it, of ranks that share a stage and its tokens' keys.
+
+        Each layer then sums activations, forward and backward. All heads together are mostly, but
+        not always, as wide as the hidden vector: that tells the degree only among possible ones.
+        """
+        if "attention" in self.only_kernels or (ways == 1 and self.run.facts.workers):
+            return 1
+        own_width = heads * head_dim
+        by_shape = hidden // own_width if hidden % own_width == 0 else 1
+        passes = max(self._passes(rank, backward=True) for rank in self.ranks)
+        if ways == 1 or not passes or not messages.are_whole:
+            return by_shape
+        tokens = messages.activation // hidden
+        # Gradients of such matrices have the values of an activation, or the bytes of one.
+        matrices = self._others(tokens, hidden)
+        alike = matrices[tokens] + (matrices[tokens // 2] if tokens % 2 == 0 else 0)
+        sums = messages.activations_of_step() / passes
+        if sums < 1.5:
+            return 1
+        gradients_bytes = 2 * 2 * hidden * own_width * passes / self._microbatches()
+        has_dp = messages.gradient_bytes_of_step() > gradients_bytes / 2
+        least = 1 if has_dp and sums < alike + 1.5 else 2
+        possible = [tp for tp in range(least, ways + 1) if ways % tp == 0 and (tp < ways) == has_dp]
+        wanted = by_shape
+        if self.model is not None and self._is_given(hidden, head_dim):
+            wanted = self.model.heads // heads
+        if wanted in possible or len(possible) == 1:
+            return wanted if wanted in possible else possible[0]
+        raise UsageError(
+            "from: expected a description of the group of tensor parallelism (mesh_tp), or the "
+            f"model: layers sum activations, and {heads} heads of {head_dim} on a rank do not tell "
+            f"among how many of {ways} ranks"
+        )
+
+    def _degrees(
+        self, messages: TracedMessages, hidden: int, heads: int, head_dim: int, cp: int
+    ) -> tuple[int, int, int]:
+        """Return TP, PP and DP: by descriptions of groups, else by messages and shapes."""
+        told, found = self.told.of, {"cp": cp}
         table = self.run.collectives
-        senders = set(table.group[np.isin(table.op, _TRANSFERS)].tolist())
-        sends = any(self.described_kind(name) in ("", "pp") for name in senders)
+        senders = set(table.group[np.isin(table.op, TRANSFERS)].tolist())
+        sends = any(messages.described(name) in ("", "pp") for name in senders)
         first = sum(any(self._shapes(rank, "aten::embedding")) for rank in self.ranks)
         holders = max(1, first * self.world // len(self.ranks))
         found["pp"] = told.get("pp", self.world // holders if sends else 1)
-        ways = self.told.dp_and_cp or told.get("dp", 0) * found["cp"]
+        split = max(1, self.world // max(1, found["pp"] * cp))
+        found["tp"] = told.get("tp") or self._tensor_parallel(
+            messages, hidden, heads, head_dim, split
+        )
+        ways = self.told.dp_and_cp or told.get("dp", 0) * cp
         if "tp" in told and ways and "pp" not in told and sends:
             found["pp"] = self.world // (found["tp"] * ways)
         together = found["tp"] * found["pp"] * found["cp"]
@@ -349,12 +462,12 @@ class _Recognising:
                 f"{found['pp']}, cp {found['cp']} from groups and shapes"
             )
         dp = self.world // together
-        both = dp * found["cp"]
+        both = dp * cp
         if told.get("dp", dp) not in (dp, both):
             self.unlike_group = told["dp"]
         elif self.told.dp_and_cp not in (None, both):
             self.unlike_group = self.told.dp_and_cp
-        return found["tp"], found["pp"], dp, found["cp"]
+        return found["tp"], found["pp"], dp
 
     def _microbatches(self) -> int:
         """Return how often a step passes the embedding."""
@@ -374,15 +487,15 @@ class _Recognising:
         fused = sum(
             calls
             for (name, _), calls in self.calls[rank].items()
-            if _ATTENTION.search(name) and ("backward" in name) == backward
+            if ATTENTION.search(name) and ("backward" in name) == backward
         )
-        plain = sum(calls for _, calls in self._shapes(rank, *_BATCHED))
+        plain = sum(calls for _, calls in self._shapes(rank, *BATCHED))
         return (fused or plain / 6) / len(self.steps)
 
     def _sides(self, rank: int, tokens: int, hidden: int) -> Counter[int]:
         """Count a rank's products by their side that is neither tokens nor hidden vector."""
         calls_of: Counter[int] = Counter()
-        for sizes, calls in self._shapes(rank, *_PRODUCTS):
+        for sizes, calls in self._shapes(rank, *PRODUCTS):
             two = [size for size in sizes if len(size) == 2][-2:]
             if len(two) < 2:
                 continue
@@ -401,6 +514,8 @@ class _Recognising:
         """
         rank = self.ranks[0]
         per_layer = 3 * self._passes(rank, backward=True) * len(self.steps)
+        if not per_layer:
+            return Counter()
         sides = self._sides(rank, tokens, hidden)
         return Counter({side: round(calls / per_layer) for side, calls in sides.items()})
 
@@ -447,153 +562,3 @@ class _Recognising:
                 return {"ffn": side * tp, "is_gated": count == 3}
         self.has_usual_mlp = True
         return {"ffn": 4 * hidden, "is_gated": False}
-
-    def _kinds(
-        self, tokens: int, hidden: int, tp: int
-    ) -> dict[str, tuple[tuple[str, float, float], ...]]:
-        """Return the messages of all steps by kind, with the time of the rank that waited least."""
-        table = self.run.collectives
-        least: dict[tuple[str, str, str, int, int], tuple[str, float, float]] = {}
-        is_chosen = np.isin(table.step, self.steps) & (table.bytes >= _SMALL_BYTES)
-        for row in np.flatnonzero(is_chosen).tolist():
-            kind = self.kind_of(table, row, tokens, hidden, tp)
-            spent_s = float(table.end_ns[row] - table.issue_ns[row]) * 1e-9
-            step, sequence, op = int(table.step[row]), int(table.sequence[row]), str(table.op[row])
-            key = (kind, str(table.group[row]), op, step, sequence)
-            message = (op, float(table.bytes[row]), spent_s)
-            if key not in least or spent_s < least[key][2]:
-                least[key] = message
-        kinds: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
-        for (kind, *_), message in least.items():
-            kinds[kind].append(message)
-        return {kind: tuple(kinds.get(kind, ())) for kind in ("tp", "dp", "pp", "cp")}
-
-    def described_kind(self, group: str) -> str:
-        """Return the parallelism that a group's description names; empty if it is open.
-
-        NCCL's collectives bear the name of their group, which may be a number, with members or
-        ranks behind it: `7`, `7 [0, 1]`, `7 0>1`.
-        """
-        return kind_of_messages(self.descriptions.get(group.partition(" ")[0], group))
-
-    def kind_of(self, table: Collectives, row: int, tokens: int, hidden: int, tp: int) -> str:
-        """Return the parallelism that a collective serves."""
-        if kind := self.described_kind(str(table.group[row])):
-            return kind
-        if table.op[row] in _TRANSFERS:
-            return "pp"
-        values = tokens * hidden
-        is_activation = any(table.bytes[row] == values * size for size in (1, 2, 4))
-        return "tp" if tp > 1 and is_activation else "dp"
-
-    def _step_s(self) -> float:
-        spans = self.run.spans
-        is_step = (spans.lane == "host") & (spans.name == "step") & np.isin(spans.step, self.steps)
-        lengths = (spans.end_ns - spans.start_ns)[is_step]
-        if not len(lengths):
-            raise self._lacks("marks of steps (profiler.step())", "none")
-        return float(np.mean(lengths)) * 1e-9
-
-    def _busy(
-        self, kinds: Mapping[str, object], tokens: int, hidden: int, tp: int, dp: int
-    ) -> tuple[float, dict[str, float]]:
-        """Take the slowest rank's step apart; also say how much of sums lies beside computing."""
-        answers = []
-        pipeline = bool(kinds["pp"])
-        for rank in self.ranks:
-            spent_ns = self.spent_ns[rank]
-            by = {
-                "matmul": sum(ns for (name, _), ns in spent_ns.items() if name in _PRODUCTS),
-                "attention": sum(
-                    ns
-                    for (name, _), ns in spent_ns.items()
-                    if _ATTENTION.search(name) or name in _BATCHED
-                ),
-                "dispatch": spent_ns["dispatch", ""],
-                "handover": spent_ns["handover", ""],
-                # FSDP copies parameters before and after a gather, and gradients before a sum.
-                "shards": sum(ns for (name, _), ns in spent_ns.items() if name in _SHARD_COPIES),
-                "waiting": sum(ns for (name, _), ns in spent_ns.items() if "wait_tensor" in name),
-                "optimizer": sum(ns for (name, _), ns in spent_ns.items() if "Optimizer" in name),
-            }
-            if self.only_kernels:
-                by |= self._in_kernels(rank)
-            spans = self.run.spans
-            is_chosen = np.isin(spans.step, self.steps)
-            mine = (spans.rank == rank) & (spans.lane == "compute") & is_chosen
-            work = union(spans.start_ns[mine], spans.end_ns[mine])
-            total_ns = int((work[1] - work[0]).sum())
-            is_device = any(name != "operators" for name in set(spans.name[mine].tolist()))
-            if is_device:  # marks of the processor say nothing of a device's time
-                by |= {"dispatch": 0, "handover": 0, "waiting": 0, "optimizer": 0}
-            by["dispatch" if tp > 1 else "shards"] += by.pop("handover")
-            named = sum(by.values())
-            table = self.run.collectives
-            shown_ns: dict[str, int] = dict.fromkeys(("tp", "dp", "pp", "cp"), 0)
-            sums_ns = beside_ns = 0
-            is_own = (table.rank == rank) & np.isin(table.step, self.steps)
-            for kind in shown_ns:
-                rows = [
-                    row
-                    for row in np.flatnonzero(is_own).tolist()
-                    if self.kind_of(table, row, tokens, hidden, tp) == kind
-                ]
-                sent = union(table.issue_ns[rows], table.end_ns[rows])
-                length = int((sent[1] - sent[0]).sum())
-                beside = int(within(*sent, work).sum())
-                shown_ns[kind] = length - beside
-                if kind == "dp":
-                    sums_ns, beside_ns = length, beside
-                if kind == "tp" and not by["waiting"]:  # an operation waits for it, unmarked
-                    shown_ns[kind] = max(0, length - by["dispatch"])  # which hands it over
-                    total_ns -= max(0, beside - by["dispatch"])
-            shown_ns["tp" if tp > 1 else "dp"] += by.pop("waiting")
-            by["rest"] = max(0, total_ns - named)
-            steps_ns = round(self._step_s() * 1e9 * len(self.steps))
-            if pipeline:
-                shown_ns["pp"] += self._drained_ns(rank)
-                if dp == 1:  # a barrier at the end of a step, where a stage is drained
-                    shown_ns["dp"] = 0
-            by |= shown_ns
-            by["host"] = max(0, steps_ns - sum(by.values()))
-            seconds = {name: ns * 1e-9 / len(self.steps) for name, ns in by.items()}
-            own_s = seconds["matmul"] + seconds["attention"] + seconds["rest"]
-            answers.append((own_s, beside_ns / max(sums_ns, 1), seconds))
-        _, share, seconds = max(answers, key=lambda answer: answer[0])
-        for name, kernels in (("matmul", "gemm, nvjet"), ("attention", "flash, fmha")):
-            if seconds[name] <= 0:
-                raise UsageError(
-                    f"from: expected the time of the layers' {_WORK[name]}, in operations of "
-                    f"PyTorch or in kernels with their names ({kernels}), got none in "
-                    f"{shown(self.run.provenance.source)}"
-                )
-        return share, seconds
-
-    def _in_kernels(self, rank: int) -> dict[str, int]:
-        """Return the time of work that no operation shows, by the names of kernels."""
-        spans, spent_ns = self.run.spans, self.spent_ns[rank]
-        is_chosen = np.isin(spans.step, self.steps)
-        mine = (spans.rank == rank) & (spans.lane == "compute") & is_chosen
-        lengths_ns = (spans.end_ns[mine] - spans.start_ns[mine]).tolist()
-        by_name: Counter[str] = Counter()
-        for name, length_ns in zip(spans.name[mine].tolist(), lengths_ns, strict=True):
-            by_name[name] += length_ns
-        # Scores and values are products, too: as operations they count as attention already.
-        batched_ns = sum(ns for (name, _), ns in spent_ns.items() if name in _BATCHED)
-        by = Counter(matmul=-batched_ns)
-        for name, length_ns in by_name.items():
-            if _ATTENTION_KERNEL.search(name):
-                by["attention"] += length_ns
-            elif _PRODUCT_KERNEL.search(name):
-                by["matmul"] += length_ns
-        return {work: max(0, by[work]) for work in self.only_kernels}
-
-    def _drained_ns(self, rank: int) -> int:
-        """Return how long a rank had nothing to do at the ends of steps: others still had."""
-        spans, idle_ns = self.run.spans, 0
-        for step in self.steps:
-            mine = (spans.rank == rank) & (spans.step == step)
-            is_mark = (spans.lane == "host") & (spans.name == "step")
-            work = spans.end_ns[mine & (spans.lane == "compute")]
-            idle_ns += int(spans.end_ns[mine & is_mark].max(initial=0) - work.max(initial=0))
-        return max(0, idle_ns)

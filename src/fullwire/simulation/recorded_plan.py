@@ -160,6 +160,8 @@ class Recorded:
                 kept["zero"] = min(1, layout.zero)
             if devices == math.prod(split.values()):
                 kept["zero"] = 0  # nobody shares with this rank
+        if layout.cp > 1 and int(kept["cp"]) > 1 and "context" not in asked:
+            kept["context"] = layout.context_kind
         if "vpp" not in asked and kept.get("schedule") == "interleaved":
             del kept["vpp"]
         return kept
@@ -182,9 +184,13 @@ class Recorded:
         host, which may be known.
         """
         layout = self.recognised.layout
-        found = [
-            name for name in ("tp", "pp", "dp") if degrees[name] > 1 and getattr(layout, name) == 1
-        ]
+        has = {
+            "tp": layout.tp > 1,
+            "pp": layout.pp > 1,
+            "dp": layout.dp * layout.cp > 1,  # ranks of both add up gradients
+            "cp": bool(self.recognised.messages.get("cp")),
+        }
+        found = [name for name, is_shown in has.items() if degrees[name] > 1 and not is_shown]
         if degrees["zero"] == 3 and layout.zero < 3:
             found.append("zero")
         devices = math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp"))
@@ -326,7 +332,7 @@ def calibrated(
     between_s = float((alone.bubble_s + alone.pp_s)[0])
     if layout.pp > 1 and busy_s["pp"] > 0:
         ratios.append(Ratio("bubble and transfers between stages", busy_s["pp"], between_s))
-    if layout.dp > 1 and busy_s["dp"] > 0:
+    if layout.dp * layout.cp > 1 and busy_s["dp"] > 0:
         sums_s = float((alone.dp_s - recorded.shard_copies * shard_copies_s(job))[0])
         ratios.append(Ratio("sums of gradients, shown", busy_s["dp"], sums_s))
         factors["dp_s"] = ratios[-1].ratio

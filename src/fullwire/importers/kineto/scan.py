@@ -6,6 +6,7 @@ bytes of an event. So a file of 87 MB takes 10 MB. A compressed file is unpacked
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -145,6 +146,7 @@ WAIT = "_c10d_functional::wait_tensor"
 DISPATCH = "dispatch"  # a wrapper, without the operations within it
 HANDOVER = "handover"  # of a collective to its group, without the operations within it
 _GATHERS = "c10d::_allgather_base_"
+_MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**61  # torch has at most 64 dimensions
 
 
 @dataclass(slots=True)
@@ -188,7 +190,7 @@ class _Shapes:
                 self.kernels_us[number] = self.kernels_us.get(number, 0.0) + duration_us
 
     def gathered(self) -> dict[int, int]:
-        """Return the elements of a whole gathering by those of a rank's part, for flat tensors.
+        """Return the elements of a whole gathering by those of a rank's part.
 
         Gloo marks a gathering with the part alone. Parts of one size in groups of several sizes
         are left out.
@@ -196,9 +198,10 @@ class _Shapes:
         wholes: dict[int, set[int]] = {}
         for operator in self.operators:
             if operator.name == _GATHERS:
-                whole, part = [*_sizes(operator.args.get("Input Dims")).split(), "", ""][:2]
-                if whole.isdecimal() and part.isdecimal():
-                    wholes.setdefault(int(part), set()).add(int(whole))
+                told = operator.args.get("Input Dims")
+                whole, part = map(_elements, [*(told if isinstance(told, list) else []), 0, 0][:2])
+                if whole and part:
+                    wholes.setdefault(part, set()).add(whole)
         return {part: min(found) for part, found in wholes.items() if len(found) == 1}
 
     def waits_ns(self) -> tuple[Whole, Whole]:
@@ -267,6 +270,14 @@ def _is_hook(operator: _Operator) -> bool:
 
 def _is_optimizer(operator: _Operator) -> bool:
     return operator.name.startswith("Optimizer.step#")
+
+
+def _elements(tensor: object) -> int:
+    """Return the elements of a tensor of these sizes; 0 if they are not those of a tensor."""
+    if not isinstance(tensor, list) or not 0 < len(tensor) <= _MOST_DIMENSIONS:
+        return 0
+    elements = math.prod(_whole(size, _MOST_ELEMENTS) or 0 for size in tensor)
+    return elements if elements <= _MOST_ELEMENTS else 0
 
 
 def _sizes(given: object) -> str:

@@ -1,0 +1,157 @@
+"""Where the time of a traced step goes, by class of work.
+
+Operations tell the class of the time that they took. Of work that no operation shows, the names of
+kernels tell it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.errors import UsageError
+from fullwire.run.intervals import union, within
+from fullwire.run.run import Run
+from fullwire.simulation.traced_messages import TRANSFERS, TracedMessages
+from fullwire.units import shown
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
+BATCHED = ("aten::bmm", "aten::baddbmm")
+_SHARD_COPIES = ("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat")
+ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_attention_|flash_attn")
+# Kernels by name, for work that no operation shows.
+_ATTENTION_KERNEL = re.compile(r"fmha|flash|attn|attention|sdpa", re.IGNORECASE)
+_PRODUCT_KERNEL = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|cijk_", re.IGNORECASE)
+WORK = {"matmul": "matrix products", "attention": "attention"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedTimes:
+    """The operations, kernels and messages of some steps."""
+
+    run: Run
+    steps: Sequence[int]
+    spent_ns: Mapping[int, Counter[tuple[str, str]]]  # of operations with shapes, by rank
+    only_kernels: Sequence[str]  # classes of work that no operation shows
+    messages: TracedMessages
+
+    def step_s(self) -> float:
+        """Return the mean length of a step."""
+        spans = self.run.spans
+        is_step = (spans.lane == "host") & (spans.name == "step") & np.isin(spans.step, self.steps)
+        lengths = (spans.end_ns - spans.start_ns)[is_step]
+        if not len(lengths):
+            raise UsageError("from: expected marks of steps (profiler.step()), got none")
+        return float(np.mean(lengths)) * 1e-9
+
+    def busy(self, tp: int, ways: int) -> tuple[float, dict[str, float]]:
+        """Take the slowest rank's step apart; also say how much of sums lies beside computing."""
+        answers = []
+        pipeline = bool(self.messages.by_kind()["pp"])
+        for rank in sorted(self.spent_ns):
+            spent_ns = self.spent_ns[rank]
+            by = {
+                "matmul": sum(ns for (name, _), ns in spent_ns.items() if name in PRODUCTS),
+                "attention": sum(
+                    ns
+                    for (name, _), ns in spent_ns.items()
+                    if ATTENTION.search(name) or name in BATCHED
+                ),
+                "dispatch": spent_ns["dispatch", ""],
+                "handover": spent_ns["handover", ""],
+                # FSDP copies parameters before and after a gather, and gradients before a sum.
+                "shards": sum(ns for (name, _), ns in spent_ns.items() if name in _SHARD_COPIES),
+                "waiting": sum(ns for (name, _), ns in spent_ns.items() if "wait_tensor" in name),
+                "optimizer": sum(ns for (name, _), ns in spent_ns.items() if "Optimizer" in name),
+            }
+            if self.only_kernels:
+                by |= self._in_kernels(rank)
+            spans = self.run.spans
+            is_chosen = np.isin(spans.step, self.steps)
+            mine = (spans.rank == rank) & (spans.lane == "compute") & is_chosen
+            work = union(spans.start_ns[mine], spans.end_ns[mine])
+            total_ns = int((work[1] - work[0]).sum())
+            is_device = any(name != "operators" for name in set(spans.name[mine].tolist()))
+            if is_device:  # marks of the processor say nothing of a device's time
+                by |= {"dispatch": 0, "handover": 0, "waiting": 0, "optimizer": 0}
+            handover_ns = by.pop("handover")
+            by["dispatch" if tp > 1 else "shards"] += handover_ns
+            named = sum(by.values())
+            table = self.run.collectives
+            shown_ns: dict[str, int] = dict.fromkeys(("tp", "dp", "pp", "cp"), 0)
+            sums_ns = beside_ns = 0
+            is_own = (table.rank == rank) & np.isin(table.step, self.steps)
+            for kind in shown_ns:
+                own = np.flatnonzero(is_own).tolist()
+                rows = [row for row in own if self.messages.kind(row) == kind]
+                sent = union(table.issue_ns[rows], table.end_ns[rows])
+                length = int((sent[1] - sent[0]).sum())
+                beside = int(within(*sent, work).sum())
+                shown_ns[kind] = length - beside
+                if kind == "dp":
+                    sums_ns, beside_ns = length, beside
+                if kind == "tp" and not by["waiting"]:  # an operation waits for it, unmarked
+                    shown_ns[kind] = max(0, length - by["dispatch"])  # which hands it over
+                    total_ns -= max(0, beside - by["dispatch"])
+                # On processors attention waits for the keys of others, within an operation too.
+                if kind == "cp" and not is_device and not by["waiting"]:
+                    awaited = [row for row in rows if table.op[row] not in TRANSFERS]
+                    sent = union(table.issue_ns[awaited], table.end_ns[awaited])
+                    within_ns = int(within(*sent, work).sum())
+                    within_ns = max(0, within_ns - (0 if tp > 1 else handover_ns))
+                    shown_ns[kind] += within_ns
+                    total_ns -= within_ns
+            shown_ns["tp" if tp > 1 else "dp"] += by.pop("waiting")
+            by["rest"] = max(0, total_ns - named)
+            steps_ns = round(self.step_s() * 1e9 * len(self.steps))
+            if pipeline:
+                shown_ns["pp"] += self._drained_ns(rank)
+                if ways == 1:  # a barrier at the end of a step, where a stage is drained
+                    shown_ns["dp"] = 0
+            by |= shown_ns
+            by["host"] = max(0, steps_ns - sum(by.values()))
+            seconds = {name: ns * 1e-9 / len(self.steps) for name, ns in by.items()}
+            own_s = seconds["matmul"] + seconds["attention"] + seconds["rest"]
+            answers.append((own_s, beside_ns / max(sums_ns, 1), seconds))
+        _, share, seconds = max(answers, key=lambda answer: answer[0])
+        for name, kernels in (("matmul", "gemm, nvjet"), ("attention", "flash, fmha")):
+            if seconds[name] <= 0:
+                raise UsageError(
+                    f"from: expected the time of the layers' {WORK[name]}, in operations of "
+                    f"PyTorch or in kernels with their names ({kernels}), got none in "
+                    f"{shown(self.run.provenance.source)}"
+                )
+        return share, seconds
+
+    def _in_kernels(self, rank: int) -> dict[str, int]:
+        """Return the time of work that no operation shows, by the names of kernels."""
+        spans, spent_ns = self.run.spans, self.spent_ns[rank]
+        is_chosen = np.isin(spans.step, self.steps)
+        mine = (spans.rank == rank) & (spans.lane == "compute") & is_chosen
+        lengths_ns = (spans.end_ns[mine] - spans.start_ns[mine]).tolist()
+        by_name: Counter[str] = Counter()
+        for name, length_ns in zip(spans.name[mine].tolist(), lengths_ns, strict=True):
+            by_name[name] += length_ns
+        # Scores and values are products, too: as operations they count as attention already.
+        batched_ns = sum(ns for (name, _), ns in spent_ns.items() if name in BATCHED)
+        by = Counter(matmul=-batched_ns)
+        for name, length_ns in by_name.items():
+            if _ATTENTION_KERNEL.search(name):
+                by["attention"] += length_ns
+            elif _PRODUCT_KERNEL.search(name):
+                by["matmul"] += length_ns
+        return {work: max(0, by[work]) for work in self.only_kernels}
+
+    def _drained_ns(self, rank: int) -> int:
+        """Return how long a rank had nothing to do at the ends of steps: others still had."""
+        spans, idle_ns = self.run.spans, 0
+        for step in self.steps:
+            mine = (spans.rank == rank) & (spans.step == step)
+            is_mark = (spans.lane == "host") & (spans.name == "step")
+            work = spans.end_ns[mine & (spans.lane == "compute")]
+            idle_ns += int(spans.end_ns[mine & is_mark].max(initial=0) - work.max(initial=0))
+        return max(0, idle_ns)
