@@ -30,6 +30,7 @@ from fullwire.workloads.layout import (
     divisors,
     nearest_divisor,
     nearest_multiple,
+    sequence_step,
 )
 from fullwire.workloads.stage_memory import BESIDE_BYTES, stages
 
@@ -311,9 +312,6 @@ def layout_of(
         several = divisors(max(1, model.layers // degrees["pp"]))[1:]
         degrees["vpp"] = min(several, key=lambda part: abs(part - _USUAL_CHUNKS), default=1)
         assumed.append("interleaving")
-    sequence = whole(row, "seq") or model.sequence
-    if sequence % (2 * degrees["cp"]):
-        sequence = nearest_multiple(sequence, 2 * degrees["cp"])
     ranks = degrees["tp"] * degrees["cp"] * dp
     if model.moe is not None and not whole(row, "tp") and not whole(row, "ep"):
         degrees["ep"] = nearest_divisor(math.gcd(ranks, model.moe.experts), machine_of(family)[0])
@@ -351,6 +349,8 @@ def layout_of(
             assumed.append("overlap")
     is_old = device.family in ("a100", "v100") and (degrees["tp"] > 1 or degrees["pp"] > 1)
     stated = recompute_of(row.get("recompute", ""))
+    is_parallel = row.get("sp") == "1" or (row.get("sp", "") == "" and not is_old)
+    step = sequence_step(tp=degrees["tp"], cp=degrees["cp"], sequence_parallel=is_parallel)
     layout = Layout(
         tp=degrees["tp"],
         pp=degrees["pp"],
@@ -364,8 +364,8 @@ def layout_of(
         recompute=stated or "none",
         microbatch=microbatch,
         global_batch=planned,
-        sequence=sequence,
-        sequence_parallel=row.get("sp") == "1" or (row.get("sp", "") == "" and not is_old),
+        sequence=nearest_multiple(whole(row, "seq") or model.sequence, step),
+        sequence_parallel=is_parallel,
         precision=precision,
         schedule=schedule_of(row.get("schedule", ""), degrees["vpp"]),
         context_kind="ring",

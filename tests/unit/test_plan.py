@@ -1039,3 +1039,25 @@ def test_a_bad_heading_of_measured_steps_is_named(tmp_path: Path, heading: str, 
     table.write_text(f"{heading}\n8,4,4,8.6\n")
     with pytest.raises(DamagedInput, match=f"csv:1: {said}"):
         fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+@pytest.mark.parametrize(
+    ("length", "fix", "line"),
+    [
+        (4097, "cp=2", "cp: expected twice cp to divide the sequence 4097 (the nearest such"),
+        (4097, "cp=8", "sequence is 4096), got 8. The nearest is 1"),
+        (4098, "cp=2", "cp: expected twice cp to divide the sequence 4098 (the nearest such"),
+        (4097, "tp=8", "tp: expected tp to divide the sequence 4097 with sequence parallelism"),
+        (4100, "cp=2,tp=4", "tp x cp 2 to divide the sequence 4100"),
+        (8192, "cp=3", "the sequence 8192 (the nearest such sequence is 8190), got 3. The nearest"),
+    ],
+)
+def test_a_sequence_that_degrees_do_not_divide_is_named(length: int, fix: str, line: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        fw.plan("llama3-8b", **{**ASKED, "seq": length}, fix=fix)
+    assert line in str(refused.value)
+
+
+def test_degrees_that_are_searched_divide_the_sequence() -> None:
+    result = fw.plan("llama3-8b", **{**ASKED, "seq": 4098}, top=10_000)
+    assert {(one.tp, one.cp) for one in result.plans} == {(1, 1), (2, 1)}

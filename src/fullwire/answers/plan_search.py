@@ -181,6 +181,7 @@ def search(question: Question) -> Searched:
 
 
 def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> Plans:
+    recorded = question.recorded
     space = Space(
         model=question.model,
         devices=question.cluster.devices,
@@ -189,10 +190,11 @@ def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> 
         global_batch=question.global_batch,
         sequence=question.sequence,
         precision=question.precision,
+        sequence_parallel=recorded is None or recorded.recognised.layout.sequence_parallel,
     )
     fixed = question.fixed if fixed is None else fixed
     plans = every_plan(space, fixed)
-    return plans if question.recorded is None else question.recorded.as_recorded(plans, fixed)
+    return plans if recorded is None else recorded.as_recorded(plans, fixed)
 
 
 def _priced(question: Question, plans: Plans) -> Priced:

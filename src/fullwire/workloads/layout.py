@@ -11,6 +11,7 @@ A plan that cannot be carried out is refused in one line, with the nearest value
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -99,10 +100,11 @@ class Layout:
             )
         if self.vpp > 1 and self.pp == 1:
             raise UsageError(f"vpp: expected 1 without pipeline stages, got {self.vpp}")
-        if self.sequence % (2 * self.cp if self.cp > 1 else 1):
+        if self.sequence % sequence_step(tp=self.tp, cp=self.cp, sequence_parallel=False):
+            half = self.sequence // 2 if self.sequence % 2 == 0 else 1
             raise UsageError(
                 f"cp: expected twice cp {self.cp} to divide the sequence {self.sequence}. The "
-                f"nearest is {nearest_divisor(self.sequence // 2 or 1, self.cp)}"
+                f"nearest is {nearest_divisor(half, self.cp)}"
             )
 
     @property
@@ -156,6 +158,13 @@ def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) ->
             f"tp: expected a divisor of {heads} heads, got {layout.tp}. The nearest is "
             f"{nearest_divisor(heads, layout.tp)}"
         )
+    tokens = layout.sequence // layout.cp
+    if layout.sequence_parallel and tokens % layout.tp:
+        raise UsageError(
+            f"tp: expected a divisor of {tokens} tokens of a sequence on a rank (sequence "
+            f"parallelism), got {layout.tp}. The nearest is "
+            f"{nearest_divisor(math.gcd(heads, tokens), layout.tp)}"
+        )
     if layout.context_kind == "ulysses" and heads % (layout.tp * layout.cp):
         raise UsageError(
             f"cp: expected tp {layout.tp} x cp to divide {heads} heads with Ulysses, got "
@@ -181,6 +190,15 @@ def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) ->
             f"ep: expected a divisor of {experts} experts, got {layout.ep}. The nearest is "
             f"{nearest_divisor(max(experts, 1), layout.ep)}"
         )
+
+
+def sequence_step(*, tp: int, cp: int, sequence_parallel: bool) -> int:
+    """Return the number of tokens of which a plan's sequence must be a multiple.
+
+    Each rank of CP takes two equal chunks, one early and one late, so that all see as many keys.
+    With sequence parallelism the ranks of TP divide the tokens of such a rank equally.
+    """
+    return math.lcm(2 * cp if cp > 1 else 1, tp * cp if sequence_parallel else 1)
 
 
 MOST_FEWER = 3  # layers that the stages at the ends may lack
