@@ -93,7 +93,7 @@ def _beyond(row: Row) -> str:
     if not row["mem_max_alloc_gib"]:
         return "no peak logged"
     kind = row["test"].partition("/")[0]
-    if kind in ("t5", "multimodal-llava", "mimo", "hybrid", "nemotron") or not row["num_layers"]:
+    if kind in ("t5", "multimodal-llava", "mimo", "hybrid", "nemotron"):
         return "another architecture: encoder and decoder, pictures, or state spaces"
     if "grpo" in row["test"]:
         return "reinforcement learning: the memory of generation"

@@ -316,6 +316,7 @@ def golden(folder: Path, **cells: str) -> Path:
         ({"pipeline_model_parallel_size": "7"}, "pp: expected a divisor of 32 layers, got 7"),
         ({"num_attention_heads": ""}, "num_attention_heads: expected a whole number from 1 on"),
         ({"num_attention_heads": "7", "num_query_groups": "7"}, "tp: expected a divisor of 7"),
+        ({"num_layers": ""}, "num_layers: expected a whole number from 1 on, got an empty cell"),
         ({"hidden_size": "1e9"}, "hidden: expected at most 10,000,000, got 1,000,000,000"),
     ],
 )
@@ -335,3 +336,34 @@ def test_a_logged_peak_is_judged(tmp_path: Path) -> None:
     found, refused = plans.judged_memory(golden(tmp_path))
     assert found["rows"] == 1
     assert not refused
+
+
+@pytest.mark.parametrize("name", ["tp", "pp", "dp", "cp"])
+@pytest.mark.parametrize("cell", ["?", ""])
+def test_one_open_degree_follows_from_the_devices_and_the_others(
+    tmp_path: Path, name: str, cell: str
+) -> None:
+    told = {"tp": "4", "pp": "2", "dp": "4", "cp": "2"}
+    row = one_row(tmp_path, **told, sp="1")
+    guessed = one_row(tmp_path, **{**told, name: cell}, sp="1")
+    assert guessed.layout == row.layout
+    assert guessed.assumed == row.assumed == ()
+
+
+@pytest.mark.parametrize(
+    ("cells", "degrees"),
+    [
+        ({"tp": "", "pp": "", "dp": "4"}, (8, 2, 4)),
+        ({"tp": "", "pp": "2", "dp": ""}, (1, 2, 32)),
+        ({"tp": "2", "pp": "", "dp": ""}, (2, 1, 32)),
+        ({"tp": "", "pp": "", "dp": ""}, (1, 1, 64)),
+        ({"gpus": "60", "tp": "4", "pp": "", "dp": "1"}, (4, 1, 1)),  # 15 do not divide 32 layers
+        ({"gpus": "", "tp": "", "pp": "2", "dp": "4"}, (1, 2, 4)),
+    ],
+)
+def test_several_open_degrees_are_assumed(
+    tmp_path: Path, cells: dict[str, str], degrees: tuple[int, int, int]
+) -> None:
+    row = one_row(tmp_path, **cells)
+    assert (row.layout.tp, row.layout.pp, row.layout.dp) == degrees
+    assert "parallel plan" in row.assumed
