@@ -1061,3 +1061,25 @@ def test_a_sequence_that_degrees_do_not_divide_is_named(length: int, fix: str, l
 def test_degrees_that_are_searched_divide_the_sequence() -> None:
     result = fw.plan("llama3-8b", **{**ASKED, "seq": 4098}, top=10_000)
     assert {(one.tp, one.cp) for one in result.plans} == {(1, 1), (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "sequence", "fix", "leanest"),
+    [
+        ("deepseek-v3", 4, 4096, None, "tp 8, pp 1, dp 1, cp 4, ep 32, zero 3,"),
+        (
+            "llama3-8b",
+            1,
+            32768,
+            "tp=1,cp=8,zero=1,recompute=none",
+            "tp 1, pp 1, dp 1, cp 8, zero 1,",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_named_with_all_of_its_degrees(
+    model: str, nodes: int, sequence: int, fix: str | None, leanest: str
+) -> None:
+    job: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "seq": sequence}
+    with pytest.raises(UsageError, match="of the leanest") as refused:
+        fw.plan(model, **job, global_batch=128 if nodes == 4 else 8, fix=fix)
+    assert f"of the leanest ({leanest}" in str(refused.value)

@@ -140,12 +140,9 @@ class Layout:
     @property
     def name(self) -> str:
         """Return the plan in short, such as "tp 8, pp 4, dp 16, zero 1, recompute selective"."""
-        parts = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
-        parts += [
-            f"{name} {value}"
-            for name, value in (("vpp", self.vpp), ("cp", self.cp), ("ep", self.ep))
-            if value > 1
-        ]
+        parts = [f"{name} {getattr(self, name)}" for name in ("tp", "pp", "dp")]
+        names = ("vpp", "cp", "ep", "etp")
+        parts += [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
         return ", ".join(
             [*parts, f"zero {self.zero}", f"recompute {self.recompute}", f"mb {self.microbatch}"]
         )
