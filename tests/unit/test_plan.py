@@ -24,6 +24,7 @@ from fullwire.findings.plans import (
     DevicesLeftOut,
     EvenExperts,
     FastestStands,
+    LessToExperts,
     MemoryOfAnother,
     OtherType,
     PublishedFailures,
@@ -1083,3 +1084,14 @@ def test_a_plan_that_does_not_fit_is_named_with_all_of_its_degrees(
     with pytest.raises(UsageError, match="of the leanest") as refused:
         fw.plan(model, **job, global_batch=128 if nodes == 4 else 8, fix=fix)
     assert f"of the leanest ({leanest}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("experts", "is_told"), [(1, False), (8, True), (16, False)])
+def test_an_answer_tells_that_messages_to_experts_of_a_node_take_less_than_their_rows(
+    experts: int, is_told: bool
+) -> None:
+    job: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "seq": 4096, "global_batch": 128}
+    fixed = f"tp=1,pp=1,dp=32,ep={experts},zero=3,microbatch=1"
+    result = fw.plan("qwen3-30b-a3b", **job, fix=fixed, top=1)
+    told = [one.share for one in result.assumed if isinstance(one, LessToExperts)]
+    assert told == ([pytest.approx(0.53, abs=0.005)] if is_told else [])

@@ -57,6 +57,19 @@ class EvenExperts(Finding):
     is_assumption = True
 
 
+class LessToExperts(Finding):
+    """Messages to experts of one node take less time than all their rows need on its links."""
+
+    template = (
+        "messages to experts within a node take {share:.0%} of the time of all rows on the "
+        "described links, as in measured runs: these may send a token once to a device, send 8 "
+        "bits, or hide a part"
+    )
+    is_assumption = True
+
+    share: float
+
+
 class FastestStands(Finding):
     """Measured steps leave degrees of their plans out."""
 
