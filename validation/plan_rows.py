@@ -1,10 +1,11 @@
 """Rows of a table of measured training runs, as the plans that they describe.
 
 The columns are those of data/llm/train_runs.csv. Sources leave cells empty, or write "?". Each such
-gap is filled by a rule, named in `assumed`, and widens the interval of the prediction. Empty cp and
-ep mean 1 and are no gap. Dimensions that a row leaves out are those of the built-in model of its
-name, if there is one. A row is refused for two reasons only: nothing says how long a step
-took, or the device or the model is of an unknown family or of an impossible size.
+gap is filled by a rule, named in `assumed`, and widens the interval of the prediction. One degree
+that the devices and the other degrees determine is no gap, and nor are empty cp and ep, which mean
+1. Dimensions that a row leaves out are those of the built-in model of its name, if there is one. A
+row is refused for two reasons only: nothing says how long a step took, or the device or the model
+is of an unknown family or of an impossible size.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from fullwire.workloads.layout import (
     Recompute,
     Schedule,
     divisors,
+    even_layers,
     nearest_divisor,
     nearest_multiple,
+    sequence_step,
 )
 from fullwire.workloads.stage_memory import BESIDE_BYTES, stages
 
@@ -287,33 +290,66 @@ _ACTIVE = {"nano": 3.2, "super": 12.0, "ultra": 55.0, "v4-flash": 13.0, "lightni
 _USUAL_CHUNKS = 6
 
 
+def _degrees(
+    row: Mapping[str, str], model: Architecture, family: str, gpus: int, assumed: list[str]
+) -> dict[str, int]:
+    """Return the degrees of a row: one that it leaves open follows from the devices and the others.
+
+    An empty cp means 1, unless the other three leave devices that only it can use. Of several open
+    degrees, DP takes all that is left; where it is told, TP stays in a node and PP takes the rest.
+    """
+    names = ("tp", "pp", "vpp", "dp", "cp", "ep", "etp")
+    degrees = {name: whole(row, name) or 1 for name in names}
+    is_open = [name for name in ("tp", "pp", "dp") if not whole(row, name)] or ["cp"]
+    is_open = [name for name in is_open if not whole(row, name)]
+    known = math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp"))
+    left = max(1, gpus // known)
+    is_sure = is_open in ([], ["cp"])
+    if "dp" in is_open:
+        degrees["dp"] = left
+        is_sure = len(is_open) == 1
+    elif len(is_open) == 1 and whole(row, "gpus") and known * left == gpus:
+        is_sure = is_sure or _divides(is_open[0], left, model)
+        degrees[is_open[0]] = left if is_sure else 1
+    elif is_open == ["tp", "pp"]:
+        inside = divisors(math.gcd(left, model.heads))
+        tp = max(ways for ways in inside if ways <= machine_of(family)[0])
+        pp = left // tp
+        degrees |= {"tp": tp, "pp": pp if _divides("pp", pp, model) else 1}
+    together = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    if degrees["dp"] * together > gpus:  # devices are counted more often than degrees
+        is_sure = False
+        degrees["dp"] = max(1, gpus // together)
+    if not is_sure:
+        assumed.append("parallel plan")
+    return degrees
+
+
+def _divides(name: str, ways: int, model: Architecture) -> bool:
+    """Return whether so many ways of TP or PP divide a model."""
+    if name == "tp":
+        return model.heads % ways == 0
+    return even_layers(model.layers, model.mtp_layers, ways) is not None
+
+
 def layout_of(
     row: Mapping[str, str], model: Architecture, device: Accelerator, gpus: int, assumed: list[str]
 ) -> tuple[Layout, float]:
     """Return the plan of a row, and its batch as a share of the plan's."""
-    degrees = {name: whole(row, name) or 1 for name in ("tp", "pp", "vpp", "cp", "ep", "etp")}
     family = device.family
+    degrees = _degrees(row, model, family, gpus, assumed)
+    dp = degrees["dp"]
     mode = row.get("dp_mode", "").lower().replace("hsdp", "fsdp hybrid")
     schedule = row.get("schedule", "").lower()
     is_interleaved = "interleav" in schedule and "not stated" not in schedule
     if not schedule:
         is_interleaved = family not in ("a100", "v100")
-    if not whole(row, "tp"):
-        assumed.append("parallel plan")
-    together = degrees["tp"] * degrees["pp"] * degrees["cp"]
-    dp = whole(row, "dp") or max(1, gpus // together)
-    if dp * together > gpus:  # a cell is wrong; devices are counted more often than degrees
-        assumed.append("parallel plan")
-        dp = max(1, gpus // together)
     if degrees["pp"] == 1:
         degrees["vpp"] = 1
     elif not whole(row, "vpp") and is_interleaved:
         several = divisors(max(1, model.layers // degrees["pp"]))[1:]
         degrees["vpp"] = min(several, key=lambda part: abs(part - _USUAL_CHUNKS), default=1)
         assumed.append("interleaving")
-    sequence = whole(row, "seq") or model.sequence
-    if sequence % (2 * degrees["cp"]):
-        sequence = nearest_multiple(sequence, 2 * degrees["cp"])
     ranks = degrees["tp"] * degrees["cp"] * dp
     if model.moe is not None and not whole(row, "tp") and not whole(row, "ep"):
         degrees["ep"] = nearest_divisor(math.gcd(ranks, model.moe.experts), machine_of(family)[0])
@@ -351,6 +387,8 @@ def layout_of(
             assumed.append("overlap")
     is_old = device.family in ("a100", "v100") and (degrees["tp"] > 1 or degrees["pp"] > 1)
     stated = recompute_of(row.get("recompute", ""))
+    is_parallel = row.get("sp") == "1" or (row.get("sp", "") == "" and not is_old)
+    step = sequence_step(tp=degrees["tp"], cp=degrees["cp"], sequence_parallel=is_parallel)
     layout = Layout(
         tp=degrees["tp"],
         pp=degrees["pp"],
@@ -364,8 +402,8 @@ def layout_of(
         recompute=stated or "none",
         microbatch=microbatch,
         global_batch=planned,
-        sequence=sequence,
-        sequence_parallel=row.get("sp") == "1" or (row.get("sp", "") == "" and not is_old),
+        sequence=nearest_multiple(whole(row, "seq") or model.sequence, step),
+        sequence_parallel=is_parallel,
         precision=precision,
         schedule=schedule_of(row.get("schedule", ""), degrees["vpp"]),
         context_kind="ring",

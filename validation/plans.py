@@ -7,7 +7,8 @@ device calibrates, and the others are judged. Each row calibrates in turn, and t
 choices count. The columns are those of data/llm/train_runs.csv; empty
 cells are assumed by the rules of `plan_rows.py`, and the interval grows. The last line is one JSON
 object. Errors are shares of the measured time. Sources weigh the same, and rows of one
-`config_group` count as one.
+`config_group` count as one. Rows of both tables that cannot be judged are counted by reason; those
+of GOLDENS.csv are under "memory: " with theirs.
 """
 
 from __future__ import annotations
@@ -163,20 +164,23 @@ def ranking(rows: Sequence[Measured], predicted_s: Floats) -> dict[str, Any]:
     }
 
 
-def judged_memory(path: Path | None) -> dict[str, Any]:
-    """Return the errors of peak memory, where a table of it is given; each test counts once."""
-    if path is None:
-        return {"rows": 0, "median": None, "p90": None, "within_10": None}
+def judged_memory(path: Path | None) -> tuple[dict[str, Any], Counter[str]]:
+    """Return the errors of peak memory, where a table of it is given, and its refused rows.
+
+    Each test counts once.
+    """
     of_tests: dict[str, list[float]] = defaultdict(list)
-    for case in memory.cases(path)[0]:
+    cases, refused = ([], Counter[str]()) if path is None else memory.cases(path)
+    for case in cases:
         of_tests[case.test].append(abs(case.error))
     errors = [median(errors) for errors in of_tests.values()]
-    return {
+    found = {
         "rows": sum(map(len, of_tests.values())),
         "median": round(median(errors), 4) if errors else None,
         "p90": round(float(np.quantile(errors, 0.9)), 4) if errors else None,
         "within_10": round(float(np.mean(np.array(errors) <= 0.1)), 4) if errors else None,
     }
+    return found, Counter({f"memory: {reason}": count for reason, count in refused.items()})
 
 
 def show(rows: Sequence[Measured], predicted_s: Floats, write: Callable[[str], object]) -> None:
@@ -268,7 +272,7 @@ def main(given: Sequence[str] | None = None) -> None:
         parser.error(f"--left-out writes our result: expected the published table {TABLE}")
     try:
         rows, refused = read(asked.runs)
-        of_memory = judged_memory(asked.memory)
+        of_memory, refused_of_memory = judged_memory(asked.memory)
     except UsageError as error:
         parser.error(str(error))
     batches = Batches(rows)
@@ -283,7 +287,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "one_run_given": by_kind(one_run_given(rows, predicted_s, batches.shares)),
         "memory": of_memory,
         "ranking": ranking(rows, predicted_s),
-        "refused": refused,
+        "refused": refused | refused_of_memory,
     }
     sys.stdout.write(json.dumps(result) + "\n")
 

@@ -136,6 +136,15 @@ def show_bytes(size: float) -> str:
     return _scaled(size, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")], "B")
 
 
+def show_memory(size_bytes: float) -> str:
+    """Return memory in whole binary units, as device tools count it: 7e10 is "65 GiB"."""
+    # What would print as 1,024 of one unit prints as 1 of the next.
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB")):
+        if size_bytes >= (1 - 2**-11) * factor:
+            return f"{size_bytes / factor:,.0f} {unit}"
+    return f"{size_bytes / 2**10:,.0f} KiB"
+
+
 def show_time(time_s: float) -> str:
     """Return a time with the prefix that leaves one to three digits before the point."""
     return _scaled(time_s, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")], "s")

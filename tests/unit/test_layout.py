@@ -30,6 +30,7 @@ def test_experts_use_the_ranks_of_tensor_context_and_data_parallelism() -> None:
         ({"dp": 8, "shard": 3}, "shard: expected a divisor of dp x cp = 8, got 3. The nearest"),
         ({"vpp": 2}, "vpp: expected 1 without pipeline stages, got 2"),
         ({"cp": 3}, "cp: expected twice cp 3 to divide the sequence 4096. The nearest is 2"),
+        ({"cp": 2, "sequence": 4097}, "to divide the sequence 4097. The nearest is 1"),
         ({"tp": 0}, "tp: expected 1 or more, got 0"),
         ({"zero": 4}, "zero: expected 0, 1, 2 or 3, got 4"),
         ({"recompute": "some"}, "recompute: expected one of none, selective, full, got 'some'"),
@@ -44,6 +45,10 @@ def test_an_impossible_plan_is_refused_in_one_line(given: dict[str, int], line: 
     ("given", "line"),
     [
         ({"tp": 3}, "tp: expected a divisor of 64 heads, got 3. The nearest is 2"),
+        (
+            {"tp": 4, "cp": 3, "sequence": 4098},
+            "tp: expected a divisor of 1366 tokens of a sequence on a rank .sequence parallelism.",
+        ),
         ({"pp": 3}, "pp: expected a divisor of 80 layers, got 3. The nearest is 2"),
         ({"pp": 4, "vpp": 3}, "vpp: expected a divisor of 20 layers a stage, got 3. The nearest"),
         ({"pp": 96}, "pp: expected at most 80 stages for 80 layers, got pp 96 x vpp 1"),

@@ -26,6 +26,7 @@ from fullwire.findings.plans import (
     DevicesLeftOut,
     EvenExperts,
     FastestStands,
+    LessToExperts,
     MemoryOfAnother,
     OtherType,
     PublishedFailures,
@@ -1154,3 +1155,58 @@ def test_a_bad_heading_of_measured_steps_is_named(tmp_path: Path, heading: str, 
     table.write_text(f"{heading}\n8,4,4,8.6\n")
     with pytest.raises(DamagedInput, match=f"csv:1: {said}"):
         fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+@pytest.mark.parametrize(
+    ("length", "fix", "line"),
+    [
+        (4097, "cp=2", "cp: expected twice cp to divide the sequence 4097 (the nearest such"),
+        (4097, "cp=8", "sequence is 4096), got 8. The nearest is 1"),
+        (4098, "cp=2", "cp: expected twice cp to divide the sequence 4098 (the nearest such"),
+        (4097, "tp=8", "tp: expected tp to divide the sequence 4097 with sequence parallelism"),
+        (4100, "cp=2,tp=4", "tp x cp 2 to divide the sequence 4100"),
+        (8192, "cp=3", "the sequence 8192 (the nearest such sequence is 8190), got 3. The nearest"),
+    ],
+)
+def test_a_sequence_that_degrees_do_not_divide_is_named(length: int, fix: str, line: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        fw.plan("llama3-8b", **{**ASKED, "seq": length}, fix=fix)
+    assert line in str(refused.value)
+
+
+def test_degrees_that_are_searched_divide_the_sequence() -> None:
+    result = fw.plan("llama3-8b", **{**ASKED, "seq": 4098}, top=10_000)
+    assert {(one.tp, one.cp) for one in result.plans} == {(1, 1), (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "sequence", "fix", "leanest"),
+    [
+        ("deepseek-v3", 4, 4096, None, "tp 8, pp 1, dp 1, cp 4, ep 32, zero 3,"),
+        (
+            "llama3-8b",
+            1,
+            32768,
+            "tp=1,cp=8,zero=1,recompute=none",
+            "tp 1, pp 1, dp 1, cp 8, zero 1,",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_named_with_all_of_its_degrees(
+    model: str, nodes: int, sequence: int, fix: str | None, leanest: str
+) -> None:
+    job: dict[str, Any] = {"cluster": "dgx-h100", "nodes": nodes, "seq": sequence}
+    with pytest.raises(UsageError, match="of the leanest") as refused:
+        fw.plan(model, **job, global_batch=128 if nodes == 4 else 8, fix=fix)
+    assert f"of the leanest ({leanest}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("experts", "is_told"), [(1, False), (8, True), (16, False)])
+def test_an_answer_tells_that_messages_to_experts_of_a_node_take_less_than_their_rows(
+    experts: int, is_told: bool
+) -> None:
+    job: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "seq": 4096, "global_batch": 128}
+    fixed = f"tp=1,pp=1,dp=32,ep={experts},zero=3,microbatch=1"
+    result = fw.plan("qwen3-30b-a3b", **job, fix=fixed, top=1)
+    told = [one.share for one in result.assumed if isinstance(one, LessToExperts)]
+    assert told == ([pytest.approx(0.53, abs=0.005)] if is_told else [])

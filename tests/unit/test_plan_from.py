@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,8 @@ def test_the_terminal_shows_what_was_recognised(
     assert "TP 2, PP 2, DP 1, microbatch 1, global batch 8 of 128 tokens, fp32" in said
     assert "4 layers of 512, 8 heads" in said
     assert "matrix products" in said
+    assert re.search(r" · [1-9][0-9]* MiB ", said)
+    assert " 0 GiB" not in said
     assert plan_data(found)["recorded"]["ratios"][0]["work"] == "matrix products"
 
 

@@ -20,6 +20,7 @@ from fullwire.units import (
     show_bytes,
     show_duration,
     show_mean_count,
+    show_memory,
     show_number,
     show_rate,
     show_time,
@@ -221,6 +222,18 @@ def test_one_to_three_digits_stand_before_the_point(amount: float) -> None:
     for text in (show_rate(amount), show_bytes(amount), show_time(amount * 1e-9)):
         number = float(text.split()[0])
         assert 1 <= number < 1000 or text.endswith((" Tbps", " TB", " s"))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 KiB"), (300_000, "293 KiB"), (2**20, "1 MiB"), (500 * 2**20, "500 MiB"),
+        (2**30 - 1, "1 GiB"), (1023 * 2**20, "1,023 MiB"), (2**30, "1 GiB"),
+        (79.4 * 2**30, "79 GiB"), (2000 * 2**30, "2,000 GiB"),
+    ],
+)  # fmt: skip
+def test_memory_has_the_binary_unit_that_leaves_a_whole_number(size: float, text: str) -> None:
+    assert show_memory(size) == text
 
 
 def test_what_would_print_as_1000_prints_as_1_of_the_next_unit() -> None:

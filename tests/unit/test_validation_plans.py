@@ -278,3 +278,92 @@ def test_other_tables_do_not_renew_the_published_result(
     with pytest.raises(SystemExit):
         plans.main([str(table), "--left-out"])
     assert "expected the published table llm/train_runs.csv" in capsys.readouterr().err
+
+
+GOLDEN = {
+    "test": "gpt/gpt3_15b_8t_release",
+    "gpu": "H100",
+    "mem_max_alloc_gib": "26.2262",
+    "num_layers": "32",
+    "hidden_size": "6144",
+    "num_attention_heads": "48",
+    "num_query_groups": "8",
+    "seq_length": "4096",
+    "micro_batch_size": "4",
+    "tensor_model_parallel_size": "8",
+    "pipeline_model_parallel_size": "1",
+    "sequence_parallel": "true",
+}
+
+
+def golden(folder: Path, **cells: str) -> Path:
+    path = folder / "goldens.csv"
+    row = {**GOLDEN, **cells}
+    path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"mem_max_alloc_gib": "-4"}, "mem_max_alloc_gib: expected GiB above 0, got '-4'"),
+        ({"mem_max_alloc_gib": "0"}, "mem_max_alloc_gib: expected GiB above 0, got '0'"),
+        ({"mem_max_alloc_gib": "inf"}, "mem_max_alloc_gib: expected a number, got 'inf'"),
+        ({"mem_max_alloc_gib": "abc"}, "mem_max_alloc_gib: expected a number, got 'abc'"),
+        ({"mem_max_alloc_gib": ""}, "no peak logged"),
+        ({"micro_batch_size": "3.5"}, "micro_batch_size: expected a whole number from 1 on"),
+        ({"pipeline_model_parallel_size": "0"}, "pipeline_model_parallel_size: expected a whole"),
+        ({"pipeline_model_parallel_size": "7"}, "pp: expected a divisor of 32 layers, got 7"),
+        ({"num_attention_heads": ""}, "num_attention_heads: expected a whole number from 1 on"),
+        ({"num_attention_heads": "7", "num_query_groups": "7"}, "tp: expected a divisor of 7"),
+        ({"num_layers": ""}, "num_layers: expected a whole number from 1 on, got an empty cell"),
+        ({"hidden_size": "1e9"}, "hidden: expected at most 10,000,000, got 1,000,000,000"),
+    ],
+)
+def test_a_peak_that_cannot_be_judged_is_refused_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cells: dict[str, str], reason: str
+) -> None:
+    plans.main([str(table(tmp_path)), "--memory", str(golden(tmp_path, **cells)), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["memory"]["rows"] == 0
+    (said,) = [said for said in result["refused"] if reason in said]
+    assert said.startswith("memory: ")
+    assert result["refused"][said] == 1
+    assert result["refused"]["unknown device Cerebras"] == 1
+
+
+def test_a_logged_peak_is_judged(tmp_path: Path) -> None:
+    found, refused = plans.judged_memory(golden(tmp_path))
+    assert found["rows"] == 1
+    assert not refused
+
+
+@pytest.mark.parametrize("name", ["tp", "pp", "dp", "cp"])
+@pytest.mark.parametrize("cell", ["?", ""])
+def test_one_open_degree_follows_from_the_devices_and_the_others(
+    tmp_path: Path, name: str, cell: str
+) -> None:
+    told = {"tp": "4", "pp": "2", "dp": "4", "cp": "2"}
+    row = one_row(tmp_path, **told, sp="1")
+    guessed = one_row(tmp_path, **{**told, name: cell}, sp="1")
+    assert guessed.layout == row.layout
+    assert guessed.assumed == row.assumed == ()
+
+
+@pytest.mark.parametrize(
+    ("cells", "degrees"),
+    [
+        ({"tp": "", "pp": "", "dp": "4"}, (8, 2, 4)),
+        ({"tp": "", "pp": "2", "dp": ""}, (1, 2, 32)),
+        ({"tp": "2", "pp": "", "dp": ""}, (2, 1, 32)),
+        ({"tp": "", "pp": "", "dp": ""}, (1, 1, 64)),
+        ({"gpus": "60", "tp": "4", "pp": "", "dp": "1"}, (4, 1, 1)),  # 15 do not divide 32 layers
+        ({"gpus": "", "tp": "", "pp": "2", "dp": "4"}, (1, 2, 4)),
+    ],
+)
+def test_several_open_degrees_are_assumed(
+    tmp_path: Path, cells: dict[str, str], degrees: tuple[int, int, int]
+) -> None:
+    row = one_row(tmp_path, **cells)
+    assert (row.layout.tp, row.layout.pp, row.layout.dp) == degrees
+    assert "parallel plan" in row.assumed

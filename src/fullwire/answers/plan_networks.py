@@ -29,6 +29,7 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     EvenExperts,
+    LessToExperts,
     MemoryOfAnother,
     NearestFamily,
     NotInRecording,
@@ -39,6 +40,7 @@ from fullwire.findings.plans import (
     UsualShareOfLinks,
 )
 from fullwire.simulation.goodput import CHECKPOINT_BYTES
+from fullwire.simulation.habits import habits_of
 from fullwire.simulation.recorded_plan import SPLITTING_S
 from fullwire.units import ratio, seconds, shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
@@ -132,6 +134,10 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
         yield UsualShareOfLinks()
     if question.model.moe is not None:
         yield EvenExperts()
+        ranks = degrees["ep"] * int(searched.plans.etp[row])
+        share = habits_of(device.family, question.precision).ep
+        if 1 < ranks <= question.cluster.devices_per_node and share < 1:
+            yield LessToExperts(share=share)
     if question.recorded is not None:
         for name in question.recorded.unseen(degrees):
             if name in _MESSAGES:

@@ -47,12 +47,12 @@ from fullwire.simulation.plan_space import FIXABLE, Space, every_plan
 from fullwire.simulation.priced import Priced
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.step_price import Job, price
-from fullwire.units import shown
+from fullwire.units import show_memory, shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import built_in
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision
-from fullwire.workloads.stage_memory import GIB, Columns, Held, peaks, stage_layers, verdict
+from fullwire.workloads.stage_memory import Columns, Held, peaks, stage_layers, verdict
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
 DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
@@ -181,6 +181,7 @@ def search(question: Question) -> Searched:
 
 
 def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> Plans:
+    recorded = question.recorded
     space = Space(
         model=question.model,
         devices=question.cluster.devices,
@@ -189,10 +190,11 @@ def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> 
         global_batch=question.global_batch,
         sequence=question.sequence,
         precision=question.precision,
+        sequence_parallel=recorded is None or recorded.recognised.layout.sequence_parallel,
     )
     fixed = question.fixed if fixed is None else fixed
     plans = every_plan(space, fixed)
-    return plans if question.recorded is None else question.recorded.as_recorded(plans, fixed)
+    return plans if recorded is None else recorded.as_recorded(plans, fixed)
 
 
 def _priced(question: Question, plans: Plans) -> Priced:
@@ -241,7 +243,8 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
     """
     row = int(np.argmin(memory.peak_allocated_bytes))
     has, nodes = question.device.memory_bytes, question.cluster.nodes
-    leanest = verdict(question.model, plans.layout(row, question.precision, question.model), has)
+    layout = plans.layout(row, question.precision, question.model)
+    leanest = verdict(question.model, layout, has)
     needed = leanest.needed_bytes
     least_bytes = int(memory.peak_allocated_bytes[row])
     enough = _enough_nodes(question, math.ceil(nodes * needed / has), least_bytes)
@@ -249,10 +252,9 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
     ways += [leanest.change_name] if leanest.change_name else []
     expected = f"expected {', or '.join(ways)}" if ways else "more nodes do not make it smaller"
     return (
-        f"memory: no plan fits in {has / GIB:.0f} GiB: {expected}. Stage "
-        f"{leanest.stage} of the leanest (tp {plans.tp[row]}, pp {plans.pp[row]}, "
-        f"dp {plans.dp[row]}) needs {needed / GIB:.0f} GiB, "
-        f"{leanest.component_bytes / GIB:.0f} GiB of it {leanest.component}"
+        f"memory: no plan fits in {show_memory(has)}: {expected}. Stage "
+        f"{leanest.stage} of the leanest ({layout.name}) needs {show_memory(needed)}, "
+        f"{show_memory(leanest.component_bytes)} of it {leanest.component}"
     )
 
 

@@ -57,6 +57,19 @@ class EvenExperts(Finding):
     is_assumption = True
 
 
+class LessToExperts(Finding):
+    """Messages to experts of one node take less time than all their rows need on its links."""
+
+    template = (
+        "messages to experts within a node take {share:.0%} of the time of all rows on the "
+        "described links, as in measured runs: these may send a token once to a device, send 8 "
+        "bits, or hide a part"
+    )
+    is_assumption = True
+
+    share: float
+
+
 class FastestStands(Finding):
     """Measured steps leave degrees of their plans out."""
 
@@ -355,7 +368,7 @@ class BestStep(Finding):
     template = (
         "step {step_s:.3g} s ({low_s:.3g}-{high_s:.3g}) · {tokens_per_s:,.0f} tokens/s a device · "
         "{model_flops_utilization:?{model_flops_utilization:.0%} of peak · }"
-        "{memory_gib:.0f}{device_gib:? of {device_gib:.0f}} GiB"
+        "{held_bytes:memory}{device_bytes:? of {device_bytes:memory}}"
     )
 
     step_s: float
@@ -363,8 +376,8 @@ class BestStep(Finding):
     high_s: float
     tokens_per_s: float
     model_flops_utilization: float | None  # None where nobody tells the peak of the device.
-    memory_gib: float
-    device_gib: float | None  # None where nobody tells the memory of the device
+    held_bytes: int
+    device_bytes: int | None  # None where nobody tells the memory of the device
 
 
 class NodesOfBest(Finding):

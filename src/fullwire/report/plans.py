@@ -31,7 +31,7 @@ from fullwire.findings.plans import (
     TrainingTakes,
 )
 from fullwire.report.terminal import print_table, say
-from fullwire.units import show_duration, show_rate
+from fullwire.units import show_duration, show_memory, show_rate
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def print_plan(result: PlanAnswer) -> None:
         high_s=best.interval.high_s,
         tokens_per_s=best.tokens_per_s_per_device,
         model_flops_utilization=best.model_flops_utilization,
-        memory_gib=best.memory.peak_reserved_bytes / GIB,
-        device_gib=result.device_bytes / GIB if is_told else None,
+        held_bytes=best.memory.peak_reserved_bytes,
+        device_bytes=result.device_bytes if is_told else None,
     )
     say(sentence(of_best))
     if result.parts:
@@ -229,7 +229,7 @@ def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
                 one.recompute + partly,
                 str(one.microbatch),
                 _time(one) + (" =" if one.equal and number else ""),
-                f"{one.memory.peak_reserved_bytes / GIB:.0f} GiB",
+                show_memory(one.memory.peak_reserved_bytes),
                 *(f"{part_s:.2g} s" if part_s >= 0.005 else "-" for part_s in sent),
             ]
         )

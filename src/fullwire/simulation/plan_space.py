@@ -1,10 +1,10 @@
 """All parallel plans of a model on so many devices, as columns.
 
 Tensor parallelism stays within a node, and a microbatch is a power of two. Degrees are those that
-divide heads, experts and the batch. Stages have equal layers, but the ends may lack up to three
-(`even_layers`). Parameters are sharded (ZeRO-3) without a pipeline only: each microbatch of a
-pipeline would gather them anew. For the same reason ZeRO-2 shards gradients without a pipeline
-only.
+divide heads, experts, the batch and the sequence. Stages have equal layers, but the ends may lack
+up to three (`even_layers`). Parameters are sharded (ZeRO-3) without a pipeline only: each
+microbatch of a pipeline would gather them anew. For the same reason ZeRO-2 shards gradients without
+a pipeline only.
 
 A degree that the user fixes need not keep to these habits: it is priced if it divides the job.
 """
@@ -31,6 +31,7 @@ from fullwire.workloads.layout import (
     even_layers,
     nearest_divisor,
     nearest_multiple,
+    sequence_step,
 )
 from fullwire.workloads.stage_memory import stage_layers
 
@@ -58,6 +59,7 @@ class Space:
     global_batch: int
     sequence: int
     precision: Precision
+    sequence_parallel: bool = True
 
     def __post_init__(self) -> None:
         for name in ("devices", "global_batch", "sequence"):
@@ -121,7 +123,7 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         microbatch=microbatch,
         global_batch=same * space.global_batch,
         sequence=same * space.sequence,
-        sequence_parallel=same,
+        sequence_parallel=same * space.sequence_parallel,
         schedule=schedule,
         context_kind=context,
         gradient_bytes=same * (2 if space.precision in _NARROW else 4),
@@ -196,14 +198,10 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
     if most_layers:
         memory = [choice for choice in memory if choice[1:] == (RECOMPUTE.index("full"), 0)]
     is_asked = {"zero", "pp"} <= fixed.keys()  # FSDP in a pipeline, which the search leaves out
-    degrees = product(_tensor(space, fixed), _stages(model), _context(space, fixed))
-    for tp, pp, cp in degrees:
-        together = tp * pp * cp
-        if space.devices % together or not all(map(allowed, ("tp", "pp", "cp"), (tp, pp, cp))):
-            continue
+    for tp, pp, cp in _splits(space, fixed):
         if most_layers > _most_layers(model, pp):
             continue
-        dp = space.devices // together
+        dp = space.devices // (tp * pp * cp)
         if space.global_batch % dp or not allowed("dp", dp):
             continue
         kinds = [
@@ -256,6 +254,19 @@ def _with_fixed(
     value = fixed.get(name)
     is_divisor = isinstance(value, int) and value > 0 and number % value == 0
     return sorted({*usual, int(value)}) if is_divisor and value is not None else usual
+
+
+def _splits(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, int, int]]:
+    """Yield TP, PP and CP that divide the devices and the sequence."""
+    choices = product(_tensor(space, fixed), _stages(space.model), _context(space, fixed))
+    is_parallel = space.sequence_parallel
+    for tp, pp, cp in choices:
+        named = {"tp": tp, "pp": pp, "cp": cp}
+        if any(fixed.get(name, ways) != ways for name, ways in named.items()):
+            continue
+        step = sequence_step(tp=tp, cp=cp, sequence_parallel=is_parallel)
+        if space.devices % (tp * pp * cp) == 0 and space.sequence % step == 0:
+            yield tp, pp, cp
 
 
 def _tensor(space: Space, fixed: Mapping[str, int | str]) -> list[int]:
@@ -331,20 +342,31 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
                 f"{name}: expected a divisor of {space.in_words}, got {value}. The "
                 f"nearest is {nearest}"
             )
+    _check_tokens(space, fixed)
     _check_batch(space, fixed)
+
+
+def _check_tokens(space: Space, fixed: Mapping[str, int | str]) -> None:
+    """Refuse fixed degrees that do not divide the sequence, with the nearest that have a plan."""
+    tp, cp = (int(fixed.get(name, 1)) for name in ("tp", "cp"))
+    sequence = space.sequence
+    step = sequence_step(tp=tp, cp=cp, sequence_parallel=space.sequence_parallel)
+    if sequence % step == 0:
+        return
+    is_cp = sequence % sequence_step(tp=1, cp=cp, sequence_parallel=False) > 0
+    name, value = ("cp", cp) if is_cp else ("tp", tp)
+    parts = "twice cp" if is_cp else f"tp x cp {cp}" if cp > 1 else "tp"
+    where = "" if is_cp else " with sequence parallelism"
+    raise UsageError(
+        f"{name}: expected {parts} to divide the sequence {sequence}{where} (the nearest such "
+        f"sequence is {nearest_multiple(sequence, step)}), got {value}. The nearest is "
+        f"{_nearest(space, fixed, name) or 1}"
+    )
 
 
 def _check_batch(space: Space, fixed: Mapping[str, int | str]) -> None:
     """Refuse a batch that no data parallelism beside the fixed degrees divides."""
-    degrees = {
-        space.devices // math.prod(split)
-        for split in product(_tensor(space, fixed), _stages(space.model), _context(space, fixed))
-        if space.devices % math.prod(split) == 0
-        and all(
-            fixed.get(name, ways) == ways
-            for name, ways in zip(("tp", "pp", "cp"), split, strict=True)
-        )
-    }
+    degrees = {space.devices // math.prod(split) for split in _splits(space, fixed)}
     if degrees and all(space.global_batch % dp for dp in degrees):
         microbatch = int(fixed.get("microbatch", 1))
         batch = min(

@@ -3,6 +3,7 @@
 A field stands in braces. After a colon stands its format:
 
     {step_s:time}  {link:rate}  {size:bytes}     with the unit that people use
+    {held:memory}                                bytes of a device, in binary units
     {ranks:ranks}  {ranks:Ranks}                 ranks 1 and 6; at the start of a sentence
     {share:.1%}  {count:,}                       as Python formats a number
     {names:list}  {names:and}  {reasons:;}       a, b, c; a and b; a; b; c (also :or)
@@ -23,6 +24,7 @@ from fullwire.units import (
     show_bytes,
     show_duration,
     show_mean_count,
+    show_memory,
     show_number,
     show_ranks,
     show_rate,
@@ -123,6 +125,7 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
     "mean count": show_mean_count,
     "rate": show_rate,
     "bytes": show_bytes,
+    "memory": show_memory,
     "ranks": show_ranks,
     "Ranks": lambda ranks: show_ranks(ranks).capitalize(),
 }

@@ -11,6 +11,7 @@ A plan that cannot be carried out is refused in one line, with the nearest value
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -99,10 +100,11 @@ class Layout:
             )
         if self.vpp > 1 and self.pp == 1:
             raise UsageError(f"vpp: expected 1 without pipeline stages, got {self.vpp}")
-        if self.sequence % (2 * self.cp if self.cp > 1 else 1):
+        if self.sequence % sequence_step(tp=self.tp, cp=self.cp, sequence_parallel=False):
+            half = self.sequence // 2 if self.sequence % 2 == 0 else 1
             raise UsageError(
                 f"cp: expected twice cp {self.cp} to divide the sequence {self.sequence}. The "
-                f"nearest is {nearest_divisor(self.sequence // 2 or 1, self.cp)}"
+                f"nearest is {nearest_divisor(half, self.cp)}"
             )
 
     @property
@@ -138,12 +140,9 @@ class Layout:
     @property
     def name(self) -> str:
         """Return the plan in short, such as "tp 8, pp 4, dp 16, zero 1, recompute selective"."""
-        parts = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
-        parts += [
-            f"{name} {value}"
-            for name, value in (("vpp", self.vpp), ("cp", self.cp), ("ep", self.ep))
-            if value > 1
-        ]
+        parts = [f"{name} {getattr(self, name)}" for name in ("tp", "pp", "dp")]
+        names = ("vpp", "cp", "ep", "etp")
+        parts += [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
         return ", ".join(
             [*parts, f"zero {self.zero}", f"recompute {self.recompute}", f"mb {self.microbatch}"]
         )
@@ -155,6 +154,13 @@ def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) ->
         raise UsageError(
             f"tp: expected a divisor of {heads} heads, got {layout.tp}. The nearest is "
             f"{nearest_divisor(heads, layout.tp)}"
+        )
+    tokens = layout.sequence // layout.cp
+    if layout.sequence_parallel and tokens % layout.tp:
+        raise UsageError(
+            f"tp: expected a divisor of {tokens} tokens of a sequence on a rank (sequence "
+            f"parallelism), got {layout.tp}. The nearest is "
+            f"{nearest_divisor(math.gcd(heads, tokens), layout.tp)}"
         )
     if layout.context_kind == "ulysses" and heads % (layout.tp * layout.cp):
         raise UsageError(
@@ -181,6 +187,15 @@ def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) ->
             f"ep: expected a divisor of {experts} experts, got {layout.ep}. The nearest is "
             f"{nearest_divisor(max(experts, 1), layout.ep)}"
         )
+
+
+def sequence_step(*, tp: int, cp: int, sequence_parallel: bool) -> int:
+    """Return the number of tokens of which a plan's sequence must be a multiple.
+
+    Each rank of CP takes two equal chunks, one early and one late, so that all see as many keys.
+    With sequence parallelism the ranks of TP divide the tokens of such a rank equally.
+    """
+    return math.lcm(2 * cp if cp > 1 else 1, tp * cp if sequence_parallel else 1)
 
 
 MOST_FEWER = 3  # layers that the stages at the ends may lack
