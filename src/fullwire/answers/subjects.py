@@ -341,6 +341,29 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     return by_kinds(run, make, alone)
 
 
+def subjects_of(
+    many: Sequence[tuple[str, Run]], transports: Transports, grid: Grid
+) -> list[Subject]:
+    """Return the subject of each run, and refuse conditions of sums for a run that has none."""
+    subjects = [subject_of(name, run, transports) for name, run in many]
+    are_asked = {
+        "buckets": any(str(policy) != "ddp" for policy in grid.buckets),
+        "compression": any(not codec.is_free or codec.ratio != 1 for codec in grid.compressors),
+        "accumulate": max(grid.accumulate) > 1,
+        "local steps": max(grid.local_steps) > 1,
+        "lane": grid.lane != "fifo",
+    }
+    asked = [name for name, is_asked in are_asked.items() if is_asked]
+    for subject in subjects:
+        if asked and subject.keeps_gradients:
+            raise UsageError(
+                f"{', '.join(asked)}: expected a run whose collectives sum its gradients, and each "
+                f"rank of {subject.name} keeps its own. Leave {'it' if len(asked) == 1 else 'them'}"
+                " out"
+            )
+    return subjects
+
+
 def gradient_bytes(run: Run) -> list[int]:
     """Return the bytes of the gradients in one step of one rank."""
     rows = run.gradients

@@ -21,7 +21,7 @@ from fullwire.answers.conditions import (
     taken,
 )
 from fullwire.answers.opening import RunLike
-from fullwire.answers.subjects import Conditions, Transports, named, subject_of, with_batches
+from fullwire.answers.subjects import Conditions, Transports, named, subjects_of, with_batches
 from fullwire.clusters.cluster import one_switch
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
@@ -451,7 +451,7 @@ def _predicted(
     those: Crew,
 ) -> WhatIf:
     """Predict each run under every change and every point of the grid."""
-    whole = [subject_of(name, run, transports) for name, run in many]
+    whole = subjects_of(many, transports, grid)
     subjects = changed(whole, changes)
     of_kinds = _swept(apart(subjects), grid, transports, progress, those)
     predictions, around_s = in_the_mean(subjects, of_kinds)
@@ -558,7 +558,7 @@ def replay(
             "a replay plays one pass with all of its messages: expected accumulate 1 and local "
             "steps 1"
         )
-    [subject] = changed([subject_of(name, only, transports)], changes)
+    [subject] = changed(subjects_of([(name, only)], transports, grid), changes)
     return replay_subject(only, subject, grid)
 
 

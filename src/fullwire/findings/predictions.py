@@ -96,6 +96,18 @@ class SummedInGroups(Finding):
     shards: int
 
 
+class GradientsStayLocal(Finding):
+    """No collective sums the gradients, as where layers or experts are split over ranks."""
+
+    is_assumption = True
+    template = (
+        "{run}: its collectives do not sum its gradients, so each rank keeps its own. Predictions "
+        "send these collectives and nothing else: buckets and algorithms of sums do not apply."
+    )
+
+    run: str
+
+
 class NamedRunIsPartial(Finding):
     """Some data of a run is missing."""
 
@@ -447,6 +459,8 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
         )
     if is_measured:
         yield from (OfRun(run=name, what=finding) for finding in about_others(run))
+    if subject.keeps_gradients:
+        yield GradientsStayLocal(run=name)
     if subject.step.shards > 1:
         yield SummedInGroups(run=name, shards=subject.step.shards)
     if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _TUNED_SAID = 4  # clusters whose tuner's choices are printed
 MOST_ROWS = 400  # a terminal scrolls; for more rows a file serves better
+_OF_SUMS = frozenset({"buckets", "algorithm"})  # conditions of gradients that are sent
 _BAR = 10
 _FIRST_NOTES = 2  # of the first screen
 _LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
@@ -58,12 +59,13 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
         return
     table = result.predictions
     varying, fixed = _split_axes(result)
-    # The conditions that do not vary, except the default ones.
+    # The conditions that do not vary, except the default ones and those of sums without sums.
+    unused = _OF_SUMS if all(each.keeps_gradients for each in result.subjects) else frozenset()
     say(
         ", ".join(
             condition.worded(fixed[axis])
             for axis, condition in CONDITIONS.items()
-            if axis in fixed and fixed[axis] != condition.usual
+            if axis in fixed and fixed[axis] != condition.usual and axis not in unused
         )
     )
     chosen = () if best is None else result.best(best)

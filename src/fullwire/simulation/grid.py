@@ -208,6 +208,12 @@ class Subject:
         kinds = tuple((kind, change(subject)) for kind, subject in self.kinds)
         return replace(change(self), kinds=kinds)
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Say whether no step sends gradients: the recorded collectives are all that is sent."""
+        steps = [kind.step for _, kind in self.kinds] or [self.step]
+        return all(step.sends_nothing for step in steps)
+
     def nic_loads(self, workers: Sequence[int], op: str, algorithm: str) -> Floats:
         """Return the bytes on a host's link, over those of one rank with a link of its own.
 
