@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import gaps_of
-from fullwire.run.run import Run
-from fullwire.words import sentence
+from fullwire.run.run import Collectives, Run
+from fullwire.simulation.of_kinds import NO_COMMUNICATION
+from fullwire.words import sentence, sentences
 from tests.builders import a_run
 from tests.jobs_by_hand import a_job_of_experts, a_trained_job
 from tests.strategies import cases
@@ -467,3 +468,15 @@ def test_conditions_of_sums_are_refused_where_no_gradients_are_summed(asked: Any
     [name] = asked
     with pytest.raises(UsageError, match=f"^{name.replace('_', ' ')}: expected a run whose coll"):
         fw.whatif(a_job_of_experts(), **asked)
+
+
+def test_several_workers_whose_steps_lack_communication_are_not_predicted() -> None:
+    job = a_trained_job()
+    silent = dataclasses.replace(
+        job, collectives=Collectives.empty(), facts=a_job_of_experts().facts
+    )
+    with pytest.raises(UsageError, match=f"{NO_COMMUNICATION}, so nothing .* Record one worker"):
+        fw.whatif(silent, bandwidth="1Gbps")
+    assert f"Fixes are not predicted: {NO_COMMUNICATION}." in sentences(fw.explain(silent).notes)
+    alone = dataclasses.replace(silent, facts=silent.facts | Facts(workers=1))
+    assert factor(alone, workers=3, bandwidth="1Gbps") < 1  # sums of its gradients are supposed
