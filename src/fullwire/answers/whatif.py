@@ -169,7 +169,8 @@ class WhatIf(Result):
             return ()
         from fullwire.findings.scaling import target_findings
 
-        return tuple(target_findings(self.targets, self._varying()))
+        passes = {each.name: each.passes for each in with_names(self.subjects, self.changes)}
+        return tuple(target_findings(self.targets, self._varying(), passes))
 
     @property
     def tuner(self) -> tuple[Finding, ...]:
@@ -323,7 +324,7 @@ def whatif(
     - `cluster`, `nodes`, `placement`: a described cluster, by file or name. Workers are then its
       devices. `bandwidth` and `latency` are those of its NICs, and its uplinks follow. Ranks are
       `"packed"` node by node, or `"scattered"` over its leaves.
-    - `accumulate`: the number of passes whose gradients are added up before they are sent.
+    - `accumulate`: how many times the recorded passes are added up before gradients are sent.
     - `local_steps`: the number of steps after which parameters are averaged, as recorded if you
       leave it out. Times of both are those of one pass.
     - `jitter`: the scatter of ranks. All of them wait for the slowest.

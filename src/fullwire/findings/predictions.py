@@ -362,7 +362,7 @@ def _conditions_of(table: Predictions, row: int, *, every: bool = False) -> tupl
             asked.discard("codec")
     values = {axis: table[axis][row] for axis in CONDITIONS if axis in asked}
     return tuple(
-        CONDITIONS[axis].worded(value)
+        CONDITIONS[axis].worded(table.told(axis, value, row))
         for axis, value in values.items()
         if not (every and value == CONDITIONS[axis].usual)
     )

@@ -143,7 +143,8 @@ def as_means(subjects: Sequence[Subject], of_kinds: Predictions) -> Predictions:
         used_s = means(subjects, measures["network_utilization"] * measures["step_s"])
         found["network_utilization"] = used_s / found["step_s"]
     names = tuple(subject.name for subject in subjects)
-    return Predictions(axes={**of_kinds.axes, "run": names}, measures=found)
+    passes = tuple(subject.passes for subject in subjects)
+    return Predictions(axes={**of_kinds.axes, "run": names}, measures=found, passes=passes)
 
 
 def mean_ends(

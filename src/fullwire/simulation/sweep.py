@@ -114,7 +114,8 @@ def sweep(
     by_run, steps = shaped(run=len(subjects)), [subject.step for subject in subjects]
     measures["baseline_step_s"] = np.array([step.alone_ns * 1e-9 for step in steps]).reshape(by_run)
     measures["backward_s"] = np.array([step.backward_ns * 1e-9 for step in steps]).reshape(by_run)
-    return Predictions(axes=axes, measures=measures)
+    passes = tuple(subject.passes for subject in subjects)
+    return Predictions(axes=axes, measures=measures, passes=passes)
 
 
 def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
