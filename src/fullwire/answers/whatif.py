@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.answers.believable import check_scaling, check_shares, check_steps, check_times
+from fullwire.answers.believable import check_scaling, check_steps, check_times, check_use
 from fullwire.answers.conditions import (
     Asked,
     OneOrMany,
@@ -506,7 +506,7 @@ def _swept(
     check_times(names, low_end=low_s, high_end=high_s)
     workers = np.reshape(predictions.axes["workers"], shaped(workers=len(grid.workers)))
     check_scaling(names, workers, measures["scaling_factor"])
-    check_shares(names, network_utilization=measures["network_utilization"])
+    check_use(names, measures["network_utilization"])
     return predictions, around_s
 
 
