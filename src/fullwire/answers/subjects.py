@@ -363,9 +363,9 @@ def subjects_of(
     for subject in subjects:
         if asked and subject.keeps_gradients:
             raise UsageError(
-                f"{', '.join(asked)}: expected a run whose collectives sum its gradients, and each "
-                f"rank of {subject.name} keeps its own. Leave {'it' if len(asked) == 1 else 'them'}"
-                " out"
+                f"{', '.join(asked)}: expected a run whose collectives sum its gradients, and "
+                f"those of {subject.name} sum fewer bytes than its gradients have. Leave "
+                f"{'it' if len(asked) == 1 else 'them'} out"
             )
     return subjects
 

@@ -101,8 +101,8 @@ class GradientsStayLocal(Finding):
 
     is_assumption = True
     template = (
-        "{run}: its collectives do not sum its gradients, so each rank keeps its own. Predictions "
-        "send these collectives and nothing else: buckets and algorithms of sums do not apply."
+        "{run}: its collectives sum fewer bytes than its gradients have. Predictions send these "
+        "collectives and nothing else: buckets and algorithms of sums do not apply."
     )
 
     run: str
