@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -139,6 +139,14 @@ def a_trained_job(
             ready_ns=_ns(ready_),
         ),
     )
+
+
+def a_job_of_experts(*, ranks: int = 3) -> Run:
+    """Make a run whose ranks exchange data beside each backward pass, and sum no gradients."""
+    run = a_trained_job(ranks=ranks)
+    known = {name: value for name, value in run.facts.known().items() if name != "buckets"}
+    op = np.full(len(run.collectives), "alltoall", object)
+    return replace(run, facts=named(known), collectives=replace(run.collectives, op=op))
 
 
 def a_job_by_turns(

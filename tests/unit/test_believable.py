@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullwire.answers.believable import check_scaling, check_shares, check_steps, check_times
+from fullwire.answers.believable import (
+    check_scaling,
+    check_shares,
+    check_steps,
+    check_times,
+    check_use,
+)
 from fullwire.answers.compare import compare
 from fullwire.answers.explain import explain
 from fullwire.answers.search import explorer
@@ -76,6 +82,13 @@ def test_each_check_lets_through_what_can_be_and_refuses_what_cannot() -> None:
     for refused in refusals:
         with pytest.raises(DamagedInput, match=r"^a run: its times cannot all be true: the "):
             refused()
+
+
+def test_a_contradiction_in_a_prediction_is_not_blamed_on_the_recording() -> None:
+    check_use("a run", [0.0, 1.04])
+    names = np.array(["one run", "another"], object)[:, None]
+    with pytest.raises(UsageError, match=r"^another: the prediction contradicts itself: .* 2.02 "):
+        check_use(names, [[0.2, 0.9], [0.5, 2.02]])
 
 
 def test_an_explorer_around_a_step_that_cannot_be_is_refused() -> None:

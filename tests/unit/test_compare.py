@@ -170,10 +170,24 @@ def test_the_advice_to_a_job_that_accumulates_counts_its_own_passes() -> None:
     assert setting(eight) == "with model.no_sync() in 7 of 8 passes; the batch is 2x larger"
     assert "gradient_accumulation_steps=8" in lines_to_paste(eight, "transformers")
     warned = " ".join(fw.whatif(run, accumulate=2).warnings)
-    assert "a recorded step adds up 4 passes, and counts as one pass here." in warned
+    assert "a recorded step adds up 4 passes, and times here are those of such a step." in warned
     job = forecaster(run)
     assert job is not None
     assert eight.step_s == job.ask(accumulate=(2,)).step_s
+
+
+def test_an_answer_counts_the_passes_in_one_sum_with_the_recorded_ones() -> None:
+    once, four = accumulated(1), accumulated(4)
+    assert "gradients of 1 pass)" in sentence(fw.whatif(once, accumulate="1,2").answer)
+    table = fw.whatif(four, accumulate="1,2", target=0.5)
+    words = sentence(table.answer)
+    assert "gradients of 4 passes" in words
+    assert "gradients of 8 passes" in words
+    assert table["accumulate"].tolist() == [1, 2]  # as asked
+    assert table.predictions.told_column("accumulate").tolist() == [4, 8]
+    needs = " ".join(sentences(table.reaching))
+    assert "gradients of 4 passes" in needs
+    assert "gradients of 8 passes" in needs
 
 
 def test_what_is_missing_is_said_with_the_answer() -> None:

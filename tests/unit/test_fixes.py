@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.verification import verify
 from fullwire.fixes import Fix, fix_kinds
 from fullwire.fixes.fix import Seen, fix_kind
 from fullwire.run.facts import Facts, FactValue
@@ -18,7 +19,7 @@ from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence, setting
-from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_trained_job
+from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_job_of_experts, a_trained_job
 
 
 def fixes_of(run: Run) -> dict[str, Fix]:
@@ -68,6 +69,20 @@ def test_gradients_summed_by_hand_are_sent_once() -> None:
     table = fw.whatif(summed_by_hand(), transport="full", bandwidth="1Gbps")
     sums_s = 4 * 8e6 * 2 * (3 - 1) / 3 / 1e9
     assert table["overhead_s"] == pytest.approx(sums_s)
+
+
+def test_a_comparison_predicts_sums_in_the_backward_pass_as_the_fix_does() -> None:
+    by_hand, as_fixed = summed_by_hand(), with_facts(a_trained_job(), buckets="ddp")
+    fix = fixes_of(by_hand)["overlap"]
+    found = verify(by_hand, as_fixed)
+    assert found is not None
+    assert (found.predicted_s, found.low_s, found.high_s) == (fix.step_s, fix.low_s, fix.high_s)
+    assert found.predicted_s < 0.99 * 0.146  # the step with sums by hand
+    # The sums of these jobs are not known to become buckets.
+    assert verify(a_job_of_experts(), as_fixed) is None
+    sums = by_hand.collectives
+    scattered = dataclasses.replace(sums, op=np.full(len(sums), "reducescatter", object))
+    assert verify(dataclasses.replace(by_hand, collectives=scattered), as_fixed) is None
 
 
 def a_storm() -> Run:

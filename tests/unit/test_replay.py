@@ -10,6 +10,7 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from tests.builders import a_run
+from tests.jobs_by_hand import a_job_of_experts
 
 
 def test_a_replay_has_the_step_that_the_table_predicts() -> None:
@@ -49,6 +50,18 @@ def test_a_replay_asked_again_gives_back_the_same_step() -> None:
     assert len(again) == 1
     assert again["step_s"][0] == fw.whatif(run, **conditions)["step_s"][0]
     assert any("is estimated from a job of several" in sentence for sentence in again.warnings)
+
+
+def test_a_replay_of_a_job_that_keeps_its_gradients_has_its_own_collectives() -> None:
+    run = a_job_of_experts()
+    played = fw.replay(run, bandwidth="500Mbps")
+    table = fw.whatif(run, bandwidth="500Mbps")
+    assert played.collectives.op.tolist() == ["alltoall"] * 4
+    assert played.collectives.bytes.tolist() == [1_000_000] * 4
+    assert played.facts.buckets is None
+    mark = played.spans.rows(played.spans.name == "step")
+    assert mark.end_ns[0] * 1e-9 == pytest.approx(table["step_s"][0], abs=1e-9)
+    assert fw.whatif(played)["step_s"][0] == pytest.approx(table["step_s"][0], rel=1e-6)
 
 
 def test_a_replay_is_stored_and_compared_like_any_run(tmp_path: Path) -> None:

@@ -256,11 +256,11 @@ def test_many_sizes_of_a_job_are_read_and_summed_up_once(
         monkeypatch.setattr(name, call)
 
     count("fullwire.importers.read")
-    count("fullwire.answers.whatif.subject_of")
+    count("fullwire.answers.subjects.subject_of")
     sizes = list(range(1, 41))
     asked: dict[str, Any] = {"target": GOAL, "curve": jobs[1], "bandwidth": "1Gbps,10Gbps"}
     table = fw.whatif(path, workers=sizes, global_batch=[64, 256], **asked)
-    assert sorted(calls) == ["fullwire.answers.whatif.subject_of", "fullwire.importers.read"]
+    assert sorted(calls) == ["fullwire.answers.subjects.subject_of", "fullwire.importers.read"]
     alone = fw.whatif(path, workers=sizes[7], global_batch=[64, 256], **asked)
     for name in ("step_s", "time_to_target_s"):
         of_size = table.columns()["workers"] == sizes[7]

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import gaps_of
-from fullwire.run.run import Run
-from fullwire.words import sentence
+from fullwire.run.run import Collectives, Run
+from fullwire.simulation.of_kinds import NO_COMMUNICATION
+from fullwire.words import sentence, sentences
 from tests.builders import a_run
+from tests.jobs_by_hand import a_job_of_experts, a_trained_job
 from tests.strategies import cases
 
 LINE = "10Gbps"
@@ -439,3 +441,42 @@ def test_settings_that_change_nothing_are_answered_as_one() -> None:
     )
     table = fw.whatif("resnet50@v100", workers="1,8", bandwidth="1Gbps")
     assert "1.00 (1 worker)" in sentence(table.answer)
+
+
+def test_gradients_that_were_never_sent_are_not_predicted_as_sums() -> None:
+    run = a_job_of_experts()
+    table = fw.whatif(run, bandwidth="1Gbps,500Mbps", transport="full,measured")
+    # Each of four exchanges has 1 MB, and two in three of its bytes leave a rank.
+    exchanged_s = 4 * 8e6 * 2 / 3 / table["bandwidth_bps"]
+    is_full = table["transport"] == "full"
+    assert table["communication_s"][is_full] == pytest.approx(exchanged_s[is_full])
+    assert table["network_utilization"] == pytest.approx(exchanged_s / table["step_s"])
+    recorded_s = run.spans.end_ns[0] * 1e-9
+    is_recorded = (table["transport"] == "measured") & (table["bandwidth_bps"] == 1e9)
+    assert table["step_s"][is_recorded] == pytest.approx(recorded_s)
+    assert any("sum fewer bytes than its gradients" in sentence for sentence in table.warnings)
+    assert not any("fewer bytes" in told for told in fw.whatif(a_trained_job()).warnings)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"buckets": "none"}, {"compression": 2}, {"accumulate": 4}, {"local_steps": 8}],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_conditions_of_sums_are_refused_where_no_gradients_are_summed(asked: Any) -> None:
+    assert len(fw.whatif(a_trained_job(), **asked)) == 1
+    [name] = asked
+    with pytest.raises(UsageError, match=f"^{name.replace('_', ' ')}: expected a run whose coll"):
+        fw.whatif(a_job_of_experts(), **asked)
+
+
+def test_several_workers_whose_steps_lack_communication_are_not_predicted() -> None:
+    job = a_trained_job()
+    silent = dataclasses.replace(
+        job, collectives=Collectives.empty(), facts=a_job_of_experts().facts
+    )
+    with pytest.raises(UsageError, match=f"{NO_COMMUNICATION}, so nothing .* Record one worker"):
+        fw.whatif(silent, bandwidth="1Gbps")
+    assert f"Fixes are not predicted: {NO_COMMUNICATION}." in sentences(fw.explain(silent).notes)
+    alone = dataclasses.replace(silent, facts=silent.facts | Facts(workers=1))
+    assert factor(alone, workers=3, bandwidth="1Gbps") < 1  # sums of its gradients are supposed

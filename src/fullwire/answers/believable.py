@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullwire.errors import DamagedInput
+from fullwire.errors import DamagedInput, UsageError
 
 _ROUNDING = 1e-6  # Of 1: sums of shares are that exact.
 # In honest recordings, the line rate that a run states and the bytes that the line carried differ
@@ -47,6 +47,23 @@ def check_shares(source: Source, **shares: ArrayLike | None) -> None:
             _refuse(source, name, value, is_wrong, "a share of 0 to 1")
 
 
+def check_use(source: Source, use: ArrayLike) -> None:
+    """Refuse predictions that use a link for more than the whole step.
+
+    The bytes and the step both come from the model, so a recording need not be wrong.
+    """
+    value = np.atleast_1d(np.asarray(use, np.float64))
+    if not _lies_within(value, -_ROUNDING, 1 + _OF_A_SHARE):
+        is_wrong = (value < -_ROUNDING) | (value > 1 + _OF_A_SHARE)
+        for name, used in _wrong(source, value, is_wrong):
+            raise UsageError(
+                f"{name}: the prediction contradicts itself: its messages would need the link for "
+                f"{used:.3g} times the step. The model does not fit this job under these "
+                "conditions, though its recording may be true. A recording under them would tell "
+                "the step"
+            )
+
+
 def check_scaling(source: Source, workers: ArrayLike, factors: ArrayLike | None) -> None:
     """Refuse scaling factors below 0 or above the number of workers."""
     for name, value in _known({"scaling factor": factors}):
@@ -73,12 +90,16 @@ def _lies_within(value: Column, least: float, most: float, *, or_unknown: bool =
 
 
 def _refuse(source: Source, name: str, value: Column, is_wrong: Any, expected: str) -> None:
-    wrong = np.flatnonzero(np.broadcast_to(is_wrong, value.shape))
-    if len(wrong):
+    for place, wrong in _wrong(source, value, is_wrong):
         raise DamagedInput(
-            source
-            if isinstance(source, str)
-            else np.broadcast_to(source, value.shape).flat[wrong[0]],
-            f"its times cannot all be true: the {name} of the answer would be "
-            f"{value.flat[wrong[0]]:.3g}, expected {expected}",
+            place,
+            f"its times cannot all be true: the {name} of the answer would be {wrong:.3g}, "
+            f"expected {expected}",
         )
+
+
+def _wrong(source: Source, value: Column, is_wrong: Any) -> Iterable[tuple[str, float]]:
+    """Yield the wrong values, each with its source."""
+    sources = np.broadcast_to(np.asarray(source, object), value.shape)
+    for place in np.flatnonzero(np.broadcast_to(is_wrong, value.shape)):
+        yield sources.flat[place], float(value.flat[place])

@@ -6,7 +6,7 @@ Runs are opened and named, with the transport that they show. Conditions become 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from fullwire.simulation.sweep import with_contention, with_residue
 from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
 from fullwire.simulation.typical import Sending
 from fullwire.timeline.alone import told_alone
+from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_collectives
 from fullwire.timeline.utilization import sent_unseen
 from fullwire.units import bits_per_second, shown
@@ -349,6 +350,34 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
         return subject if known is None else with_residue(subject, transport)
 
     return by_kinds(run, make, alone)
+
+
+def subjects_of(
+    many: Sequence[tuple[str, Run]], transports: Transports, grid: Grid
+) -> list[Subject]:
+    """Return the subject of each run, and refuse conditions of sums for a run that has none."""
+    subjects = []
+    for name, run in many:
+        # A modelled step has one pass. Counting loads what makes its prediction start later.
+        is_modelled = run.provenance.basis == "modelled"
+        passes = 1 if is_modelled else passes_of_step(run) or 1
+        subjects.append(replace(subject_of(name, run, transports), passes=passes))
+    are_asked = {
+        "buckets": any(str(policy) != "ddp" for policy in grid.buckets),
+        "compression": any(not codec.is_free or codec.ratio != 1 for codec in grid.compressors),
+        "accumulate": max(grid.accumulate) > 1,
+        "local steps": max(grid.local_steps) > 1,
+        "lane": grid.lane != "fifo",
+    }
+    asked = [name for name, is_asked in are_asked.items() if is_asked]
+    for subject in subjects:
+        if asked and subject.keeps_gradients:
+            raise UsageError(
+                f"{', '.join(asked)}: expected a run whose collectives sum its gradients, and "
+                f"those of {subject.name} sum fewer bytes than its gradients have. Leave "
+                f"{'it' if len(asked) == 1 else 'them'} out"
+            )
+    return subjects
 
 
 def gradient_bytes(run: Run) -> list[int]:

@@ -233,7 +233,7 @@ def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
         along_workers([ends[end].reshape(shape) for ends in intervals]).reshape(-1)
         for end in (0, 1)
     )
-    return Predictions(axes=axes, measures=measures), (low_s, high_s)
+    return replace(first, axes=axes, measures=measures), (low_s, high_s)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

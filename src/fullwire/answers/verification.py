@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan
@@ -33,8 +33,9 @@ from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
-from fullwire.simulation.forecast import forecaster
+from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.grid import Subject
+from fullwire.simulation.schedule import sent_in_buckets
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.alone import told_alone
 from fullwire.timeline.passes import equal_work, passes_of_step, passes_that_each_sum, sums_once
@@ -139,20 +140,18 @@ def verify(
         if not predictor.sums_early:
             return None  # the sums of its earlier passes are unknown
         predictor = replace(predictor, subject=predictor.subject.each(_with_one_sum))
+    axes: dict[str, Any] = dict(changes.values())
+    are_buckets_new = before.facts.buckets is None and "buckets" in axes
+    if not _sums_are_known(predictor, axes, are_buckets_new=are_buckets_new):
+        return None
     if predictor.calibration is not None:
         unsure = held_against(predictor.calibration, [after, *after_again])
         predictor = replace(predictor, calibration=unsure)
-    on_machines = after.facts.machines
-    if on_machines and "workers" in dict(changes.values()):  # the hosts of the ranks are known
-        ranks = -(-(after.facts.workers or 1) // on_machines)
-        placed = predictor.subject.each(partial(replace, ranks_per_host=ranks))
-        predictor = replace(predictor, subject=placed)
-    if before.facts.fragments != after.facts.fragments:
-        parts = predictor.subject.each(partial(replace, fragments=after.facts.fragments or 1))
-        predictor = replace(predictor, subject=parts)
-    axes: dict[str, Any] = dict(changes.values())
-    full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
-    found = (predictor.filling() if becomes_ours else predictor).ask(**axes)
+    predictor = _laid_out(predictor, before, after, axes)
+    change = sent_in_buckets if are_buckets_new else None
+    ask = partial(predictor.ask, change=change, **axes)
+    full_s = ask(transports=(predictor.full(),)).step_s if becomes_ours else None
+    found = predictor.filling().ask(change=change, **axes) if becomes_ours else ask()
     return Verification(
         made=(
             *changes,
@@ -165,6 +164,26 @@ def verify(
         full_s=None if full_s is None else full_s / passes_before,
         measured_s=float(np.mean(np.array(measured_s, np.float64))) / passes_after,
     )
+
+
+def _laid_out(predictor: Forecaster, before: Run, after: Run, axes: Collection[str]) -> Forecaster:
+    """Return the first job with the second one's ranks on a host and its parts of parameters."""
+    on_machines = after.facts.machines
+    if on_machines and "workers" in axes:  # the hosts of the ranks are known
+        ranks = -(-(after.facts.workers or 1) // on_machines)
+        placed = predictor.subject.each(partial(replace, ranks_per_host=ranks))
+        predictor = replace(predictor, subject=placed)
+    if before.facts.fragments != after.facts.fragments:
+        parts = predictor.subject.each(partial(replace, fragments=after.facts.fragments or 1))
+        predictor = replace(predictor, subject=parts)
+    return predictor
+
+
+def _sums_are_known(predictor: Forecaster, axes: Collection[str], *, are_buckets_new: bool) -> bool:
+    """Say whether the first run's sums of gradients tell those of the second run."""
+    if are_buckets_new and not predictor.sums_by_hand:
+        return False
+    return not (predictor.subject.keeps_gradients and {"compressors", "local_steps"} & set(axes))
 
 
 def _with_one_sum(subject: Subject) -> Subject:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.answers.believable import check_scaling, check_shares, check_steps, check_times
+from fullwire.answers.believable import check_scaling, check_steps, check_times, check_use
 from fullwire.answers.conditions import (
     Asked,
     OneOrMany,
@@ -21,7 +21,7 @@ from fullwire.answers.conditions import (
     taken,
 )
 from fullwire.answers.opening import RunLike
-from fullwire.answers.subjects import Conditions, Transports, named, subject_of, with_batches
+from fullwire.answers.subjects import Conditions, Transports, named, subjects_of, with_batches
 from fullwire.clusters.cluster import one_switch
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
@@ -169,7 +169,8 @@ class WhatIf(Result):
             return ()
         from fullwire.findings.scaling import target_findings
 
-        return tuple(target_findings(self.targets, self._varying()))
+        passes = {each.name: each.passes for each in with_names(self.subjects, self.changes)}
+        return tuple(target_findings(self.targets, self._varying(), passes))
 
     @property
     def tuner(self) -> tuple[Finding, ...]:
@@ -323,7 +324,7 @@ def whatif(
     - `cluster`, `nodes`, `placement`: a described cluster, by file or name. Workers are then its
       devices. `bandwidth` and `latency` are those of its NICs, and its uplinks follow. Ranks are
       `"packed"` node by node, or `"scattered"` over its leaves.
-    - `accumulate`: the number of passes whose gradients are added up before they are sent.
+    - `accumulate`: how many times the recorded passes are added up before gradients are sent.
     - `local_steps`: the number of steps after which parameters are averaged, as recorded if you
       leave it out. Times of both are those of one pass.
     - `jitter`: the scatter of ranks. All of them wait for the slowest.
@@ -451,7 +452,7 @@ def _predicted(
     those: Crew,
 ) -> WhatIf:
     """Predict each run under every change and every point of the grid."""
-    whole = [subject_of(name, run, transports) for name, run in many]
+    whole = subjects_of(many, transports, grid)
     subjects = changed(whole, changes)
     of_kinds = _swept(apart(subjects), grid, transports, progress, those)
     predictions, around_s = in_the_mean(subjects, of_kinds)
@@ -505,7 +506,7 @@ def _swept(
     check_times(names, low_end=low_s, high_end=high_s)
     workers = np.reshape(predictions.axes["workers"], shaped(workers=len(grid.workers)))
     check_scaling(names, workers, measures["scaling_factor"])
-    check_shares(names, network_utilization=measures["network_utilization"])
+    check_use(names, measures["network_utilization"])
     return predictions, around_s
 
 
@@ -558,7 +559,7 @@ def replay(
             "a replay plays one pass with all of its messages: expected accumulate 1 and local "
             "steps 1"
         )
-    [subject] = changed([subject_of(name, only, transports)], changes)
+    [subject] = changed(subjects_of([(name, only)], transports, grid), changes)
     return replay_subject(only, subject, grid)
 
 

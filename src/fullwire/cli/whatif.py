@@ -85,7 +85,10 @@ class Conditions:
     nodes: Annotated[Text, typer.Option(help="Nodes of the cluster: 2,16")] = None
     placement: Placement = "packed"
     accumulate: Annotated[
-        str, typer.Option(help="Gradients of so many passes are added up, then sent: 1,4")
+        str,
+        typer.Option(
+            help="Gradients of so many times the recorded passes are added up, then sent: 1,4"
+        ),
     ] = "1"
     local_steps: Annotated[
         Text,

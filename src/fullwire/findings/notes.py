@@ -19,6 +19,7 @@ from fullwire.run.usual import (
     LONGER,
 )
 from fullwire.simulation.forecast import Forecaster
+from fullwire.simulation.of_kinds import NO_COMMUNICATION
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import probe_steps
 from fullwire.timeline.passes import passes_of_step
@@ -109,7 +110,7 @@ class NoFixesPredicted(Finding):
 class NothingToPredictFrom(Finding):
     """Fixes need communication, and the workers' steps hold none."""
 
-    template = "Fixes are not predicted: the steps lack communication."
+    template = f"Fixes are not predicted: {NO_COMMUNICATION}."
 
 
 # ---- the steps -----------------------------------------------------------------------------------

@@ -96,6 +96,18 @@ class SummedInGroups(Finding):
     shards: int
 
 
+class GradientsStayLocal(Finding):
+    """No collective sums the gradients, as where layers or experts are split over ranks."""
+
+    is_assumption = True
+    template = (
+        "{run}: its collectives sum fewer bytes than its gradients have. Predictions send these "
+        "collectives and nothing else: buckets and algorithms of sums do not apply."
+    )
+
+    run: str
+
+
 class NamedRunIsPartial(Finding):
     """Some data of a run is missing."""
 
@@ -350,7 +362,7 @@ def _conditions_of(table: Predictions, row: int, *, every: bool = False) -> tupl
             asked.discard("codec")
     values = {axis: table[axis][row] for axis in CONDITIONS if axis in asked}
     return tuple(
-        CONDITIONS[axis].worded(value)
+        CONDITIONS[axis].worded(table.told(axis, value, row))
         for axis, value in values.items()
         if not (every and value == CONDITIONS[axis].usual)
     )
@@ -447,6 +459,8 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
         )
     if is_measured:
         yield from (OfRun(run=name, what=finding) for finding in about_others(run))
+    if subject.keeps_gradients:
+        yield GradientsStayLocal(run=name)
     if subject.step.shards > 1:
         yield SummedInGroups(run=name, shards=subject.step.shards)
     if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):

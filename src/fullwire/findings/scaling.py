@@ -6,7 +6,7 @@ These are the sentences that people repeat in a meeting.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from fullwire.findings.finding import Finding
@@ -174,7 +174,8 @@ class Label(Finding):
     template = (
         "{case.run}, {case.workers} {case.workers:worker|workers}{buckets:?, {buckets}}"
         "{algorithm:?, {algorithm}}{transport:?, transport {transport}}"
-        "{latency}{accumulate:?, gradients of {accumulate} passes}"
+        "{latency}{accumulate:?, gradients of {accumulate:g} "
+        "{accumulate:pass|passes}}"
         "{local_steps:?, local steps {local_steps}}{jitter:?, jitter {jitter}}"
     )
 
@@ -183,7 +184,7 @@ class Label(Finding):
     algorithm: str | None
     transport: str | None
     latency: LatencyOf | None
-    accumulate: int | None
+    accumulate: float | None
     local_steps: int | None
     jitter: str | None
 
@@ -313,10 +314,12 @@ class FromLeastToMost(Finding):
     most_run: str
 
 
-def target_findings(targets: Targets, varying: Collection[str]) -> Iterator[Finding]:
+def target_findings(
+    targets: Targets, varying: Collection[str], passes: Mapping[str, float]
+) -> Iterator[Finding]:
     """Yield the needs of the target: a finding for each case, and one for all runs together.
 
-    `varying` are the axes that have more than one value.
+    `varying` are the axes that have more than one value, `passes` those of a recorded step by run.
     """
     ratios = _by_label(targets.least_compression, varying)
     rates = _by_label(targets.least_bandwidth, varying)
@@ -331,6 +334,8 @@ def target_findings(targets: Targets, varying: Collection[str]) -> Iterator[Find
         needs += [_bandwidth(case) for case in free[:1] + with_codec]
         first = rates[label][0]
         conditions = {name: getattr(first, name) if name in varying else None for name in _LABELLED}
+        if conditions["accumulate"] is not None:
+            conditions["accumulate"] *= passes[first.run]
         latency_s = conditions.pop("latency_s")
         latency = None if latency_s is None else LatencyOf(latency_s=latency_s)
         yield TargetNeeds(

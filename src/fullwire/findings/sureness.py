@@ -340,9 +340,12 @@ def about_rounds(
 
 
 class StepCountsAsPass(Finding):
-    """A recorded step of several passes is one pass of the conditions."""
+    """A recorded step of several passes is the unit of the conditions."""
 
-    template = "{run}: a recorded step adds up {passes:.4g} passes, and counts as one pass here."
+    template = (
+        "{run}: a recorded step adds up {passes:.4g} passes, and times here are those of such a "
+        "step. --accumulate says how many times these passes are in one sum."
+    )
 
     run: str
     passes: float

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from fullwire.fixes.fix import Fix, FixKind, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
+from fullwire.simulation.schedule import sent_in_buckets
 from fullwire.timeline.account import Account
 
 
@@ -37,5 +36,4 @@ class Overlap(FixKind):
         """Predict gradients in buckets, where a script sends them after the pass."""
         step = job.subject.step
         if run.facts.buckets is None and step.others.are_gradients:
-            alone = partial(dataclasses.replace, others=type(step.others)())
-            yield SentMeanwhile(forecast=job.ask(change=alone))
+            yield SentMeanwhile(forecast=job.ask(change=sent_in_buckets))

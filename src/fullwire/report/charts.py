@@ -135,7 +135,8 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
     if between is not None:
         points += _rows(between, [across, *others], asked=False)
     chart = alt.Chart(alt.Data(values=points))
-    chart = _lines(chart, across, axes.get(across, ()), colour, result)
+    ticks = dict.fromkeys(table.told_column(across).tolist()) if across == "accumulate" else ()
+    chart = _lines(chart, across, [*ticks] or axes.get(across, ()), colour, result)
     facets = [axis for axis in others if axis != colour]
     if facets:  # panels, in the order in which the values were given
         panels = {
@@ -146,7 +147,7 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
         }
         chart = chart.facet(**panels)
     fixed = [
-        condition.worded(table[axis][0])
+        condition.worded(table.told_column(axis)[0])
         for axis, condition in CONDITIONS.items()
         if axis != "run" and axis not in axes and axis in table.names()
         if table[axis][0] != condition.usual
@@ -166,7 +167,7 @@ def _rows(table: Predictions, columns: list[str], *, asked: bool) -> list[dict[s
     for number, name in enumerate(columns):
         scale = CONDITIONS[name].scale
         if number == 0 and scale is not None:
-            shown[name] = [value * scale for value in table[name].tolist()]
+            shown[name] = [value * scale for value in table.told_column(name).tolist()]
         else:
             shown[name] = _labels(table, name)
     shown["asked"] = [asked] * len(table)
@@ -175,7 +176,7 @@ def _rows(table: Predictions, columns: list[str], *, asked: bool) -> list[dict[s
 
 def _labels(table: Predictions, name: str) -> list[str]:
     if name != "codec":
-        return [_label(name, value) for value in table[name].tolist()]
+        return [_label(name, value) for value in table.told_column(name).tolist()]
     pairs = zip(table["codec"].tolist(), table["compression"].tolist(), strict=True)
     return [codec or _label("compression", ratio) for codec, ratio in pairs]
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _TUNED_SAID = 4  # clusters whose tuner's choices are printed
 MOST_ROWS = 400  # a terminal scrolls; for more rows a file serves better
+_OF_SUMS = frozenset({"buckets", "algorithm"})  # conditions of gradients that are sent
 _BAR = 10
 _FIRST_NOTES = 2  # of the first screen
 _LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
@@ -58,18 +59,19 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
         return
     table = result.predictions
     varying, fixed = _split_axes(result)
-    # The conditions that do not vary, except the default ones.
+    # The conditions that do not vary, except the default ones and those of sums without sums.
+    unused = _OF_SUMS if all(each.keeps_gradients for each in result.subjects) else frozenset()
     say(
         ", ".join(
-            condition.worded(fixed[axis])
+            condition.worded(table.told(axis, fixed[axis], 0))
             for axis, condition in CONDITIONS.items()
-            if axis in fixed and fixed[axis] != condition.usual
+            if axis in fixed and fixed[axis] != condition.usual and axis not in unused
         )
     )
     chosen = () if best is None else result.best(best)
     rows_shown = [top.row for top in chosen] or list(range(min(len(table), MOST_ROWS)))
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
-    values = {name: table[name][rows_shown].tolist() for name in names}
+    values = {name: table.told_column(name)[rows_shown].tolist() for name in names}
     rows = [
         [_cell(name, values[name][number]) for name in names] for number in range(len(rows_shown))
     ]
@@ -97,7 +99,8 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
             worth = []
             for one in top.instead:
                 value = one.instead if isinstance(one.instead, int | float) else str(one.instead)
-                worth.append(f"{CONDITIONS[one.condition].worded(value)}: {one.change:+.1%}")
+                told = table.told(one.condition, value, top.row)
+                worth.append(f"{CONDITIONS[one.condition].worded(told)}: {one.change:+.1%}")
             instead = f" Instead {', '.join(worth)}." if worth else ""
             say(f"{run}: {top.speedup:.4g} times the speed of one worker.{instead}")
     elif len(table) > MOST_ROWS:
@@ -113,7 +116,7 @@ def _print_kinds(result: WhatIf, shown: Sequence[int], varying: Sequence[str]) -
     """Print the step of each kind, in the rows shown of jobs that have several kinds of steps."""
     rows = [
         [
-            *(_cell(name, result[name][row]) for name in varying),
+            *(_cell(name, result.predictions.told_column(name)[row]) for name in varying),
             kind.name,
             f"{kind.share:.0%}",
             show_between(kind.step_s, kind.low_s, kind.high_s),
@@ -196,7 +199,8 @@ def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
         if axis == "codec":
             costs = any(not codec.is_free for codec in values)
             names = ["compression", "codec"] if costs else ["compression"]
-        if len(values) > 1:
+        differs = axis == "accumulate" and len(set(result.predictions.told_column(axis))) > 1
+        if len(values) > 1 or (differs and values[0] > 1):  # runs may add up different passes
             varying += names
         else:
             fixed |= {name: result.predictions[name][0] for name in names}

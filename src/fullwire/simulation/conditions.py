@@ -63,6 +63,10 @@ def _number(value: Any) -> str:
     return f"{value:g}"
 
 
+def _passes(value: Any) -> str:
+    return f"{value:.4g}" if value < 10**4 else f"{value:,.0f}"
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Condition:
     """One condition: its column, and how its values are shown."""
@@ -72,12 +76,15 @@ class Condition:
     title: str  # of an axis of a chart
     show: Callable[[Any], str] = str
     words: str = "{}"  # a value in a sentence, such as "{} workers"
+    words_of_one: str = ""  # for the value 1, where not only a last "s" goes
     usual: object = None  # the default value, which sentences leave out
     across: int = 0  # how well it serves as the horizontal axis of a chart
     scale: float | None = None  # from its unit to a chart's; None where values are names
 
     def worded(self, value: Any) -> str:
         """Return a value as a sentence has it."""
+        if value == 1 and self.words_of_one:
+            return self.words_of_one
         is_counted = self.words.startswith("{} ")  # as 1 worker
         words = self.words.removesuffix("s") if is_counted and value == 1 else self.words
         return words.format(self.show(value))
@@ -210,10 +217,11 @@ _TABLE = (
     ),
     Condition(
         axis="accumulate",
-        heading="accumulate",
+        heading="passes",
         title="passes between sends",
-        show=_number,
+        show=_passes,
         words="gradients of {} passes",
+        words_of_one="gradients of 1 pass",
         usual=1,
         across=6,
         scale=1,
@@ -333,6 +341,7 @@ def unfolded(predictions: Predictions, changes: Changes) -> Predictions:
     names = predictions.axes[runs][::together]
     return replace(
         predictions,
+        passes=predictions.passes[::together],
         axes={runs: names, **changes, **{axis: predictions.axes[axis] for axis in others}},
         measures={
             name: measure.reshape(measure.shape[0] // together, *lengths, *measure.shape[1:])

@@ -79,6 +79,12 @@ class Forecaster:
         steps = [kind.step for _, kind in self.subject.kinds] or [self.subject.step]
         return any(len(step.others.of_the_last_pass().op) < len(step.others.op) for step in steps)
 
+    @property
+    def sums_by_hand(self) -> bool:
+        """Say whether its script sums gradients itself, in any kind of its steps."""
+        steps = [kind.step for _, kind in self.subject.kinds] or [self.subject.step]
+        return any(step.others.are_gradients for step in steps)
+
     def full(self) -> FullTransport:
         """Return the transport that fills the line, except for packet headers."""
         return FullTransport(self.payload_share)

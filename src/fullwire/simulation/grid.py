@@ -202,6 +202,7 @@ class Subject:
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
     round_s: float = 0.0  # what a rank does once in a round of local steps, beyond its steps
     recorded_rounds: float = 0.0  # in a step, whose recorded time has their part of that
+    passes: float = 1.0  # whose gradients a recorded step adds up; a mean where steps differ
     # Where steps are of several kinds: each kind as a subject, whose mean step is `step`.
     kinds: tuple[tuple[Kind, Subject], ...] = ()
 
@@ -209,6 +210,12 @@ class Subject:
         """Return the subject with a change to it, and to each kind of its steps."""
         kinds = tuple((kind, change(subject)) for kind, subject in self.kinds)
         return replace(change(self), kinds=kinds)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Say whether no step sends gradients: the recorded collectives are all that is sent."""
+        steps = [kind.step for _, kind in self.kinds] or [self.step]
+        return all(step.sends_nothing for step in steps)
 
     def nic_loads(self, workers: Sequence[int], op: str, algorithm: str) -> Floats:
         """Return the bytes on a host's link, over those of one rank with a link of its own.
@@ -250,6 +257,7 @@ class Predictions:
 
     axes: Mapping[str, tuple[Any, ...]]
     measures: Mapping[str, NDArray[np.float64]]  # each shaped like the axes
+    passes: tuple[float, ...]  # of a recorded step of each run
 
     def __len__(self) -> int:
         return int(np.prod([len(values) for values in self.axes.values()]))
@@ -268,6 +276,20 @@ class Predictions:
         if name not in self.axes:
             raise KeyError(f"no column {name!r}: there are {', '.join(self.names())}")
         return self._along(name, list(self.axes[name]))
+
+    def told(self, name: str, value: Any, row: int) -> Any:
+        """Return a condition of a row as people read it: the passes in one sum, recorded ones too.
+
+        The axis says how many times the recorded passes a sum has.
+        """
+        return value * self._passes_of_rows()[row] if name == "accumulate" else value
+
+    def told_column(self, name: str) -> NDArray[Any]:
+        """Return a column as people read it."""
+        return self[name] * self._passes_of_rows() if name == "accumulate" else self[name]
+
+    def _passes_of_rows(self) -> NDArray[Any]:
+        return self._along("run", self.passes)
 
     def place(self, axis: str) -> NDArray[Any]:
         """Return the place of each row along an axis."""
@@ -296,7 +318,7 @@ class Predictions:
             name: values * steps if name.endswith("_s") else values
             for name, values in self.measures.items()
         }
-        return Predictions(axes=self.axes, measures=times_s)
+        return replace(self, measures=times_s)
 
     def _shape(self) -> tuple[int, ...]:
         return tuple(len(values) for values in self.axes.values())

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.run.run import Collectives, Run, Spans, Whole
+from fullwire.run.usual import local_steps_of
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -29,6 +30,17 @@ class Others:
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
+
+    def are_all_that_is_sent(self, run: Run) -> bool:
+        """Say whether a job of several workers sends these collectives and keeps its gradients.
+
+        So it is where layers or experts are split over ranks: each rank has gradients of its own.
+        Neither DDP nor these collectives sum the gradients then, and no step ends a round of
+        several with an average of parameters.
+        """
+        are_sums = self.are_gradients or self.sum_gradients
+        is_ddp = run.facts.buckets is not None or run.facts.hook is not None
+        return bool(self.op) and not (are_sums or is_ddp or local_steps_of(run) > 1)
 
     def small(self, wanted: str, most_bytes: int) -> list[int]:
         """Return the places of small collectives of one kind, among all ranks, that can wait."""

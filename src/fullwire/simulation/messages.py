@@ -29,6 +29,7 @@ from fullwire.simulation.buckets import BucketPolicy, Buckets, fragment_shares
 from fullwire.simulation.grid import Grid, Order, Residue, Subject, tried
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.schedule import (
+    Timeline,
     fifo_end_and_busy_s,
     fifo_overhead_s,
     grouped,
@@ -85,6 +86,8 @@ class Exposed:
     # that are no buckets count by the second only.
     beside: Floats
     beside_others_s: Floats
+    # The collectives of a step whose gradients are not sent: they are all of its communication.
+    instead_s: Floats
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -128,6 +131,15 @@ class Messages:
             total = total + np.choose(quickest, np.broadcast_arrays(*sent))
         return total / ratio
 
+    def instead_bits(self, chosen: slice) -> Floats:
+        """Return the bits on a host's link of the collectives that go in place of gradients."""
+        if not self.subject.step.sends_nothing:
+            return np.zeros(())
+        return running_sum(
+            other.count * (other.wire_bits * other.load)[chosen, None, None]
+            for other in self.others
+        )
+
     def exposed(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
     ) -> Exposed:
@@ -158,7 +170,10 @@ class Messages:
             hidden = 1 - by_buckets_s / np.maximum(busy_s, np.finfo(float).tiny)
             bits = self.sent_bits(chosen, rate_bps, transport, ratio)
             beside = bits * np.clip(hidden, 0.0, 1.0)
-        return Exposed(by_buckets_s, by_others_s, busy_s, work_s, beside, beside_others_s)
+        instead_s = others_s if self.subject.step.sends_nothing else np.zeros(())
+        return Exposed(
+            by_buckets_s, by_others_s, busy_s, work_s, beside, beside_others_s, instead_s
+        )
 
     def overhead_s(
         self,
@@ -320,8 +335,20 @@ class Messages:
         The exposed share is as recorded, but no more time hides behind computation than in the
         recording.
         """
+        total_s = running_sum(
+            other.count * each_s
+            for other, each_s in self._each_other_s(chosen, rate_bps, transport)
+        )
+        others = self.subject.step.others
+        hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
+        share = others.exposed_ns / max(others.total_ns, 1)
+        return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
+
+    def _each_other_s(
+        self, chosen: slice, rate_bps: Floats, transport: Transport
+    ) -> Iterator[tuple[_Other, Floats]]:
+        """Go through the collectives that are no buckets, with the time that one of each takes."""
         crowd = self._crowd(chosen)
-        total_s: Floats = np.zeros(())
         for other in self.others:
             wire_bits, hops = other.wire_bits[chosen, None, None], other.hops[chosen, None, None]
             load = other.load[chosen, None, None]
@@ -332,12 +359,32 @@ class Messages:
                 line_s = routed_s(other.routed[chosen], np.ones((1, 1, 1)), per_bit)
             if isinstance(transport, MeasuredTransport):
                 line_s = line_s * (1 + transport.gathers_late * other.halves[chosen, None, None])
-            message_s = transport.message_s(line_s, wire_bits / 8, hops, crowd)
-            total_s = total_s + other.count * message_s
-        others = self.subject.step.others
-        hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
-        share = others.exposed_ns / max(others.total_ns, 1)
-        return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
+            yield other, transport.message_s(line_s, wire_bits / 8, hops, crowd)
+
+    def instead_timeline(self, rate_bps: Floats, transport: Transport) -> Timeline:
+        """Return when the collectives that go in place of gradients are on the lane, at one point.
+
+        They go one after another, in the order of `Others`, and end as long after the backward pass
+        as they are exposed. More of them than fit before that went at once, and so they do here.
+        """
+        step, whole = self.subject.step, slice(None)
+        of_kind = {
+            other.kind: float(each_s[0, 0, 0])
+            for other, each_s in self._each_other_s(whole, rate_bps, transport)
+        }
+        others = step.others
+        kinds = zip(others.op, others.bytes, others.members, strict=True)
+        each_s = np.array([of_kind[kind] for kind in kinds])
+        exposed_s, total_s = (
+            float(of_all[0, 0, 0]) for of_all in self._others_s(whole, rate_bps, transport)
+        )
+        end_s = step.backward_ns * 1e-9 + exposed_s
+        start_s = max(end_s - total_s, -step.forward_ns * 1e-9)
+        before_s = np.cumsum(each_s) - each_s
+        squeezed = min((end_s - start_s) / total_s, 1.0) if total_s else 1.0
+        starts_s = start_s + before_s * squeezed
+        ends_s = np.minimum(starts_s + each_s, end_s)
+        return Timeline(start_s=[*starts_s], end_s=[*ends_s])
 
     def _crowd(self, chosen: slice) -> Floats:
         return self.subject.crowd(self.workers[chosen])[:, None, None]
@@ -353,6 +400,7 @@ class _Other:
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
+    kind: tuple[str, int, int]  # the operation, its bytes, and the members of its group
     routed: tuple[tuple[Routed, ...], ...] = ()
 
 
@@ -491,6 +539,7 @@ def _others(
             load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
             latency_s=latency_s,
             count=count,
+            kind=(op, size, members),
             routed=()
             if on_links is None
             else tuple(

@@ -13,11 +13,15 @@ from dataclasses import replace
 import numpy as np
 
 from fullwire.collectives.cost import Floats
+from fullwire.errors import UsageError
+from fullwire.run.gaps import reasons
 from fullwire.run.kinds import Kind, kinds_of, run_of_kind, sums_of
 from fullwire.run.run import Run
-from fullwire.run.usual import Alone, local_steps_of
+from fullwire.run.usual import Alone, local_steps_of, marks_of_steps
 from fullwire.simulation.grid import Predictions, Residue, Subject, Swept
 from fullwire.simulation.typical import Sending, Step
+
+NO_COMMUNICATION = "the steps lack communication"
 
 
 def by_kinds(
@@ -25,8 +29,15 @@ def by_kinds(
 ) -> Subject:
     """Make the subject of a run, or that of each kind of its steps where these are several.
 
-    `alone` is T1 by the run's account, where that tells contention.
+    `alone` is T1 by the run's account, where that tells contention. Several workers whose steps
+    lack communication are refused: what they send, if they send anything, is unknown.
     """
+    if is_silent(run):
+        raise UsageError(
+            f"{run.place}: {NO_COMMUNICATION}, so nothing is predicted: each of its "
+            f"{run.facts.workers} workers trains by itself, or their communication was not "
+            "recorded. Record one worker to predict what sums of its gradients would take"
+        )
     kinds = kinds_of(run).kinds
     is_told = all(kind.passes is not None and kind.gradients for kind in kinds)
     if not (kinds and is_told) or local_steps_of(run) > 1:
@@ -52,6 +63,20 @@ def by_kinds(
         crowding=replace(most.crowding, s_each=s_each),
         kinds=tuple(zip(kinds, subjects, strict=True)),
     )
+
+
+def is_silent(run: Run) -> bool:
+    """Say whether steps of several workers lack communication that the recorder would have seen.
+
+    A file of another program may tell of gradients alone, and collectives may be lost.
+    """
+    is_measured = run.provenance.origin == "measured"
+    is_of_one = (run.facts.workers or 1) == 1
+    if is_of_one or not is_measured or reasons(run.gaps, ("collectives",)):
+        return False
+    steps = np.unique(marks_of_steps(run).step)
+    waits = run.spans.step[run.spans.lane == "communication"]
+    return not np.isin(steps, np.append(run.collectives.step, waits)).any()
 
 
 def _sent(kinds: Sequence[Kind]) -> list[Sending]:
@@ -118,7 +143,8 @@ def as_means(subjects: Sequence[Subject], of_kinds: Predictions) -> Predictions:
         used_s = means(subjects, measures["network_utilization"] * measures["step_s"])
         found["network_utilization"] = used_s / found["step_s"]
     names = tuple(subject.name for subject in subjects)
-    return Predictions(axes={**of_kinds.axes, "run": names}, measures=found)
+    passes = tuple(subject.passes for subject in subjects)
+    return Predictions(axes={**of_kinds.axes, "run": names}, measures=found, passes=passes)
 
 
 def mean_ends(

@@ -22,6 +22,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.simulation.buckets import BucketPolicy, Buckets
+from fullwire.simulation.groups import Others
 from fullwire.simulation.stacked import StackedStep
 from fullwire.simulation.typical import Step
 
@@ -57,6 +58,17 @@ def grouped(step: Step, policy: BucketPolicy) -> Buckets:
         return buckets
     sent_bytes = np.ceil(buckets.bytes * step.sent_share).astype(np.int64)
     return replace(buckets, bytes=sent_bytes)
+
+
+def sent_in_buckets(step: Step) -> Step:
+    """Return the step with buckets in the backward pass in place of sums by hand, if it has these.
+
+    The script's calls for one sum after another go too. So does a collective beside the sums, such
+    as that of a loss, which cannot be told from them.
+    """
+    if not step.others.are_gradients:
+        return step
+    return replace(step.with_joined(range(len(step.others.op))), others=Others())
 
 
 def fifo_end_and_busy_s(

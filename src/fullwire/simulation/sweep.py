@@ -114,7 +114,8 @@ def sweep(
     by_run, steps = shaped(run=len(subjects)), [subject.step for subject in subjects]
     measures["baseline_step_s"] = np.array([step.alone_ns * 1e-9 for step in steps]).reshape(by_run)
     measures["backward_s"] = np.array([step.backward_ns * 1e-9 for step in steps]).reshape(by_run)
-    return Predictions(axes=axes, measures=measures)
+    passes = tuple(subject.passes for subject in subjects)
+    return Predictions(axes=axes, measures=measures, passes=passes)
 
 
 def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
@@ -271,6 +272,7 @@ def _predicted(
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
+        instead_used_s = messages.instead_bits(sizes) / rate_bps[:, rates]
         for place, (accumulate, local_steps, jitter) in synchronising(grid):
             here: Any = (together, *place, sizes, rates)
             overhead_s = messages.overhead_s(
@@ -278,11 +280,12 @@ def _predicted(
             )
             apart = accumulate * local_steps
             measures["overhead_s"][here] = overhead_s
-            measures["communication_s"][here] = exposed.busy_s / apart
+            measures["communication_s"][here] = exposed.busy_s / apart + exposed.instead_s
             step_s = np.add(baseline_s, overhead_s, out=measures["step_s"][here])
             with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0 is refused later
                 np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
-                np.divide(used_s / apart, step_s, out=measures["network_utilization"][here])
+                link_s = used_s / apart + instead_used_s
+                np.divide(link_s, step_s, out=measures["network_utilization"][here])
     return measures
 
 
@@ -324,14 +327,24 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     [policy], [algorithm] = point.buckets, point.algorithms
     messages = messages_of(subject, policy, algorithm, latency_s, point)
     asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
-    ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
-    on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
-    timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in messages.cost_s(*asked)])
+    step = subject.step
+    if step.sends_nothing:
+        timeline = messages.instead_timeline(asked[1], transport)
+        conditions = Facts()
+    else:
+        ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
+        on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
+        timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in messages.cost_s(*asked)])
+        conditions = Facts(
+            buckets=str(policy),
+            algorithm=algorithm,
+            compression=str(compressor),
+            lane=point.lane,
+        )
     overhead_s = messages.overhead_s(
         messages.exposed(*asked), slice(None), transport, subject.residues[0], 1, 1, jitter
     )
     is_alone = workers == 1
-    step = subject.step
     length_ns = step.alone_ns + _whole_ns(float(overhead_s[0, 0, 0]))
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
     where = point.cluster
@@ -351,12 +364,9 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             line_rate_bps=rate_bps,
             latency_s=latency_s,
             transport=str(transport),
-            buckets=str(policy),
-            algorithm=algorithm,
-            compression=str(compressor),
-            lane=point.lane,
             cluster=description,
-        ),
+        )
+        | conditions,
         spans=_spans(step, length_ns, None if is_alone else timeline),
         gradients=Gradients(
             rank=first,
@@ -381,9 +391,11 @@ def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
     ]
     if rest_ns > 0:
         rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns))
-    for start_s, end_s in zip(*_on_the_lane(timeline), strict=True):
+    starts_s, ends_s = _on_the_lane(timeline)
+    ops = step.others.op if step.sends_nothing and starts_s else ("allreduce",) * len(starts_s)
+    for op, start_s, end_s in zip(ops, starts_s, ends_s, strict=True):
         start_ns, end_ns = begin_ns + _whole_ns(start_s), begin_ns + _whole_ns(end_s)
-        rows.append(("communication", "allreduce", start_ns, end_ns))
+        rows.append(("communication", op, start_ns, end_ns))
     lanes, names, starts, ends = zip(*rows, strict=True)
     none = np.zeros(len(rows), np.int64)
     return Spans(
@@ -403,19 +415,24 @@ def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
 
 
 def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:
-    buckets = messages.buckets
-    count = len(buckets)
     starts, ends = _on_the_lane(timeline)
+    count = len(starts)
+    start_ns = step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts])
+    ops, sizes = _all("allreduce", count), messages.buckets.bytes
+    issue_ns = step.forward_ns + messages.buckets.ready_ns
+    if step.sends_nothing:  # where the script issues them is not known
+        ops, sizes = np.array(step.others.op, object), np.array(step.others.bytes, np.int64)
+        issue_ns = start_ns
     return Collectives(
         rank=np.zeros(count, np.int64),
         step=np.zeros(count, np.int64),
         sequence=np.arange(count),
         group=_all("world", count),
-        op=_all("allreduce", count),
+        op=ops,
         dtype=_all("float32", count),
-        bytes=buckets.bytes,
-        issue_ns=step.forward_ns + buckets.ready_ns,
-        start_ns=step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts]),
+        bytes=sizes,
+        issue_ns=issue_ns,
+        start_ns=start_ns,
         end_ns=step.forward_ns + np.array([_whole_ns(end_s) for end_s in ends]),
     )
 

@@ -67,7 +67,7 @@ class Step:
     packing_ns: int = 0  # of a hook, in a step of several workers
     shards: int = 1  # of the model; one in so many workers sum the same gradients
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
-    sends_nothing: bool = False  # of its gradients, as between two sums
+    sends_nothing: bool = False  # of its gradients: none between two sums, or all stay local
     sums_amidst: bool = False  # as `no_sync` in all steps of a round but one leaves it
     crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
@@ -197,7 +197,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         packing_ns=sent.amidst_ns + sent.packed_late_ns,
         shards=sent.shards,
         sent_share=sent.share,
-        sends_nothing=sends == "nothing",
+        sends_nothing=sends == "nothing" or others.are_all_that_is_sent(run),
         sums_amidst=in_rounds and sent.are_amidst,
         processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns),
