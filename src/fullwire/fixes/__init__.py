@@ -1,8 +1,9 @@
 """The fixes of a job: their gains and their settings, with one file for each kind.
 
-A fix is the job's own step, predicted again with one change. Fixes are sorted by their gains. A
-gain of less than `LEAST_GAIN` of the step is left out. Among gains that are about equal, settings
-of the job come before purchases.
+A fix is the job's own step, predicted again with one change. Fixes that answer the verdict
+come first. Within these, and within the others, fixes are sorted by their gains. A gain of less
+than `LEAST_GAIN` of the step is left out. Among gains that are about equal, settings of the job
+come before purchases.
 
 Predictions start from the usual step, with one exception: the largest loss is a part that the
 usual step lacks. An example is a rank that is late in every fifth step, or a metric that is summed
