@@ -28,6 +28,7 @@ from fullwire.answers.opening import RunLike, many, name_of_run, opened
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.changes import SentNothing
 from fullwire.findings.comparisons import (
     SMALL,
     LongerDecide,
@@ -150,6 +151,7 @@ class Comparison(Result):
     passes: tuple[float, float] | None  # Of a step, if they differ: then times are of one pass.
     samples: tuple[int, int] | None  # Of a worker in a pass, if they differ: then times are scaled.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
+    sent_nothing: Literal["before", "after"] | None  # The side, where the other has collectives.
     recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
     noise: Noise | None  # Of a recording's usual step; None with too few steps.
     notes: tuple[Finding, ...]  # The notes on the comparison.
@@ -179,6 +181,8 @@ class Comparison(Result):
             )
         if self.edge_bytes is not None:
             findings.append(bytes_and_time(self.edge_bytes, self.ratio))
+        if self.sent_nothing is not None:
+            findings.append(SentNothing(is_first=self.sent_nothing == "before"))
         return tuple(findings)
 
     @property
@@ -304,6 +308,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         passes=work.passes,
         samples=work.samples,
         edge_bytes=edge_bytes,
+        sent_nothing=_sent_nothing(*sides),
         recordings_for_small=None if noise is None else noise.recordings_for(SMALL),
         noise=noise,
         notes=(
@@ -321,6 +326,24 @@ def _too_few_of_a_kind(sides: Sequence[Sequence[Run]]) -> Iterator[Finding]:
     for side in sides:
         for run in side:
             yield from too_few_of_a_kind(kinds_of(run).unlike, run.place)
+
+
+def _sent_nothing(before: Sequence[Run], after: Sequence[Run]) -> Literal["before", "after"] | None:
+    """Return the side whose ranks sent nothing, where the other's have collectives.
+
+    One worker has nobody to send to. A partial run may lack what was sent.
+    """
+    sends_before, sends_after = (
+        any(len(run.collectives) for run in side) for side in (before, after)
+    )
+    quiet = after if sends_before else before
+    is_known = all(
+        world(run) > 1 and not run.missing and not (run.spans.lane == "communication").any()
+        for run in quiet
+    )
+    if sends_before == sends_after or not is_known:
+        return None
+    return "after" if sends_before else "before"
 
 
 def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:

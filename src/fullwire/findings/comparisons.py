@@ -8,7 +8,6 @@ from typing import Any
 
 from fullwire.collectives.cost import Floats
 from fullwire.findings.finding import Finding
-from fullwire.run.facts import shown_text
 from fullwire.run.run import Run
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
@@ -16,7 +15,6 @@ SMALL = 0.05  # A change of this size interests people.
 _MEANS_DIFFER = 0.05  # A larger difference from usual steps: others changed.
 _NOT_SHOWN = 0.0005  # Of the step: a smaller change would print as 0.
 _LARGE = 1.1  # Times: a larger change is told in times, a smaller one as a share.
-_MOST_FACTS = 4  # In a sentence.
 _MUCH = 0.05  # A sentence needs a change of bytes, or of length, above this.
 
 
@@ -361,94 +359,6 @@ class Verified(Finding):
     measured_s: float
     off: float
     holds: bool
-
-
-# ---- the changes ---------------------------------------------------------------------------------
-
-
-class FactChanged(Finding):
-    """A fact of the jobs that differs."""
-
-    template = "{name} {before} -> {after}"
-
-    name: str
-    before: str
-    after: str
-
-
-class PartChanged(Finding):
-    """A part of the account that differs much."""
-
-    template = "{label} {before_s:time} -> {after_s:time}"
-
-    label: str
-    before_s: float
-    after_s: float
-
-
-class FactsChanged(Finding):
-    """The facts that differ."""
-
-    template = "Changed: {facts:list}{more:?, and {more} more}."
-
-    facts: tuple[FactChanged, ...]
-    more: int
-
-
-class PartsChanged(Finding):
-    """The parts of a step that became much shorter or longer."""
-
-    template = (
-        "Of a {of_passes:pass|step}: {parts:list}. Every other part changed by less than "
-        "{rest:.0%} of it."
-    )
-
-    parts: tuple[PartChanged, ...]
-    rest: float
-    of_passes: bool
-
-
-class PartsAsBefore(Finding):
-    """No part of a step became much shorter or longer."""
-
-    template = "Each part of a {of_passes:pass|step} changed by less than {rest:.0%} of it."
-
-    rest: float
-    of_passes: bool
-
-
-def about_changes(
-    facts: Sequence[tuple[str, str, str]],
-    parts: Sequence[tuple[str, float, float]],
-    step_s: float,
-    *,
-    of_passes: bool,
-) -> Iterator[Finding]:
-    """Yield what differs between two runs: facts of the jobs, and parts of the step.
-
-    `facts` and `parts` are names or labels, with the values before and after. `step_s` is the
-    step before.
-    """
-    if facts:
-        told = [
-            FactChanged(name=name, before=shown_text(name, old), after=shown_text(name, new))
-            for name, old, new in facts
-        ]
-        told.sort(key=lambda each: len(each.before) + len(each.after))  # long ones are for -v
-        first = tuple(told[:_MOST_FACTS])
-        yield FactsChanged(facts=first, more=len(told) - len(first))
-    if not parts:
-        return
-    much = [part for part in parts if abs(part[2] - part[1]) >= SMALL * step_s]
-    if not much:
-        yield PartsAsBefore(rest=SMALL, of_passes=of_passes)
-        return
-    much.sort(key=lambda each: -abs(each[2] - each[1]))
-    yield PartsChanged(
-        parts=tuple(PartChanged(label=name, before_s=old, after_s=new) for name, old, new in much),
-        rest=SMALL,
-        of_passes=of_passes,
-    )
 
 
 # ---- the notes -----------------------------------------------------------------------------------

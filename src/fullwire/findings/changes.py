@@ -1,0 +1,119 @@
+"""The findings of what differs between two runs: facts of the jobs, and parts of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fullwire.findings.comparisons import SMALL
+from fullwire.findings.finding import Finding
+from fullwire.run.facts import UNKNOWN, shown_text
+
+_MOST_FACTS = 4  # In a sentence.
+
+
+class FactChanged(Finding):
+    """A fact of the jobs that differs."""
+
+    template = "{name} {before} -> {after}"
+
+    name: str
+    before: str
+    after: str
+
+
+class PartChanged(Finding):
+    """A part of the account that differs much."""
+
+    template = "{label} {before_s:time} -> {after_s:time}"
+
+    label: str
+    before_s: float
+    after_s: float
+
+
+class FactsChanged(Finding):
+    """The facts that differ."""
+
+    template = "Changed: {facts:list}{more:?, and {more} more}."
+
+    facts: tuple[FactChanged, ...]
+    more: int
+
+
+class FactsNotCompared(Finding):
+    """The facts that one run alone tells: whether they changed is unknown."""
+
+    template = "Known of one run alone: {facts:list}{more:?, and {more} more}."
+
+    facts: tuple[FactChanged, ...]
+    more: int
+
+
+class SentNothing(Finding):
+    """One side has no collectives in its steps, and the other has some."""
+
+    template = (
+        "The {is_first:first|second} run has no collectives, and the {is_first:second|first} run "
+        "has some: what a step spends on them is part of the difference."
+    )
+
+    is_first: bool
+
+
+class PartsChanged(Finding):
+    """The parts of a step that became much shorter or longer."""
+
+    template = (
+        "Of a {of_passes:pass|step}: {parts:list}. Every other part changed by less than "
+        "{rest:.0%} of it."
+    )
+
+    parts: tuple[PartChanged, ...]
+    rest: float
+    of_passes: bool
+
+
+class PartsAsBefore(Finding):
+    """No part of a step became much shorter or longer."""
+
+    template = "Each part of a {of_passes:pass|step} changed by less than {rest:.0%} of it."
+
+    rest: float
+    of_passes: bool
+
+
+def about_changes(
+    facts: Sequence[tuple[str, str, str]],
+    parts: Sequence[tuple[str, float, float]],
+    step_s: float,
+    *,
+    of_passes: bool,
+) -> Iterator[Finding]:
+    """Yield what differs between two runs: facts of the jobs, and parts of the step.
+
+    `facts` and `parts` are names or labels, with the values before and after. `step_s` is the
+    step before.
+    """
+    told = [
+        FactChanged(name=name, before=shown_text(name, old), after=shown_text(name, new))
+        for name, old, new in facts
+    ]
+    told.sort(key=lambda each: len(each.before) + len(each.after))  # long ones are for -v
+    unknown = [each for each in told if UNKNOWN in (each.before, each.after)]
+    changed = [each for each in told if each not in unknown]
+    for kind, named in ((FactsChanged, changed), (FactsNotCompared, unknown)):
+        if named:
+            first = tuple(named[:_MOST_FACTS])
+            yield kind(facts=first, more=len(named) - len(first))
+    if not parts:
+        return
+    much = [part for part in parts if abs(part[2] - part[1]) >= SMALL * step_s]
+    if not much:
+        yield PartsAsBefore(rest=SMALL, of_passes=of_passes)
+        return
+    much.sort(key=lambda each: -abs(each[2] - each[1]))
+    yield PartsChanged(
+        parts=tuple(PartChanged(label=name, before_s=old, after_s=new) for name, old, new in much),
+        rest=SMALL,
+        of_passes=of_passes,
+    )
