@@ -83,7 +83,7 @@ def steps_run(lengths_ms: Sequence[float], facts: Mapping[str, FactValue] | None
 def a_process(directory: Path, steps: int, rank: int = 0) -> Journal:
     """Write the journal of a process with one optimizer, a gradient and a collective a step."""
     journal = Journal(str(directory))
-    journal.define(kind="identity", rank=rank, workers=2, backend="gloo", torch="2.13.0")
+    journal.define(kind="identity", rank=rank, workers=2, backend="gloo")
     journal.define(kind="parameter", number=0, bytes=400)
     journal.define(
         kind="signature", number=0, op="allreduce", dtype="float32", bytes=400, group="0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -131,6 +132,32 @@ def test_a_job_that_ends_before_its_collectives_ends_as_it_would(tmp_path: Path)
     # Refuses another exit status than 0.
     run, _ = recorded(tmp_path, *together(2, "unfinished.py"))
     assert len(run.collectives) >= 2 * 3
+
+
+SENDS_NOTHING = """
+import sys, torch, torch.distributed as dist
+if "alone" not in sys.argv:
+    dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.zeros(4))
+optimizer = torch.optim.SGD([weight], 0.1)
+for _ in range(5):
+    weight.sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_torch
+def test_a_job_that_sends_nothing_still_tells_its_back_end_and_its_torch(tmp_path: Path) -> None:
+    script = tmp_path / "silent.py"
+    script.write_text(SENDS_NOTHING)
+    run, _ = recorded(tmp_path, *together(2, str(script)))
+    version = importlib.metadata.version("torch")
+    assert len(run.collectives) == 0
+    assert (run.facts.workers, run.facts.backend) == (2, "gloo")
+    assert version in str(run.facts.torch)
+    (tmp_path / "job.run").rename(tmp_path / "silent.run")
+    run, _ = recorded(tmp_path, sys.executable, UNCOMPILED, str(script), "alone")
+    assert (run.facts.backend, run.facts.torch is None) == (None, False)
 
 
 LIVE_LINE = re.compile(rb"\r\x1b\[Kfullwire: (\d+) steps, lately [\d.]+ ms each\r")

@@ -342,6 +342,40 @@ def test_a_fact_that_changed_has_its_unit(cli: Cli, tmp_path: Path) -> None:
     assert "Changed: line_rate_bps 4 Gbps -> 500 Mbps." in cli("compare", *places).stdout
 
 
+def test_a_fact_that_one_run_lacks_is_unknown_and_not_changed(cli: Cli, tmp_path: Path) -> None:
+    one = steps_run(noisy(100, 1), facts={"torch": "2.13.0", "backend": "gloo", "buckets": "ddp"})
+    other = steps_run(noisy(100, 2), facts={"backend": "fullwire"})
+    places = [fw.write(run, tmp_path / f"{n}.run") for n, run in enumerate((one, other))]
+    shown = " ".join(cli("compare", *places).stdout.split())
+    assert "Changed: buckets ddp -> none, backend gloo -> fullwire." in shown
+    assert "Known of one run alone: torch 2.13.0 -> unknown." in shown
+    told = cli("compare", *places, "-v").stdout.splitlines()
+    assert ["torch", "2.13.0", "unknown"] in [line.split() for line in told]
+    assert "torch: 2.13.0 before, unknown after" in cli("compare", *places, "--markdown").stdout
+
+
+def silent(job: Run) -> Run:
+    """Leave out what a job sends."""
+    return dataclasses.replace(
+        job,
+        collectives=job.collectives.rows(np.zeros(0, np.int64)),
+        spans=job.spans.rows(job.spans.lane != "communication"),
+    )
+
+
+def test_a_side_that_sends_nothing_is_said_to_in_one_sentence() -> None:
+    job = a_trained_job()
+    quiet = silent(job)
+    said = "The second run has no collectives, and the first run has some"
+    assert any(each.startswith(said) for each in sentences(fw.compare(job, quiet).findings))
+    [told] = [e for e in sentences(fw.compare(quiet, job).findings) if "no collectives" in e]
+    assert told.startswith("The first run has no collectives, and the second run has some")
+    lost = dataclasses.replace(quiet, gaps=gaps_of(["collectives: 96 rows were lost"]))
+    alone = silent(a_trained_job(ranks=1))
+    for one, other in ((job, job), (quiet, quiet), (job, lost), (job, alone)):
+        assert fw.compare(one, other).sent_nothing is None
+
+
 def test_the_first_screen_holds_the_answer_and_what_changed(cli: Cli, tmp_path: Path) -> None:
     faster = noisy(50, 2)
     runs = steps_run(noisy(100, 1)), steps_run(faster, facts={"hook": "h"})

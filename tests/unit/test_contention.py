@@ -11,6 +11,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.explain import Verdict, judged
 from fullwire.findings.case import Case
+from fullwire.fixes.fix import fix_kind
 from fullwire.recorder.assemble import _Rank
 from fullwire.recorder.journals import Journal
 from fullwire.recorder.steps import Steps
@@ -21,6 +22,7 @@ from fullwire.run.processors import share_of_others
 from fullwire.run.run import Hosts, Spans
 from fullwire.timeline.account import Part, account
 from fullwire.timeline.alone import alone, told_alone
+from fullwire.words import setting
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
 RATES = {0: 1e9, 1: 1e9, 2: 1e9}
@@ -391,6 +393,24 @@ def test_the_fix_for_contention_is_named() -> None:
     assert found.verdict.kind == "contention"
     [fix] = [fix for fix in found.fixes if fix.kind == "contention"]
     assert fix.step_s == pytest.approx(found.step_s - found.account["contention"])
+
+
+def test_only_a_job_with_buckets_is_told_to_enlarge_them() -> None:
+    """FSDP and collectives by hand have no buckets, and no second way to the backend in use."""
+    crowded = probed(a_trained_job(), 0.5 * COMPUTES_MS)
+    told = {}
+    for buckets in ("ddp:25MiB", None):
+        for backend in ("gloo", "fullwire", "nccl"):
+            facts = crowded.facts.without(("buckets", "backend"))
+            facts |= Facts(buckets=buckets, backend=backend)
+            kind = fix_kind("contention")
+            run = dataclasses.replace(crowded, facts=facts)
+            [fix] = kind.by_account(run, account(crowded, RATES))
+            told[buckets, backend] = setting(fix)
+    for (buckets, backend), words in told.items():
+        assert ("larger buckets" in words) == (buckets is not None)
+        assert ("the fullwire backend" in words) == (backend == "gloo")
+    assert "NCCL_MAX_CTAS" in told[None, "nccl"]
 
 
 def test_json_has_the_interval_and_the_source_of_t1() -> None:

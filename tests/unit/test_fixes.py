@@ -369,6 +369,13 @@ def test_a_slow_transport_has_the_setting_of_its_own_backend(
     assert words in setting(fixes_of(fast)["transport"])
 
 
+def test_only_a_transport_below_buckets_is_to_get_larger_ones() -> None:
+    job = with_facts(a_trained_job(buckets=8), line_rate_bps=10e9, backend="fullwire")
+    assert "larger buckets and more processors fill" in setting(fixes_of(job)["transport"])
+    by_hand = setting(fixes_of(without_ddp(job))["transport"])
+    assert by_hand == "more processors fill more of it; no setting of the backend's does"
+
+
 def test_hosts_of_several_ranks_may_sum_within_first() -> None:
     apart = with_facts(a_trained_job(ranks=4), backend="nccl")
     together = with_facts(apart, hosts="one,one,other,other")

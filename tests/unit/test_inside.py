@@ -28,7 +28,7 @@ def recording(tmp_path: Path) -> Path:
     directory.mkdir()
     for rank in (0, 1):
         journal = Journal(str(directory))
-        journal.define(kind="identity", rank=rank, workers=2, backend="gloo", torch="2.13.0")
+        journal.define(kind="identity", rank=rank, workers=2, backend="gloo")
         journal.define(kind="parameter", number=0, bytes=4_000_000)
         journal.define(
             kind="signature", number=0, op="allreduce", dtype="float32", bytes=4_000_000, group="0"

@@ -13,6 +13,8 @@ from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run, Spans
 from fullwire.run.usual import kept_steps, regular_steps
+from fullwire.timeline.account import Part
+from fullwire.timeline.steadiness import few_steps
 from fullwire.units import show_time
 from fullwire.words import sentence, setting
 from tests.builders import MS, spans
@@ -69,6 +71,25 @@ def test_what_few_steps_lose_is_the_first_thing_that_would_help(
     shown = capsys.readouterr().out
     assert f"step (mean of all {show_time(whole_s)})" in shown
     assert any("The verdict and the fixes are of all 20 steps" in each for each in found.warnings)
+
+
+def test_what_few_steps_lose_is_the_first_fix_without_a_line_rate_too() -> None:
+    """Ranks of one host have no line rate: the account alone gives the step without the loss."""
+    job = with_long_steps(a_trained_job(a_transport(), steps=20), every=3, longer_ms=2000)
+    found = fw.explain(dataclasses.replace(job, facts=job.facts.without(("line_rate_bps",))))
+    assert found.verdict.kind == "host"
+    first = found.fixes[0]
+    assert sentence(first) == "6 long steps of 20 like the others"
+    assert "less often" in setting(first)
+    usual = few_steps(found.detail.over_all(), Part.HOST)
+    assert usual is not None
+    assert first.step_s == pytest.approx(usual.usual_s.value)
+    # One worker has the loss too: without it, a step with one worker only computes.
+    computes_s = found.detail.over_all().parts_s[Part.COMPUTE.key]
+    assert first.scaling_factor == pytest.approx(computes_s / first.step_s)
+    steady = a_trained_job(a_transport(), steps=20)
+    found = fw.explain(dataclasses.replace(steady, facts=steady.facts.without(("line_rate_bps",))))
+    assert not any("long steps" in sentence(fix) for fix in found.fixes)
 
 
 def test_a_storm_of_few_steps_is_to_be_joined_there() -> None:

@@ -29,6 +29,7 @@ from fullwire.answers.opening import RunLike, many, name_of_run, opened
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.changes import SentNothing
 from fullwire.findings.comparisons import (
     SMALL,
     LongerDecide,
@@ -153,6 +154,7 @@ class Comparison(Result):
     has_unknown_passes: bool  # Of a run that shows its computing: then steps may be other work.
     samples: tuple[int, int] | None  # Of a worker in a pass, if they differ: then times are scaled.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
+    sent_nothing: Literal["before", "after"] | None  # The side, where the other has collectives.
     recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
     noise: Noise | None  # Of a recording's usual step; None with too few steps.
     notes: tuple[Finding, ...]  # The notes on the comparison.
@@ -194,6 +196,8 @@ class Comparison(Result):
             )
         if self.edge_bytes is not None:
             findings.append(bytes_and_time(self.edge_bytes, self.ratio))
+        if self.sent_nothing is not None:
+            findings.append(SentNothing(is_first=self.sent_nothing == "before"))
         return tuple(findings)
 
     @property
@@ -322,6 +326,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         has_unknown_passes=work.has_unknown_passes,
         samples=work.samples,
         edge_bytes=edge_bytes,
+        sent_nothing=_sent_nothing(*sides),
         recordings_for_small=None if noise is None else noise.recordings_for(SMALL),
         noise=noise,
         notes=(
@@ -339,6 +344,24 @@ def _too_few_of_a_kind(sides: Sequence[Sequence[Run]]) -> Iterator[Finding]:
     for side in sides:
         for run in side:
             yield from too_few_of_a_kind(kinds_of(run).unlike, run.place)
+
+
+def _sent_nothing(before: Sequence[Run], after: Sequence[Run]) -> Literal["before", "after"] | None:
+    """Return the side whose ranks sent nothing, where the other's have collectives.
+
+    One worker has nobody to send to. A partial run may lack what was sent.
+    """
+    sends_before, sends_after = (
+        any(len(run.collectives) for run in side) for side in (before, after)
+    )
+    quiet = after if sends_before else before
+    is_known = all(
+        world(run) > 1 and not run.missing and not (run.spans.lane == "communication").any()
+        for run in quiet
+    )
+    if sends_before == sends_after or not is_known:
+        return None
+    return "after" if sends_before else "before"
 
 
 def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fullwire.findings.comparisons import SMALL
 from fullwire.findings.finding import Finding
-from fullwire.run.facts import shown_text
+from fullwire.run.facts import UNKNOWN, shown_text
 
 _MOST_FACTS = 4  # In a sentence.
 
@@ -113,6 +113,26 @@ class FactsChanged(Finding):
     more: int
 
 
+class FactsNotCompared(Finding):
+    """The facts that one run alone tells: whether they changed is unknown."""
+
+    template = "Known of one run alone: {facts:list}{more:?, and {more} more}."
+
+    facts: tuple[FactChanged, ...]
+    more: int
+
+
+class SentNothing(Finding):
+    """One side has no collectives in its steps, and the other has some."""
+
+    template = (
+        "The {is_first:first|second} run has no collectives, and the {is_first:second|first} run "
+        "has some: what a step spends on them is part of the difference."
+    )
+
+    is_first: bool
+
+
 class PartsChanged(Finding):
     """The parts of a step that became much shorter or longer."""
 
@@ -147,14 +167,17 @@ def about_changes(
     `facts` and `parts` are names or labels, with the values before and after. `step_s` is the
     step before.
     """
-    if facts:
-        told = [
-            FactChanged(name=name, before=shown_text(name, old), after=shown_text(name, new))
-            for name, old, new in facts
-        ]
-        told.sort(key=lambda each: len(each.before) + len(each.after))  # long ones are for -v
-        first = tuple(told[:_MOST_FACTS])
-        yield FactsChanged(facts=first, more=len(told) - len(first))
+    told = [
+        FactChanged(name=name, before=shown_text(name, old), after=shown_text(name, new))
+        for name, old, new in facts
+    ]
+    told.sort(key=lambda each: len(each.before) + len(each.after))  # long ones are for -v
+    unknown = [each for each in told if UNKNOWN in (each.before, each.after)]
+    changed = [each for each in told if each not in unknown]
+    for kind, named in ((FactsChanged, changed), (FactsNotCompared, unknown)):
+        if named:
+            first = tuple(named[:_MOST_FACTS])
+            yield kind(facts=first, more=len(named) - len(first))
     if not parts:
         return
     much = [part for part in parts if abs(part[2] - part[1]) >= SMALL * step_s]

@@ -1,8 +1,9 @@
 """The fixes of a job: their gains and their settings, with one file for each kind.
 
-A fix is the job's own step, predicted again with one change. Fixes are sorted by their gains. A
-gain of less than `LEAST_GAIN` of the step is left out. Among gains that are about equal, settings
-of the job come before purchases.
+A fix is the job's own step, predicted again with one change. Fixes that answer the verdict
+come first. Within these, and within the others, fixes are sorted by their gains. A gain of less
+than `LEAST_GAIN` of the step is left out. Among gains that are about equal, settings of the job
+come before purchases.
 
 Predictions start from the usual step, with one exception: the largest loss is a part that the
 usual step lacks. An example is a rank that is late in every fifth step, or a metric that is summed
@@ -16,12 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fullwire.fixes.fix import Fix, FixKind, Risk, Seen, fix_kinds
+from fullwire.fixes.fix import Fix, FixKind, Risk, Seen, fix_kinds, without_loss
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
-    from fullwire.simulation.forecast import Forecaster
+    from fullwire.simulation.forecast import Forecast, Forecaster
     from fullwire.timeline.account import Account, Part
+    from fullwire.timeline.steadiness import FewSteps
 
 __all__ = ["Fix", "FixKind", "Fixes", "Risk", "Seen", "fix_kinds", "fixes", "fixes_by_account"]
 
@@ -82,14 +84,8 @@ class NoLongSteps(Fix):
 def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     """Predict all fixes that could help this job, the best first."""
     from fullwire.simulation.forecast import Forecast
-    from fullwire.timeline.account import Part
-    from fullwire.timeline.steadiness import few_steps
 
-    # Losses that some steps may have and others lack.
-    in_few_steps = (Part.STRAGGLER, Part.INPUT, Part.HOST, Part.LATENCY)
-    lost_s = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
-    part = max(lost_s, key=lost_s.__getitem__)
-    rare = few_steps(account, part) if part in in_few_steps else None
+    part, rare = _few_steps_with_the_loss(account)
     beyond_s = 0.0 if rare is None else max(account.step_s - job.measured_s, 0.0)
     from_s = job.measured_s + beyond_s
     considered = [
@@ -98,17 +94,14 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
         for fix in kind.predict(run, job, account)
     ]
     if rare is not None:
-        usual, own = rare.usual_s, fix_kinds().get(part.key)
+        usual = rare.usual_s
         all_usual = Forecast(
             step_s=usual.value,
             scaling_factor=min(job.alone_s / usual.value, 1.0),
             low_s=usual.low * (1 - _REPEATS),
             high_s=usual.high * (1 + _REPEATS),
         )
-        setting = (own.in_few_steps(run, account) if own else "") or _SENT_BY_FEW
-        considered.append(
-            NoLongSteps(kind=part.key, few=rare.few, of=rare.of, how=setting, forecast=all_usual)
-        )
+        considered.append(_no_long_steps(run, account, part, rare, all_usual))
     useful = [fix for fix in considered if fix.step_s < (1 - LEAST_GAIN) * from_s]
     useful.sort(
         key=lambda fix: (round(fix.step_s / (_AS_GOOD * from_s)), fix.kind == "link", fix.step_s)
@@ -126,9 +119,39 @@ def fixes_by_account(run: Run, account: Account) -> Fixes:
 
     The account gives the step after the loss is removed, so these fixes have no interval.
     """
+    from fullwire.timeline.account import Part
+
     step_s, alone_s = account.step_s, account.alone_s
     found = [fix for kind in fix_kinds().values() for fix in kind.by_account(run, account)]
+    part, rare = _few_steps_with_the_loss(account)
+    if rare is not None:
+        all_usual = without_loss(
+            account, step_s - rare.usual_s.value, of_one=part in (Part.INPUT, Part.HOST)
+        )
+        if all_usual is not None:
+            found.append(_no_long_steps(run, account, part, rare, all_usual))
     return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s, alone_s)
+
+
+def _few_steps_with_the_loss(account: Account) -> tuple[Part, FewSteps | None]:
+    """Return the part with the largest loss, and the few steps that have it, if others lack it."""
+    from fullwire.timeline.account import Part
+    from fullwire.timeline.steadiness import few_steps
+
+    # Losses that some steps may have and others lack.
+    in_few_steps = (Part.STRAGGLER, Part.INPUT, Part.HOST, Part.LATENCY)
+    lost_s = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
+    part = max(lost_s, key=lost_s.__getitem__)
+    return part, few_steps(account, part) if part in in_few_steps else None
+
+
+def _no_long_steps(
+    run: Run, account: Account, part: Part, rare: FewSteps, all_usual: Forecast
+) -> NoLongSteps:
+    """Return the fix of the few steps that have a loss, with the setting for this part."""
+    own = fix_kinds().get(part.key)
+    setting = (own.in_few_steps(run, account) if own else "") or _SENT_BY_FEW
+    return NoLongSteps(kind=part.key, few=rare.few, of=rare.of, how=setting, forecast=all_usual)
 
 
 def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:

@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fullwire.fixes.fix import Fix, FixKind, register, without_loss
+from fullwire.fixes.fix import FILLS_THE_LINE, Fix, FixKind, has_buckets, register, without_loss
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
 
 _ON_PROCESSORS = (
-    "fewer threads (torch.set_num_threads), a processor for communication alone (taskset), larger "
-    "buckets, the fullwire backend, or hosts of their own: whatif tells what their links would cost"
+    "fewer threads (torch.set_num_threads), a processor for communication alone (taskset), "
+    "{buckets}{backend}or hosts of their own: whatif tells what their links would cost"
 )
 _ON_DEVICES = (
-    "NCCL_MAX_CTAS (NCCL_MAX_NCHANNELS before NCCL 2.17), or larger buckets. Measure each: with "
-    "fewer SMs a sum takes longer, so this step is the best case"
+    "NCCL_MAX_CTAS (NCCL_MAX_NCHANNELS before NCCL 2.17){buckets}. Measure each: with fewer SMs a "
+    "sum takes longer, so this step is the best case"
 )
+
+
+def _on_processors(run: Run) -> str:
+    """Return the settings that this job can change: one without buckets has none to enlarge."""
+    return _ON_PROCESSORS.format(
+        buckets="larger buckets, " if has_buckets(run) else "",
+        backend="" if run.facts.backend == FILLS_THE_LINE else "the fullwire backend, ",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,7 @@ class Contention(FixKind):
         found = without_loss(account, account.parts_s[Part.CONTENTION.key], of_one=False)
         if found is not None:
             if sums_on_processors(run):
-                yield NothingInTheWay(how=_ON_PROCESSORS, forecast=found)
+                yield NothingInTheWay(how=_on_processors(run), forecast=found)
             else:
-                yield FewerSMsForSums(how=_ON_DEVICES, forecast=found)
+                or_buckets = ", or larger buckets" if has_buckets(run) else ""
+                yield FewerSMsForSums(how=_ON_DEVICES.format(buckets=or_buckets), forecast=found)

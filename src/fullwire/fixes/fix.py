@@ -317,6 +317,11 @@ def sending_s(account: Account) -> float:
     return sum(account.parts_s[part.key] for part in parts) + sums_on_processors_s(account)
 
 
+def has_buckets(run: Run) -> bool:
+    """Say whether the job is known to group its gradients in buckets, which may become larger."""
+    return run.facts.buckets is not None
+
+
 def sums_on_processors_s(account: Account) -> float:
     """Return the contention of sums, without that by which computing takes longer."""
     from fullwire.timeline.account import Part

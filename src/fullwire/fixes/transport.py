@@ -22,6 +22,7 @@ from fullwire.fixes.fix import (
     Risk,
     Seen,
     Worthwhile,
+    has_buckets,
     register,
     sending_s,
     waiting_s,
@@ -35,12 +36,8 @@ if TYPE_CHECKING:
     from fullwire.simulation.forecast import Forecaster
     from fullwire.timeline.account import Account
 
-_SETTINGS = {
-    "gloo": f'init_process_group("{FILLS_THE_LINE}"): no setting of Gloo\'s does it',
-    FILLS_THE_LINE: (
-        "larger buckets and more processors fill more of it; no setting of the backend's does"
-    ),
-}
+_IN_PLACE_OF_GLOO = f'init_process_group("{FILLS_THE_LINE}"): no setting of Gloo\'s does it'
+_OF_OURS = "more of it; no setting of the backend's does"
 _WIRES = ("bf16", "fp16", "int8")
 _OTHER_BACKEND = "another backend, or more connections and threads where it has a setting for them"
 _NCCL_BY_RDMA = (
@@ -115,8 +112,13 @@ class Transport(FixKind):
         if isinstance(job.grid.transports[0], FullTransport):
             return
         backend, network = run.facts.backend, run.facts.nccl_network or ""
-        setting = _SETTINGS.get(str(backend), _OTHER_BACKEND)
-        if backend == "nccl":
+        setting = _OTHER_BACKEND
+        if backend == "gloo":
+            setting = _IN_PLACE_OF_GLOO
+        elif backend == FILLS_THE_LINE:
+            fill = "larger buckets and more processors fill"
+            setting = f"{fill if has_buckets(run) else 'more processors fill'} {_OF_OURS}"
+        elif backend == "nccl":
             is_rdma = network and not network.startswith("Socket")
             setting = _NCCL_BY_RDMA if is_rdma else _NCCL_BY_SOCKETS
         is_gloo = backend == "gloo"

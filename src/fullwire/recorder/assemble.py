@@ -191,7 +191,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     told: dict[str, Any] = {}
     for journal in chosen:
         for identity in journal.defined("identity"):
-            told |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
+            told["backend"] = str(identity["backend"])
         for fact in journal.defined("fact"):
             name, value = str(fact["name"]), fact["value"]
             if name in _LARGEST_OF_RANKS:

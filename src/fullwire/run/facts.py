@@ -75,13 +75,22 @@ class Declared(NamedTuple):
     measure: Measure
     must_match: bool
     each: str
+    may_be_none: bool
 
 
 def fact(
-    meaning: str, measure: Measure = _COUNT, *, must_match: bool = False, each: str = "rank"
+    meaning: str,
+    measure: Measure = _COUNT,
+    *,
+    must_match: bool = False,
+    each: str = "rank",
+    may_be_none: bool = False,
 ) -> Any:
-    """Declare a fact; for a fact of pairs, `each` names the first number of a pair."""
-    declared = Declared(meaning, measure, must_match, each)
+    """Declare a fact; for a fact of pairs, `each` names the first number of a pair.
+
+    `may_be_none` says that a run without the fact has none of it. Else the run does not tell.
+    """
+    declared = Declared(meaning, measure, must_match, each, may_be_none)
     return dataclasses.field(default=None, metadata={"fact": declared})
 
 
@@ -99,21 +108,27 @@ class Facts:
         "passes whose gradients a step adds up, by a trace's marks of autograd", _AT_LEAST_ONE
     )
     step_samples: int | None = fact("samples of all workers in one step", _AT_LEAST_ONE)
-    local_steps: int | None = fact("steps of a worker of its own to each sum", _AT_LEAST_ONE)
-    fragments: int | None = fact("parts of the parameters that are summed apart", _AT_LEAST_ONE)
+    local_steps: int | None = fact(
+        "steps of a worker of its own to each sum", _AT_LEAST_ONE, may_be_none=True
+    )
+    fragments: int | None = fact(
+        "parts of the parameters that are summed apart", _AT_LEAST_ONE, may_be_none=True
+    )
     precision: str | None = fact(
         "arithmetic of the model; gradients are sent as float32", must_match=True
     )
     efficiency: str | None = fact("share of the device's peak that the model assumes")
-    buckets: str | None = fact("how gradients are grouped into messages")
-    hook: str | None = fact("the communication hook that the script gave DDP")
+    buckets: str | None = fact("how gradients are grouped into messages", may_be_none=True)
+    hook: str | None = fact("the communication hook that the script gave DDP", may_be_none=True)
     torch: str | None = fact("version of PyTorch in the job")
-    framework: str | None = fact("the library whose trainer runs the job")
-    dilation: float | None = fact("how many times slower the job ran than times here say", _FACTOR)
-    faults: str | None = fact("the faults that the lab made while the job ran")
+    framework: str | None = fact("the library whose trainer runs the job", may_be_none=True)
+    dilation: float | None = fact(
+        "how many times slower the job ran than times here say", _FACTOR, may_be_none=True
+    )
+    faults: str | None = fact("the faults that the lab made while the job ran", may_be_none=True)
     exit_status: int | None = fact("how the job ended, as a shell says it", _STATUS)
-    warnings: str | None = fact("doubts about the place of the recording")
-    remarks: str | None = fact("assumptions of the reader of foreign traces")
+    warnings: str | None = fact("doubts about the place of the recording", may_be_none=True)
+    remarks: str | None = fact("assumptions of the reader of foreign traces", may_be_none=True)
 
     # The hosts: which rank ran where, and its use of processors and disks.
     hosts: str | None = fact("the host of each rank, in their order, with commas between")
@@ -184,32 +199,50 @@ class Facts:
     )
     transport: str | None = fact("how much of the line rate carries payload")
     algorithm: str | None = fact("how the workers add their gradients up")
-    compression: str | None = fact("the codec or hook that shrinks the gradients on the wire")
+    compression: str | None = fact(
+        "the codec or hook that shrinks the gradients on the wire", may_be_none=True
+    )
     compression_error: float | None = fact(
-        "squared error of compressed gradients, relative to them, when last measured", _FACTOR_OR_0
+        "squared error of compressed gradients, relative to them, when last measured",
+        _FACTOR_OR_0,
+        may_be_none=True,
     )
     compression_zeroed_share: float | None = fact(
-        "share of gradients' values that then arrived as zero and were none", _FACTOR_OR_0
+        "share of gradients' values that then arrived as zero and were none",
+        _FACTOR_OR_0,
+        may_be_none=True,
     )
     compression_unsent_norm: float | None = fact(
-        "size of the rest that error feedback then kept, relative to the gradients", _FACTOR_OR_0
+        "size of the rest that error feedback then kept, relative to the gradients",
+        _FACTOR_OR_0,
+        may_be_none=True,
     )
     compression_widened: int | None = fact(
-        "messages of gradients that exceeded the range of their format and had a wider one"
+        "messages of gradients that exceeded the range of their format and had a wider one",
+        may_be_none=True,
     )
     compression_stopped: int | None = fact(
-        "steps with compressed gradients, after which the guard went back to float32"
+        "steps with compressed gradients, after which the guard went back to float32",
+        may_be_none=True,
     )
-    wire: str | None = fact("the wire format in which Fullwire's transport sent float32")
+    wire: str | None = fact(
+        "the wire format in which Fullwire's transport sent float32", may_be_none=True
+    )
     wire_error: float | None = fact(
-        "largest squared error of a packed message, relative to it, on any rank", _FACTOR_OR_0
+        "largest squared error of a packed message, relative to it, on any rank",
+        _FACTOR_OR_0,
+        may_be_none=True,
     )
-    wire_messages: int | None = fact("messages that were packed, on the rank with the most")
+    wire_messages: int | None = fact(
+        "messages that were packed, on the rank with the most", may_be_none=True
+    )
     wire_widened: int | None = fact(
-        "of them, those that exceeded the range of their format and had a wider one"
+        "of them, those that exceeded the range of their format and had a wider one",
+        may_be_none=True,
     )
     wire_stopped: str | None = fact(
-        "the collective whose error was above the limit: afterwards all travelled as float32"
+        "the collective whose error was above the limit: afterwards all travelled as float32",
+        may_be_none=True,
     )
     lane: str | None = fact("the order in which messages are sent")
     reduce_cost: Pairs | None = fact("measured times of one vector addition", _TIME, each="bytes")
@@ -217,15 +250,21 @@ class Facts:
     nccl_network: str | None = fact("the network that NCCL uses between hosts")
     nccl_adapters: str | None = fact("RDMA adapters that NCCL found")
     nccl_interfaces: str | None = fact("interfaces that NCCL's sockets would use")
-    nccl_settings: str | None = fact("environment variables that NCCL says it follows")
+    nccl_settings: str | None = fact(
+        "environment variables that NCCL says it follows", may_be_none=True
+    )
     nccl_paths: str | None = fact("connections that NCCL opened, by kind")
-    nccl_said: str | None = fact("warnings of NCCL, and why networks were not used")
-    nccl_uneven_links: str | None = fact("links between devices that differ by direction")
+    nccl_said: str | None = fact(
+        "warnings of NCCL, and why networks were not used", may_be_none=True
+    )
+    nccl_uneven_links: str | None = fact(
+        "links between devices that differ by direction", may_be_none=True
+    )
     nccl_rings: str | None = fact("orders in which rings go through the ranks")
     nccl_trees: int | None = fact("trees of the largest communicator")
     nccl_channels: int | None = fact("channels of the largest communicator")
     nccl_nodes: int | None = fact("hosts of the largest communicator")
-    nccl_plugins: str | None = fact("network plugins that NCCL loaded")
+    nccl_plugins: str | None = fact("network plugins that NCCL loaded", may_be_none=True)
     nccl_ring_type: str | None = fact("the farthest path that a ring takes within a host")
     nccl_reach_bps: float | None = fact("the widest path from a device that NCCL saw", _DELIVERED)
     nccl_layout_bps: float | None = fact("the rate that NCCL laid its rings out for", _DELIVERED)
@@ -237,7 +276,9 @@ class Facts:
     sampler_share: float | None = fact(
         "of one processor, used by the sampler beside the job on its costliest host", _PROCESSORS
     )
-    late_ends: int | None = fact("collectives whose end is when the program had waited for it")
+    late_ends: int | None = fact(
+        "collectives whose end is when the program had waited for it", may_be_none=True
+    )
     captured_packets: int | None = fact("packets in the captures, both ends of a flow counted")
     dropped_packets: int | None = fact("packets that the captures missed, as they say")
     captured_bytes: int | None = fact("bytes of captured packets, before segmentation", _BYTES)
@@ -300,6 +341,7 @@ class Fact:
     measure: Measure
     must_match: bool
     each: str
+    may_be_none: bool
 
     @property
     def unit(self) -> str:
@@ -323,12 +365,15 @@ REGISTRY: Mapping[str, Fact] = MappingProxyType(
     }
 )
 NO_FACTS = Facts()
+UNKNOWN = "unknown"
 
 
 def shown_text(name: str, text: str) -> str:
-    """Return a fact's text as people read it: a number with its unit, and "-" as none."""
-    if text == "-" or REGISTRY[name].kind is not float:
-        return "none" if text == "-" else text
+    """Return a fact's text as people read it: a number with its unit, "-" as none or unknown."""
+    if text == "-":
+        return "none" if REGISTRY[name].may_be_none else UNKNOWN
+    if REGISTRY[name].kind is not float:
+        return text
     show = {"bit/s": show_rate, "s": show_time}.get(REGISTRY[name].unit, "{:.4g}".format)
     return show(float(text))
 

@@ -37,11 +37,11 @@ class KernelsAreSlowed(Finding):
 
 
 class RanksShareProcessors(Finding):
-    """The exposed time of sums, where ranks share the processors of one host."""
+    """The exposed time of collectives, where ranks share the processors of one host."""
 
     template = (
-        "The ranks share the processors of one host: their sums, and waiting for a processor, "
-        "cost {lost.share:.0%} of {lost.whole.named}. {taken}"
+        "The ranks share the processors of one host: their collectives, and waiting for a "
+        "processor, cost {lost.share:.0%} of {lost.whole.named}. {taken}"
     )
 
     lost: Amount

@@ -170,8 +170,13 @@ class _Collectives:
             time.sleep(_GOODBYE_S)  # the callbacks have returned, and are being freed
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Look now and then for collectives that the wrappers missed."""
+        """Look now and then for collectives that the wrappers missed.
+
+        A job that sends nothing has a group all the same, and its rank and back end are known.
+        """
         try:
+            if not self._is_identified and dist.is_initialized():
+                self._identify()
             self._unseen.step_ends()
         except Exception as error:  # the job goes on
             self._journal.give_up(error)
@@ -303,31 +308,33 @@ class _Collectives:
             return number
         if len(self._signatures) >= MOST_SIGNATURES:
             self._signatures.clear()
-        if not self._is_identified:
-            self._is_identified = True
-            is_default = dist.is_initialized()  # an elastic job has groups of its own alone
-            self._journal.define(
-                kind="identity",
-                rank=dist.get_rank() if is_default else int(os.environ.get("RANK", "0")),
-                workers=dist.get_world_size()
-                if is_default
-                else int(os.environ.get("WORLD_SIZE", "1")),
-                backend=dist.get_backend() if is_default else "fullwire",
-                torch=torch.__version__,
-            )
-            # Fullwire's transport gives its congestion control. Other back ends keep theirs.
-            congestion = getattr(dist.group.WORLD, "congestion", None)
-            if congestion is not None:
-                self._journal.define(kind="fact", name="transport_congestion", value=congestion)
-            framework = framework_in_use()
-            if framework is not None:
-                self._journal.define(kind="fact", name="framework", value=framework)
+        self._identify()
         self._signatures[op, dtype, size, group] = number = next(self._numbers)
         name = "" if dtype is None else str(dtype).removeprefix("torch.")
         self._journal.define(
             kind="signature", number=number, op=op, dtype=name, bytes=size, group=group
         )
         return number
+
+    def _identify(self) -> None:
+        """Note the rank and its group's back end, once."""
+        if self._is_identified:
+            return
+        self._is_identified = True
+        # An elastic job has groups of its own alone, of Fullwire's transport.
+        rank, workers, backend = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1"), ""
+        if dist.is_initialized():
+            rank, workers, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+        self._journal.define(
+            kind="identity", rank=int(rank), workers=int(workers), backend=backend or "fullwire"
+        )
+        # Fullwire's transport gives its congestion control. Other back ends keep theirs.
+        congestion = getattr(dist.group.WORLD, "congestion", None)
+        if congestion is not None:
+            self._journal.define(kind="fact", name="transport_congestion", value=congestion)
+        framework = framework_in_use()
+        if framework is not None:
+            self._journal.define(kind="fact", name="framework", value=framework)
 
 
 class _Rounding:

@@ -65,6 +65,7 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     """Begin to record this process into a file in a directory."""
     after_import("torch._dynamo", _stay_out_of_graphs)
     journal = Journal(directory)
+    journal.define(kind="fact", name="torch", value=str(torch.__version__))
     clock = clock_of_this_torch(journal)
     os.register_at_fork(after_in_child=journal.start_anew)
     noise = GradientNoise(journal) if os.environ.get(NOISE_VARIABLE) else None
