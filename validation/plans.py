@@ -7,8 +7,8 @@ device calibrates, and the others are judged. Each row calibrates in turn, and t
 choices count. The columns are those of data/llm/train_runs.csv; empty
 cells are assumed by the rules of `plan_rows.py`, and the interval grows. The last line is one JSON
 object. Errors are shares of the measured time. Sources weigh the same, and rows of one
-`config_group` count as one. Rows of both tables that cannot be judged are counted by reason; those
-of GOLDENS.csv are under "memory: " with theirs.
+`config_group` count as one. Rows that cannot be judged are counted by reason: `refused` for runs, and
+`memory.refused` for GOLDENS.csv.
 """
 
 from __future__ import annotations
@@ -164,23 +164,24 @@ def ranking(rows: Sequence[Measured], predicted_s: Floats) -> dict[str, Any]:
     }
 
 
-def judged_memory(path: Path | None) -> tuple[dict[str, Any], Counter[str]]:
-    """Return the errors of peak memory, where a table of it is given, and its refused rows.
+def judged_memory(path: Path | None) -> dict[str, Any]:
+    """Return the errors of peak memory, where a table of it is given; each test counts once.
 
-    Each test counts once.
+    Refused rows are counted here, apart from those of runs: most are of architectures that no plan
+    has.
     """
     of_tests: dict[str, list[float]] = defaultdict(list)
     cases, refused = ([], Counter[str]()) if path is None else memory.cases(path)
     for case in cases:
         of_tests[case.test].append(abs(case.error))
     errors = [median(errors) for errors in of_tests.values()]
-    found = {
+    return {
         "rows": sum(map(len, of_tests.values())),
         "median": round(median(errors), 4) if errors else None,
         "p90": round(float(np.quantile(errors, 0.9)), 4) if errors else None,
         "within_10": round(float(np.mean(np.array(errors) <= 0.1)), 4) if errors else None,
+        "refused": dict(refused.most_common()),
     }
-    return found, Counter({f"memory: {reason}": count for reason, count in refused.items()})
 
 
 def show(rows: Sequence[Measured], predicted_s: Floats, write: Callable[[str], object]) -> None:
@@ -272,7 +273,7 @@ def main(given: Sequence[str] | None = None) -> None:
         parser.error(f"--left-out writes our result: expected the published table {TABLE}")
     try:
         rows, refused = read(asked.runs)
-        of_memory, refused_of_memory = judged_memory(asked.memory)
+        of_memory = judged_memory(asked.memory)
     except UsageError as error:
         parser.error(str(error))
     batches = Batches(rows)
@@ -287,7 +288,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "one_run_given": by_kind(one_run_given(rows, predicted_s, batches.shares)),
         "memory": of_memory,
         "ranking": ranking(rows, predicted_s),
-        "refused": refused | refused_of_memory,
+        "refused": refused,
     }
     sys.stdout.write(json.dumps(result) + "\n")
 
