@@ -7,8 +7,8 @@ device calibrates, and the others are judged. Each row calibrates in turn, and t
 choices count. The columns are those of data/llm/train_runs.csv; empty
 cells are assumed by the rules of `plan_rows.py`, and the interval grows. The last line is one JSON
 object. Errors are shares of the measured time. Sources weigh the same, and rows of one
-`config_group` count as one. Rows that cannot be judged are counted by reason: `refused` for runs, and
-`memory.refused` for GOLDENS.csv.
+`config_group` count as one. Rows that cannot be judged are counted by reason: `refused` for runs,
+and `memory.refused` for GOLDENS.csv.
 """
 
 from __future__ import annotations

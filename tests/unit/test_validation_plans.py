@@ -329,7 +329,8 @@ def test_a_peak_that_cannot_be_judged_is_refused_with_its_reason(
     [(said, count)] = result["memory"]["refused"].items()
     assert reason in said
     assert count == 1
-    assert result["refused"] == {"unknown device Cerebras": 1}
+    assert not any(reason in said for said in result["refused"])
+    assert result["refused"]["unknown device Cerebras"] == 1
 
 
 def test_a_logged_peak_is_judged(tmp_path: Path) -> None:
