@@ -427,6 +427,31 @@ def test_an_algorithm_of_the_library_has_one_time_on_a_fitted_machine() -> None:
     assert in_chunks.level == "event"
 
 
+def test_a_small_message_is_played_by_a_protocol_that_starts_quickly() -> None:
+    machine = a_machine(8)
+    assert machine.measured is not None
+    small, _, large = machine.measured.protocols
+    alone = replace(machine, measured=replace(machine.measured, protocols=(large,)))
+    asked: dict[str, Any] = {"algorithm": "halving-doubling"}
+    played_s, by_large_s = (
+        fw.collective("allreduce", bytes=1024, cluster=where, **asked).time_s
+        for where in (machine, alone)
+    )
+    assert by_large_s - played_s > large.startup_s - small.startup_s > 0
+    # A ring that is played takes about as long as the library's own rings.
+    rings_s = [
+        fw.collective("allgather", bytes=1024, cluster=where, algorithm="ring").time_s
+        for where in (machine, alone)
+    ]
+    own_s = fw.collective("allgather", bytes=1024, cluster=machine).time_s
+    assert own_s < rings_s[0] < 1.2 * own_s < rings_s[1]
+    whole_s, large_s = (
+        fw.collective("allreduce", bytes=2**30, cluster=where, **asked).time_s
+        for where in (machine, alone)
+    )
+    assert whole_s == pytest.approx(large_s)
+
+
 def test_auto_leaves_out_switches_that_a_fitted_machine_does_not_use() -> None:
     machine = a_machine(8)
     assert machine.measured is not None
