@@ -27,6 +27,7 @@ from fullwire.collectives.playing import TunedTime
 from fullwire.findings.collective import collective_findings, tuning_findings
 from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
 from fullwire.simulation.group_times import GroupTimes
+from fullwire.simulation.on_links import OnLinks
 from fullwire.words import sentence, sentences
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
@@ -364,6 +365,43 @@ def test_a_group_of_a_plan_takes_as_long_as_its_collective_on_a_fitted_machine(
         assert of_plan[0] == pytest.approx(alone.time_s)
 
 
+@pytest.mark.parametrize("size", [2**10, 2**16, 2**28])
+@pytest.mark.parametrize("workers", [8, 64])
+def test_a_what_if_on_a_fitted_machine_takes_the_protocol_of_each_size(
+    size: int, workers: int
+) -> None:
+    """A message of a what-if takes as long as `collective` and a plan say, small or large."""
+    machine = a_machine(8)
+    where = OnLinks.of(machine, machine.nics.latency_s, is_scattered=False)
+    assert where is not None
+    by_name = where.cost("allreduce", "multi-ring", workers).whole_s(size)
+    asked: dict[str, Any] = {"bytes": size, "workers": workers, "cluster": machine}
+    alone = fw.collective("allreduce", algorithm="multi-ring", **asked)
+    assert by_name == pytest.approx(alone.time_s)
+    for op in ("allreduce", "allgather", "reducescatter", "alltoall"):
+        of_run = where.recorded(op, workers).whole_s(size)
+        of_plan = GroupTimes(machine).collective_s(op, workers, 1, np.array([size]))
+        assert of_run == pytest.approx(of_plan[0])
+        assert of_run == pytest.approx(fw.collective(op, **asked).time_s)
+    faster = replace(machine, nics=replace(machine.nics, rate_bps=2 * machine.nics.rate_bps))
+    twice_s = where.recorded("allreduce", workers).time_s(size, 1 / faster.nics.rate_bps)
+    assert twice_s == pytest.approx(library_time("allreduce", faster, size, workers).time_s)
+
+
+def test_a_longer_way_between_nodes_lengthens_each_hop_of_a_fitted_machine() -> None:
+    machine = a_machine(8)
+    near, far = (
+        OnLinks.of(machine, machine.nics.latency_s + longer_s, is_scattered=False)
+        for longer_s in (0.0, 1e-3)
+    )
+    assert near is not None
+    assert far is not None
+    hops = needs("allgather", machine, 64)["multi-ring"].between_hops
+    later_s = far.recorded("allgather", 64).whole_s(1) - near.recorded("allgather", 64).whole_s(1)
+    assert later_s == pytest.approx(hops * 1e-3)
+    assert far.recorded("allgather", 8).whole_s(1) == near.recorded("allgather", 8).whole_s(1)
+
+
 def test_a_small_transfer_between_stages_goes_by_a_protocol_that_starts_quickly() -> None:
     machine = a_machine(8)
     assert machine.measured is not None
@@ -387,6 +425,31 @@ def test_an_algorithm_of_the_library_has_one_time_on_a_fitted_machine() -> None:
     assert (named.time_s, named.level) == (plain.time_s, "tables")
     in_chunks = fw.collective("allreduce", algorithm=plain.algorithm, chunks=4, **asked)
     assert in_chunks.level == "event"
+
+
+def test_a_small_message_is_played_by_a_protocol_that_starts_quickly() -> None:
+    machine = a_machine(8)
+    assert machine.measured is not None
+    small, _, large = machine.measured.protocols
+    alone = replace(machine, measured=replace(machine.measured, protocols=(large,)))
+    asked: dict[str, Any] = {"algorithm": "halving-doubling"}
+    played_s, by_large_s = (
+        fw.collective("allreduce", bytes=1024, cluster=where, **asked).time_s
+        for where in (machine, alone)
+    )
+    assert by_large_s - played_s > large.startup_s - small.startup_s > 0
+    # A ring that is played takes about as long as the library's own rings.
+    rings_s = [
+        fw.collective("allgather", bytes=1024, cluster=where, algorithm="ring").time_s
+        for where in (machine, alone)
+    ]
+    own_s = fw.collective("allgather", bytes=1024, cluster=machine).time_s
+    assert own_s < rings_s[0] < 1.2 * own_s < rings_s[1]
+    whole_s, large_s = (
+        fw.collective("allreduce", bytes=2**30, cluster=where, **asked).time_s
+        for where in (machine, alone)
+    )
+    assert whole_s == pytest.approx(large_s)
 
 
 def test_auto_leaves_out_switches_that_a_fitted_machine_does_not_use() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
+from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
@@ -139,6 +140,31 @@ def test_the_terminal_shows_what_was_recognised(
     assert re.search(r" · [1-9][0-9]* MiB ", said)
     assert " 0 GiB" not in said
     assert plan_data(found)["recorded"]["ratios"][0]["work"] == "matrix products"
+
+
+def test_nodes_that_nobody_described_are_told_and_odd_ones_are_taken_as_described(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six ranks on two hosts of three, as one node, and with the hosts described."""
+    step_s = traced(tmp_path / "job", tp=2, dp=3)
+    alone = fw.plan(recorded=tmp_path / "job", to="tp=2,dp=3")
+    print_plan(alone)
+    said = " ".join(capsys.readouterr().out.split())
+    told = "its 6 devices are one node with equal links"
+    assert told in said
+    assert told in " ".join(plan_data(alone)["assumed"])
+    odd = Cluster(
+        name="odd",
+        nodes=2,
+        devices_per_node=3,
+        inside=Inside(kind="switch", rate_bps=8e10),
+        nics=Nics(rate_bps=8e9),
+    )
+    described = fw.plan(recorded=tmp_path / "job", cluster=odd, to="tp=2,dp=3")
+    assert described.described is not None
+    assert (described.described.nodes, described.described.devices_per_node) == (2, 3)
+    assert described.best.step_s == pytest.approx(step_s, rel=0.01)
+    assert told not in " ".join(plan_data(described)["assumed"])
 
 
 def test_what_a_trace_leaves_open_is_told_in_the_terminal_and_in_json(

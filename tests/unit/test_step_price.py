@@ -236,6 +236,54 @@ def test_a_group_across_nodes_shares_the_nics_with_its_neighbours() -> None:
     assert alone.nics.rate_bps == 8 * 400e9
 
 
+def group_s(where: Cluster, op: str, ranks: int, stride: int) -> float:
+    """Time a large message of a group."""
+    return float(GroupTimes(where).collective_s(op, ranks, stride, np.array([2**30]))[0])
+
+
+@pytest.mark.parametrize("op", ["allreduce", "allgather", "alltoall"])
+@pytest.mark.parametrize(("ranks", "stride"), [(24, 1), (12, 2), (3, 8)])
+def test_groups_that_fill_a_pod_in_part_share_its_uplinks_with_their_neighbours(
+    op: str, ranks: int, stride: int
+) -> None:
+    """Of groups of three nodes in pods of two, both send over the uplinks of the second pod."""
+    pods = LeafSpine(nodes_per_leaf=1, leaves_per_pod=2, core_oversubscription=8)
+    leaves = LeafSpine(nodes_per_leaf=2, oversubscription=8)
+    rails = replace(leaves, by_rail=True)
+    for network in (pods, leaves, rails):
+        alone = replace(cluster("dgx-h100", nodes=3), network=network)
+        if stride == 1:
+            by_command_s = fw.collective(op, bytes=2**30, cluster=alone).time_s
+            assert group_s(alone, op, ranks, stride) == pytest.approx(by_command_s)
+        if network.leaves_per_pod is None:
+            half = replace(network, oversubscription=2 * network.oversubscription)
+        else:
+            half = replace(network, core_oversubscription=2 * network.core_oversubscription)
+        slower = replace(alone, network=half)
+        two = replace(alone, nodes=6)
+        assert group_s(two, op, ranks, stride) == pytest.approx(group_s(slower, op, ranks, stride))
+        assert group_s(two, op, ranks, stride) > 1.9 * group_s(alone, op, ranks, stride)
+
+
+def test_a_group_that_begins_amidst_a_leaf_crosses_its_uplinks() -> None:
+    """Of groups of three nodes on leaves of four, the second one is on two leaves."""
+    leaves = LeafSpine(nodes_per_leaf=4, oversubscription=8)
+    one = replace(cluster("dgx-h100", nodes=3), network=leaves)
+    assert group_s(replace(one, nodes=12), "allreduce", 24, 1) > 2 * group_s(
+        one, "allreduce", 24, 1
+    )
+    even = replace(one, nodes=16)
+    assert as_seen(even, 32, 1) == as_seen(replace(one, nodes=4), 32, 1)
+
+
+def test_a_group_that_begins_amidst_a_node_leaves_it() -> None:
+    """Of groups of three ranks, one has ranks 6 and 7 of a node, and a rank of the next node."""
+    one, three = (cluster("dgx-h100", nodes=nodes) for nodes in (1, 3))
+    assert as_seen(one, 3, 1).nodes == 1
+    assert as_seen(three, 3, 1).nodes > 1
+    assert as_seen(three, 4, 1).nodes == 1
+
+
 HOP_BYTES = 1e9
 
 

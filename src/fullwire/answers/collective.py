@@ -26,12 +26,13 @@ from fullwire.collectives.cost import AddTimes, Floats, bus_factor
 from fullwire.collectives.library import (
     FITTED_OPS,
     around,
+    by_protocols,
     library_time,
     library_times_s,
     usual,
-    with_fitted_hops,
     with_large,
 )
+from fullwire.collectives.link_cost import collective_cost
 from fullwire.collectives.playing import (
     Between,
     CollectiveTime,
@@ -140,7 +141,7 @@ def collective(
     question = _Asked(
         op=op,
         size_bytes=size,
-        where=with_fitted_hops(where),
+        by_protocol=by_protocols(where, op),
         library_on=library_on,
         is_described=cluster is not None,
         cuts=_CHUNKS if by_library and cluster is not None and chunk_order != "serial" else (),
@@ -156,7 +157,7 @@ class _Asked:
 
     op: str
     size_bytes: int
-    where: Cluster
+    by_protocol: tuple[Cluster, ...]  # The machine as each protocol uses it, for large ones last.
     library_on: Cluster | None  # The description, where the protocols of libraries apply.
     is_described: bool
     cuts: tuple[int, ...]  # Other chunks that are tried between the phases of a hierarchy.
@@ -165,13 +166,30 @@ class _Asked:
 
     def timed(self, name: str, chunks: int | None = None) -> CollectiveTime:
         """Time the collective by one algorithm."""
-        cut = chunks or self.chunks
-        time = collective_time(self.op, name, self.where, self.size_bytes, chunks=cut, **self.how)
+        cut, where = chunks or self.chunks, self.quickest_protocol(name)
+        time = collective_time(self.op, name, where, self.size_bytes, chunks=cut, **self.how)
         check_times(f"{self.op} {name}", time=time.time_s)
         check_shares(f"{self.op} {name}", busiest_link_share=time.busiest_share)
-        low_s, high_s = around(time.time_s, self.where, self.op, time.workers)
+        low_s, high_s = around(time.time_s, where, self.op, time.workers)
         time = replace(time, interval=Between(low_s=low_s, high_s=high_s))
         return time if self.is_described else replace(time, cluster=None)
+
+    @property
+    def where(self) -> Cluster:
+        """Return the machine as the protocol for large messages uses it."""
+        return self.by_protocol[-1]
+
+    def quickest_protocol(self, name: str) -> Cluster:
+        """Return the machine as the quickest protocol for this size uses it."""
+        if len(self.by_protocol) == 1:
+            return self.where
+        how = {key: self.how[key] for key in ("workers", "order", "servers")}
+
+        def whole_s(where: Cluster) -> float:
+            cost = collective_cost(self.op, name, where, **how)
+            return float(cost.whole_s(self.size_bytes, self.how["adds"]))
+
+        return min(self.by_protocol, key=whole_s)
 
     def by_name(self, name: str) -> CollectiveTime:
         """Time an algorithm that is asked for: by the cluster's own tables if its library has it.
@@ -204,11 +222,15 @@ class _Asked:
     def quickest(self) -> CollectiveTime:
         """Time the collective by all algorithms that can be used here, and return the quickest."""
         op, where, adds, order = self.op, self.where, self.how["adds"], self.how["order"]
+        by_protocol = self.by_protocol
         tried, library_ways, in_chunks = self.tried, self.library_ways, self.curves_in_chunks()
         if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
             times_s = around_a_switch(op, where, adds)
         else:
-            costs = {name: believed_cost(op, name, where, self.among, order) for name in tried}
+            costs = {
+                name: [believed_cost(op, name, each, self.among, order) for each in by_protocol]
+                for name in tried
+            }
             times_s = or_in_chunks(over_links(costs, adds), in_chunks)
         if library_ways and self.library_on is not None:
             times_s = or_as_libraries(times_s, op, self.library_on, self.among)
@@ -290,10 +312,14 @@ class _Asked:
                 sizes = {least << power for power in range((MOST_BYTES // least).bit_length())}
                 sizes |= {self.size_bytes} if self.size_bytes >= least else set()
                 shown = sorted(sizes)
-                shown_s = chunked_s(self.op, name, self.where, self.among, shown, cut)
-                if shown_s is None:
+                played = [
+                    chunked_s(self.op, name, where, self.among, shown, cut)
+                    for where in self.by_protocol
+                ]
+                shown_s = [times_s for times_s in played if times_s is not None]
+                if not shown_s:
                     break
-                of_name.append((np.array(shown, np.float64), shown_s))
+                of_name.append((np.array(shown, np.float64), np.min(shown_s, axis=0)))
             else:
                 curves[name] = of_name
         return curves

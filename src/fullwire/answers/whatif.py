@@ -588,7 +588,8 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
             where = OnLinks.of(cluster, latency_s, is_scattered=grid.is_scattered)
             assert where is not None
             costs = {
-                algorithm: where.cost("allreduce", algorithm, workers) for algorithm in tried(grid)
+                algorithm: (where.cost("allreduce", algorithm, workers),)
+                for algorithm in tried(grid)
             }
             times = over_links(costs, subject.adds)
         yield Tuned(

@@ -520,19 +520,28 @@ def with_large(cluster: Cluster, measured: Measured) -> Cluster:
     )
 
 
-def with_fitted_hops(cluster: Cluster) -> Cluster:
-    """Return a fitted cluster whose links take as long for a hop as large messages do by its fit.
+def by_protocols(cluster: Cluster, op: str) -> tuple[Cluster, ...]:
+    """Return a fitted cluster as each protocol of its library uses it, that for large ones last.
 
-    A description states the latencies of adapters and switches. A fit finds those of a machine,
-    with what its library adds to each hop.
+    A description states the latencies of adapters and switches, and one start-up. A fit finds the
+    hops, the start-up and the filled shares of each protocol. A cluster without a fit is as it is.
     """
     if cluster.measured is None:
-        return cluster
-    large, inside, nics = cluster.measured.protocols[-1], cluster.inside, cluster.nics
-    if inside is not None:
-        inside = replace(inside, latency_s=max(inside.latency_s, large.inside_hop_s))
-    nics = replace(nics, latency_s=max(nics.latency_s, large.between_hop_s))
-    return replace(cluster, inside=inside, nics=nics)
+        return (cluster,)
+    protocols = cluster.measured.protocols[FIRST_IN_PAIRS if op == "alltoall" else 0 :]
+    large, found = protocols[-1], []
+    for each in protocols:
+        inside, nics = cluster.inside, cluster.nics
+        if inside is not None:
+            share = inside.payload_share * each.inside_share / large.inside_share
+            hop_s = max(inside.latency_s, each.inside_hop_s)
+            inside = replace(inside, latency_s=hop_s, payload_share=min(share, 1.0))
+        share = nics.payload_share * each.between_share / large.between_share
+        hop_s = max(nics.latency_s, each.between_hop_s)
+        nics = replace(nics, latency_s=hop_s, payload_share=min(share, 1.0))
+        startup_s = max(0.0, cluster.startup_s + each.startup_s - large.startup_s)
+        found.append(replace(cluster, startup_s=startup_s, inside=inside, nics=nics))
+    return tuple(found)
 
 
 def with_usual_startup(cluster: Cluster) -> Cluster:

@@ -64,9 +64,19 @@ def around_a_switch(op: str, cluster: Cluster, adds: AddTimes) -> Times:
     return times_s
 
 
-def over_links(costs: Mapping[str, LinkCost], adds: AddTimes) -> Times:
-    """Return the time of a collective by each algorithm, from these costs on a cluster."""
-    return lambda sizes: {name: cost.whole_s(sizes, adds) for name, cost in costs.items()}
+def over_links(costs: Mapping[str, Sequence[LinkCost]], adds: AddTimes) -> Times:
+    """Return the time of a collective by each algorithm, from these costs on a cluster.
+
+    An algorithm has a cost for each protocol of the cluster's library; the quickest is taken.
+    """
+
+    def quickest_s(sizes: Floats) -> Mapping[str, Floats]:
+        return {
+            name: np.min([cost.whole_s(sizes, adds) for cost in of_name], axis=0)
+            for name, of_name in costs.items()
+        }
+
+    return quickest_s
 
 
 def or_in_chunks(times_s: Times, curves: Mapping[str, Sequence[tuple[Floats, Floats]]]) -> Times:

@@ -50,6 +50,19 @@ class UsualShareOfLinks(Finding):
     is_assumption = True
 
 
+class OneUnknownNode(Finding):
+    """Nobody described the nodes of a recorded job, so that no link is between nodes."""
+
+    template = (
+        "nobody described the nodes of the recording: its {devices:,} {devices:device|devices} "
+        "{devices:is|are} one node with equal links, however many ranks a host had. --cluster "
+        "describes the nodes"
+    )
+    is_assumption = True
+
+    devices: int
+
+
 class EvenExperts(Finding):
     """The router of a mixture of experts is taken as balanced."""
 

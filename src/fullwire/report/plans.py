@@ -20,6 +20,7 @@ from fullwire.findings.plans import (
     ExpectedLosses,
     Loss,
     NodesOfBest,
+    OneUnknownNode,
     OnHalfTheBandwidth,
     OnOtherCluster,
     OthersLeftOut,
@@ -31,6 +32,7 @@ from fullwire.findings.plans import (
     TrainingTakes,
 )
 from fullwire.report.terminal import print_table, say
+from fullwire.simulation.recorded_plan import UNKNOWN_CLUSTER
 from fullwire.units import show_duration, show_memory, show_rate
 from fullwire.words import sentence, sentences
 
@@ -54,7 +56,7 @@ def plan_data(result: PlanAnswer) -> dict[str, Any]:
     for name in ("landscape", "architecture", "described"):
         data.pop(name)
     data["goodput"] = data.pop("lasting")
-    data["assumed"] = list(sentences(result.assumed))
+    data["assumed"] = list(_assumed(result))
     halved = () if result.half_bandwidth is None else (result.half_bandwidth,)
     for there, held in zip(
         (*result.networks, *halved),
@@ -128,10 +130,18 @@ def print_plan(result: PlanAnswer) -> None:
     if result.lasting is not None:
         say("")
         _print_lasting(result)
-    for note in sentences(result.assumed):
+    for note in _assumed(result):
         say(f"Assumed: {note}.")
     for note in _assumed_elsewhere(result):
         say(note)
+
+
+def _assumed(result: PlanAnswer) -> Iterator[str]:
+    """Yield what is assumed of all plans."""
+    yield from sentences(result.assumed)
+    where = result.described
+    if result.recorded is not None and where is not None and where.name == UNKNOWN_CLUSTER:
+        yield sentence(OneUnknownNode(devices=where.devices))
 
 
 def _assumed_elsewhere(result: PlanAnswer) -> Iterator[str]:

@@ -8,6 +8,7 @@ library's protocols then give the time (`collectives.library`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,21 +23,14 @@ def as_seen(cluster: Cluster, ranks: int, stride: int) -> Cluster:
     """Return the cluster as a group sees it while all groups of its kind are at work."""
     in_node = cluster.devices_per_node
     here = max(1, min(ranks, in_node // stride)) if stride <= in_node else 1
+    if not _are_even(ranks, stride, in_node):  # a group may end in the node after that it begins in
+        here = min(here, _crossing(cluster, ranks, stride, 1)[0])
     # A group that ends within a node takes the greatest part that divides it evenly.
     while ranks % here:
         here -= 1
     nodes = -(-ranks // here)
     node_bps = cluster.nics_per_node * cluster.slowest_nic_bps
-    network = cluster.network
-    if isinstance(network, LeafSpine):
-        nodes_apart = max(1, stride // in_node)
-        per_leaf, per_pod = max(1, network.nodes_per_leaf // nodes_apart), network.leaves_per_pod
-        if per_pod is not None:
-            in_pod = network.nodes_per_leaf * per_pod // nodes_apart
-            per_pod = max(1, in_pod // per_leaf)
-        network = replace(network, nodes_per_leaf=per_leaf, leaves_per_pod=per_pod)
-    else:
-        network = OneSwitch()
+    is_below_spine = isinstance(cluster.network, LeafSpine)
     return replace(
         cluster,
         nodes=nodes,
@@ -45,9 +39,72 @@ def as_seen(cluster: Cluster, ranks: int, stride: int) -> Cluster:
         nics=replace(
             cluster.nics, per_node=1, of_device=(), rate_bps=node_bps * here / max(in_node, 1)
         ),
-        network=network,
+        network=_leaves_seen(cluster, ranks, stride, here) if is_below_spine else OneSwitch(),
         other_hosts=(),
     )
+
+
+def _leaves_seen(cluster: Cluster, ranks: int, stride: int, here: int) -> LeafSpine:
+    """Return leaves and pods as a group sees them, with its share of their uplinks.
+
+    Where groups begin and end amidst a leaf or a pod, neighbours in it send over its uplinks, too.
+    Then the uplinks that most groups share decide.
+    """
+    network, in_node = cluster.network, cluster.devices_per_node
+    assert isinstance(network, LeafSpine)
+    per_leaf, per_pod = network.nodes_per_leaf, network.leaves_per_pod
+    in_pod = per_leaf * (per_pod or 1)
+    if all(_are_even(ranks, stride, nodes * in_node) for nodes in (per_leaf, in_pod)):
+        nodes_apart = max(1, stride // in_node)
+        seen_per_leaf = max(1, per_leaf // nodes_apart)
+        if per_pod is not None:
+            per_pod = max(1, in_pod // nodes_apart // seen_per_leaf)
+        return replace(network, nodes_per_leaf=seen_per_leaf, leaves_per_pod=per_pod)
+    below, groups = _crossing(cluster, ranks, stride, per_leaf)
+    seen_per_leaf = max(1, below // here)
+    # The uplinks' rate over that of all ports below them, as the group sees both.
+    share = seen_per_leaf * here * groups / (per_leaf * in_node)
+    seen = replace(
+        network,
+        nodes_per_leaf=seen_per_leaf,
+        oversubscription=network.oversubscription * share,
+    )
+    if per_pod is None:
+        return seen
+    below, groups = _crossing(cluster, ranks, stride, in_pod)
+    seen_per_pod = max(1, -(-(below // here) // seen_per_leaf))
+    share_of_core = seen_per_pod * seen_per_leaf * here * groups / (in_pod * in_node)
+    return replace(
+        seen,
+        leaves_per_pod=seen_per_pod,
+        core_oversubscription=network.core_oversubscription * share_of_core / share,
+    )
+
+
+def _are_even(ranks: int, stride: int, below: int) -> bool:
+    """Say whether all groups lie alike on switches that have so many ranks below them."""
+    return all(size % below == 0 or below % size == 0 for size in (stride, stride * ranks))
+
+
+def _crossing(cluster: Cluster, ranks: int, stride: int, nodes: int) -> tuple[int, int]:
+    """Return what a switch above so many nodes has to carry.
+
+    These are the most ranks of one group below it where others of the group are not, and the most
+    such groups. Where each group is below one switch, these are its ranks, and one group.
+    """
+    below = nodes * cluster.devices_per_node
+    alike = math.gcd(stride, below)  # ranks in a row, each of another group with the same members
+    row, apart = np.arange(cluster.devices // alike), stride // alike
+    block, within = np.divmod(row, ranks * apart)
+    group, switch = block * apart + within % apart, row * alike // below
+    switches = -(-cluster.devices // below)
+    is_whole = np.bincount(group)[group] == ranks
+    pairs, members = np.unique((group * switches + switch)[is_whole], return_counts=True)
+    crosses = members < ranks
+    if not crosses.any():
+        return ranks, 1
+    groups = np.bincount(pairs[crosses] % switches)
+    return int(members[crosses].max()), int(groups.max()) * alike
 
 
 @dataclass(frozen=True, eq=False, slots=True)

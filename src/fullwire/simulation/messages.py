@@ -18,7 +18,6 @@ from fullwire.collectives.closed_form import (
     gradient_cost,
     half_a_part,
     on_wire,
-    recorded_as,
     recorded_cost,
 )
 from fullwire.collectives.cost import Floats
@@ -542,9 +541,7 @@ def _others(
             kind=(op, size, members),
             routed=()
             if on_links is None
-            else tuple(
-                (Routed(on_links.cost(*recorded_as(op), among), float(size)),) for among in workers
-            ),
+            else tuple((Routed(on_links.recorded(op, among), float(size)),) for among in workers),
         )
 
 

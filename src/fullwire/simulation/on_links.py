@@ -2,6 +2,9 @@
 
 Costs are closed forms. Where ranks drift apart, as with a slow host, these may be off by a third.
 There messages of some sizes are played, and the closed form is scaled to their times.
+
+On a fitted cluster the tables say how long its library takes, by the quickest of its protocols for
+each size. The links alone would give one start-up and one filled share for all sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.clusters.cluster import Cluster, scattered, with_workers
+from fullwire.collectives.closed_form import recorded_as
 from fullwire.collectives.cost import AddTimes, Cost, Floats
+from fullwire.collectives.library import FITTED_OPS, library_times_s
 from fullwire.collectives.link_cost import LinkCost, collective_cost
 from fullwire.collectives.placed import placed
 from fullwire.collectives.plan import plan_on
@@ -24,6 +29,35 @@ from fullwire.compression.compressor import Combining
 _PLAYED_BYTES = [2**power for power in range(10, 33)]
 _MOST_PLAYED = 30_000  # transfers for each size
 _MOST_PLAYED_IN_CHUNKS = 10_000  # More of them go on at once, so that each takes longer.
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCost(LinkCost):
+    """The time of a fitted cluster's library, at any rate of the NICs.
+
+    Its bytes and hops are those of an algorithm on links. The tables hold its additions.
+    """
+
+    op: str = ""
+    cluster: Cluster | None = None
+    workers: int = 1
+    way: str | None = None  # of the library; None takes the quickest for each size
+
+    def time_s(self, size_bytes: ArrayLike, per_bit: ArrayLike) -> Floats:
+        """Return the time for messages of these sizes, at so many seconds a bit."""
+        assert self.cluster is not None
+        size, bits_s = np.broadcast_arrays(
+            np.maximum(size_bytes, 1.0), np.asarray(per_bit, np.float64)
+        )
+        total = np.empty(size.shape)
+        for bit_s in np.unique(bits_s).tolist():
+            here = bits_s == bit_s
+            nics = replace(self.cluster.nics, rate_bps=1 / bit_s)
+            at_rate = replace(self.cluster, nics=nics)
+            times_s = library_times_s(self.op, at_rate, self.workers, size[here])
+            ways = times_s if self.way is None else {self.way: times_s[self.way]}
+            total[here] = np.min([*ways.values()], axis=0)
+        return total
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -108,19 +142,69 @@ class OnLinks:
 
     @staticmethod
     def of(cluster: Cluster | None, latency_s: float, *, is_scattered: bool) -> OnLinks | None:
-        """Take a cluster with this latency of its NICs; None where it is workers and a switch."""
+        """Take a cluster with this latency of its NICs; None where it is workers and a switch.
+
+        A hop between the nodes of a fitted cluster takes longer by what the latency is longer.
+        """
         if cluster is None or cluster.is_flat:
             return None
+        longer_s, measured = latency_s - cluster.nics.latency_s, cluster.measured
+        if measured is not None and longer_s:
+            hops = [max(each.between_hop_s + longer_s, 0.0) for each in measured.protocols]
+            protocols = tuple(
+                replace(each, between_hop_s=hop_s)
+                for each, hop_s in zip(measured.protocols, hops, strict=True)
+            )
+            cluster = replace(cluster, measured=replace(measured, protocols=protocols))
         nics = replace(cluster.nics, latency_s=latency_s)
         return OnLinks(replace(cluster, nics=nics), is_scattered)
 
     def cost(self, op: str, algorithm: str, workers: int) -> LinkCost:
-        """Return the cost of a collective among so many workers."""
+        """Return the cost of a collective among so many workers.
+
+        On a fitted cluster an algorithm of its library takes as long as the tables say.
+        """
         cluster = with_workers(self.cluster, workers)
-        return _believed_cost(op, algorithm, cluster, workers, self.is_scattered)
+        cost = _believed_cost(op, algorithm, cluster, workers, self.is_scattered)
+        if not self._has_tables(op, workers):
+            return cost
+        ways = library_times_s(op, cluster, workers, np.ones(1))
+        return _by_library(cost, op, cluster, workers, algorithm) if algorithm in ways else cost
+
+    def recorded(self, op: str, workers: int) -> LinkCost:
+        """Return the cost of a run's collective; no run records its algorithm.
+
+        The library of a fitted cluster takes its quickest way.
+        """
+        known_op, algorithm = recorded_as(op)
+        cost = self.cost(known_op, algorithm, workers)
+        if not self._has_tables(op, workers):
+            return cost
+        return _by_library(cost, op, with_workers(self.cluster, workers), workers, None)
 
     def gradients(self, combining: Combining, algorithm: str, workers: int) -> Routed:
         """Return the cost of a message of gradients, combined as `gradient_cost` does."""
         if combining != "gather":  # An exchange sends the same bytes, over the same links.
             return Routed(self.cost("allreduce", algorithm, workers))
-        return Routed(self.cost("allgather", "ring", workers), workers, gathered_by=workers)
+        return Routed(self.recorded("allgather", workers), workers, gathered_by=workers)
+
+    def _has_tables(self, op: str, workers: int) -> bool:
+        """Say whether tables of the cluster give a collective's time; they are of packed ranks."""
+        is_fitted = self.cluster.measured is not None and not self.cluster.is_torus
+        return is_fitted and op in FITTED_OPS and workers > 1 and not self.is_scattered
+
+
+def _by_library(
+    cost: LinkCost, op: str, cluster: Cluster, workers: int, way: str | None
+) -> LibraryCost:
+    """Return the time that a library takes, with the bytes and hops of this cost."""
+    return LibraryCost(
+        rounds=cost.rounds,
+        hops=cost.hops,
+        sent_per_byte=cost.sent_per_byte,
+        nic_rate_bps=cost.nic_rate_bps,
+        op=op,
+        cluster=cluster,
+        workers=workers,
+        way=way,
+    )

@@ -26,6 +26,7 @@ from fullwire.units import shown
 from fullwire.workloads.accelerators import Accelerator, Attention, Products, accelerator
 from fullwire.workloads.layout import Precision
 
+UNKNOWN_CLUSTER = "as recorded"  # the name of a cluster that nobody described
 _NETWORK_BPS, _NETWORK_S = 8e9, 2e-5  # of an unknown network; ratios correct it
 # The host's time in which PyTorch's tensor parallelism splits the tensors of a layer for one
 # microbatch (DTensor, EPYC; the jobs of validation/plan_pairs.py). A GPU works meanwhile.
@@ -455,7 +456,7 @@ def _pace(recognised: Recognised, job: Job) -> tuple[float, float]:
 def _unknown(devices: int) -> Cluster:
     """Return one node of devices, for a network of which nothing is known."""
     return Cluster(
-        name="as recorded",
+        name=UNKNOWN_CLUSTER,
         nodes=1,
         devices_per_node=devices,
         inside=Inside(kind="switch", rate_bps=_NETWORK_BPS, latency_s=_NETWORK_S),
