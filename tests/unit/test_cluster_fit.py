@@ -22,7 +22,14 @@ from fullwire.clusters.description import as_toml, described
 from fullwire.clusters.measured import Measured, Protocol
 from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import Table, fitted
-from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
+from fullwire.collectives.library import (
+    USUAL_PROTOCOLS,
+    library_time,
+    needs,
+    usual,
+    ways_s,
+    with_large,
+)
 from fullwire.collectives.playing import TunedTime
 from fullwire.findings.collective import collective_findings, tuning_findings
 from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
@@ -386,6 +393,19 @@ def test_a_what_if_on_a_fitted_machine_takes_the_protocol_of_each_size(
     faster = replace(machine, nics=replace(machine.nics, rate_bps=2 * machine.nics.rate_bps))
     twice_s = where.recorded("allreduce", workers).time_s(size, 1 / faster.nics.rate_bps)
     assert twice_s == pytest.approx(library_time("allreduce", faster, size, workers).time_s)
+
+
+def test_a_what_if_by_another_algorithm_takes_the_quickest_protocol_too() -> None:
+    machine = a_machine(8)
+    assert machine.measured is not None
+    machine = with_large(machine, machine.measured)
+    where = OnLinks.of(machine, machine.nics.latency_s, is_scattered=False)
+    assert where is not None
+    for size in (1024, 2**20, 2**30):
+        cost = where.cost("allreduce", "halving-doubling", 64)
+        asked: dict[str, Any] = {"algorithm": "halving-doubling", "cluster": machine}
+        played = fw.collective("allreduce", bytes=size, **asked)
+        assert cost.whole_s(size) == pytest.approx(played.time_s, rel=0.05)
 
 
 def test_a_longer_way_between_nodes_lengthens_each_hop_of_a_fitted_machine() -> None:

@@ -10,7 +10,7 @@ each size. The links alone would give one start-up and one filled share for all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from fullwire.clusters.cluster import Cluster, scattered, with_workers
 from fullwire.collectives.closed_form import recorded_as
 from fullwire.collectives.cost import AddTimes, Cost, Floats
-from fullwire.collectives.library import FITTED_OPS, library_times_s
+from fullwire.collectives.library import FITTED_OPS, by_protocols, library_times_s
 from fullwire.collectives.link_cost import LinkCost, collective_cost
 from fullwire.collectives.placed import placed
 from fullwire.collectives.plan import plan_on
@@ -58,6 +58,22 @@ class LibraryCost(LinkCost):
             ways = times_s if self.way is None else {self.way: times_s[self.way]}
             total[here] = np.min([*ways.values()], axis=0)
         return total
+
+
+@dataclass(frozen=True, slots=True)
+class QuickestCost(LinkCost):
+    """The time of an algorithm on links by the quickest protocol of a fitted cluster's library.
+
+    Its bytes and hops are those of each protocol.
+    """
+
+    by_protocol: tuple[LinkCost, ...] = ()
+
+    def time_s(self, size_bytes: ArrayLike, per_bit: ArrayLike) -> Floats:
+        """Return the time for messages of these sizes, at so many seconds a bit."""
+        return np.asarray(
+            np.min([cost.time_s(size_bytes, per_bit) for cost in self.by_protocol], axis=0)
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -162,10 +178,18 @@ class OnLinks:
     def cost(self, op: str, algorithm: str, workers: int) -> LinkCost:
         """Return the cost of a collective among so many workers.
 
-        On a fitted cluster an algorithm of its library takes as long as the tables say.
+        On a fitted cluster an algorithm of its library takes as long as the tables say, and another
+        one is sent by the quickest of its protocols.
         """
         cluster = with_workers(self.cluster, workers)
-        cost = _believed_cost(op, algorithm, cluster, workers, self.is_scattered)
+        by_protocol = tuple(
+            _believed_cost(op, algorithm, each, workers, self.is_scattered)
+            for each in by_protocols(cluster, op)
+        )
+        cost = by_protocol[-1]
+        if len(by_protocol) > 1:
+            known = {column.name: getattr(cost, column.name) for column in fields(LinkCost)}
+            cost = QuickestCost(**known, by_protocol=by_protocol)
         if not self._has_tables(op, workers):
             return cost
         ways = library_times_s(op, cluster, workers, np.ones(1))
