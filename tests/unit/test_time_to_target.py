@@ -809,6 +809,19 @@ def test_every_run_that_has_not_reached_a_goal_is_named_and_no_other(
     )
 
 
+@pytest.mark.parametrize(("goal", "sign"), [("loss<=0.6", 1), ("loss>=-0.6", -1)])
+def test_a_noisy_curve_that_misses_a_goal_ends_near_its_level(goal: str, sign: int) -> None:
+    """Its last value is noise, and lies beyond the goal."""
+    steps = np.arange(1, 1001)
+    values = sign * (0.7 + np.where(steps % 2, 0.15, -0.15))
+    job = a_job(32, metrics=metrics(steps, values))
+    with pytest.raises(UsageError) as refused:
+        until(job, job, goal)
+    beyond = "lower" if sign > 0 else "higher"
+    ends = f"ends near {sign * 0.7:.4g}; single values were {beyond}"
+    assert ends in str(refused.value)
+
+
 def test_a_curve_without_steps_leaves_the_noise_to_the_other_side() -> None:
     """An empty side was one recording less than none: its scatter was NaN, with a warning."""
     steady = a_job(32)
