@@ -313,7 +313,7 @@ def whatif(
     - `runs`: runs, paths of runs or traces, or workloads such as `vgg16@v100`.
     - `workers`: the number of workers.
     - `bandwidth` (bits per second), `latency` (seconds): those of the links.
-    - `compression`, `codec`: an ideal ratio, or the name of a compressor.
+    - `compression`, `codec`: an ideal ratio, `"none"`, or the name of a compressor.
     - `codec_costs`: a file that `fullwire codecs --json` printed: the costs of named compressors.
     - `transport`: `"full"`, or `"measured"`, the one that the collectives of the runs show.
     - `calibrate`: more runs of the same cluster that show its transport.
