@@ -165,6 +165,22 @@ def show_number(number: float) -> str:
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.4g}"
 
 
+def show_ratio(factor: float) -> str:
+    """Return a ratio with three decimals; one that would print as 1 says on which side it lies."""
+    return _off_one(factor, f"{factor:.3f}")
+
+
+def show_times(factor: float) -> str:
+    """Return a ratio with three digits, "2.54x"; one near 1 as in `show_ratio`."""
+    return f"{_off_one(factor, f'{factor:.3g}')}x"
+
+
+def _off_one(factor: float, shown: str) -> str:
+    if float(shown) != 1 or factor == 1:
+        return shown
+    return "just above 1" if factor > 1 else "just below 1"
+
+
 def show_mean_count(count: float) -> str:
     """Return an expected count: whole from 10 on, else two digits, as 0.0913 is "0.091"."""
     return f"{count:,.0f}" if count >= 9.5 else f"{count:.2g}"

@@ -15,6 +15,8 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.report.charts import (
+    _Axis,
+    _front_chart,
     _scaling_chart,
     check_pictures,
     check_plot_path,
@@ -24,6 +26,7 @@ from fullwire.report.plans import plot_plans
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.unit.test_flows import captured
+from tests.unit.test_time_to_target import GOAL, a_job
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -96,6 +99,33 @@ def test_compressors_with_a_cost_are_names_not_ratios() -> None:
         "2x compression",
         "4,1GB/s,1GB/s,sum",
     }
+
+
+def test_labels_of_a_front_stay_apart_and_its_times_have_a_fitting_unit() -> None:
+    """Points that are nearly one share a label, and the settings stand above the picture."""
+    result = fw.whatif(
+        a_job(32),
+        target=GOAL,
+        critical_batch=200,
+        workers=[2, 60, 61, 62, 63, 64],
+        bandwidth=["10Gbps", "100Gbps"],
+    )
+    assert result.to_target is not None
+    drawn = json.loads(_front_chart(result, result.to_target).to_json())
+    *_, labels = drawn["layer"]
+    shown = labels["data"]["values"]
+    count = len(result.to_target.front())
+    assert len(shown) < count
+    told = [number for each in shown for number in each["numbers"].split("-")]
+    assert (told[0], told[-1]) == ("1", str(count))
+    up = drawn["layer"][0]["encoding"]["y"]
+    assert up["title"] == f"seconds to {GOAL}"
+    assert all(float(number) >= 1 for number in told)
+    _, first, *_ = drawn["title"]["subtitle"]
+    assert first.startswith("1: ")
+    across = _Axis.of([1.0, 100.0], 200)
+    assert across.is_log
+    assert across.place(10.0) == pytest.approx(100)
 
 
 def test_a_capture_is_drawn(cli: Cli, tmp_path: Path) -> None:

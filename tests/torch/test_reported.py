@@ -12,6 +12,7 @@ import pytest
 from fullwire.answers.samples_to_goal import global_batch
 from fullwire.convergence.curves import curve_of
 from fullwire.recorder.inside.journal import ENDED, Note
+from fullwire.recorder.inside.metrics import value_of
 from fullwire.recorder.journals import read_journals
 from fullwire.recorder.printed import TOLD_BY
 from fullwire.run.run import Run
@@ -222,3 +223,40 @@ def test_an_elastic_job_tells_its_batch_and_how_rarely_it_adds_up(tmp_path: Path
     subprocess.run(whole, capture_output=True, timeout=120, check=True)
     facts = read_run(tmp_path / "job.run").facts
     assert (facts.local_steps, facts.fragments, facts.step_samples) == (4, 2, 8)
+
+
+@pytest.mark.parametrize("scaler", ["disabled", "sharded", "later"])
+def test_the_scale_of_any_gradient_scaler_is_divided_out(tmp_path: Path, scaler: str) -> None:
+    """A disabled scaler has no scale. Some classes have a `scale` of their own."""
+    job = (
+        "import sys, torch\n"
+        "from fullwire.recorder.inside.journal import Journal\n"
+        "from fullwire.recorder.inside.noise import EVERY, GradientNoise\n"
+        "journal = Journal(sys.argv[1])\n"
+        "noise = GradientNoise(journal)\n"
+        "kind = torch.amp.GradScaler\n"
+        "if sys.argv[2] == 'sharded':\n"
+        "    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as kind\n"
+        "if sys.argv[2] == 'later':\n"
+        "    class kind(torch.amp.GradScaler):\n"
+        "        def scale(self, loss):\n"
+        "            self._scale = torch.full((), self._init_scale)\n"
+        "            return loss * self._scale\n"
+        "scaler = kind('cpu', init_scale=64.0, enabled=sys.argv[2] != 'disabled')\n"
+        "weight = torch.nn.Parameter(torch.ones(4))\n"
+        "noise.watch([weight])\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "for _ in range(EVERY + 1):\n"
+        "    scaler.scale(weight.sum()).backward(); noise.pass_ended(); optimizer.step()\n"
+        "    weight.grad = None\n"
+        "noise.close(); journal.close()\n"
+    )
+    command = [sys.executable, UNCOMPILED, "-c", job, str(tmp_path), scaler]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
+    [journal], _ = read_journals([tmp_path])
+    assert not [*journal.defined("missing")]
+    rows = np.concatenate([block.rows for block in journal.blocks()])
+    for kind in (Note.OWN_NOISE, Note.MEAN_NOISE):
+        [bits] = rows[rows[:, 0] == kind, 3].tolist()
+        assert value_of(bits) == pytest.approx(4.0)

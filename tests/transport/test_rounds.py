@@ -147,6 +147,16 @@ def test_rounds_alone_are_those_of_diloco() -> None:
         ({"sync_every": 0}, "sync_every: expected 1 step or more, got 0"),
         ({"sync_every": 2, "outer_rate": 0.0}, "expected outer_rate above 0 .* got 0 and 0.9"),
         ({"sync_every": 2, "outer_momentum": 1.0}, "to below 1, got 0.7 and 1"),
+        ({"sync_every": 4, "fragments": 3}, r"got 3\. The nearest is 2"),
+        ({"sync_every": 4, "outer_rate": float("nan")}, "expected outer_rate above 0 .* got nan"),
+        ({"sync_every": 4, "outer_rate": float("inf")}, "expected outer_rate above 0 .* got inf"),
+        ({"sync_every": "30"}, "sync_every: expected a whole number of steps, got '30'"),
+        ({"sync_every": 2.5}, r"sync_every: expected a whole number of steps, got 2\.5"),
+        ({"sync_every": True}, "sync_every: expected a whole number of steps, got True"),
+        ({"sync_every": 4, "fragments": 2.0}, "fragments: expected a whole number of parts, got 2"),
+        ({"sync_every": 4, "outer_rate": "0.7"}, "outer_rate: expected a number, got '0.7'"),
+        ({"sync_every": 4, "outer_momentum": False}, "outer_momentum: expected a number, got"),
+        ({"outer_rate": 0.7}, "outer_momentum: expected sync_every above 1 with them"),
     ],
 )
 def test_settings_of_rounds_are_checked(more: dict[str, Any], said: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fullwire.answers import conditions
 from fullwire.answers.conditions import compressors, rate, several, worker_count
+from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from tests.strategies import cases
 
@@ -108,3 +109,11 @@ def test_any_text_is_a_number_of_workers_or_refused(text: str) -> None:
         assert 1 <= worker_count(text) <= conditions.MOST_WORKERS
     except UsageError as refusal:
         assert "\n" not in str(refusal)  # noqa: PT017  # not every text is refused
+
+
+def test_no_compression_may_be_called_none() -> None:
+    uncompressed, bf16 = compressors("none,bf16", None)
+    assert uncompressed == Compressor(ratio=1)
+    assert bf16.ratio == 2
+    with pytest.raises(UsageError, match="expected a ratio such as 4, none, or a codec among bf16"):
+        compressors("nothing", None)

@@ -41,6 +41,25 @@ def written(directory: Path, journal: Journal, steps: Steps) -> Metrics:
     return reported.metrics([directory])
 
 
+def test_each_metric_has_the_samples_that_all_workers_took_so_far(tmp_path: Path) -> None:
+    """The batch grows from 8 to 24 in the third step; a value may come before its step ends."""
+    journal = Journal(str(tmp_path))
+    journal.define(kind="metric", number=0, name="loss")
+    for step, time_ns in ((0, 5), (1, 20), (2, 95), (3, 115), (4, 205)):
+        journal.note(Note.METRIC_STEP, step, time_ns, 0)
+        journal.note(Note.METRIC, 0, time_ns, inside.bits_of(1.0))
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    took = [[8, 5, 1], [8, 35, 1], [24, 75, 1], [24, 105, 1]]
+    passes = [[0, 10, 1], [0, 40, 1], [0, 80, 1], [0, 120, 1]]
+    notes = {**NO_NOTES, Note.SAMPLES: np.array(took), Note.BACKWARD: np.array(passes)}
+    reported = Reported()
+    reported.add(read, steps_of(30, 70, 100, 200), notes, 0)
+    table = reported.metrics([tmp_path], workers=2)
+    assert table.step.tolist() == [0, 1, 2, 3, 4]
+    assert table.samples.tolist() == [0, 16, 32, 80, 128]
+
+
 @pytest.mark.parametrize(
     ("pattern", "line", "read"),
     [

@@ -25,6 +25,7 @@ from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
 from fullwire.convergence.curves import Reach, curve_of, has_reached, reach, read_goal
 from fullwire.errors import UsageError
+from fullwire.findings.predictions import FragmentsLeftOut
 from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
@@ -621,7 +622,12 @@ def test_a_curve_that_cannot_answer_is_refused(values: Any, goal: str, said: str
         ),
         (
             {"fragments": [1, 8], "local_steps": [1, 40, 6]},
-            "fragments: expected at most 6 with 6 local steps, one after each step, got 8",
+            "fragments: expected at most 4, one for each parameter to train, got 8. The nearest "
+            "is 4",
+        ),
+        (
+            {"fragments": [1, 4], "local_steps": [1, 30]},
+            "fragments: expected a divisor of sync_every=30, got 4. The nearest is 3",
         ),
         ({"accumulate": [1, 2]}, "one value of --accumulate"),
         ({"recorded_batch": [32]}, "expected one for each of 2 runs, got 1"),
@@ -839,6 +845,19 @@ def test_every_run_that_has_not_reached_a_goal_is_named_and_no_other(
         f"{paths['lost']}: {GOAL} is not reached, and the run has no number from step 21 on: "
         "expected a run that reached it."
     )
+
+
+@pytest.mark.parametrize(("goal", "sign"), [("loss<=0.6", 1), ("loss>=-0.6", -1)])
+def test_a_noisy_curve_that_misses_a_goal_ends_near_its_level(goal: str, sign: int) -> None:
+    """Its last value is noise, and lies beyond the goal."""
+    steps = np.arange(1, 1001)
+    values = sign * (0.7 + np.where(steps % 2, 0.15, -0.15))
+    job = a_job(32, metrics=metrics(steps, values))
+    with pytest.raises(UsageError) as refused:
+        until(job, job, goal)
+    beyond = "lower" if sign > 0 else "higher"
+    ends = f"ends near {sign * 0.7:.4g}; single values were {beyond}"
+    assert ends in str(refused.value)
 
 
 def test_a_curve_without_steps_leaves_the_noise_to_the_other_side() -> None:
@@ -1285,15 +1304,53 @@ def test_a_job_that_adds_up_in_rounds_is_told_apart_from_one_that_does_in_every_
 
 def test_fragments_hide_behind_the_next_step(jobs: tuple[Run, Run]) -> None:
     small, _ = jobs
-    asked: dict[str, Any] = {"workers": 4, "bandwidth": "100Mbps", "local_steps": 30}
+    asked: dict[str, Any] = {"workers": 4, "bandwidth": "100Mbps", "local_steps": 28}
     whole, two, four = fw.whatif(small, fragments=[1, 2, 4], **asked)["step_s"].tolist()
     alone = fw.whatif(small, workers=1, bandwidth="100Mbps")["step_s"][0]
-    busy = (whole - alone) * 30
+    busy = (whole - alone) * 28
     # The parameters have 24, 16, 8 and 2 MiB. A part ends where it has its share of all 50 MiB.
     for found, parts_mib in ((two, (40, 10)), (four, (24, 16, 8, 2))):
-        exposed = sum(max(busy * part / 50 - alone, 0) for part in parts_mib) / 30
+        exposed = sum(max(busy * part / 50 - alone, 0) for part in parts_mib) / 28
         assert found - alone == pytest.approx(exposed)
         assert found < whole
+
+
+@pytest.mark.parametrize("to_target", [False, True])
+def test_rows_that_no_elastic_job_can_run_are_left_out(
+    jobs: tuple[Run, Run], to_target: bool
+) -> None:
+    """A sum in each step has no fragments, and 4 of them do not divide 30 steps."""
+    small, large = jobs
+    goal: dict[str, Any] = {}
+    if to_target:
+        goal = {"target": GOAL, "curve": [large], "global_batch": [32, 64]}
+    table = fw.whatif(
+        small,
+        workers=[2, 4],
+        bandwidth="100Mbps",
+        local_steps=[1, 20, 30],
+        fragments=[1, 2, 4],
+        **goal,
+    )
+    pairs = {(row["local_steps"], row["fragments"]) for row in table.rows()}
+    assert pairs == {(1, 1), (20, 1), (20, 2), (20, 4), (30, 1), (30, 2)}
+    batches = 2 if to_target else 1
+    assert len(table) == 2 * batches * len(pairs)
+    assert {len(column) for column in table.columns().values()} == {len(table)}
+    assert len(whatif_object(table)["rows"]) == len(table)
+    [left_out] = [each for each in table.notes if isinstance(each, FragmentsLeftOut)]
+    assert left_out.settings == (
+        "1 local step in 2 fragments",
+        "1 local step in 4 fragments",
+        "30 local steps in 4 fragments",
+    )
+    alike = fw.whatif(
+        small, workers=[2, 4], bandwidth="100Mbps", local_steps=20, fragments=[1, 2, 4], **goal
+    )
+    own = [row for row in table.rows() if row["local_steps"] == 20]
+    assert [row["step_s"] for row in own] == pytest.approx([row["step_s"] for row in alike.rows()])
+    best, *_ = table.best(3)
+    assert best.row < len(table)
 
 
 def test_ranks_wait_for_each_other_at_each_fragment(jobs: tuple[Run, Run]) -> None:
@@ -1334,7 +1391,7 @@ def test_fragments_end_between_parameters(
 def test_unrecorded_fragments_may_hide_nothing(jobs: tuple[Run, Run]) -> None:
     """Three recordings of them took as long as without, above an interval that was 2 % wide."""
     small, _ = jobs
-    table = fw.whatif(small, workers=4, bandwidth="100Mbps", local_steps=30, fragments=[1, 8])
+    table = fw.whatif(small, workers=4, bandwidth="100Mbps", local_steps=30, fragments=[1, 3])
     step_s, (_, high_s) = table["step_s"], table.interval_s
     assert step_s[1] < step_s[0] <= high_s[1] == high_s[0]
 

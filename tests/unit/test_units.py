@@ -23,7 +23,9 @@ from fullwire.units import (
     show_memory,
     show_number,
     show_rate,
+    show_ratio,
     show_time,
+    show_times,
     shown,
     size_bytes,
     visible,
@@ -290,6 +292,25 @@ def test_large_numbers_have_no_exponent(number: float, shown: str) -> None:
 )
 def test_an_expected_count_below_ten_keeps_two_digits(count: float, shown: str) -> None:
     assert show_mean_count(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("factor", "times", "as_ratio"),
+    [
+        (6.4321, "6.43x", "6.432"),
+        (1.02, "1.02x", "1.020"),
+        (1.003, "just above 1x", "1.003"),
+        (1.0003, "just above 1x", "just above 1"),
+        (0.9999, "just below 1x", "just below 1"),
+        (1.0, "1x", "1.000"),
+    ],
+)
+def test_a_ratio_near_1_says_on_which_side_it_lies(
+    factor: float, times: str, as_ratio: str
+) -> None:
+    """The bound of an interval beyond noise never reads as 1."""
+    assert show_times(factor) == times
+    assert show_ratio(factor) == as_ratio
 
 
 def test_many_days_are_no_power_of_ten() -> None:

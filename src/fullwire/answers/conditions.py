@@ -30,6 +30,7 @@ Question = TypeVar("Question", bound=Callable[..., Any])
 OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a sequence, an array
 
 MOST_WORKERS = 100_000_000
+UNCOMPRESSED = "none"
 PLACEMENTS = ("packed", "scattered")
 MOST_VALUES = 1_000_000  # of one condition: a generator may never end
 _PRICE = re.compile(
@@ -202,19 +203,21 @@ def compressors(
 ) -> tuple[Compressor, ...]:
     """Read free ratios and names of codecs, then codecs by their figures.
 
-    Without any of them, the gradients are sent uncompressed. `models` has the bytes of each run's
-    gradients, `costs` those that were measured for codecs by name.
+    With `none`, and without any of them, the gradients are sent uncompressed. `models` has the
+    bytes of each run's gradients, `costs` those that were measured for codecs by name.
     """
     from fullwire.compression.codec import CODECS, parse_choice  # here: collectives have none
 
     def read(value: Any) -> Compressor:
+        if value == UNCOMPRESSED:
+            return Compressor(ratio=1)
         if not (isinstance(value, str) and value[:1].isalpha()):
             return Compressor(ratio=ratio(value, "compression"))
         if value.partition(":")[0] not in CODECS:
             known = ", ".join(CODECS)
             raise UsageError(
-                f"compression: expected a ratio such as 4, or a codec among {known}, "
-                f"got {shown(value)}"
+                f"compression: expected a ratio such as 4, {UNCOMPRESSED}, or a codec among "
+                f"{known}, got {shown(value)}"
             )
         choice = parse_choice(value)
         if costs and str(choice) not in costs:

@@ -73,14 +73,12 @@ def best(predictions: Predictions, count: int) -> tuple[Best, ...]:
     """Return the `count` best rows of each run."""
     if count < 1:
         raise UsageError(f"best: expected at least 1, got {count}")
-    by_run = np.arange(len(predictions)).reshape(len(predictions.axes["run"]), -1)
-    alone_s = predictions["baseline_step_s"].reshape(by_run.shape)
+    run = predictions.place("run")
+    by_run = [np.flatnonzero(run == number) for number in range(len(predictions.axes["run"]))]
+    alone_s = predictions["baseline_step_s"]
+    first_s = np.array([alone_s[rows[0]] for rows in by_run])[run]
     # Where devices change, one worker is that of the first row of its run.
-    speedup = (
-        predictions["workers"]
-        * predictions["scaling_factor"]
-        * (alone_s[:, :1] / alone_s).reshape(-1)
-    )
+    speedup = predictions["workers"] * predictions["scaling_factor"] * (first_s / alone_s)
     rows = [row for rows in by_run for row in _first(predictions, speedup, rows, count)]
     return tuple(
         Best(row, float(speedup[row]), tuple(_instead(predictions, speedup, row))) for row in rows
@@ -107,7 +105,9 @@ def _first(predictions: Predictions, speedup: Floats, rows: Any, count: int) -> 
 
 def _instead(predictions: Predictions, speedup: Floats, row: int) -> Iterator[Instead]:
     shape = tuple(len(values) for values in predictions.axes.values())
-    table, place = speedup.reshape(shape), np.unravel_index(row, shape)
+    table = np.full(shape, -np.inf)  # where no row is shown
+    table.reshape(-1)[slice(None) if predictions.shown is None else predictions.shown] = speedup
+    place = np.unravel_index(predictions.combination(row), shape)
     for number, (axis, values) in enumerate(predictions.axes.items()):
         if len(values) < 2 or axis == "run":
             continue
@@ -115,7 +115,8 @@ def _instead(predictions: Predictions, speedup: Floats, row: int) -> Iterator[In
         along = table[line]
         own = int(place[number])
         other = int(np.argmax(np.where(np.arange(len(values)) == own, -np.inf, along)))
-        yield Instead(axis, values[own], values[other], float(along[other] / along[own] - 1))
+        if np.isfinite(along[other]) and other != own:
+            yield Instead(axis, values[own], values[other], float(along[other] / along[own] - 1))
 
 
 # ---- the grid to explore by hand -----------------------------------------------------------------

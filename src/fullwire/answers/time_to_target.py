@@ -24,6 +24,7 @@ from fullwire.answers.conditions import (
     several,
     worker_count,
 )
+from fullwire.answers.fragments import only_runnable, only_shown
 from fullwire.answers.samples_to_goal import Averaged, Evidence, evidence, own_work
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
@@ -53,7 +54,7 @@ from fullwire.findings.targets import (
 )
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
-from fullwire.simulation.grid import Grid, Predictions, Swept
+from fullwire.simulation.grid import Grid, Predictions, Subject, Swept
 from fullwire.units import ratio, shown
 from fullwire.words import sentence
 
@@ -70,6 +71,10 @@ class Predicted(Protocol):
     @property
     def interval_s(self) -> tuple[Floats, Floats]:
         """Return the ends of each step's interval."""
+
+    @property
+    def whole(self) -> Sequence[Subject]:
+        """Return the subject of each run, before changes."""
 
     @property
     def grid(self) -> Grid:
@@ -180,7 +185,7 @@ def to_goal(
         speeds = {
             size: tuple((speed[0] * own_s / each_s).tolist()) for size, each_s in passes_s.items()
         }
-        predictions, between_s = _joined(list(at_speeds(first, speeds)), batches)
+        predictions, between_s = _joined(list(at_speeds(first, speeds)), batches, first.whole)
     whole = own.samples * passes
     batch = predictions["batch"] if batches else predictions["workers"] * whole
     batch = batch.astype(float)
@@ -211,8 +216,11 @@ def _counts(given: OneOrMany, what: str) -> tuple[int, ...]:
     return () if given is None else several(given, lambda value: count(value, what))
 
 
-def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
-    """Join predictions that differ in their workers, with batches in place of speeds."""
+def _joined(parts: Sequence[Swept], batches: Sequence[float], whole: Sequence[Subject]) -> Swept:
+    """Join predictions that differ in their workers, with batches in place of speeds.
+
+    Rows that no job can run are left out of the joined table.
+    """
     tables, intervals = zip(*parts, strict=True)
     first = tables[0]
     axes = {name.replace("compute_speed", "batch"): values for name, values in first.axes.items()}
@@ -233,7 +241,8 @@ def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
         along_workers([ends[end].reshape(shape) for ends in intervals]).reshape(-1)
         for end in (0, 1)
     )
-    return replace(first, axes=axes, measures=measures), (low_s, high_s)
+    joined = only_runnable(replace(first, axes=axes, measures=measures, shown=None), whole)
+    return joined, only_shown(joined, (low_s, high_s))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from fullwire.answers.compare import noise_of, paces_s, student, usual_length_s
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import named
 from fullwire.convergence.batches import USUAL_SPREAD
-from fullwire.convergence.curves import Curve, Goal, curve_of, has_reached, reach, read_goal
+from fullwire.convergence.curves import Curve, Goal, curve_of, end_of, has_reached, reach, read_goal
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import ReachedAlike, ReachedFirst
@@ -153,7 +153,7 @@ def _refuse_unreached(goal: Goal, names: Sequence[str], curves: Sequence[Curve])
     missed = [
         f"{name}: {goal} is not reached, and the run "
         + (
-            f"ends at {curve.values[-1]:.4g}"
+            end_of(curve, goal)
             if curve.lost_at is None
             else f"has no number from step {curve.lost_at:,} on"
         )

@@ -20,6 +20,7 @@ from fullwire.answers.conditions import (
     several,
     taken,
 )
+from fullwire.answers.fragments import left_out, only_runnable, only_shown, refuse_fragments
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import Conditions, Transports, named, subjects_of, with_batches
 from fullwire.clusters.cluster import one_switch
@@ -248,8 +249,8 @@ class WhatIf(Result):
 
     def kinds(self, row: int) -> tuple[PredictedKind, ...]:
         """Return what a row predicts for each kind of steps; none where all steps are alike."""
-        rows = len(self) // len(self.subjects)  # of each subject
-        number, within = divmod(row, rows)
+        rows = self.predictions.combinations // len(self.subjects)  # of each subject
+        number, within = divmod(self.predictions.combination(row), rows)
         kinds = self.subjects[number].kinds
         if self.of_kinds is None or not kinds or self.to_target is not None:
             return ()  # With a metric's target, rows have speeds of their own.
@@ -291,7 +292,7 @@ class WhatIf(Result):
         return None
 
     def _swept(self, grid: Grid) -> Predictions:
-        return unfolded(sweep(self.subjects, grid), self.changes)
+        return only_runnable(unfolded(sweep(self.subjects, grid), self.changes), self.whole)
 
 
 @arguments_of(Conditions, Asked)
@@ -314,7 +315,7 @@ def whatif(
     - `runs`: runs, paths of runs or traces, or workloads such as `vgg16@v100`.
     - `workers`: the number of workers.
     - `bandwidth` (bits per second), `latency` (seconds): those of the links.
-    - `compression`, `codec`: an ideal ratio, or the name of a compressor.
+    - `compression`, `codec`: an ideal ratio, `"none"`, or the name of a compressor.
     - `codec_costs`: a file that `fullwire codecs --json` printed: the costs of named compressors.
     - `transport`: `"full"`, or `"measured"`, the one that the collectives of the runs show.
     - `calibrate`: more runs of the same cluster that show its transport.
@@ -415,18 +416,6 @@ def _table(
     """Read the conditions, and predict; a target is a scaling factor here."""
     only = [run for _, run in many]
     grid = conditions.grid(only, transports)
-    if max(changes.get("fragments", (1,))) > 1 and max(grid.local_steps) == 1:
-        raise UsageError(
-            "fragments: expected local steps with them, as parameters are averaged after these: "
-            "--local-steps 30"
-        )
-    asked_fragments = changes.get("fragments", (1,))
-    for local_steps, fragments in itertools.product(grid.local_steps, asked_fragments):
-        if 1 < local_steps < fragments:  # a sum in each step, beside these, has no fragments
-            raise UsageError(
-                f"fragments: expected at most {local_steps} with {local_steps} local steps, one "
-                f"after each step, got {fragments}"
-            )
     if "ranks_per_host" in changes and not any(map(transports.of, only)):
         why = [
             f"{name} {'has its ranks on one host' if shares_one_host(run) else 'shows none'}"
@@ -453,6 +442,8 @@ def _predicted(
 ) -> WhatIf:
     """Predict each run under every change and every point of the grid."""
     whole = subjects_of(many, transports, grid)
+    fragments = changes.get("fragments", (1,))
+    refuse_fragments(fragments, grid.local_steps, whole)
     subjects = changed(whole, changes)
     of_kinds = _swept(apart(subjects), grid, transports, progress, those)
     predictions, around_s = in_the_mean(subjects, of_kinds)
@@ -466,15 +457,15 @@ def _predicted(
         from fullwire.answers.suspects import suspicions
 
         suspected = suspicions(subjects[:: len(subjects) // len(whole)], grid)
+    runnable = only_runnable(unfolded(predictions, changes), whole)
+    notes = prediction_notes(many, whole, grid, per_host=changes.get("ranks_per_host", ()))
     return WhatIf(
-        predictions=unfolded(predictions, changes),
-        interval_s=around_s,
+        predictions=runnable,
+        interval_s=only_shown(runnable, around_s),
         targets=reaching,
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
-        notes=tuple(
-            prediction_notes(many, whole, grid, per_host=changes.get("ranks_per_host", ()))
-        ),
+        notes=(*left_out(fragments, grid.local_steps, whole), *notes),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
         whole=tuple(whole),

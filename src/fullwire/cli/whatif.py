@@ -38,7 +38,9 @@ class Conditions:
     workers: Annotated[Text, typer.Option(help="Cluster sizes: 8,64")] = None
     compression: Annotated[
         Text,
-        typer.Option(help=f"Ratios of a compressor that costs nothing, or codecs: 1,4,{_CODECS}"),
+        typer.Option(
+            help=f"Ratios of a compressor that costs nothing, none, or codecs: none,4,{_CODECS}"
+        ),
     ] = None
     codec: Annotated[
         list[str] | None,

@@ -20,6 +20,7 @@ keeps every (b, c) with its weight, and refuses where they disagree about the go
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -51,6 +52,7 @@ _WINDOWS = (5.0, 3.0, 2.0, 1.5, 1.25, 1.12, 1.06, 1.03, 1.015)  # up to so many 
 _BLOCKS = 24
 _FEWEST = 4  # values of a window
 _NEAR = 200  # values on each side, whose differences tell the noise of one
+_END = 0.1  # of the values of a curve, which tell its level at the end
 _PARABOLA, _FOR_PARABOLA = 3, 8  # its coefficients, and the blocks that they need
 _MORE = 6  # blocks beyond the coefficients, with which one more of them can be told
 _MOST_SHARED = 0.9  # correlation of neighbouring blocks
@@ -262,6 +264,17 @@ def _lost_at(steps: Whole, is_number: NDArray[np.bool_]) -> int | None:
 def has_reached(curve: Curve, goal: Goal) -> bool:
     """Return whether the curve, as far as it was recorded, reaches the goal."""
     return _begins_there(curve, goal) or _crossing_of(curve, goal) is not None
+
+
+def end_of(curve: Curve, goal: Goal) -> str:
+    """Say where a curve ends that has not reached a goal: its last values without their noise."""
+    last = curve.values[-min(_NEAR, math.ceil(_END * len(curve.values))) :]
+    [level], _ = _blocks(last, 1)
+    beyond = curve.values <= goal.value if goal.is_least else curve.values >= goal.value
+    said = f"ends {'near' if len(last) > 1 else 'at'} {level:.4g}"
+    if not beyond.any():
+        return said
+    return f"{said}; single values were {'lower' if goal.is_least else 'higher'}"
 
 
 def reach(curve: Curve, goal: Goal, run: str) -> Reach:

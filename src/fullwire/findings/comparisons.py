@@ -66,7 +66,7 @@ class StepsAre(Finding):
 class TimesBetween(Finding):
     """The 95 % interval of a large change."""
 
-    template = "95 %: {low:.3g}x to {high:.3g}x"
+    template = "95 %: {low:times} to {high:times}"
 
     low: float
     high: float

@@ -257,6 +257,18 @@ class StepsPredicted(Finding):
     recorded_s: float | None
 
 
+class FragmentsLeftOut(Finding):
+    """Settings that no elastic job can run; they have no rows."""
+
+    template = (
+        "Left out, because fullwire.elastic cannot run {settings:it|them}: {settings:list}. "
+        "Fragments divide the local steps, and each has a parameter at least."
+    )
+    is_assumption = True
+
+    settings: tuple[str, ...]
+
+
 class StepsPredictedAlike(Finding):
     """The answer of several predictions that all have the same step."""
 

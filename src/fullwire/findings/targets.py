@@ -320,7 +320,7 @@ class ReachedFirst(Finding):
 
     template = (
         "After is {share:.0%} {is_sooner:sooner|later} at {goal}: {after_s:duration}, before "
-        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}){before_hours:?; "
+        "{before_s:duration} (95 %: after/before {low:ratio} to {high:ratio}){before_hours:?; "
         "{after_hours:number} and {before_hours:number} device-hours}{of_unknown:?. The devices of "
         "{of_unknown:and} are unknown, and so are device-hours}{of_late:?. Time before the first "
         "value counts at the pace of the later ones in {of_late:and}}."
@@ -344,7 +344,7 @@ class ReachedAlike(Finding):
 
     template = (
         "No difference beyond noise at {goal}: after {after_s:duration}, before "
-        "{before_s:duration} (95 %: after/before {low:.3f} to {high:.3f}){before_hours:?; "
+        "{before_s:duration} (95 %: after/before {low:ratio} to {high:ratio}){before_hours:?; "
         "{after_hours:number} and {before_hours:number} device-hours}{of_unknown:?. The devices of "
         "{of_unknown:and} are unknown, and so are device-hours}{of_late:?. Time before the first "
         "value counts at the pace of the later ones in {of_late:and}}. Runs that start anew differ "

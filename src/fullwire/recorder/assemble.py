@@ -201,7 +201,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)
     costs, reported, of_ranks = _write_ranks(
-        chosen, earlier, clocks, known, writer, directories, is_joined
+        chosen, earlier, clocks, known, writer, directories, workers, is_joined
     )
     told_facts |= costs | reported.facts(workers)
     # The samples, host by host.
@@ -263,6 +263,7 @@ def _write_ranks(
     known: Known,
     writer: RunWriter,
     directories: Sequence[Path],
+    workers: int,
     is_joined: bool,
 ) -> tuple[Facts, Reported, list[Gap]]:
     """Write all ranks' tables; return the recorder's cost, what ranks reported, and the gaps."""
@@ -304,7 +305,7 @@ def _write_ranks(
             used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
             before_forward.append((float(rank.number), used_ns * 1e-9, blocks * DISK_BLOCK_BYTES))
     writer.add(
-        metrics=reported.metrics(directories),
+        metrics=reported.metrics(directories, workers),
         noise=reported.noise(),
         events=reported.events(directories),
     )

@@ -18,11 +18,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fullwire.collectives.cost import Floats
 from fullwire.files import named_by_folder
 from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.inside.metrics import EVENTS_SUFFIX, value_of
@@ -46,6 +48,7 @@ class Reported:
 
     def __init__(self) -> None:
         self._samples: list[float | None] = []  # of a step of each rank
+        self._taken: list[Whole] = []  # samples of each step of each rank, where it took some
         self._passes: list[float] = []  # of a step of each rank, where it has some
         self._names: set[str] = set()
         self._metrics: list[Metrics] = []
@@ -67,11 +70,10 @@ class Reported:
         """Take what one rank reported: its journal, and all of its notes of `KINDS`."""
         self._ranks += 1
         self._first = self._first or (steps, shift_ns)
-        self._samples.append(
-            _mean_samples(
-                _of_training(notes[Note.SAMPLES], notes[Note.BACKWARD]), notes[Note.FORWARD], steps
-            )
-        )
+        taken = _of_training(notes[Note.SAMPLES], notes[Note.BACKWARD])
+        self._samples.append(_mean_samples(taken, notes[Note.FORWARD], steps))
+        by_step = _by_step(taken, steps, of_numbers=True)
+        self._taken += [by_step] if by_step.any() else []
         passes = _by_step(notes[Note.BACKWARD], steps)
         self._passes += [float(np.median(passes[passes > 0]))] if passes.any() else []
         fresh = {number: name for number, name in _named(journal) if name not in self._names}
@@ -88,8 +90,8 @@ class Reported:
             if len(self._shards[at]) == self._ranks:
                 self._mean[at] = (passes, sum(self._shards[at]))
 
-    def metrics(self, directories: Sequence[Path]) -> Metrics:
-        """Return the metrics of all ranks, and those that the job printed."""
+    def metrics(self, directories: Sequence[Path], workers: int = 0) -> Metrics:
+        """Return the metrics of all ranks, and those that the job printed, with samples so far."""
         tables = list(self._metrics)
         if self._first is not None:
             steps, shift_ns = self._first
@@ -99,7 +101,27 @@ class Reported:
                 lambda times_ns: np.searchsorted(steps.end_ns, times_ns, side="right"),
             )
             tables.append(printed.rows(~np.isin(printed.name, list(self._names))))
-        return Metrics.joined(tables)
+        table = Metrics.joined(tables)
+        return replace(table, samples=self._samples_at(table, workers))
+
+    def _samples_at(self, table: Metrics, workers: int) -> Floats:
+        """Return the samples that all workers took up to the step of each metric.
+
+        A metric of a step may be told before its optimizer has ended. Any other step of its own
+        counts something else, or goes on from an earlier attempt: the steps that had ended count.
+        """
+        unknown = np.full(len(table), np.nan)
+        if self._first is None or not self._taken or self.rank_samples is None:
+            return unknown
+        steps, shift_ns = self._first
+        count = min(map(len, [steps.end_ns, *self._taken]))
+        so_far = np.cumsum(sum(each[:count] for each in self._taken), dtype=float)
+        # Batches that are cut into steps, and those of the first step, count as in the mean.
+        so_far *= self.rank_samples * (workers or self._ranks) * count / so_far[-1]
+        ended = np.searchsorted(steps.end_ns + shift_ns, table.time_ns, side="right")
+        at = np.where(table.step == ended + 1, table.step, ended)
+        is_known = (at <= count) & (table.time_ns >= steps.start_ns[0] + shift_ns)
+        return np.where(is_known, np.append(0.0, so_far)[np.minimum(at, count)], unknown)
 
     def events(self, directories: Sequence[Path]) -> Events:
         """Return what an elastic job told of its workers and checkpoints, in order."""

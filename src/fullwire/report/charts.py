@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib.util import find_spec
-from math import isinf
+from math import isinf, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullwire.errors import UsageError
 from fullwire.outputs import refuse_existing, written
@@ -28,6 +28,12 @@ CURVE_POINTS = 120  # between the first and the last value of the horizontal axi
 MOST_MARKS = 50_000  # a browser still draws that many without stopping
 _INK, _FAINT = "#1f2933", "#d9dee4"
 COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4a5568"]
+_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0), ("milliseconds", 1e-3))
+_FRONT_WIDTH, _FRONT_HEIGHT = 520, 320  # pixels
+_LABEL_WIDTH, _LABEL_HEIGHT = 34, 16  # pixels around the numbers of a point
+_MOST_NAMED = 12  # settings of a front, that a picture spells out
+_WIDE = 12  # times the least value: an axis is then logarithmic
+_MARGIN = 0.06  # of an axis, on each side
 MOST_VARYING = 4  # one across, one by colour, one in columns and one in rows
 
 
@@ -71,10 +77,10 @@ def _front_chart(result: WhatIf, found: ToTarget) -> alt.Chart:
     dear = found.device_hours if found.cost is None else found.cost
     paid = "device-hours" if found.price is None else f"cost {found.price.currency}".strip()
     known = found.soonest(len(table))
-    hours = found.time_s[known[len(known) // 2]] / 3600
-    unit, unit_s = ("hours", 3600) if hours > 1 else ("minutes", 60)
+    middle_s = float(found.time_s[known[len(known) // 2]])
+    unit, unit_s = next((each for each in _UNITS if middle_s >= each[1]), _UNITS[-1])
     labels = {axis: _labels(table, axis) for axis in varying}
-    points = [
+    points: list[dict[str, Any]] = [
         {
             "time": float(found.time_s[row]) / unit_s,
             "low": float(found.low_s[row]) / unit_s,
@@ -87,10 +93,13 @@ def _front_chart(result: WhatIf, found: ToTarget) -> alt.Chart:
         }
         for row in sorted(known)
     ]
+    ends = [point[end] for point in points for end in ("low", "high") if point["front"]]
+    across = _Axis.of([point["paid"] for point in points], _FRONT_WIDTH)
+    up = _Axis.of([*(point["time"] for point in points), *ends], _FRONT_HEIGHT)
     chart = alt.Chart(alt.Data(values=points))
     where = {
-        "x": alt.X("paid:Q", title=paid, scale=alt.Scale(zero=False)),
-        "y": alt.Y("time:Q", title=f"{unit} to {found.goal}", scale=alt.Scale(zero=False)),
+        "x": alt.X("paid:Q", title=paid, scale=across.scale),
+        "y": alt.Y("time:Q", title=f"{unit} to {found.goal}", scale=up.scale),
     }
     on_front = chart.transform_filter("datum.front")
     layers = on_front.mark_line(color=_INK, strokeWidth=1.5, strokeDash=[5, 4]).encode(**where)
@@ -102,11 +111,75 @@ def _front_chart(result: WhatIf, found: ToTarget) -> alt.Chart:
         color=alt.Color("workers:N", title=None, sort=None, scale=alt.Scale(range=COLOURS)),
         tooltip=["setting:N", "time:Q", "paid:Q"],
     )
-    layers += on_front.mark_text(align="left", dx=8, dy=-6, fontSize=11, color=_INK).encode(
-        **where, text="setting:N"
+    best = sorted((point for point in points if point["front"]), key=lambda point: point["time"])
+    marks = alt.Chart(alt.Data(values=_numbered(best, across, up)))
+    # No point lies on the lower left of one of the front, so labels there cover none.
+    layers += marks.mark_text(align="right", dx=-6, dy=9, fontSize=11, color=_INK).encode(
+        **where, text="numbers:N"
     )
     soonest, *_ = sentences(result.reaching)
-    return titled(layers.properties(width=520, height=320), f"Time to {found.goal}", [soonest])
+    named = [f"{number}: {point['setting']}" for number, point in enumerate(best, 1)]
+    more = len(named) - _MOST_NAMED
+    lines = [soonest, *named[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    layers = layers.properties(width=_FRONT_WIDTH, height=_FRONT_HEIGHT)
+    return titled(layers, f"Time to {found.goal}", lines)
+
+
+class _Axis(NamedTuple):
+    """An axis whose scale is known here, so that labels can be kept apart."""
+
+    low: float
+    high: float
+    is_log: bool
+    length: int  # pixels
+
+    @classmethod
+    def of(cls, values: Sequence[float], length: int) -> _Axis:
+        """Make the axis of these values: logarithmic where they are wide apart."""
+        low, high = min(values), max(values)
+        if is_log := high > _WIDE * low > 0:
+            edge = (high / low) ** _MARGIN
+            return cls(low / edge, high * edge, is_log, length)
+        edge = _MARGIN * (high - low) or abs(high) or 1.0
+        return cls(low - edge, high + edge, is_log, length)
+
+    @property
+    def scale(self) -> alt.Scale:
+        import altair as alt
+
+        kind: Any = "log" if self.is_log else "linear"
+        return alt.Scale(type=kind, domain=[self.low, self.high], nice=False, zero=False)
+
+    def place(self, value: float) -> float:
+        """Return the place of a value in pixels."""
+        low, high, at = self.low, self.high, value
+        if self.is_log:
+            low, high, at = log(low), log(high), log(value)
+        return self.length * (at - low) / (high - low)
+
+
+def _numbered(
+    best: Sequence[dict[str, Any]], across: _Axis, up: _Axis
+) -> list[dict[str, float | str]]:
+    """Number the points of a front. Neighbours that are too near for labels share one: "2-4"."""
+    groups: list[list[int]] = []
+    for number, point in enumerate(best):
+        first = best[groups[-1][0]] if groups else None
+        if first is not None and (
+            abs(across.place(point["paid"]) - across.place(first["paid"])) < _LABEL_WIDTH
+            and abs(up.place(point["time"]) - up.place(first["time"])) < _LABEL_HEIGHT
+        ):
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return [
+        {
+            "paid": best[group[0]]["paid"],
+            "time": best[group[0]]["time"],
+            "numbers": "-".join(dict.fromkeys((str(group[0] + 1), str(group[-1] + 1)))),
+        }
+        for group in groups
+    ]
 
 
 def _scaling_chart(result: WhatIf) -> alt.Chart:

@@ -9,6 +9,7 @@ joining.py      the state that a new worker takes from the others
 state.py        the state of a training as one row of bytes
 checkpoints.py  that row on a disk, in parts
 gradients.py    the sums of a step
+fragments.py    the rules for parts of the parameters, which travel one at a time
 sharded.py      a job whose model is sharded with FSDP2
 shards.py       its state: each shard on two ranks
 sharded_checkpoints.py  its checkpoints, with torch.distributed.checkpoint

@@ -18,8 +18,8 @@ def elastic(
     *,
     sync_every: int = 1,
     fragments: int = 1,
-    outer_rate: float = 0.7,
-    outer_momentum: float = 0.9,
+    outer_rate: float | None = None,
+    outer_momentum: float | None = None,
 ) -> Job:
     """Make a training job that outlives its workers.
 
@@ -36,7 +36,8 @@ def elastic(
     - `fragments`: the parameters travel in so many parts, each once in `sync_every` steps and while
       the workers compute, as in Streaming DiLoCo. So parameters differ until the loop ends.
     - `outer_rate`, `outer_momentum`: of the optimizer that takes a round's mean change (SGD with
-      Nesterov's momentum). With 1 and 0, parameters become their mean, as in local SGD.
+      Nesterov's momentum), 0.7 and 0.9 unless you give others. With 1 and 0, parameters become
+      their mean, as in local SGD. They go with `sync_every` above 1.
 
         job = fw.elastic(model, optimizer)
         for inputs, labels in job.batches(dataset, batch_size=48):
@@ -54,7 +55,9 @@ def elastic(
         # FSDP2 takes a while to load.
         from fullwire.resilience.sharded import ShardedJob, check
 
-        check(model, place, sync_every)
+        check(model, place, outer.steps * outer.fragments)
         return ShardedJob(model, None if place is None else Mesh(place))
     mesh = None if place is None else Mesh(place)
-    return Job(model, optimizer, scheduler, mesh, None if sync_every == 1 else outer)
+    return Job(
+        model, optimizer, scheduler, mesh, outer if outer.steps * outer.fragments > 1 else None
+    )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fullwire.errors import TransportError, UsageError
+from fullwire.resilience.fragments import parameters_problem
 
 _BUCKET_BYTES = 25 * 2**20
 _FIRST_BUCKET_BYTES = 2**20  # the sums begin early
@@ -175,11 +176,8 @@ class Sums:
 
 def _parts(parameters: Sequence[Any], count: int) -> Iterator[list[Any]]:
     """Divide parameters into parts of like sizes, each with one parameter at least."""
-    if count > len(parameters):
-        raise UsageError(
-            f"fullwire.elastic: fragments: expected at most {len(parameters)}, one for each "
-            f"parameter to train, got {count}"
-        )
+    if problem := parameters_problem(count, len(parameters)):
+        raise UsageError(f"fullwire.elastic: fragments: {problem}")
     whole, passed, part, left = sum(each.numel() for each in parameters), 0, [], count
     for place, parameter in enumerate(parameters):
         part.append(parameter)

@@ -11,13 +11,20 @@ beginning, and goes back to it where a round is interrupted.
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 
 from fullwire.errors import UsageError
 from fullwire.resilience.batches import Loop
+from fullwire.resilience.fragments import nearest, round_problem
+from fullwire.units import shown
+
+_RATE, _MOMENTUM = 0.7, 0.9
 
 
 class Round:
@@ -44,18 +51,28 @@ class Outer:
     rounds. Its sum travels during the last step of the round. The changes of that step stay.
     """
 
-    def __init__(self, every: int, fragments: int, rate: float, momentum: float) -> None:
-        if every < 1:
-            raise UsageError(f"fullwire.elastic: sync_every: expected 1 step or more, got {every}")
-        if fragments < 1 or every % fragments:
+    def __init__(
+        self, every: int, fragments: int, rate: float | None, momentum: float | None
+    ) -> None:
+        """Without a rate or a momentum, take DiLoCo's."""
+        every = _count(every, "sync_every", "step")
+        fragments = _count(fragments, "fragments", "part")
+        if problem := round_problem(fragments, every):
             raise UsageError(
-                f"fullwire.elastic: fragments: expected a divisor of sync_every={every}, got "
-                f"{fragments}"
+                f"fullwire.elastic: fragments: {problem}. The nearest is "
+                f"{nearest(fragments, every, every)}"
             )
-        if rate <= 0 or not 0 <= momentum < 1:
+        if every == 1 and (rate, momentum) != (None, None):
             raise UsageError(
-                "fullwire.elastic: expected outer_rate above 0 and outer_momentum from 0 to below "
-                f"1, got {rate:g} and {momentum:g}"
+                "fullwire.elastic: outer_rate, outer_momentum: expected sync_every above 1 with "
+                "them, as nothing else reads them, got 1"
+            )
+        rate = _number(_RATE if rate is None else rate, "outer_rate")
+        momentum = _number(_MOMENTUM if momentum is None else momentum, "outer_momentum")
+        if not (0 < rate < math.inf and 0 <= momentum < 1):
+            raise UsageError(
+                "fullwire.elastic: expected outer_rate above 0 and finite, and outer_momentum from "
+                f"0 to below 1, got {rate:g} and {momentum:g}"
             )
         self.steps = every // fragments  # of a round
         self.fragments = fragments
@@ -122,6 +139,28 @@ class Outer:
                     parameter.detach().add_(begin - sent)
                 else:
                     parameter.detach().copy_(begin)
+
+
+def _count(value: Any, name: str, unit: str) -> int:
+    """Read a setting that counts something."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise UsageError(
+            f"fullwire.elastic: {name}: expected a whole number of {unit}s, got {shown(value)}"
+        )
+    if number < 1:
+        raise UsageError(f"fullwire.elastic: {name}: expected 1 {unit} or more, got {number}")
+    return number
+
+
+def _number(value: Any, name: str) -> float:
+    """Read a setting that is a number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(f"fullwire.elastic: {name}: expected a number, got {shown(value)}")
+    return float(value)
 
 
 class _Summed:

@@ -405,6 +405,8 @@ class Metrics(Table):
     name: Text
     value: Real
     time_ns: Time
+    # that all workers took in the recorded steps up to this one; nan where unknown
+    samples: Real = column(default=float("nan"))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -284,7 +284,7 @@ _TABLE = (
         scale=1,
         option="fragments",
         help="Parts of the parameters that --local-steps averages one after the other, each beside "
-        "the next step, as Streaming DiLoCo does; at most as many as the local steps: 1,8",
+        "the next step, as Streaming DiLoCo does; they divide the local steps: 1,5",
         read=_whole("fragments", 10_000),
         apply=lambda subject, fragments: replace(subject, fragments=fragments),
     ),

@@ -253,19 +253,32 @@ class Subject:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-    """A table with a row for every combination of its axes, the last axis changing fastest."""
+    """A table with a row for every combination of its axes, the last axis changing fastest.
+
+    It may be told which of these rows it shows.
+    """
 
     axes: Mapping[str, tuple[Any, ...]]
     measures: Mapping[str, NDArray[np.float64]]  # each shaped like the axes
     passes: tuple[float, ...]  # of a recorded step of each run
+    shown: NDArray[np.int64] | None = None  # the numbers of the combinations shown; None for all
 
     def __len__(self) -> int:
-        return int(np.prod([len(values) for values in self.axes.values()]))
+        return self.combinations if self.shown is None else len(self.shown)
+
+    @property
+    def combinations(self) -> int:
+        """The number of combinations of the axes, shown or not."""
+        return int(np.prod(self._shape()))
+
+    def combination(self, row: int) -> int:
+        """Return the number of a row among all combinations."""
+        return row if self.shown is None else int(self.shown[row])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return a column."""
         if name in self.measures:
-            return np.broadcast_to(self.measures[name], self._shape()).reshape(-1)
+            return self._rows(self.measures[name])
         if name == "compression":
             return self._along("codec", [codec.ratio for codec in self.axes["codec"]])
         if name == "codec":
@@ -328,7 +341,11 @@ class Predictions:
         column = np.array(values, object if isinstance(values[0], str | None) else None)
         shape = [1] * len(self.axes)
         shape[position] = len(values)
-        return np.broadcast_to(column.reshape(shape), self._shape()).reshape(-1)
+        return self._rows(column.reshape(shape))
+
+    def _rows(self, values: NDArray[Any]) -> NDArray[Any]:
+        flat = np.broadcast_to(values, self._shape()).reshape(-1)
+        return flat if self.shown is None else flat[self.shown]
 
 
 # A table, and the ends of the interval of each row.

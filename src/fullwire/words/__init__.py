@@ -4,6 +4,7 @@ A field stands in braces. After a colon stands its format:
 
     {step_s:time}  {link:rate}  {size:bytes}     with the unit that people use
     {held:memory}                                bytes of a device, in binary units
+    {high:ratio}  {high:times}                   1.062; 1.06x; just above 1x
     {ranks:ranks}  {ranks:Ranks}                 ranks 1 and 6; at the start of a sentence
     {share:.1%}  {count:,}                       as Python formats a number
     {names:list}  {names:and}  {reasons:;}       a, b, c; a and b; a; b; c (also :or)
@@ -28,7 +29,9 @@ from fullwire.units import (
     show_number,
     show_ranks,
     show_rate,
+    show_ratio,
     show_time,
+    show_times,
 )
 
 
@@ -123,6 +126,8 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
     "duration": show_duration,
     "number": show_number,
     "mean count": show_mean_count,
+    "ratio": show_ratio,
+    "times": show_times,
     "rate": show_rate,
     "bytes": show_bytes,
     "memory": show_memory,

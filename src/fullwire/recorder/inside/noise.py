@@ -11,8 +11,8 @@ FSDP2 hands the gradients of a group of parameters to one function, which reduce
 A rank's own gradients are read there. Afterwards each rank has a shard of the mean, and the squared
 norms of the shards add up to that of the mean.
 
-A gradient scaler multiplies both by its scale, which is divided out. Norms of a device are read
-`EVERY` steps later, when they are there without a wait.
+A gradient scaler multiplies both by its scale, which is divided out. A disabled one has no scale.
+Norms of a device are read `EVERY` steps later, when they are there without a wait.
 """
 
 from __future__ import annotations
@@ -58,16 +58,42 @@ class GradientNoise:
         self._has_told = False
         self._is_over = False  # Norms could not be read.
         optimizers.register_optimizer_step_post_hook(self._step_ended)
-        scaler = getattr(torch.amp, "GradScaler", None)
-        if scaler is not None:
-            scale = scaler.scale
+        self._watch_scalers()
 
-            def scaled(this: Any, *args: Any, **kwargs: Any) -> Any:
-                result = scale(this, *args, **kwargs)
-                self._scale = this._scale
-                return result
+    def _watch_scalers(self) -> None:
+        """Wrap `scale` of each class of gradient scalers when the job makes one.
 
-            scaler.scale = scaled
+        Some classes have a `scale` of their own. The job may load or define them later.
+        """
+        base: Any = getattr(torch.amp, "GradScaler", None)
+        if base is None:  # another version of torch
+            return
+        make, wrapped = base.__init__, set()
+
+        @functools.wraps(make)
+        def made(this: Any, *args: Any, **kwargs: Any) -> None:
+            make(this, *args, **kwargs)
+            try:
+                for each in type(this).__mro__:
+                    if "scale" in vars(each) and each not in wrapped:
+                        wrapped.add(each)
+                        self._watch_scale(each)
+            except Exception as error:  # the job goes on
+                self._give_up(error)
+
+        base.__init__ = made
+
+    def _watch_scale(self, scaler: Any) -> None:
+        """Note the scale by which this class of scalers multiplied the last loss."""
+        scale = scaler.scale
+
+        @functools.wraps(scale)
+        def scaled(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = scale(this, *args, **kwargs)
+            self._scale = getattr(this, "_scale", None)  # A scaler that is disabled has none.
+            return result
+
+        scaler.scale = scaled
 
     def watch(self, parameters: Iterable[Any]) -> None:
         """Take the parameters whose gradients are averaged over ranks."""
@@ -83,7 +109,11 @@ class GradientNoise:
         reduce = getattr(module, "foreach_reduce", None)
         if reduce is None:  # another version of torch
             return
-        signature = inspect.signature(reduce)
+        try:
+            signature = inspect.signature(reduce)
+        except (TypeError, ValueError) as error:  # a compiled function; the job goes on
+            self._give_up(error)
+            return
 
         @functools.wraps(reduce)
         def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
@@ -140,11 +170,9 @@ class GradientNoise:
         self._journal.ends_work(started)
 
     def _read_own(self, parameter: Any) -> None:
-        grad = parameter.grad
-        if grad is None:
-            return
         try:
-            self._own[id(parameter)] = _norm(grad.detach())
+            if parameter.grad is not None:
+                self._own[id(parameter)] = _norm(parameter.grad.detach())
         except Exception as error:  # of a sparse gradient, for example; the job goes on
             self._give_up(error)
 
@@ -156,12 +184,12 @@ class GradientNoise:
         self._passes += 1
         self._is_own_lost |= bool(reducing & self._has_reduced)
         self._has_reduced |= reducing
-        grads = [
-            parameter.grad.detach()
-            for parameter in self._parameters()
-            if parameter.grad is not None
-        ]
         try:
+            grads = [
+                parameter.grad.detach()
+                for parameter in self._parameters()
+                if parameter.grad is not None
+            ]
             if self._shards:
                 # A rank's shard of the mean gradient: the ranks' squares add up.
                 norms = [
