@@ -364,7 +364,7 @@ def test_logs_are_added_to_the_traces_of_the_job(shared_data: Path, tmp_path: Pa
 
 
 def test_files_of_two_formats_do_not_make_one_run(shared_data: Path) -> None:
-    with pytest.raises(UsageError, match=r"is a kineto, and .* is a nccl-tests"):
+    with pytest.raises(UsageError, match=r"profiler traces \(.*\) and tables of nccl-tests \("):
         read(
             shared_data / "kineto/nccl_data_rank0_of_2.json.gz",
             shared_data / "nccl/nccl_reduce.log",

@@ -23,7 +23,8 @@ from fullwire.answers.until import until
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf
 from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batches, noise_scale
-from fullwire.convergence.curves import Reach, curve_of, has_reached, reach, read_goal
+from fullwire.convergence.curves import Reach, curve_of, read_goal
+from fullwire.convergence.reaching import has_reached, reach
 from fullwire.errors import UsageError
 from fullwire.findings.predictions import FragmentsLeftOut
 from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure

@@ -132,7 +132,7 @@ def test_beside_a_trace_the_lines_of_nccl_in_a_log_count(tmp_path: Path) -> None
     assert run.facts.nccl_network == "Socket"
     assert [gap for gap in run.missing if "its other files are left out (training-log)" in gap]
     log.write_text(NANOGPT)
-    with pytest.raises(UsageError, match=r"is a kineto, and .* is a training-log"):
+    with pytest.raises(UsageError, match=r"profiler traces \(.*\) and logs of training scripts \("):
         read(trace, log)
 
 

@@ -25,7 +25,8 @@ from fullwire.convergence.batches import (
     fit_batches,
     noise_scale,
 )
-from fullwire.convergence.curves import Curve, Goal, Reach, curve_of, reach
+from fullwire.convergence.curves import Curve, Goal, Reach, curve_of
+from fullwire.convergence.reaching import reach
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (

@@ -25,7 +25,8 @@ from fullwire.answers.compare import noise_of, paces_s, student, usual_length_s
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import named
 from fullwire.convergence.batches import USUAL_SPREAD
-from fullwire.convergence.curves import Curve, Goal, curve_of, end_of, has_reached, reach, read_goal
+from fullwire.convergence.curves import Curve, Goal, curve_of, read_goal
+from fullwire.convergence.reaching import end_of, has_reached, reach
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import ReachedAlike, ReachedFirst

@@ -1,0 +1,422 @@
+"""The step at which a curve reaches a goal, and a forecast where it has not yet.
+
+One value is noisy, so a fit around the goal tells when it is reached. A metric that ends in NaN has
+no forecast: such a training does not recover.
+
+The first value that lies low enough is a lucky one, and so is the lowest of many windows. So the
+curve is taken to cross where it parts best into values above and values below. A parabola in the
+logarithm of the steps is then fitted to the means of blocks around that place. How far it misses
+these means tells its error, whatever noise neighbours share. A wider window has less noise, and its
+parabola fits less well: the one with the least error counts, and that does not depend on how long
+the recording went on.
+
+The forecast is a power law with an offset, `v = c + a t^-b`, fitted to means over stretches of time
+that grow. Early values say little about c, the level at which the curve flattens. So the forecast
+keeps every (b, c) with its weight, and refuses where they disagree about the goal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from fullwire.collectives.cost import Floats
+from fullwire.convergence.curves import FEWEST, NORMAL_90, Curve, Goal, Reach
+from fullwire.errors import UsageError
+from fullwire.run.run import Whole
+from fullwire.units import show_number
+
+MOST_NOT_REACHING = 0.05  # of the forecast's weight
+WIDEST = 10.0  # times, from the low end of a forecast to the high one
+MOST_MISSES = 0.05  # of the curve's span, by which it may miss its power law beyond noise
+_OF_NOISE = 3.0  # times its variance: that of 30 means is seldom more
+WARM_UP = 0.05  # of the recorded steps, which follow no law yet
+_STRETCHES = 30
+_WINDOWS = (5.0, 3.0, 2.0, 1.5, 1.25, 1.12, 1.06, 1.03, 1.015)  # up to so many times the steps
+_BLOCKS = 24
+_FEWEST = 4  # values of a window
+_NEAR = 200  # values on each side, whose differences tell the noise of one
+_END = 0.1  # of the values of a curve, which tell its level at the end
+_PARABOLA, _FOR_PARABOLA = 3, 8  # its coefficients, and the blocks that they need
+_MORE = 6  # blocks beyond the coefficients, with which one more of them can be told
+_MOST_SHARED = 0.9  # correlation of neighbouring blocks
+_ROUNDS = 2  # the second one has its windows around the crossing that the first one found
+_POINTS = 1001
+_SIDE = 0.25  # of a window, by which its parabola is believed beyond the window
+_SURE_OF_DIP = 3.0  # standard errors
+_DIPS = 40  # blocks, of which one may be a dip
+_MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
+_NOISE_ROUNDS = 2
+_LEAST_SHARED = 0.1  # correlation, below which noise counts as each value's own
+_FEWEST_LENGTHS = 8  # of the longest lag, in all values
+_MOST_KEPT = 0.999
+_OF_LAW = 3  # numbers that are fitted
+_MOST_TAKEN = 0.5  # of the noise, by the law
+_POWERS = np.geomspace(0.1, 2.0, 100)
+_LEVELS = np.geomspace(1e-3, 3.0, 120)  # below the least value, in spans of the curve
+
+
+class _Crossing(NamedTuple):
+    """Where a curve crosses a value, and the ends of the 90 % interval."""
+
+    at: float
+    low: float
+    high: float
+
+
+class _Fit(NamedTuple):
+    error: float  # of the curve's level in the middle of the window
+    crossing: _Crossing | None  # in logarithms of steps; None if the curve does not cross
+
+
+def has_reached(curve: Curve, goal: Goal) -> bool:
+    """Return whether the curve, as far as it was recorded, reaches the goal."""
+    return _begins_there(curve, goal) or _crossing_of(curve, goal) is not None
+
+
+def end_of(curve: Curve, goal: Goal) -> str:
+    """Say where a curve ends that has not reached a goal: its last values without their noise."""
+    last = curve.values[-min(_NEAR, math.ceil(_END * len(curve.values))) :]
+    [level], _ = _blocks(last, 1)
+    beyond = curve.values <= goal.value if goal.is_least else curve.values >= goal.value
+    said = f"ends {'near' if len(last) > 1 else 'at'} {level:.4g}"
+    if not beyond.any():
+        return said
+    return f"{said}; single values were {'lower' if goal.is_least else 'higher'}"
+
+
+def reach(curve: Curve, goal: Goal, run: str) -> Reach:
+    """Return when the curve reaches the goal: as recorded, or else by a forecast."""
+    if _begins_there(curve, goal):
+        raise UsageError(
+            f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at step "
+            f"{curve.steps[0]}: expected a target that takes training"
+        )
+    found = _crossing_of(curve, goal)
+    if found is None:
+        return _forecast(curve, goal, f"{run}: {goal}")
+    if found.at <= 0:
+        raise UsageError(f"{run}: {goal} is reached at step {found.at:g}, expected steps above 0")
+    fewest = max(found.low, min(found.at, 1.0))  # not even one step at the first value
+    return Reach(steps=found.at, low=fewest, high=found.high, recorded=int(curve.steps[-1]))
+
+
+def _begins_there(curve: Curve, goal: Goal) -> bool:
+    """Return whether no beginning of a curve has more values short of the goal than others."""
+    sign = 1.0 if goal.is_least else -1.0
+    return _parting(sign * curve.values, sign * goal.value) == 0
+
+
+@lru_cache(maxsize=64)  # the same curve is asked whether it reaches a goal, and then when
+def _crossing_of(curve: Curve, goal: Goal) -> _Crossing | None:
+    """Find the crossing within the recorded steps; None if the curve does not get there."""
+    sign = 1.0 if goal.is_least else -1.0
+    steps, values, wanted = curve.steps.astype(float), sign * curve.values, sign * goal.value
+    found = _crossing_at(steps, values, wanted, _parting(values, wanted))
+    if found is not None:
+        return found
+    # It may rise again after a dip, as the loss of a validation does: only its way down counts.
+    means, ends = _blocks(values, _DIPS)
+    lowest = int(np.argmin(means))
+    sure = _SURE_OF_DIP * _noise(steps, values) / np.sqrt(len(values) / len(means))
+    if means[lowest] > wanted - sure:
+        return None
+    return _crossing_at(steps, values, wanted, _parting(values[: ends[lowest + 1]], wanted))
+
+
+def _parting(values: Floats, wanted: float) -> int:
+    """Return the place that parts values best into those above and those below."""
+    return int(np.argmax(np.append(0, np.cumsum(np.where(values > wanted, 1, -1)))))
+
+
+def _crossing_at(steps: Floats, values: Floats, wanted: float, place: int) -> _Crossing | None:
+    """Find the crossing near a place."""
+    if not 0 < place < len(values):
+        return None
+    shift = 1 - min(0.0, float(steps[0]))
+    logs = np.log(steps + shift)
+    near = slice(max(0, place - _NEAR), place + _NEAR)
+    noise = _noise(logs[near], values[near])
+    centre = float(logs[place - 1] + logs[place]) / 2
+    widths, best = np.log(_WINDOWS), None
+    for _ in range(_ROUNDS):
+        begins, ends = np.searchsorted(logs, [centre - widths, centre + widths])
+        begins = np.minimum(begins, max(0, place - 2))  # two values on each side at least
+        ends = np.maximum(ends, min(len(logs), place + 2))
+        pairs = zip(begins.tolist(), ends.tolist(), strict=True)
+        spans = {(begin, end) for begin, end in pairs if end - begin >= _FEWEST}
+        if not spans:
+            return _between(steps, values, wanted, place)
+        fits = [
+            _fit(logs[begin:end], values[begin:end] - wanted, centre, noise)
+            for begin, end in sorted(spans)
+        ]
+        best = min(fits, key=lambda fit: fit.error).crossing
+        if best is None:
+            return None
+        centre = min(best.at, float(logs[-1]))
+        place = min(max(int(np.searchsorted(logs, centre)), 1), len(logs) - 1)
+    assert best is not None
+    at, low, high = np.exp(best) - shift
+    before, after = float(steps[place - 1]), float(steps[place])
+    if at > steps[-1] + (after - before):
+        return None
+    return _Crossing(float(min(at, steps[-1])), float(min(low, before)), float(max(high, after)))
+
+
+def _between(steps: Floats, values: Floats, wanted: float, place: int) -> _Crossing:
+    """Return the crossing of the line between two values, of a curve with hardly any other."""
+    high, low = values[place - 1], values[place]
+    share = (high - wanted) / (high - low) if high > wanted >= low else 1.0
+    before, after = float(steps[place - 1]), float(steps[place])
+    return _Crossing(float(before + share * (after - before)), before, after)
+
+
+def _noise(logs: Floats, values: Floats) -> float:
+    """Return the standard deviation of values around the line between their neighbours."""
+    if len(values) < 3:
+        return 0.0
+    share = (logs[1:-1] - logs[:-2]) / (logs[2:] - logs[:-2])
+    off = values[1:-1] - (1 - share) * values[:-2] - share * values[2:]
+    off = np.abs(off) / np.sqrt(1 + np.square(share) + np.square(1 - share))
+    if len(off) < _BLOCKS:
+        return float(np.sqrt(np.mean(np.square(off))))
+    return float(np.median(off)) / 0.6745
+
+
+def _blocks(values: Floats, most: int) -> tuple[Floats, list[int]]:
+    """Return the means of the middle halves of blocks, which spikes do not move, and the edges."""
+    count = min(len(values), most)
+    ends = np.linspace(0, len(values), count + 1).astype(int).tolist()
+    means = []
+    for begin, end in pairwise(ends):
+        first = (end - begin) // 4
+        last = end - begin - first
+        own = np.partition(values[begin:end], sorted({first, last - 1}))
+        means.append(float(own[first:last].mean()))
+    return np.array(means), ends
+
+
+def _fit(logs: Floats, values: Floats, centre: float, noise: float) -> _Fit:
+    """Fit a parabola to a window, and find where it falls through 0."""
+    means, ends = _blocks(values, _BLOCKS)
+    sizes = np.diff(ends)
+    place = np.add.reduceat(logs, ends[:-1]) / sizes - centre
+    count = _PARABOLA if len(means) >= _FOR_PARABOLA else 2
+    powers = np.vander(place, count, increasing=True)
+    own, triangle = np.linalg.qr(powers)
+    found = np.linalg.solve(triangle, own.T @ means)
+    misses = means - powers @ found
+    squares = float(misses @ misses)
+    variance = max(squares / (len(means) - count), noise**2 / float(sizes.mean()))
+    # A fit takes some of the correlation of its misses away.
+    shared = count / len(means) + (float(misses[1:] @ misses[:-1]) / squares if squares else 0.0)
+    shared = min(max(shared, 0.0), _MOST_SHARED)
+    inverse = np.linalg.inv(triangle)
+    covariance = variance * (1 + shared) / (1 - shared) * inverse @ inverse.T
+
+    side = _SIDE * float(place[-1] - place[0])
+    grid = np.linspace(place[0] - side, place[-1] + side, _POINTS)
+    shapes = np.vander(grid, count, increasing=True)
+    heights = shapes @ found
+    falls = np.flatnonzero((heights[:-1] > 0) & (heights[1:] <= 0))
+    at = int(falls[np.argmin(np.abs(grid[falls]))]) if len(falls) else None
+    fall = 0.0 if at is None else float(heights[at] - heights[at + 1])
+    step = float(grid[1] - grid[0])
+    cross = 0.0 if at is None else float(grid[at] + step * heights[at] / fall)
+    bent = 0.0  # the height that one more coefficient would add
+    if len(means) >= count + _MORE:
+        more = np.linalg.lstsq(np.vander(place, count + 1, increasing=True), means, rcond=None)[0]
+        bent = float(np.polynomial.polynomial.polyval(cross, more - np.append(found, 0)))
+    error = float(np.hypot(np.sqrt(covariance[0, 0]), bent))
+    if at is None:
+        return _Fit(error, None)
+    squared = np.einsum("ij,jk,ik->i", shapes, covariance, shapes) + bent**2
+    band = _student(len(means) - count) * np.sqrt(np.maximum(squared, 0.0))
+    off = float(band[at]) * step / fall
+    above, below = grid[(grid < cross) & (heights > band)], grid[(grid > cross) & (heights < -band)]
+    low = min(cross - off, above[-1] if len(above) else grid[0])
+    high = max(cross + off, below[0] if len(below) else grid[-1])
+    return _Fit(error, _Crossing(centre + cross, float(centre + low), float(centre + high)))
+
+
+def _student(degrees: int) -> float:
+    """Return the 95th percentile of Student's distribution, by its series in 1 / degrees."""
+    first = (NORMAL_90**3 + NORMAL_90) / 4
+    second = (5 * NORMAL_90**5 + 16 * NORMAL_90**3 + 3 * NORMAL_90) / 96
+    return NORMAL_90 + first / degrees + second / degrees**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noise:
+    """How much of their noise values share with their neighbours, and how far it reaches."""
+
+    shared: float  # of the variance; the rest is each value's own
+    kept: float  # of the shared noise, from one value to the next
+
+    def apart(self, counts: Floats) -> tuple[Floats, Floats]:
+        """Return what takes the correlation of neighbouring means away, and their weights.
+
+        Means over more values count more, but by less than their variance says, because no curve
+        follows its law as closely as many values tell.
+        """
+        kept = self.kept
+        faded = kept**counts
+        among = (1 - faded) / (1 - kept)  # the noise of a stretch at its end, added up
+        own = counts * (1 + kept) - 2 * kept * among
+        own = self.shared * own / (1 - kept) + (1 - self.shared) * counts
+        ends = np.cumsum(counts)
+        between = np.maximum((ends - counts)[None, :] - ends[:, None], 0) + 1
+        above = np.triu(self.shared * among[:, None] * among[None, :] * kept**between, 1)
+        covariance = (above + above.T + np.diag(own)) / np.outer(counts, counts)
+        deviations = np.sqrt(np.diag(covariance))
+        correlation = covariance / np.outer(deviations, deviations)
+        return np.linalg.inv(np.linalg.cholesky(correlation)), deviations.min() / deviations
+
+
+_ALONE = _Noise(shared=0.0, kept=0.0)
+
+
+def _noise_of(off: Floats) -> _Noise:
+    """Tell the noise from what values miss their law by, from its correlation at several lags."""
+    off = off - off.mean()
+    variance = float(off @ off)
+    if variance <= 0:
+        return _ALONE
+    lags = np.unique(np.geomspace(1, max(1, len(off) // _FEWEST_LENGTHS), 24).astype(int))
+    found = np.array([float(off[lag:] @ off[:-lag]) / variance for lag in lags])
+    noise = _fading(lags, found, len(off))
+    # The law follows some of the shared noise, which then misses here: as much as the mean of so
+    # many values with this noise varies, for each number of the law.
+    taken = _OF_LAW * noise.shared * (1 + noise.kept) / (1 - noise.kept) / len(off)
+    taken = min(taken, _MOST_TAKEN)
+    return _fading(lags, found + taken * (1 - found), len(off))
+
+
+def _fading(lags: Whole, found: Floats, count: int) -> _Noise:
+    """Fit a correlation that fades by the same factor from each value to the next."""
+    small = np.flatnonzero(found < max(_LEAST_SHARED, 2 / count**0.5))
+    use = slice(0, small[0] if len(small) else len(lags))
+    lags, found = lags[use], found[use]
+    if len(found) < 2:
+        return _Noise(shared=1.0, kept=float(found[0])) if len(found) else _ALONE
+    slope, begin = np.polyfit(lags, np.log(found), 1, w=found)
+    kept = min(float(np.exp(slope)), _MOST_KEPT)
+    return _Noise(shared=min(float(np.exp(begin)), 1.0), kept=kept)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Extended:
+    """The power laws that go on from a curve: v = level + scale (t / last)^-power."""
+
+    level: Floats
+    scale: Floats
+    power: Floats
+    weight: Floats  # adds up to 1
+    misses: float  # of the best one, at the means: standard deviation, in spans of the curve
+    last: float  # the middle of the last stretch, in steps
+
+
+@lru_cache(maxsize=64)  # the same curve is asked for many goals
+def _extended(curve: Curve, is_least: bool) -> _Extended | None:
+    """Fit power laws to a falling curve; None if it does not fall."""
+    steps, values = curve.steps.astype(float), (1.0 if is_least else -1.0) * curve.values
+    late = steps >= WARM_UP * steps[-1]
+    times, means, counts = _stretches(np.maximum(steps, 1.0)[late], values[late])
+    third = max(2, len(means) // 3)
+    scatter = float(np.std(np.diff(means[third:]))) if len(means) > third + 2 else 0.0
+    span = float(means[0] - means[-1])
+    if not span > 2 * scatter or span <= 0:
+        return None
+    power, below = (values.reshape(-1) for values in np.meshgrid(_POWERS, _LEVELS))
+    level = means.min() - span * below
+    shapes = (times[None, :] / times[-1]) ** -power[:, None]
+    heights = means[None, :] - level[:, None]
+    noise = _ALONE
+    for _ in range(_NOISE_ROUNDS):  # a fit tells the noise, and the noise weighs the next fit
+        apart, share = noise.apart(counts)
+        fitted, left = ((rows * np.sqrt(share)) @ apart.T for rows in (shapes, heights))
+        scale = (fitted * left).sum(axis=1) / np.square(fitted).sum(axis=1)
+        squares = np.square(left - scale[:, None] * fitted).sum(axis=1)
+        best = int(np.argmin(squares))
+        law = scale[best] * (np.maximum(steps[late], 1.0) / times[-1]) ** -power[best]
+        noise = _noise_of(values[late] - level[best] - law)
+    # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.
+    alone = np.square(_noise(steps[late], values[late])) * np.mean(1 / counts)
+    off = heights[best] - scale[best] * shapes[best]
+    squared = float(share @ np.square(off)) / float(share.sum())
+    misses = max(squared - _OF_NOISE * alone, 0.0)
+    least = (_MISFIT * span) ** 2
+    # Neighbours that miss alike tell less than their number.
+    off = apart @ off
+    shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > least else 0.0
+    told = (1 - max(shared, 0.0)) / (1 + max(shared, 0.0))
+    likely = -told * (len(means) - 3) / 2 * np.log(squares + least * len(means))
+    weight = np.exp(likely - likely.max())
+    weight /= weight.sum()
+    return _Extended(
+        level=level,
+        scale=scale,
+        power=power,
+        weight=weight,
+        misses=misses**0.5 / span,
+        last=float(times[-1]),
+    )
+
+
+def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
+    """Extend a curve to a value that it has not reached."""
+    if curve.lost_at is not None:
+        raise UsageError(
+            f"{where} is not reached, and {curve.name} is not a number from step {curve.lost_at} on"
+        )
+    if len(curve.values) < FEWEST:
+        raise UsageError(
+            f"{where} is not reached in {len(curve.values)} values, expected {FEWEST} for a "
+            "forecast"
+        )
+    found = _extended(curve, goal.is_least)
+    if found is None:
+        raise UsageError(f"{where} is not reached: the metric stays, or moves away from it")
+    if found.misses > MOST_MISSES:
+        raise UsageError(
+            f"{where} is not reached, and there is no forecast: {curve.name} misses the power law "
+            f"that fits best by {found.misses:.1%} of its fall, more than its noise explains"
+        )
+    wanted = goal.value if goal.is_least else -goal.value
+    last = float(curve.steps[-1])
+    gets_there = found.level < wanted
+    if float(found.weight[~gets_there].sum()) > MOST_NOT_REACHING:
+        flat = found.level[np.argmax(found.weight)]
+        raise UsageError(
+            f"{where} is not reached by step {last:.0f}. The curve may flatten at "
+            f"{abs(flat):.3g}, before it gets there"
+        )
+    needed = found.last * (found.scale[gets_there] / (wanted - found.level[gets_there])) ** (
+        1 / found.power[gets_there]
+    )
+    order = np.argsort(needed)
+    reached = np.cumsum(found.weight[gets_there][order])
+    ends = np.interp((0.5, 0.05, 0.95), reached / reached[-1], np.log(needed[order]))
+    middle, low, high = np.maximum(np.exp(ends), last).tolist()
+    if high > WIDEST * low:
+        raise UsageError(
+            f"{where} is not reached by step {last:.0f}. The forecast is too wide to use: "
+            f"steps {low:,.0f} to {show_number(high)}"
+        )
+    return Reach(steps=middle, low=low, high=high, recorded=int(last), is_forecast=True)
+
+
+def _stretches(steps: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return means over stretches of steps, each longer than the one before by the same factor."""
+    edges = np.geomspace(steps[0], steps[-1] * 1.0001, _STRETCHES + 1)
+    place = np.searchsorted(edges, steps, side="right")
+    _, place = np.unique(place, return_inverse=True)
+    counts = np.bincount(place)
+    means = np.bincount(place, steps) / counts, np.bincount(place, values) / counts
+    return *means, counts.astype(float)
