@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fullwire
-from fullwire.findings.plans import about_goodput
+from fullwire.findings.goodput import about_goodput
 from fullwire.recorder.reported import Reported
 from fullwire.run.run import Events
 from fullwire.simulation.goodput import membership, observed, with_failures

@@ -22,6 +22,7 @@ from fullwire.answers.planned import PlanAnswer, Planned
 from fullwire.clusters import names as cluster_names
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.goodput import PublishedFailures, UsualHours, UsualRestart, UsualStorage
 from fullwire.findings.plans import (
     DevicesLeftOut,
     EvenExperts,
@@ -29,10 +30,6 @@ from fullwire.findings.plans import (
     LessToExperts,
     MemoryOfAnother,
     OtherType,
-    PublishedFailures,
-    UsualHours,
-    UsualRestart,
-    UsualStorage,
 )
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.run.run import Collectives

@@ -57,6 +57,7 @@ from fullwire.clusters.description import described
 from fullwire.crew import HERE, crew
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
+from fullwire.findings.goodput import UsualHours
 from fullwire.findings.plans import (
     DataParallelFills,
     DevicesLeftOut,
@@ -69,7 +70,6 @@ from fullwire.findings.plans import (
     OtherType,
     ProcessorsStay,
     UnlikeGroup,
-    UsualHours,
     UsualMlp,
 )
 from fullwire.run.placement import host_of_rank

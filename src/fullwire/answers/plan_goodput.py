@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fullwire.clusters.cluster import Cluster
 from fullwire.findings.finding import Finding
-from fullwire.findings.plans import PublishedFailures, UsualRestart, UsualStorage
+from fullwire.findings.goodput import PublishedFailures, UsualRestart, UsualStorage
 from fullwire.simulation.goodput import (
     CHECKPOINT_BYTES,
     NODE_BYTES_PER_S,

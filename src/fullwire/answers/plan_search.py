@@ -28,12 +28,7 @@ from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import opened
 from fullwire.findings.finding import Finding
-from fullwire.findings.plans import (
-    ColumnsPassedOver,
-    FastestStands,
-    MeasuredDiffer,
-    MeasuredFarOff,
-)
+from fullwire.findings.plans import ColumnsPassedOver, FastestStands, MeasuredDiffer, MeasuredFarOff
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import (
     MEASURED_FAMILIES,

@@ -31,7 +31,7 @@ from fullwire.clusters.cluster import (
 )
 from fullwire.collectives.registry import known
 from fullwire.collectives.tuning import AUTO
-from fullwire.findings.predictions import WORTH_BLAMING, Suspect, Suspicion
+from fullwire.findings.suspicion import WORTH_BLAMING, Suspect, Suspicion
 from fullwire.simulation.grid import Grid, Subject, tried
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import sweep

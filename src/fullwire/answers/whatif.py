@@ -32,13 +32,8 @@ from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.kinds_of_steps import names_of
-from fullwire.findings.predictions import (
-    Suspicion,
-    further_finding,
-    predicted_answer,
-    prediction_notes,
-    suspicion_finding,
-)
+from fullwire.findings.predictions import further_finding, predicted_answer, prediction_notes
+from fullwire.findings.suspicion import Suspicion, suspicion_finding
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import (
@@ -73,7 +68,7 @@ if TYPE_CHECKING:
 
     from fullwire.answers.search import Best
     from fullwire.answers.time_to_target import ToTarget
-    from fullwire.findings.plans import GoodputWith
+    from fullwire.findings.goodput import GoodputWith
     from fullwire.simulation.target import Targets
 
 # Targets, searches and suspicions are loaded where they are asked for: most questions start faster.
@@ -380,7 +375,7 @@ def whatif(
 
 def _goodputs(many: Sequence[tuple[str, Run]], failures: OneOrMany) -> tuple[GoodputWith, ...]:
     """Predict the goodput of one elastic job for each time between failures."""
-    from fullwire.findings.plans import GoodputWith
+    from fullwire.findings.goodput import GoodputWith
     from fullwire.simulation.goodput import with_failures
 
     if len(many) != 1:

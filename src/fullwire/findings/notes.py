@@ -10,8 +10,8 @@ import numpy as np
 from fullwire.findings.between import outside_of_steps
 from fullwire.findings.case import NOTABLE, Case, communicates, computes, lacks_ranks
 from fullwire.findings.finding import Finding
+from fullwire.findings.goodput import about_goodput
 from fullwire.findings.kinds_of_steps import StepAddsUpPasses, told_kinds, too_few_of_a_kind
-from fullwire.findings.plans import about_goodput
 from fullwire.findings.sureness import about_kernels, about_others
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run

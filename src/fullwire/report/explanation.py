@@ -17,9 +17,9 @@ from fullwire.answers.explain import Explanation
 from fullwire.findings.between import CheckpointsTook, EvaluationsTook
 from fullwire.findings.case import NOTABLE
 from fullwire.findings.changes import about_changes
+from fullwire.findings.goodput import GoodputWas
 from fullwire.findings.kinds_of_steps import told_kinds
 from fullwire.findings.notes import RunIsPartial
-from fullwire.findings.plans import GoodputWas
 from fullwire.findings.scaling import ScalingFactor
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.report.terminal import (

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fullwire.findings.notes import RunIsPartial
-from fullwire.findings.plans import (
-    AnotherChoice,
+from fullwire.findings.goodput import (
     BestCheckpoints,
-    BestCluster,
-    BestFits,
-    BestStep,
     DeviceHours,
     ExpectedLosses,
     Loss,
+    SameTraining,
+    TrainingTakes,
+)
+from fullwire.findings.notes import RunIsPartial
+from fullwire.findings.plans import (
+    AnotherChoice,
+    BestCluster,
+    BestFits,
+    BestStep,
     NodesOfBest,
     OneUnknownNode,
     OnHalfTheBandwidth,
@@ -28,8 +32,6 @@ from fullwire.findings.plans import (
     PartsOfBest,
     RecognisedModel,
     RecognisedPlan,
-    SameTraining,
-    TrainingTakes,
 )
 from fullwire.report.terminal import print_table, say
 from fullwire.simulation.recorded_plan import UNKNOWN_CLUSTER

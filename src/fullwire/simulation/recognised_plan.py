@@ -24,8 +24,15 @@ from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.run.run import Run, Whole
 from fullwire.run.usual import marks_of_steps, usual_steps
 from fullwire.simulation.described_groups import degrees_of, descriptions_of
-from fullwire.simulation.traced_messages import TRANSFERS, TracedMessages
-from fullwire.simulation.traced_times import ATTENTION, BATCHED, PRODUCTS, WORK, TracedTimes
+from fullwire.simulation.traced_work import (
+    ATTENTION,
+    BATCHED,
+    PRODUCTS,
+    TRANSFERS,
+    WORK,
+    TracedMessages,
+    TracedTimes,
+)
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, Precision

@@ -117,16 +117,11 @@ def _watch_subclasses(
             for name, original in list(vars(cls).items()):
                 if name in words:
                     setattr(cls, name, watched(original, words[name]))
+        for below in cls.__subclasses__():
+            watch(below)
 
-    def __init_subclass__(cls: Any, /, **_: Any) -> None:  # noqa: N807  # Python's name for it
-        watch(cls)
-
-    base.__init_subclass__ = classmethod(__init_subclass__)
-    to_do = base.__subclasses__()
-    while to_do:
-        cls = to_do.pop()
-        watch(cls)
-        to_do += cls.__subclasses__()
+    base.__init_subclass__ = classmethod(lambda cls, **_: watch(cls))
+    watch(base)
 
 
 class _Collectives:
@@ -170,11 +165,8 @@ class _Collectives:
             time.sleep(_GOODBYE_S)  # the callbacks have returned, and are being freed
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Look now and then for collectives that the wrappers missed.
-
-        A job that sends nothing has a group all the same, and its rank and back end are known.
-        """
-        try:
+        """Look now and then for collectives that the wrappers missed."""
+        try:  # a job that sends nothing has a group all the same, which tells its rank
             if not self._is_identified and dist.is_initialized():
                 self._identify()
             self._unseen.step_ends()
