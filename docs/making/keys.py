@@ -28,7 +28,7 @@ CONDITIONS = {  # of whatif
     "algorithm": "The algorithm of the collectives.",
     "transport": "The transport: ideal, the recorded one, or the file that describes it.",
     "latency_s": "The latency between two ranks.",
-    "accumulate": "Passes whose gradients are sent in one sum.",
+    "accumulate": "How many times the passes of a recorded step are in one sum.",
     "local_steps": "Steps between two exchanges of parameters.",
     "jitter": "How the times of ranks scatter.",
     "workers": "The number of ranks.",

@@ -32,9 +32,7 @@ def test_a_file_of_another_kind_is_refused_before_measuring(tmp_path: Path) -> N
 def test_a_damaged_device_file_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("[device]\nname = 1\n")
-    with pytest.raises(
-        UsageError, match=r"mine.toml: expected a device as `fullwire bench device`"
-    ):
+    with pytest.raises(UsageError, match=r"mine\.toml: these fields are missing: measured"):
         accelerator(path)
     with pytest.raises(UsageError, match=r"none\.toml: cannot be read: No such file"):
         accelerator(tmp_path / "none.toml")

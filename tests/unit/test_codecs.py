@@ -66,7 +66,9 @@ def test_a_cost_that_nobody_knows_counts_as_nothing_and_is_said() -> None:
 
 
 def test_a_codec_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UsageError, match=r"ratio such as 4, none, or a codec among .*fp16.*, got 'zip'"):
+    with pytest.raises(
+        UsageError, match=r"ratio such as 4, none, or a codec among .*fp16.*, got 'zip'"
+    ):
         fw.whatif("vgg16@v100", workers=8, bandwidth="10Gbps", compression="zip")
 
 

@@ -354,6 +354,16 @@ def test_a_fact_that_one_run_lacks_is_unknown_and_not_changed(cli: Cli, tmp_path
     assert "torch: 2.13.0 before, unknown after" in cli("compare", *places, "--markdown").stdout
 
 
+def test_an_imported_run_that_lacks_a_fact_does_not_say_that_there_is_none() -> None:
+    one = steps_run(noisy(100, 1), facts={"hook": "bf16"})
+    other = steps_run(noisy(100, 2))
+    foreign = dataclasses.replace(
+        other, provenance=dataclasses.replace(other.provenance, origin="imported")
+    )
+    assert ("hook", "bf16", "none") in fw.compare(one, other).differing_facts
+    assert ("hook", "bf16", "unknown") in fw.compare(one, foreign).differing_facts
+
+
 def silent(job: Run) -> Run:
     """Leave out what a job sends."""
     return dataclasses.replace(

@@ -535,6 +535,16 @@ def test_tensors_without_values_are_refused(
         recognised(replace(run, operations=replace(run.operations, shapes=shapes)))
 
 
+def test_products_of_one_tensor_tell_no_keys(tmp_path: Path) -> None:
+    traced(tmp_path / "job", dp=2, is_plain=True)
+    run = fw.read(tmp_path / "job")
+    shapes = run.operations.shapes.copy()
+    is_product = run.operations.name == "aten::bmm"
+    shapes[is_product] = [text.partition(" ")[0] for text in shapes[is_product].tolist()]
+    found = recognised(replace(run, operations=replace(run.operations, shapes=shapes)))
+    assert (found.layout.dp, found.layout.cp) == (2, 1)
+
+
 @pytest.mark.parametrize("is_plain", [False, True])
 def test_keys_of_attention_tell_context_parallelism(tmp_path: Path, is_plain: bool) -> None:
     """Ranks gather the keys of all: attention has more keys than queries."""

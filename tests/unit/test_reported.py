@@ -58,6 +58,15 @@ def test_each_metric_has_the_samples_that_all_workers_took_so_far(tmp_path: Path
     table = reported.metrics([tmp_path], workers=2)
     assert table.step.tolist() == [0, 1, 2, 3, 4]
     assert table.samples.tolist() == [0, 16, 32, 80, 128]
+    joined = reported.metrics([tmp_path], workers=None)  # some workers joined later
+    assert np.isnan(joined.samples).all()
+    # A rank that takes no steps of its own, and one that does.
+    beside = Reported()
+    beside.add(
+        read, Steps(start_ns=np.zeros(0, np.int64), end_ns=np.zeros(0, np.int64)), NO_NOTES, 0
+    )
+    beside.add(read, steps_of(30, 70, 100, 200), notes, 0)
+    assert len(beside.metrics([tmp_path], workers=2)) == 5
 
 
 @pytest.mark.parametrize(

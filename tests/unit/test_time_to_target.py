@@ -628,7 +628,7 @@ def test_a_curve_that_cannot_answer_is_refused(values: Any, goal: str, said: str
         ),
         (
             {"fragments": [1, 4], "local_steps": [1, 30]},
-            "fragments: expected a divisor of sync_every=30, got 4. The nearest is 3",
+            "fragments: expected a divisor of 30 local steps, got 4. The nearest is 3",
         ),
         ({"accumulate": [1, 2]}, "one value of --accumulate"),
         ({"recorded_batch": [32]}, "expected one for each of 2 runs, got 1"),

@@ -51,7 +51,7 @@ from fullwire.findings.comparisons import (
 from fullwire.findings.finding import Finding
 from fullwire.findings.kinds_of_steps import too_few_of_a_kind
 from fullwire.findings.scaling import WorkInTheSameTime
-from fullwire.run.facts import REGISTRY
+from fullwire.run.facts import NONE, REGISTRY, UNKNOWN
 from fullwire.run.gaps import reasons
 from fullwire.run.kinds import kinds_of
 from fullwire.run.run import Run
@@ -572,5 +572,18 @@ def _differing_facts(before: Run, after: Run) -> tuple[tuple[str, str, str], ...
     measured = {fact.name for fact in REGISTRY.values() if fact.kind is tuple}
     known, now_known = before.facts.known(), after.facts.known()
     names = sorted({*known, *now_known} - measured - _ALWAYS_DIFFER)
-    pairs = [(n, str(known.get(n, "-")), str(now_known.get(n, "-"))) for n in names]
+    pairs = [
+        (
+            name,
+            str(known.get(name, _lacking(before, name))),
+            str(now_known.get(name, _lacking(after, name))),
+        )
+        for name in names
+    ]
     return tuple((name, old, new) for name, old, new in pairs if old != new)
+
+
+def _lacking(run: Run, name: str) -> str:
+    """Say what it means that a run lacks a fact: most foreign files tell only some of them."""
+    is_none = REGISTRY[name].may_be_none and run.provenance.origin != "imported"
+    return NONE if is_none else UNKNOWN

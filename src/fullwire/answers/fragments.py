@@ -3,57 +3,54 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 from fullwire.findings.predictions import FragmentsLeftOut
-from fullwire.resilience.fragments import nearest, parameters_problem, round_problem
+from fullwire.resilience.fragments import nearest, parameters_problem
 from fullwire.simulation.grid import Predictions, Subject
+
+if TYPE_CHECKING:
+    from fullwire.simulation.target import Targets
 
 
 def refuse_fragments(
     asked: Sequence[int], local_steps: Sequence[int], subjects: Sequence[Subject]
 ) -> None:
-    """Refuse fragments that no asked number of local steps can have."""
+    """Refuse fragments that one of the runs cannot have, with any asked number of local steps."""
     most = max(local_steps)
     if max(asked) > 1 and most == 1:
         raise UsageError(
             "fragments: expected local steps with them, as parameters are averaged after these: "
             "--local-steps 30"
         )
+    parameters = min(len(subject.step.bytes) for subject in subjects)
     for fragments in asked:
-        if any(
-            _runs(steps, fragments, _parameters(subject))
-            for steps, subject in itertools.product(local_steps, subjects)
+        problem = parameters_problem(fragments, parameters)
+        if fragments == 1 or (
+            problem is None and any(_runs(steps, fragments) for steps in local_steps)
         ):
             continue
-        parameters = max(map(_parameters, subjects))
-        problem = (
-            f"expected at most {most} with {most} local steps, one after each step, got {fragments}"
-            if fragments > most
-            else parameters_problem(fragments, parameters) or round_problem(fragments, most)
-        )
+        if fragments > most:
+            problem = f"expected at most {most} with {most} local steps, one after each step"
+            problem += f", got {fragments}"
+        problem = problem or f"expected a divisor of {most} local steps, got {fragments}"
         raise UsageError(
             f"fragments: {problem}. The nearest is {nearest(fragments, most, parameters)}"
         )
 
 
-def only_runnable(predictions: Predictions, subjects: Sequence[Subject]) -> Predictions:
-    """Return a table without the rows that no elastic job can run; a subject for each run."""
+def only_runnable(predictions: Predictions) -> Predictions:
+    """Return a table without the rows that no elastic job can run."""
     if "fragments" not in predictions.axes:
         return predictions
-    rows = zip(
-        predictions["local_steps"].tolist(),
-        predictions["fragments"].tolist(),
-        predictions.place("run").tolist(),
-        strict=True,
-    )
-    parameters = [*map(_parameters, subjects)]
-    runs = [_runs(steps, fragments, parameters[run]) for steps, fragments, run in rows]
+    pairs = zip(predictions["local_steps"].tolist(), predictions["fragments"].tolist(), strict=True)
+    runs = [_runs(*pair) for pair in pairs]
     return predictions if all(runs) else replace(predictions, shown=np.flatnonzero(runs))
 
 
@@ -65,31 +62,25 @@ def only_shown(predictions: Predictions, ends_s: tuple[Floats, Floats]) -> tuple
     return low_s, high_s
 
 
-def left_out(
-    asked: Sequence[int], local_steps: Sequence[int], subjects: Sequence[Subject]
-) -> Iterator[FragmentsLeftOut]:
-    """Name the settings without rows."""
-    pairs = [
-        (steps, fragments)
-        for steps, fragments in itertools.product(local_steps, asked)
-        if not all(_runs(steps, fragments, _parameters(subject)) for subject in subjects)
-    ]
-    if pairs:
-        yield FragmentsLeftOut(
-            settings=tuple(
-                f"{steps} local step{'s' * (steps > 1)} in {fragments} fragments"
-                for steps, fragments in pairs
-            )
-        )
-
-
-def _runs(steps: int, fragments: int, parameters: int) -> bool:
-    return fragments == 1 or (
-        steps > 1
-        and round_problem(fragments, steps) is None
-        and parameters_problem(fragments, parameters) is None
+def only_reachable(targets: Targets, fragments: Mapping[str, int]) -> Targets:
+    """Return what reaches a target in settings that an elastic job can run; `fragments` by run."""
+    bandwidths, ratios = (
+        tuple(case for case in cases if _runs(case.local_steps, fragments[case.run]))
+        for cases in (targets.least_bandwidth, targets.least_compression)
     )
+    return replace(targets, least_bandwidth=bandwidths, least_compression=ratios)
 
 
-def _parameters(subject: Subject) -> int:
-    return len(subject.step.bytes)
+def left_out(asked: Sequence[int], local_steps: Sequence[int]) -> Iterator[FragmentsLeftOut]:
+    """Name the settings without rows."""
+    settings = tuple(
+        f"{steps} local step{'s' * (steps > 1)} in {fragments} fragments"
+        for steps, fragments in itertools.product(local_steps, asked)
+        if not _runs(steps, fragments)
+    )
+    if settings:
+        yield FragmentsLeftOut(settings=settings)
+
+
+def _runs(steps: int, fragments: int) -> bool:
+    return fragments == 1 or (steps > 1 and steps % fragments == 0)

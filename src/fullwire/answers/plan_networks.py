@@ -84,28 +84,32 @@ def with_devices(
 
 def _with_devices(machine: Cluster, devices: int, degrees: Mapping[str, int | str]) -> Cluster:
     """Return a cluster with so many devices in use: a part of each node's, or all of them."""
-    used = usable(machine, {}).devices_per_node
-    for of_node in (used, machine.devices_per_node):
+    if there := _nodes_for(machine, devices, degrees):
+        return there
+    reach = 4 * machine.devices_per_node
+    sides = range(devices - 1, max(0, devices - reach), -1), range(devices + 1, devices + reach)
+    found = [next((n for n in side if _nodes_for(machine, n, degrees)), None) for side in sides]
+    nearest = [f"{value:,}" for value in found if value is not None]
+    raise UsageError(
+        f"devices: expected as many as whole nodes of {machine.name} have in use, got {devices:,}. "
+        f"The nearest: {' and '.join(nearest)}"
+    )
+
+
+def _nodes_for(machine: Cluster, devices: int, degrees: Mapping[str, int | str]) -> Cluster | None:
+    for of_node in (usable(machine, {}).devices_per_node, machine.devices_per_node):
         nodes, others = divmod(devices, of_node)
         if nodes and not others:
             there = described_cluster(machine, nodes)
             if usable(there, degrees).devices == devices:
                 return there
-    of_node = used if devices % used else machine.devices_per_node
-    below = devices // of_node * of_node
-    nearest = [f"{value:,}" for value in (below, below + of_node) if value and value != devices]
-    raise UsageError(
-        f"devices: expected a multiple of {of_node}, the devices in use of a node of "
-        f"{machine.name}, got {devices:,}. The nearest: {' and '.join(nearest)}"
-    )
+    return None
 
 
 def named_device(cluster: Cluster) -> Accelerator | None:
-    """Return the device that a cluster states or that its name tells, if there is one."""
-    if cluster.device:
-        return accelerator(cluster.device)
+    """Return the known device that a cluster states or that its name tells, if there is one."""
     try:
-        return accelerator(cluster.name)
+        return accelerator(cluster.device or cluster.name)
     except UsageError:
         return None
 
@@ -213,7 +217,10 @@ def training_of(
     paid = read_price(price)
     if hours is None and objective != "goodput":
         if paid is not None or troubles != USUAL_TROUBLES:
-            raise UsageError("add --hours: --price and --failures need the hours of training")
+            raise UsageError(
+                "hours: expected the hours of training (--hours 1000), which a price, failures, "
+                "storage and restarts need"
+            )
         return None
     return Training(
         hours=USUAL_HOURS if hours is None else _hours(hours), price=paid, is_usual=hours is None

@@ -358,7 +358,7 @@ def subjects_of(
     """Return the subject of each run, and refuse conditions of sums for a run that has none."""
     subjects = []
     for name, run in many:
-        # A modelled step has one pass. Counting loads what makes its prediction start later.
+        # A modelled step has one pass. To count passes imports what its prediction needs not.
         is_modelled = run.provenance.basis == "modelled"
         passes = 1 if is_modelled else passes_of_step(run) or 1
         subjects.append(replace(subject_of(name, run, transports), passes=passes))

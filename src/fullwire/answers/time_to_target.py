@@ -54,7 +54,7 @@ from fullwire.findings.targets import (
 )
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
-from fullwire.simulation.grid import Grid, Predictions, Subject, Swept
+from fullwire.simulation.grid import Grid, Predictions, Swept
 from fullwire.units import ratio, shown
 from fullwire.words import sentence
 
@@ -71,10 +71,6 @@ class Predicted(Protocol):
     @property
     def interval_s(self) -> tuple[Floats, Floats]:
         """Return the ends of each step's interval."""
-
-    @property
-    def whole(self) -> Sequence[Subject]:
-        """Return the subject of each run, before changes."""
 
     @property
     def grid(self) -> Grid:
@@ -185,7 +181,7 @@ def to_goal(
         speeds = {
             size: tuple((speed[0] * own_s / each_s).tolist()) for size, each_s in passes_s.items()
         }
-        predictions, between_s = _joined(list(at_speeds(first, speeds)), batches, first.whole)
+        predictions, between_s = _joined(list(at_speeds(first, speeds)), batches)
     whole = own.samples * passes
     batch = predictions["batch"] if batches else predictions["workers"] * whole
     batch = batch.astype(float)
@@ -216,7 +212,7 @@ def _counts(given: OneOrMany, what: str) -> tuple[int, ...]:
     return () if given is None else several(given, lambda value: count(value, what))
 
 
-def _joined(parts: Sequence[Swept], batches: Sequence[float], whole: Sequence[Subject]) -> Swept:
+def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
     """Join predictions that differ in their workers, with batches in place of speeds.
 
     Rows that no job can run are left out of the joined table.
@@ -241,7 +237,7 @@ def _joined(parts: Sequence[Swept], batches: Sequence[float], whole: Sequence[Su
         along_workers([ends[end].reshape(shape) for ends in intervals]).reshape(-1)
         for end in (0, 1)
     )
-    joined = only_runnable(replace(first, axes=axes, measures=measures, shown=None), whole)
+    joined = only_runnable(replace(first, axes=axes, measures=measures, shown=None))
     return joined, only_shown(joined, (low_s, high_s))
 
 

@@ -20,7 +20,13 @@ from fullwire.answers.conditions import (
     several,
     taken,
 )
-from fullwire.answers.fragments import left_out, only_runnable, only_shown, refuse_fragments
+from fullwire.answers.fragments import (
+    left_out,
+    only_reachable,
+    only_runnable,
+    only_shown,
+    refuse_fragments,
+)
 from fullwire.answers.opening import RunLike
 from fullwire.answers.subjects import Conditions, Transports, named, subjects_of, with_batches
 from fullwire.clusters.cluster import one_switch
@@ -287,7 +293,7 @@ class WhatIf(Result):
         return None
 
     def _swept(self, grid: Grid) -> Predictions:
-        return only_runnable(unfolded(sweep(self.subjects, grid), self.changes), self.whole)
+        return only_runnable(unfolded(sweep(self.subjects, grid), self.changes))
 
 
 @arguments_of(Conditions, Asked)
@@ -446,13 +452,15 @@ def _predicted(
     if wanted is not None:
         from fullwire.simulation.target import targets
 
-        reaching = targets(with_names(subjects, changes), grid, wanted, those)
+        named_subjects = with_names(subjects, changes)
+        of_name = {each.name: each.fragments for each in named_subjects}
+        reaching = only_reachable(targets(named_subjects, grid, wanted, those), of_name)
     suspected: tuple[Suspicion, ...] = ()
     if grid.cluster is not None:
         from fullwire.answers.suspects import suspicions
 
         suspected = suspicions(subjects[:: len(subjects) // len(whole)], grid)
-    runnable = only_runnable(unfolded(predictions, changes), whole)
+    runnable = only_runnable(unfolded(predictions, changes))
     notes = prediction_notes(many, whole, grid, per_host=changes.get("ranks_per_host", ()))
     return WhatIf(
         predictions=runnable,
@@ -460,7 +468,7 @@ def _predicted(
         targets=reaching,
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
-        notes=(*left_out(fragments, grid.local_steps, whole), *notes),
+        notes=(*left_out(fragments, grid.local_steps), *notes),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
         whole=tuple(whole),
@@ -559,7 +567,7 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
     transports = [
         transport for transport in grid.transports if isinstance(transport, FullTransport)
     ]
-    if AUTO not in grid.algorithms or not transports:
+    if AUTO not in grid.algorithms or not transports or subject.keeps_gradients:
         return
     share = transports[0].share
     for latency_s, workers, rate_bps in itertools.product(

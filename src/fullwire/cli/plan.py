@@ -63,7 +63,7 @@ class Question:
     ] = None
     hours: Annotated[
         str | None,
-        typer.Option(help="Training without failures, on the best cluster: 1000 hours, 30d"),
+        typer.Option(help="Hours of training without failures, on the best cluster: 1000, 30d"),
     ] = None
     failures: Annotated[
         str | None, typer.Option(help="Device-hours between two failures: 50000")

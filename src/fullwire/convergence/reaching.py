@@ -51,7 +51,6 @@ _SIDE = 0.25  # of a window, by which its parabola is believed beyond the window
 _SURE_OF_DIP = 3.0  # standard errors
 _DIPS = 40  # blocks, of which one may be a dip
 _MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
-_NOISE_ROUNDS = 2
 _LEAST_SHARED = 0.1  # correlation, below which noise counts as each value's own
 _FEWEST_LENGTHS = 8  # of the longest lag, in all values
 _MOST_KEPT = 0.999
@@ -338,12 +337,14 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     shapes = (times[None, :] / times[-1]) ** -power[:, None]
     heights = means[None, :] - level[:, None]
     noise = _ALONE
-    for _ in range(_NOISE_ROUNDS):  # a fit tells the noise, and the noise weighs the next fit
+    for last in (False, True):  # a fit tells the noise, and the noise weighs the next fit
         apart, share = noise.apart(counts)
         fitted, left = ((rows * np.sqrt(share)) @ apart.T for rows in (shapes, heights))
         scale = (fitted * left).sum(axis=1) / np.square(fitted).sum(axis=1)
         squares = np.square(left - scale[:, None] * fitted).sum(axis=1)
         best = int(np.argmin(squares))
+        if last:
+            break
         law = scale[best] * (np.maximum(steps[late], 1.0) / times[-1]) ** -power[best]
         noise = _noise_of(values[late] - level[best] - law)
     # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.

@@ -305,7 +305,7 @@ def _write_ranks(
             used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
             before_forward.append((float(rank.number), used_ns * 1e-9, blocks * DISK_BLOCK_BYTES))
     writer.add(
-        metrics=reported.metrics(directories, workers),
+        metrics=reported.metrics(directories, None if is_joined else workers),
         noise=reported.noise(),
         events=reported.events(directories),
     )

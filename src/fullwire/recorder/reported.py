@@ -69,7 +69,8 @@ class Reported:
     ) -> None:
         """Take what one rank reported: its journal, and all of its notes of `KINDS`."""
         self._ranks += 1
-        self._first = self._first or (steps, shift_ns)
+        if self._first is None or not len(self._first[0]):  # a rank without steps tells no clock
+            self._first = steps, shift_ns
         taken = _of_training(notes[Note.SAMPLES], notes[Note.BACKWARD])
         self._samples.append(_mean_samples(taken, notes[Note.FORWARD], steps))
         by_step = _by_step(taken, steps, of_numbers=True)
@@ -90,8 +91,11 @@ class Reported:
             if len(self._shards[at]) == self._ranks:
                 self._mean[at] = (passes, sum(self._shards[at]))
 
-    def metrics(self, directories: Sequence[Path], workers: int = 0) -> Metrics:
-        """Return the metrics of all ranks, and those that the job printed, with samples so far."""
+    def metrics(self, directories: Sequence[Path], workers: int | None = 0) -> Metrics:
+        """Return the metrics of all ranks, and those that the job printed, with samples so far.
+
+        `workers` is None where some joined later: then the samples so far are unknown.
+        """
         tables = list(self._metrics)
         if self._first is not None:
             steps, shift_ns = self._first
@@ -104,18 +108,20 @@ class Reported:
         table = Metrics.joined(tables)
         return replace(table, samples=self._samples_at(table, workers))
 
-    def _samples_at(self, table: Metrics, workers: int) -> Floats:
+    def _samples_at(self, table: Metrics, workers: int | None) -> Floats:
         """Return the samples that all workers took up to the step of each metric.
 
         A metric of a step may be told before its optimizer has ended. Any other step of its own
         counts something else, or goes on from an earlier attempt: the steps that had ended count.
         """
         unknown = np.full(len(table), np.nan)
-        if self._first is None or not self._taken or self.rank_samples is None:
+        if workers is None or self._first is None or not self._taken or not self.rank_samples:
             return unknown
         steps, shift_ns = self._first
         count = min(map(len, [steps.end_ns, *self._taken]))
         so_far = np.cumsum(sum(each[:count] for each in self._taken), dtype=float)
+        if not so_far.any():
+            return unknown
         # Batches that are cut into steps, and those of the first step, count as in the mean.
         so_far *= self.rank_samples * (workers or self._ranks) * count / so_far[-1]
         ended = np.searchsorted(steps.end_ns + shift_ns, table.time_ns, side="right")

@@ -220,7 +220,7 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
         }
         chart = chart.facet(**panels)
     fixed = [
-        condition.worded(table.told_column(axis)[0])
+        " or ".join(map(condition.worded, dict.fromkeys(table.told_column(axis).tolist())))
         for axis, condition in CONDITIONS.items()
         if axis != "run" and axis not in axes and axis in table.names()
         if table[axis][0] != condition.usual

@@ -34,7 +34,6 @@ from fullwire.report.terminal import (
     say_flush,
     show_between,
 )
-from fullwire.run.facts import shown_text
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Part
 from fullwire.units import listed, show_bytes, show_rate, show_time, visible
@@ -374,7 +373,7 @@ def print_comparison(
     if result.differing_facts:
         print_table(
             ["differs", before[0], after[0]],
-            _told_facts(result),
+            [[*row] for row in result.differing_facts],
             texts={"differs", before[0], after[0]},
         )
     print_notes((*result.warnings, *sentences(result.advice)))
@@ -408,14 +407,6 @@ def _print_changes(result: Comparison, parts: Changed | None) -> None:
     rest = len(notes[_FIRST_NOTES:]) + len(advice)
     told = f" and {rest} more note{'s' * (rest > 1)}" if rest else ""
     say(f"-v shows each recording, the account of both sides, every difference{told}.")
-
-
-def _told_facts(result: Comparison) -> list[list[str]]:
-    """Return the facts that differ, with none or unknown in place of one that a run lacks."""
-    return [
-        [name, *(shown_text(name, each) if each == "-" else each for each in values)]
-        for name, *values in result.differing_facts
-    ]
 
 
 def _changed_rows(parts: Changed) -> list[list[str]]:
@@ -457,7 +448,7 @@ def comparison_markdown(
     if parts is not None:
         headings = [f"of the usual {of_what}", "before", "after", "change"]
         blocks.append(_markdown_table(headings, _changed_rows(parts)))
-    notes = [f"{name}: {old} before, {new} after" for name, old, new in _told_facts(result)]
+    notes = [f"{name}: {old} before, {new} after" for name, old, new in result.differing_facts]
     notes += [*result.warnings, *sentences(result.advice)]
     if notes:
         listed = "\n".join(f"- {_plain(note)}" for note in notes)

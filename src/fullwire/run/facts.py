@@ -88,7 +88,8 @@ def fact(
 ) -> Any:
     """Declare a fact; for a fact of pairs, `each` names the first number of a pair.
 
-    `may_be_none` says that a run without the fact has none of it. Else the run does not tell.
+    `may_be_none` says that a run of Fullwire's own without the fact has none of it. An imported run
+    does not tell.
     """
     declared = Declared(meaning, measure, must_match, each, may_be_none)
     return dataclasses.field(default=None, metadata={"fact": declared})
@@ -365,14 +366,12 @@ REGISTRY: Mapping[str, Fact] = MappingProxyType(
     }
 )
 NO_FACTS = Facts()
-UNKNOWN = "unknown"
+NONE, UNKNOWN = "none", "unknown"  # in place of a fact that a run lacks
 
 
 def shown_text(name: str, text: str) -> str:
-    """Return a fact's text as people read it: a number with its unit, "-" as none or unknown."""
-    if text == "-":
-        return "none" if REGISTRY[name].may_be_none else UNKNOWN
-    if REGISTRY[name].kind is not float:
+    """Return a fact's text as people read it: a number with its unit."""
+    if REGISTRY[name].kind is not float or text in (NONE, UNKNOWN):
         return text
     show = {"bit/s": show_rate, "s": show_time}.get(REGISTRY[name].unit, "{:.4g}".format)
     return show(float(text))

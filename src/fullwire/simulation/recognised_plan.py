@@ -156,7 +156,7 @@ class _Recognising:
         tokens = batch * sequence
         self._refuse_exchanges(tokens)
         [rows, hidden], _ = self._embedding(tokens)
-        cp = self.told.of.get("cp", self._keys_of_a_query(sequence, head_dim))
+        cp = self.told.of.get("cp") or self._keys_of_a_query(sequence, head_dim)
         kv_heads = self._kv_heads(tokens, hidden, local_heads, local_kv, head_dim)
         messages = replace(
             self.messages,
@@ -343,8 +343,11 @@ class _Recognising:
         pairs = {(query[1], keys) for query, _, keys in self._attended()}
         if not pairs:  # scores: queries by the width, times the width by keys
             for sizes, _ in (call for rank in self.ranks for call in self._shapes(rank, *BATCHED)):
-                left, right = [size[1:] for size in sizes if len(size) == 3][-2:] or [[], []]
-                if left == [tokens, width] and right[:1] == [width]:
+                matrices = [size[1:] for size in sizes if len(size) == 3]
+                if len(matrices) < 2:
+                    continue
+                left, right = matrices[-2:]
+                if left == [tokens, width] and right[0] == width and right[1]:
                     pairs.add((tokens, right[1]))
         [queries, keys], *others = pairs or {(1, 1)}
         is_told = not others and self.world > 1 and keys % queries == 0
