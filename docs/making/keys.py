@@ -139,8 +139,8 @@ MEANINGS: Mapping[str, str] = {
     "low": "The lower end of the 95 % interval of ratio.",
     "high": "The upper end of the 95 % interval of ratio.",
     "is_significant": "Whether the difference is more than noise.",
-    "differing_facts": "Facts in which the runs differ, with the text of each side: none where a run has "
-    "no such thing, unknown where it does not tell.",
+    "differing_facts": "Facts in which the runs differ, with the text of each side: none where a "
+    "run has no such thing, unknown where it does not tell.",
     "sent_nothing": "The side that sent nothing, before or after; null where both or neither did.",
     "passes": "Passes of a step before and after, if they differ. Times are then of one pass.",
     "has_unknown_passes": "Whether a run shows its computing and not its passes. Then longer steps "
