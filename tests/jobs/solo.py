@@ -54,7 +54,7 @@ def main(mode: str) -> None:
         if mode.startswith("evaluation") and step == 2:
             model.train(False) if mode == "evaluation-by-train" else model.eval()
             with torch.no_grad():
-                sum(float(model(batch).sum()) for _ in range(2000))
+                sum(float(model(batch).sum()) for _ in range(10_000))
             model.train()
         if mode == "checkpoint" and step == 2:
             for _ in range(2):  # files of one checkpoint
