@@ -430,6 +430,7 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
             "devices: expected as many as whole nodes of dgx-h100 have .* The nearest: 496 and 504",
         ),
         ({"cluster": OURS}, "device: expected one with the cluster ours: --device"),
+        ({"cluster": replace(OURS, device="FooChip 9")}, "device: .* got 'FooChip 9'"),
         ({"global_batch": 0}, "global batch: expected a whole number from 1"),
         ({"nodes": 11, "global_batch": 64}, "got 64 on 88 devices. The nearest is 66"),
     ],

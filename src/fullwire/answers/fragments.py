@@ -12,7 +12,7 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 from fullwire.findings.predictions import FragmentsLeftOut
-from fullwire.resilience.fragments import nearest, parameters_problem
+from fullwire.resilience.fragments import nearest, parameters_problem, round_problem
 from fullwire.simulation.grid import Predictions, Subject
 
 if TYPE_CHECKING:
@@ -83,4 +83,4 @@ def left_out(asked: Sequence[int], local_steps: Sequence[int]) -> Iterator[Fragm
 
 
 def _runs(steps: int, fragments: int) -> bool:
-    return fragments == 1 or (steps > 1 and steps % fragments == 0)
+    return fragments == 1 or (steps > 1 and round_problem(fragments, steps) is None)

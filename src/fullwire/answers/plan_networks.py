@@ -58,7 +58,8 @@ _MESSAGES = {  # of each degree
 
 def device_of(cluster: Cluster, given: str | None) -> Accelerator:
     """Return the device that is given, or that the cluster tells."""
-    device = named_device(cluster) if given is None else accelerator(given)
+    stated = cluster.device if given is None else given
+    device = accelerator(stated) if stated else named_device(cluster)
     if device is None:
         raise UsageError(
             f"device: expected one with the cluster {cluster.name}: --device NAME, or a line "
