@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,10 +21,14 @@ from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.placement import processors_of_machine, ranks_per_processor
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Hosts, Spans
+from fullwire.simulation.forecast import forecaster
+from fullwire.simulation.typical import typical_step
 from fullwire.timeline.account import Part, account
-from fullwire.timeline.alone import alone, told_alone
+from fullwire.timeline.alone import alone, alone_by_account
 from fullwire.words import setting
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
+
+DATA = Path(__file__).parents[1] / "data"
 
 RATES = {0: 1e9, 1: 1e9, 2: 1e9}
 
@@ -324,16 +329,42 @@ def test_an_account_that_was_drawn_up_is_not_drawn_up_again(
     run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
     found = alone(run, account(run, RATES))
     monkeypatch.delattr("fullwire.timeline.account.transfers_of")
-    assert told_alone(run) == found
+    assert alone_by_account(run) == found
 
 
-def test_an_account_that_tells_no_contention_tells_no_t1_to_a_what_if(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_what_if_takes_t1_from_an_account_that_tells_no_contention() -> None:
     run = probed(a_trained_job(), 0.8 * COMPUTES_MS, probes=1)  # of which none is believed
-    alone(run, account(run, RATES))
-    monkeypatch.delattr("fullwire.timeline.account.transfers_of")
-    assert told_alone(run) is None
+    found = alone_by_account(run)
+    assert found is not None
+    assert not found.tells_contention
+    table = fw.whatif(run, workers=[1, 3])
+    assert table["baseline_step_s"] == pytest.approx(fw.explain(run).baseline_step_s)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.parent.name for path in DATA.glob("format-*/*.run/run.json"))
+)
+def test_explain_whatif_and_compare_have_one_t1(name: str) -> None:
+    """A step's own time is drawn once: the lower medians of parts are less than that of sums."""
+    run = fw.read(next(DATA.glob(f"format-*/{name}")))
+    found = fw.explain(run)
+    if found.predictor is None:
+        return
+    table = fw.whatif(run, bandwidth=["1Gbps", "10Gbps"], transport="full", algorithm="ring")
+    assert table["baseline_step_s"] == pytest.approx(found.baseline_step_s, rel=1e-6)
+    assert found.predicted_from_s == pytest.approx(found.baseline_step_s, rel=1e-6)
+    job = forecaster(run, alone=alone_by_account(run))  # as `compare` makes it
+    assert job is not None
+    assert job.alone_s == pytest.approx(found.baseline_step_s, rel=1e-6)
+
+
+def test_time_of_unpacking_after_the_last_bucket_is_the_hooks_and_not_the_workers() -> None:
+    run = fw.read(next(DATA.glob("format-*/lab-slow-hook.run")))
+    parts = fw.explain(run).account
+    own_s = sum(parts[name] for name in ("compute", "input", "host"))
+    step = typical_step(run)
+    assert step.step_ns * 1e-9 == pytest.approx(own_s, rel=0.06)  # it was 3.3 times as long
+    assert step.packing_ns * 1e-9 == pytest.approx(parts["codec"], rel=0.03)
 
 
 def contention_s(**conditions: Any) -> Any:

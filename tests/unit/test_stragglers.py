@@ -17,8 +17,9 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import forecaster
+from fullwire.simulation.step import Step
 from fullwire.simulation.stragglers import AsRecorded, MeasuredJitter, Spread, jitter
-from fullwire.simulation.typical import Step, typical_step
+from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.builders import a_run
 from tests.jobs_by_hand import a_trained_job

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fullwire.answers.believable import check_steps
-from fullwire.answers.opening import RunLike, many, name_of_run, opened
+from fullwire.answers.opening import RunLike, many, name_of_run, opened, with_own_time
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
@@ -461,7 +461,7 @@ def held_against(
 
 
 def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
-    runs = tuple((given, opened(given).run) for given in many(side))
+    runs = tuple((given, with_own_time(opened(given))) for given in many(side))
     if not runs:
         raise UsageError("compare: expected at least one recording of each side")
     for given, run in runs:

@@ -409,7 +409,7 @@ def _forecaster(
             case.run,
             min(rate_bps.values(), default=None),
             calibrate,
-            alone=alone(case.run, of_usual) if of_usual.crowding.is_told else None,
+            alone=alone(case.run, of_usual),
         )
         if predictor is not None:
             # An impossible step stops predictions only: its account may still be true.

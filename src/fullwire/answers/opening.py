@@ -51,6 +51,15 @@ def write(run: Run | str | Path, path: str | Path, *, replace: bool = False) -> 
     return write_run(read(run) if isinstance(run, str | Path) else run, path, replace=replace)
 
 
+def with_own_time(found: Opened) -> Run:
+    """Return a run for predictions, with the T1 of an outline taken from all of its spans."""
+    if (parts := found.parts()) is not None:
+        from fullwire.timeline.alone import alone_by_account
+
+        alone_by_account(found.run, parts)
+    return found.run
+
+
 def many(given: RunLike | Sequence[RunLike]) -> tuple[RunLike, ...]:
     """Return runs that were given one by one or as a sequence; a path is one."""
     if isinstance(given, Iterable) and not isinstance(given, str):

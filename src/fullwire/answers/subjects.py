@@ -20,7 +20,15 @@ from fullwire.answers.conditions import (
     several,
     worker_count,
 )
-from fullwire.answers.opening import Opened, RunLike, completed, many, name_of_run, with_line_rate
+from fullwire.answers.opening import (
+    Opened,
+    RunLike,
+    completed,
+    many,
+    name_of_run,
+    with_line_rate,
+    with_own_time,
+)
 from fullwire.clusters import ClusterLike, cluster
 from fullwire.clusters.cluster import Cluster, with_nodes
 from fullwire.collectives.library import with_usual_startup
@@ -40,10 +48,10 @@ from fullwire.simulation.grid import MOST_APART, Grid, Subject, lane_order
 from fullwire.simulation.of_kinds import by_kinds
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
-from fullwire.simulation.sweep import with_contention, with_residue
+from fullwire.simulation.sweep import with_alone, with_residue
 from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
 from fullwire.simulation.typical import Sending
-from fullwire.timeline.alone import told_alone
+from fullwire.timeline.alone import alone_by_account
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_collectives
 from fullwire.timeline.utilization import sent_unseen
@@ -68,7 +76,7 @@ def named(
         raise UsageError("whatif: expected at least one run, got none")
     found = []
     for wanted in asked:  # A run in memory has its source as its name.
-        run = completed(wanted, line_rate).run
+        run = with_own_time(completed(wanted, line_rate))
         check_collectives(run)
         found.append((name_of_run(wanted, run), run))
     if len({name for name, _ in found}) < len(found):
@@ -336,7 +344,7 @@ def refuse_unseen(name: str, run: Run) -> None:
 def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
     refuse_unseen(name, run)
-    known, alone = transports.of(run), told_alone(run)
+    known, alone = transports.of(run), alone_by_account(run)
     transport, placement = (
         (unmeasured_transport(run), UNKNOWN_PLACEMENT)
         if known is None
@@ -346,7 +354,7 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     def make(steps: Run, own: Alone | None, sends: Sending) -> Subject:
         subject = plain_subject(name, steps, placement, sends)
         if own is not None:
-            subject = with_contention(subject, own, transport)
+            subject = with_alone(subject, own, transport)
         return subject if known is None else with_residue(subject, transport)
 
     return by_kinds(run, make, alone)

@@ -37,7 +37,7 @@ from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.grid import Subject
 from fullwire.simulation.schedule import sent_in_buckets
 from fullwire.simulation.typical import typical_step
-from fullwire.timeline.alone import told_alone
+from fullwire.timeline.alone import alone_by_account
 from fullwire.timeline.passes import equal_work, passes_of_step, passes_that_each_sum, sums_once
 from fullwire.words import sentences
 
@@ -116,7 +116,7 @@ def verify(
     if len(set(backends)) > 1 and not becomes_ours:
         return None  # the other backend is unknown
     try:
-        predictor = forecaster(before, calibrate=before_again, alone=told_alone(before))
+        predictor = forecaster(before, calibrate=before_again, alone=alone_by_account(before))
         # Of several kinds all count; a typical step is of those with the usual gradients.
         measured_s = [
             usual_step_s(run)

@@ -26,7 +26,7 @@ from fullwire.units import shown
 if TYPE_CHECKING:
     from fullwire.run.run import Run
     from fullwire.simulation.forecast import Forecast, Forecaster
-    from fullwire.simulation.typical import Step
+    from fullwire.simulation.step import Step
     from fullwire.timeline.account import Account
 
 _MOST = 4096

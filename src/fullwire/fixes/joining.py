@@ -29,7 +29,7 @@ from fullwire.units import shown, size_bytes
 if TYPE_CHECKING:
     from fullwire.run.run import Run
     from fullwire.simulation.forecast import Forecaster
-    from fullwire.simulation.typical import Step
+    from fullwire.simulation.step import Step
     from fullwire.timeline.account import Account
 
 _JOINED = {

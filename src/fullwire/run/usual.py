@@ -43,6 +43,7 @@ class Alone(NamedTuple):
     low_s: float
     high_s: float
     of_kinds: tuple[Alone, ...] = ()  # of each kind of steps, where there are several
+    tells_contention: bool = True  # else all that is not T1 is taken to be waiting
 
 
 def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:

@@ -37,8 +37,8 @@ from fullwire.run.placement import Placement, placement_of, sums_on_processors
 from fullwire.run.processors import KERNEL_FACTOR, share_of_others
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
+from fullwire.simulation.step import Step
 from fullwire.simulation.transport import MeasuredTransport
-from fullwire.simulation.typical import Step
 
 _Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 

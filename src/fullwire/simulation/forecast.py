@@ -27,10 +27,11 @@ from fullwire.simulation.calibrate import (
 from fullwire.simulation.grid import Grid, Residue, Subject
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.of_kinds import by_kinds
+from fullwire.simulation.step import Step
 from fullwire.simulation.subject import as_recorded, plain_subject
-from fullwire.simulation.sweep import sweep, with_contention, with_residue
+from fullwire.simulation.sweep import sweep, with_alone, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
-from fullwire.simulation.typical import Sending, Step
+from fullwire.simulation.typical import Sending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ def forecaster(
     """Make a job ready to be asked; None where it had one worker or its line rate is unknown.
 
     Other runs of the same cluster, in `calibrate`, tell more about its transport. `alone` is T1 by
-    the run's account, where that tells contention.
+    the run's account.
     """
     if line_rate_bps is not None and run.facts.line_rate_bps is None:
         run = dataclasses.replace(run, facts=run.facts | Facts(line_rate_bps=line_rate_bps))
@@ -194,7 +195,7 @@ def forecaster(
     def make(steps: Run, own: Alone | None, sends: Sending) -> Subject:
         subject = plain_subject(run.provenance.source, steps, placement, sends)
         if own is not None:
-            subject = with_contention(subject, own, transport)
+            subject = with_alone(subject, own, transport)
         return subject if calibration is None else with_residue(subject, transport)
 
     return Forecaster(

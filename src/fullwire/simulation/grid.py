@@ -20,9 +20,9 @@ from fullwire.errors import UsageError
 from fullwire.run.kinds import Kind
 from fullwire.run.placement import UNKNOWN_PLACEMENT, Placement
 from fullwire.simulation.buckets import BucketPolicy
+from fullwire.simulation.step import Step
 from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, Transport
-from fullwire.simulation.typical import Step
 
 Order: TypeAlias = Literal["fifo", "priority"]
 

@@ -19,7 +19,8 @@ from fullwire.run.kinds import Kind, kinds_of, run_of_kind, sums_of
 from fullwire.run.run import Run
 from fullwire.run.usual import Alone, local_steps_of, marks_of_steps
 from fullwire.simulation.grid import Predictions, Residue, Subject, Swept
-from fullwire.simulation.typical import Sending, Step
+from fullwire.simulation.step import Step
+from fullwire.simulation.typical import Sending
 
 NO_COMMUNICATION = "the steps lack communication"
 
@@ -29,8 +30,8 @@ def by_kinds(
 ) -> Subject:
     """Make the subject of a run, or that of each kind of its steps where these are several.
 
-    `alone` is T1 by the run's account, where that tells contention. Several workers whose steps
-    lack communication are refused: what they send, if they send anything, is unknown.
+    `alone` is T1 by the run's account. Several workers whose steps lack communication are refused:
+    what they send, if they send anything, is unknown.
     """
     if is_silent(run):
         raise UsageError(

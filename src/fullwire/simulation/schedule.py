@@ -24,7 +24,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.groups import Others
 from fullwire.simulation.stacked import StackedStep
-from fullwire.simulation.typical import Step
+from fullwire.simulation.step import Step
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ import numpy as np
 from fullwire.run.run import Whole
 from fullwire.simulation.buckets import DdpBuckets, EachGradient
 from fullwire.simulation.grid import Grid, Subject
+from fullwire.simulation.step import Step
 from fullwire.simulation.stragglers import AsRecorded, NoJitter
-from fullwire.simulation.typical import Step
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

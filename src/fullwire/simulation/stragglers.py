@@ -29,7 +29,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.simulation.typical import Step
+from fullwire.simulation.step import Step
 from fullwire.units import NUMBER, shown
 
 _EXPECTED = "recorded, none, measured, lognormal:5% or exponential:5%"

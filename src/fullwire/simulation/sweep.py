@@ -38,8 +38,8 @@ from fullwire.simulation.messages import Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
 from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
 from fullwire.simulation.stacked import StackedStep, stacks
+from fullwire.simulation.step import Step
 from fullwire.simulation.transport import MeasuredTransport, Transport
-from fullwire.simulation.typical import Step
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -118,6 +118,20 @@ def sweep(
     return Predictions(axes=axes, measures=measures, passes=passes)
 
 
+def with_alone(subject: Subject, alone: Alone, transport: Transport) -> Subject:
+    """Return the subject with the T1 of its account, and with the contention that this tells."""
+    if alone.tells_contention:
+        return with_contention(subject, alone, transport)
+    waits = _sends_beside_computing(subject)
+    return replace(subject, step=subject.step.with_alone(round(alone.time_s * 1e9), waits=waits))
+
+
+def _sends_beside_computing(subject: Subject) -> bool:
+    """Say whether it sends in all steps, as averages of parameters do not."""
+    recorded = subject.recorded
+    return recorded is None or subject.sends_beside_computing(*recorded.local_steps)
+
+
 def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
@@ -127,10 +141,8 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     """
     alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
     # Averages of parameters slow no computing down: all that is not T1 is their exposed time.
-    is_beside = subject.recorded is None or subject.sends_beside_computing(
-        *subject.recorded.local_steps
-    )
-    if step.step_ns and (alone_ns > step.step_ns or not is_beside):
+    is_beside = _sends_beside_computing(subject)
+    if step.step_ns > 0 and (alone_ns > step.step_ns or not is_beside):
         step = step.with_own_work(alone_ns / step.step_ns)
     off = (1 - alone.low_s / alone_s, alone.high_s / alone_s - 1) if alone_s else (0.0, 0.0)
     step = replace(step, crowded_ns=max(step.step_ns - alone_ns, 0), alone_off=off)

@@ -8,7 +8,8 @@ one. T1, the time of one worker alone, leaves out the exposed communication of t
 of the lower median of the ranks in each step. The additional time of the slowest rank is
 `waiting_ns`: all ranks lose it as soon as there are others.
 A communication hook may send less than the gradients, `sent_share` of them. It packs amidst the
-backward pass, or after it while no bucket is on its way: `packing_ns`, which T1 leaves out.
+backward pass, or packs and unpacks after it while no bucket is on its way: `packing_ns`, which T1
+leaves out. The account draws T1 part by part, and answers take it from there (`timeline/alone.py`).
 
 Collectives that are no gradient buckets are kept apart: their sizes, and their exposed time.
 Examples are a loss that is averaged, FSDP's gathering of weights, and a loop over gradients after
@@ -36,107 +37,18 @@ from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
 from fullwire.simulation.groups import Others, are_awaited, are_buckets, calling_ns_of, members_of
+from fullwire.simulation.step import Step
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
 _SENT_BY_OUR_HOOK = ("allreduce", "alltoall", "allgather")
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
-_COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
-_BESIDE_A_CALL_NS = 200_000  # of other processors, at most: measured with Gloo, 120 calls at once
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
 _AS_MANY = 0.05  # of a step's gradients: buckets whose bytes differ by less hold all of them
 
 # What a step sends: all its gradients at the least, its recorded buckets where these hold other
 # bytes, or nothing.
 Sending: TypeAlias = Literal["gradients", "buckets", "nothing"]
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Step:
-    """A worker's step without any waiting for other workers."""
-
-    step_ns: int
-    forward_ns: int  # from the start of the step to the start of the backward pass
-    backward_ns: int
-    ready_ns: Whole  # after the backward pass began
-    bytes: Whole
-    is_estimated: bool  # taken from a run of several workers: its own waiting is left out
-    waiting_ns: int = 0  # for the slowest rank, in a step of several workers
-    lasting_share: float = 1.0  # of it: waiting for one rank that is late in all steps
-    others: Others = field(default_factory=Others)
-    packing_ns: int = 0  # of a hook, in a step of several workers
-    shards: int = 1  # of the model; one in so many workers sum the same gradients
-    sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
-    sends_nothing: bool = False  # of its gradients: none between two sums, or all stay local
-    sums_amidst: bool = False  # as `no_sync` in all steps of a round but one leaves it
-    crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
-    processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
-    shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
-    measured_ns: int | None = None  # in the run, with the workers that it had
-    measured_off: tuple[float, float] = (0.0, 0.0)  # shares of it: it may be less and more by them
-    count: int = 1  # of the steps that it stands for
-    deviation: float = 0.0  # of them from it, as a share of it
-    alone_off: tuple[float, float] = (0.0, 0.0)  # shares of T1: it may be less and more by them
-    # The time of each rank in each step, alone.
-    spread: Floats = field(default_factory=lambda: np.zeros(0))
-
-    @property
-    def alone_ns(self) -> int:
-        """Return T1: the step of one worker, without contention."""
-        return self.step_ns - self.crowded_ns
-
-    @property
-    def own_s(self) -> float:
-        """Return a rank's own processor time in a step: at most that of its threads, alone.
-
-        Kernel work for messages is charged to the thread that it interrupts, and computing beside
-        messages takes longer. Both are in the recorded time and neither is the rank's own.
-        """
-        threads = max(1, round(self.processor_ns / max(self.step_ns, 1)))
-        return 1e-9 * min(self.processor_ns, threads * self.alone_ns)
-
-    def by_turns_s(self, ranks: Floats | float) -> Floats:
-        """Return how much longer a step is if so many ranks compute on each processor by turns."""
-        return np.maximum(self.own_s * np.asarray(ranks) - self.alone_ns * 1e-9, 0.0)
-
-    def with_own_work(self, times: float) -> Step:
-        """Return the step with a worker's own work so many times as long."""
-        return replace(
-            self,
-            step_ns=round(self.step_ns * times),
-            forward_ns=round(self.forward_ns * times),
-            backward_ns=round(self.backward_ns * times),
-            ready_ns=np.round(self.ready_ns * times).astype(np.int64),
-            others=replace(self.others, calling_ns=round(self.others.calling_ns * times)),
-        )
-
-    def on_processors_of_its_own(self, crowd: float) -> Step:
-        """Return the step on unshared processors, if sharing them made it long."""
-        if crowd <= 1 or self.processor_ns * crowd < _COMPUTES_THROUGHOUT * self.step_ns:
-            return replace(self, shared_by=crowd)
-        return self.with_own_work(min(self.processor_ns / self.step_ns, 1.0))
-
-    @property
-    def crowded_by_messages_s(self) -> float:
-        """Return its contention, without the turns that its ranks take on processors."""
-        return max(self.crowded_ns * 1e-9 - float(self.by_turns_s(self.shared_by)), 0.0)
-
-    def with_joined(self, places: Sequence[int]) -> Step:
-        """Return the step with some of its collectives joined, which saves the calls for each."""
-        after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
-        spared = (len(places) - 1) / max(len(self.others.op) - 1, 1)
-        sooner_ns = min(round(self.others.calling_ns * spared), after_ns)
-        beside_ns = 0
-        if self.others.calling_ns == 0:  # the script begins all calls, and then waits
-            # A thread works no longer than the step. Other threads do the rest, for the calls too.
-            beside_ns = round(max(self.processor_ns - self.step_ns, 0) * spared)
-            beside_ns = min(beside_ns, (len(places) - 1) * _BESIDE_A_CALL_NS)
-        return replace(
-            self,
-            others=self.others.joined(places),
-            step_ns=self.step_ns - sooner_ns,
-            processor_ns=max(self.processor_ns - sooner_ns - beside_ns, 0),
-        )
 
 
 def typical_step(run: Run, sends: Sending = "gradients") -> Step:
@@ -158,11 +70,12 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     begin_ns = table.backward_ns.max(axis=0)
     forward_ns = middle(begin_ns - origin_ns)
     backward_ns = middle(table.computed_ns.max(axis=0) - begin_ns)
-    alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns - sent.amidst_ns
+    apart_ns = others.exposed_ns + sent.amidst_ns + sent.unpacking_ns  # of the step, with others
+    alone_ns = table.computed_ns - table.start_ns + tail_ns - apart_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
     step_ns = middle(usual_rank_ns)
-    tail_alone_ns = middle(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
+    tail_alone_ns = middle(tail_ns.mean(axis=0)) - apart_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns, spread = length_ns, alone_ns.astype(np.float64)
     usual_ns = float(length_ns[usual].mean())
@@ -382,7 +295,8 @@ class _Sent:
     are_amidst: bool = False  # the first bucket leaves in the backward pass, as gradients do
     share: float = 1.0
     amidst_ns: int = 0  # packed in the backward pass,
-    packed_late_ns: int = 0  # and after it, with no bucket on its way
+    packed_late_ns: int = 0  # and after it, with no bucket on its way;
+    unpacking_ns: int = 0  # of this, after the last bucket
     # The steps by their place, when each bucket left in each of them, and the bytes of each, where
     # they are not the gradients'.
     buckets: tuple[Whole, Whole, Whole] | None = None
@@ -492,17 +406,25 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
         # In the backward pass, and after it while no bucket is on its way.
         amidst_end_ns = np.where(packed.lane == "host", np.minimum(end_ns, computed_ns), start_ns)
         late = np.maximum(start_ns, computed_ns), np.maximum(end_ns, computed_ns)
+        summed_ns = max(computed_ns, sent.bucket_end_ns[0, place])
         packing_ns.append(
             (
                 covered_ns(np.minimum(start_ns, amidst_end_ns), amidst_end_ns),
                 covered_ns(*_both(late, sending)) - covered_ns(*sending),
+                covered_ns(np.maximum(start_ns, summed_ns), np.maximum(end_ns, summed_ns)),
             )
         )
-    amidst_ns, late_ns = np.mean(packing_ns, axis=0).round().astype(int).tolist()
+    amidst_ns, late_ns, last_ns = np.mean(packing_ns, axis=0).round().astype(int).tolist()
     # An exchange and a gather each move half the bytes of an all-reduce.
     summed_bytes = np.where(buckets.op == "allreduce", buckets.bytes, buckets.bytes / 2)
     share = min(float(summed_bytes.sum()) / whole, 1.0)
-    return replace(sent, share=share, amidst_ns=amidst_ns, packed_late_ns=late_ns)
+    return replace(
+        sent,
+        share=share,
+        amidst_ns=amidst_ns,
+        packed_late_ns=late_ns,
+        unpacking_ns=last_ns,
+    )
 
 
 def _others(

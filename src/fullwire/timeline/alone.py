@@ -1,19 +1,22 @@
-"""T1, the step of one worker, as far as a job of several workers tells it, and how sure that is."""
+"""T1, the step of one worker, as far as a job of several workers tells it, and how sure that is.
+
+All answers take it from here: it is the computing, the input and the host's part of the account.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others
-from fullwire.run.run import Run
-from fullwire.run.usual import Alone
+from fullwire.run.run import Run, Spans
+from fullwire.run.usual import Alone, marks_of_steps
 from fullwire.timeline.account import Account, account
-from fullwire.timeline.contention import CrowdingSource, probe_steps
+from fullwire.timeline.contention import CrowdingSource
 from fullwire.timeline.transfers import world
 
 # The error of one run's T1, below and above, as shares of it. With probe steps it is three times
@@ -26,7 +29,7 @@ _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
 }
 _OFF_ON_DEVICES = (0.10, 0.05)
 REPEATS = 0.02  # A job that is started again repeats within this.
-_TOLD: WeakKeyDictionary[Run, Alone | None] = WeakKeyDictionary()  # None: contention is not told
+_FOUND: WeakKeyDictionary[Run, Alone] = WeakKeyDictionary()
 
 
 def alone(run: Run, usual: Account) -> Alone:
@@ -38,10 +41,10 @@ def alone(run: Run, usual: Account) -> Alone:
         of_kinds = tuple(_alone(run, kind) for kind in kinds)
         shares = [kind.share for kind in usual.kinds.kinds]
         time_s, low_s, high_s = np.dot(shares, [each[:3] for each in of_kinds]).tolist()
-        found = Alone(time_s, low_s, high_s, of_kinds)
+        found = Alone(time_s, low_s, high_s, of_kinds, usual.crowding.is_told)
     else:
         found = _alone(run, usual)
-    _TOLD[run] = found if usual.crowding.is_told else None
+    _FOUND[run] = found
     return found
 
 
@@ -64,20 +67,19 @@ def _alone(run: Run, usual: Account) -> Alone:
         # One worker beside the same other programs may wait for a processor, or find one free.
         left = 1 - share_of_others(run)
         below, above = 1 - (1 - below) * left, (1 + above) / left - 1
-    return Alone(alone_s, alone_s * max(1 - below, 0.0), alone_s * (1 + above))
+    low_s, high_s = alone_s * max(1 - below, 0.0), alone_s * (1 + above)
+    return Alone(alone_s, low_s, high_s, tells_contention=crowding.is_told)
 
 
-def told_alone(run: Run) -> Alone | None:
-    """Return T1 by the run's account; None where the run does not tell its contention.
+def alone_by_account(run: Run, parts: Iterable[Spans] | None = None) -> Alone | None:
+    """Return T1 by the run's own account; None for a run of one worker, or one without steps.
 
-    An account that was drawn up before is not drawn up again: line rates do not change its T1.
+    One worker's step is its own T1. Where the run has only some of its spans, `parts` are all of
+    them. An account that was drawn up before is not drawn up again: line rates do not change its
+    T1.
     """
-    facts = run.facts
-    is_told = facts.kernels_slowed_share is not None
-    if sums_on_processors(run):
-        is_told = is_told or facts.run_delay_s is not None or len(probe_steps(run)) > 0
-    if (facts.workers or 1) < 2 or not is_told:
+    if (run.facts.workers or 1) < 2 or not len(marks_of_steps(run)):
         return None
-    if run not in _TOLD:
-        alone(run, account(run, {}))
-    return _TOLD[run]
+    if run not in _FOUND:
+        alone(run, account(run, {}, parts))
+    return _FOUND[run]
