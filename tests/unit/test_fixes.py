@@ -78,6 +78,14 @@ def test_a_comparison_predicts_sums_in_the_backward_pass_as_the_fix_does() -> No
     assert found is not None
     assert (found.predicted_s, found.low_s, found.high_s) == (fix.step_s, fix.low_s, fix.high_s)
     assert found.predicted_s < 0.99 * 0.146  # the step with sums by hand
+    asked = fw.whatif(by_hand, buckets="ddp", transport="measured")
+    assert asked["step_s"] == pytest.approx(fix.step_s)
+    assert any("predictions send them during the backward pass" in each for each in asked.warnings)
+    as_recorded = fw.whatif(by_hand, transport="measured")
+    assert as_recorded["step_s"] == pytest.approx(0.146)
+    assert not any("during the backward pass" in each for each in as_recorded.warnings)
+    # Buckets do not tell how a script sums after the backward pass, on other links either.
+    assert verify(as_fixed, with_facts(by_hand, line_rate_bps=10e9)) is None
     # The sums of these jobs are not known to become buckets.
     assert verify(a_job_of_experts(), as_fixed) is None
     sums = by_hand.collectives

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from fullwire.clusters.cluster import Cluster
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.compression.method import FLOAT_BYTES
@@ -273,3 +275,8 @@ def _whole(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
+
+
+def spread(values: Sequence[float], points: int) -> tuple[float, ...]:
+    """Return values between the least and the largest, with equal ratios between neighbours."""
+    return tuple(np.geomspace(min(values), max(values), points).tolist())

@@ -46,6 +46,7 @@ from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.forecast import unmeasured_transport
 from fullwire.simulation.grid import MOST_APART, Grid, Subject, lane_order
 from fullwire.simulation.of_kinds import by_kinds
+from fullwire.simulation.schedule import sent_in_buckets
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
 from fullwire.simulation.sweep import with_alone, with_residue
@@ -249,6 +250,7 @@ class Conditions:
                 _first(self.buckets, _recorded(runs, "buckets", "ddp")),
                 lambda text: bucket_policy(str(text)),
             ),
+            are_buckets_asked=self.buckets is not None,
             algorithms=several(_first(self.algorithm, _recorded(runs, "algorithm", usual)), str),
             latency_s=several(_first(self.latency, *latencies), latency),
             accumulate=several(
@@ -386,6 +388,16 @@ def subjects_of(
                 f"{'it' if len(asked) == 1 else 'them'} out"
             )
     return subjects
+
+
+def in_asked_buckets(subjects: Sequence[Subject], grid: Grid) -> list[Subject]:
+    """Return the subjects with sums by hand in buckets, if buckets were asked for."""
+    return [
+        each.with_new_step(sent_in_buckets)
+        if grid.are_buckets_asked and each.sums_by_hand
+        else each
+        for each in subjects
+    ]
 
 
 def gradient_bytes(run: Run) -> list[int]:

@@ -117,6 +117,8 @@ def verify(
         return None  # the other backend is unknown
     try:
         predictor = forecaster(before, calibrate=before_again, alone=alone_by_account(before))
+        if before.facts.buckets is not None and _sums_itself(after):
+            return None  # buckets in the backward pass do not tell how a script sums after it
         # Of several kinds all count; a typical step is of those with the usual gradients.
         measured_s = [
             usual_step_s(run)
@@ -166,6 +168,12 @@ def verify(
     )
 
 
+def _sums_itself(run: Run) -> bool:
+    """Say whether a job sums its gradients in other ways than in DDP's buckets."""
+    others = typical_step(run).others
+    return run.facts.buckets is None and (others.are_gradients or others.sum_gradients)
+
+
 def _laid_out(predictor: Forecaster, before: Run, after: Run, axes: Collection[str]) -> Forecaster:
     """Return the first job with the second one's ranks on a host and its parts of parameters."""
     on_machines = after.facts.machines
@@ -181,7 +189,7 @@ def _laid_out(predictor: Forecaster, before: Run, after: Run, axes: Collection[s
 
 def _sums_are_known(predictor: Forecaster, axes: Collection[str], *, are_buckets_new: bool) -> bool:
     """Say whether the first run's sums of gradients tell those of the second run."""
-    if are_buckets_new and not predictor.sums_by_hand:
+    if are_buckets_new and not predictor.subject.sums_by_hand:
         return False
     return not (predictor.subject.keeps_gradients and {"compressors", "local_steps"} & set(axes))
 

@@ -18,6 +18,7 @@ from fullwire.answers.conditions import (
     arguments_of,
     asked_changes,
     several,
+    spread,
     taken,
 )
 from fullwire.answers.fragments import (
@@ -28,7 +29,14 @@ from fullwire.answers.fragments import (
     refuse_fragments,
 )
 from fullwire.answers.opening import RunLike
-from fullwire.answers.subjects import Conditions, Transports, named, subjects_of, with_batches
+from fullwire.answers.subjects import (
+    Conditions,
+    Transports,
+    in_asked_buckets,
+    named,
+    subjects_of,
+    with_batches,
+)
 from fullwire.clusters.cluster import one_switch
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
@@ -282,12 +290,12 @@ class WhatIf(Result):
     def finer(self, axis: str, points: int) -> Predictions | None:
         """Predict along an axis between its extremes; None if the axis lacks values between."""
         if axis == "bandwidth_bps":
-            values = _spread(self.grid.bandwidth_bps, points)
+            values = spread(self.grid.bandwidth_bps, points)
             return self._swept(replace(self.grid, bandwidth_bps=values))
         if axis == "compression" and all(
             compressor.is_free for compressor in self.grid.compressors
         ):
-            ratios = _spread([compressor.ratio for compressor in self.grid.compressors], points)
+            ratios = spread([compressor.ratio for compressor in self.grid.compressors], points)
             free = tuple(Compressor(ratio=value) for value in ratios)
             return self._swept(replace(self.grid, compressors=free))
         return None
@@ -442,7 +450,8 @@ def _predicted(
     those: Crew,
 ) -> WhatIf:
     """Predict each run under every change and every point of the grid."""
-    whole = subjects_of(many, transports, grid)
+    recorded = subjects_of(many, transports, grid)
+    whole = in_asked_buckets(recorded, grid)
     fragments = changes.get("fragments", (1,))
     refuse_fragments(fragments, grid.local_steps, whole)
     subjects = changed(whole, changes)
@@ -461,7 +470,7 @@ def _predicted(
 
         suspected = suspicions(subjects[:: len(subjects) // len(whole)], grid)
     runnable = only_runnable(unfolded(predictions, changes))
-    notes = prediction_notes(many, whole, grid, per_host=changes.get("ranks_per_host", ()))
+    notes = prediction_notes(many, recorded, grid, per_host=changes.get("ranks_per_host", ()))
     return WhatIf(
         predictions=runnable,
         interval_s=only_shown(runnable, around_s),
@@ -553,13 +562,9 @@ def replay(
             "a replay plays one pass with all of its messages: expected accumulate 1 and local "
             "steps 1"
         )
-    [subject] = changed(subjects_of([(name, only)], transports, grid), changes)
+    as_asked = in_asked_buckets(subjects_of([(name, only)], transports, grid), grid)
+    [subject] = changed(as_asked, changes)
     return replay_subject(only, subject, grid)
-
-
-def _spread(values: Sequence[float], points: int) -> tuple[float, ...]:
-    """Return values between the least and the largest, with equal ratios between neighbours."""
-    return tuple(np.geomspace(min(values), max(values), points).tolist())
 
 
 def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:

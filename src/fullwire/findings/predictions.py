@@ -93,6 +93,18 @@ class SummedInGroups(Finding):
     shards: int
 
 
+class SumsGoInBuckets(Finding):
+    """A script sums gradients itself, and buckets were asked for."""
+
+    is_assumption = True
+    template = (
+        "{run}: its script sums gradients itself, after the backward pass. With the buckets asked "
+        "for, predictions send them during the backward pass, as DistributedDataParallel does."
+    )
+
+    run: str
+
+
 class GradientsStayLocal(Finding):
     """No collective sums the gradients, as where layers or experts are split over ranks."""
 
@@ -408,6 +420,8 @@ def prediction_notes(
     for (name, run), subject in zip(named, subjects, strict=True):
         yield from about_links(name, run, grid.workers, per_host)
         yield from _of_run(name, run, subject, is_measured=bool(measured))
+        if grid.are_buckets_asked and subject.sums_by_hand:
+            yield SumsGoInBuckets(run=name)
         yield from about_rounds(name, local_steps_of(run), grid.local_steps, grid.accumulate)
         hook = run.facts.hook if subject.step.sent_share < 1 or named_in(run.facts.hook) else None
         how = hook or (run.facts.wire and f"{run.facts.wire} on the wire")

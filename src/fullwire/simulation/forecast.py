@@ -80,12 +80,6 @@ class Forecaster:
         steps = [kind.step for _, kind in self.subject.kinds] or [self.subject.step]
         return any(len(step.others.of_the_last_pass().op) < len(step.others.op) for step in steps)
 
-    @property
-    def sums_by_hand(self) -> bool:
-        """Say whether its script sums gradients itself, in any kind of its steps."""
-        steps = [kind.step for _, kind in self.subject.kinds] or [self.subject.step]
-        return any(step.others.are_gradients for step in steps)
-
     def full(self) -> FullTransport:
         """Return the transport that fills the line, except for packet headers."""
         return FullTransport(self.payload_share)
@@ -119,16 +113,7 @@ class Forecaster:
 
     def ask(self, *, change: Callable[[Step], Step] | None = None, **changed: Any) -> Forecast:
         """Predict the step with these axes of the grid changed, or with a change of the step."""
-
-        def with_change(subject: Subject) -> Subject:
-            if change is None:
-                return subject
-            # This step is unmeasured: a replay need not match it.
-            step = change(subject.step)
-            step = dataclasses.replace(step, measured_ns=None, measured_off=(0.0, 0.0))
-            return dataclasses.replace(subject, step=step)
-
-        subject = self.subject.each(with_change)
+        subject = self.subject if change is None else self.subject.with_new_step(change)
         grid = dataclasses.replace(self.grid, **changed)
         found = sweep([subject], grid)
         lows_s, highs_s = interval_s([subject], grid, found, self.calibration)

@@ -68,6 +68,7 @@ class Grid:
     compressors: tuple[Compressor, ...] = (Compressor(ratio=1),)
     transports: tuple[Transport, ...] = (FullTransport(),)
     buckets: tuple[BucketPolicy, ...]
+    are_buckets_asked: bool = False  # else sums by hand stay as they are
     algorithms: tuple[str, ...] = ("ring",)
     latency_s: tuple[float, ...] = (0.0,)
     accumulate: tuple[int, ...] = (1,)  # passes whose gradients are added up before sending
@@ -210,6 +211,20 @@ class Subject:
         """Return the subject with a change to it, and to each kind of its steps."""
         kinds = tuple((kind, change(subject)) for kind, subject in self.kinds)
         return replace(change(self), kinds=kinds)
+
+    @property
+    def sums_by_hand(self) -> bool:
+        """Say whether its script sums gradients itself, in any kind of its steps."""
+        steps = [kind.step for _, kind in self.kinds] or [self.step]
+        return any(step.others.are_gradients for step in steps)
+
+    def with_new_step(self, change: Callable[[Step], Step]) -> Subject:
+        """Return the subject with a change of its steps: no measured step is like it."""
+        return self.each(
+            lambda each: replace(
+                each, step=replace(change(each.step), measured_ns=None, measured_off=(0.0, 0.0))
+            )
+        )
 
     @property
     def keeps_gradients(self) -> bool:
