@@ -31,11 +31,13 @@ from fullwire.collectives.library import (
     with_large,
 )
 from fullwire.collectives.playing import TunedTime
+from fullwire.errors import UsageError
 from fullwire.findings.collective import collective_findings, tuning_findings
 from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.on_links import OnLinks
 from fullwire.words import sentence, sentences
+from tests.builders import a_run
 
 ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
 SIZES = [2**power for power in range(10, 33)]
@@ -393,6 +395,45 @@ def test_a_what_if_on_a_fitted_machine_takes_the_protocol_of_each_size(
     faster = replace(machine, nics=replace(machine.nics, rate_bps=2 * machine.nics.rate_bps))
     twice_s = where.recorded("allreduce", workers).time_s(size, 1 / faster.nics.rate_bps)
     assert twice_s == pytest.approx(library_time("allreduce", faster, size, workers).time_s)
+
+
+@pytest.mark.parametrize("gradient_bytes", [2**10, 2**17, 2**28])
+@pytest.mark.parametrize("workers", [8, 16, 64])
+def test_a_what_if_without_an_algorithm_takes_what_the_library_of_the_machine_does(
+    gradient_bytes: int, workers: int
+) -> None:
+    """Its tables tell the way for each size, as `collective` takes it: a ring, a tree, switches."""
+    machine = a_machine(8)
+    job = a_run(gradients=[(1, gradient_bytes)])
+    asked: dict[str, Any] = {"workers": workers, "cluster": machine}
+    table = fw.whatif(job, **asked)
+    alone = fw.collective("allreduce", bytes=gradient_bytes, **asked)
+    assert table["algorithm"].tolist() == ["library"]
+    assert table["communication_s"] == pytest.approx(alone.time_s)
+    by_rings = fw.whatif(job, algorithm="multi-ring", **asked)
+    assert by_rings["communication_s"] >= table["communication_s"]
+    with pytest.raises(UsageError, match=r"algorithm: expected ring or .* got 'library'"):
+        fw.whatif(
+            job, workers=workers, cluster=replace(machine, measured=None), algorithm="library"
+        )
+
+
+def test_targets_and_replays_on_a_fitted_machine_take_its_library_too() -> None:
+    machine = a_machine(8)
+    job = a_run(gradients=[(1, 2**28)])
+    found = fw.whatif(job, workers=16, cluster=machine, target=0.5)
+    assert found.targets is not None
+    played = fw.replay(job, workers=16, cluster=machine)
+    assert played.facts.algorithm == "library"
+    again = fw.whatif(played, workers=16)
+    assert again["step_s"] == pytest.approx(found["step_s"])
+    by_auto = fw.replay(job, workers=16, cluster=machine, algorithm="auto")
+    assert fw.explain(by_auto).step_s == pytest.approx(played_step_s(by_auto))
+
+
+def played_step_s(run: fw.Run) -> float:
+    marks = run.spans.rows(run.spans.name == "step")
+    return float(marks.end_ns[0] - marks.start_ns[0]) * 1e-9
 
 
 def test_a_what_if_by_another_algorithm_takes_the_quickest_protocol_too() -> None:

@@ -31,8 +31,9 @@ from fullwire.answers.opening import (
 )
 from fullwire.clusters import ClusterLike, cluster
 from fullwire.clusters.cluster import Cluster, with_nodes
-from fullwire.collectives.library import with_usual_startup
+from fullwire.collectives.library import has_tables, with_usual_startup
 from fullwire.collectives.registry import usual_algorithm
+from fullwire.collectives.tuning import LIBRARY
 from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import DamagedInput, UsageError
@@ -235,6 +236,10 @@ class Conditions:
         if chosen is not None:
             has_one_ring = all(run.facts.backend in ("gloo", "fullwire") for run in runs)
             usual = "ring" if has_one_ring else usual_algorithm("allreduce", chosen)
+            is_full = all(isinstance(transport, FullTransport) for transport in transports)
+            apart = is_scattered(chosen, self.placement)
+            if is_full and not has_one_ring and has_tables(chosen, is_scattered=apart):
+                usual = LIBRARY
             usual_workers = chosen.devices
             usual_rates, usual_latency = chosen.nics.rate_bps, chosen.nics.latency_s
         rates = (usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS)

@@ -29,8 +29,8 @@ from fullwire.clusters.cluster import (
     Torus,
     with_workers,
 )
-from fullwire.collectives.registry import known
-from fullwire.collectives.tuning import AUTO
+from fullwire.collectives.registry import known, usual_algorithm
+from fullwire.collectives.tuning import AUTO, LIBRARY
 from fullwire.findings.suspicion import WORTH_BLAMING, Suspect, Suspicion
 from fullwire.simulation.grid import Grid, Subject, tried
 from fullwire.simulation.on_links import OnLinks
@@ -62,14 +62,26 @@ def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]
     )
     placements = [grid.is_scattered]
     ways = known("allreduce")
-    is_cabled = any(name != AUTO and ways[name].switches_add for name in point.algorithms)
+    is_cabled = any(name in ways and ways[name].switches_add for name in point.algorithms)
     if not grid.is_scattered and not is_cabled and _leaves(grid.cluster, point.workers[0]):
         placements.append(True)
     return tuple(
-        _suspicion(subject, replace(point, is_scattered=is_scattered))
+        _suspicion(subject, _placed(point, is_scattered=is_scattered))
         for subject in subjects
         for is_scattered in placements
     )
+
+
+def _placed(point: Grid, *, is_scattered: bool) -> Grid:
+    """Return the point with its ranks packed or scattered; tables of a library are of packed ones.
+
+    Scattered ranks take the usual algorithm on the links.
+    """
+    assert point.cluster is not None
+    algorithms = point.algorithms
+    if is_scattered and LIBRARY in algorithms:
+        algorithms = (usual_algorithm("allreduce", point.cluster),)
+    return replace(point, is_scattered=is_scattered, algorithms=algorithms)
 
 
 def _leaves(cluster: Cluster, workers: int) -> int:

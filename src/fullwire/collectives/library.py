@@ -520,6 +520,12 @@ def with_large(cluster: Cluster, measured: Measured) -> Cluster:
     )
 
 
+def has_tables(cluster: Cluster, *, is_scattered: bool) -> bool:
+    """Say whether a cluster was fitted to tables of its library, which are of packed ranks."""
+    is_fitted = cluster.measured is not None and not (cluster.is_torus or cluster.is_flat)
+    return is_fitted and not is_scattered
+
+
 def by_protocols(cluster: Cluster, op: str) -> tuple[Cluster, ...]:
     """Return a fitted cluster as each protocol of its library uses it, that for large ones last.
 

@@ -21,6 +21,7 @@ from fullwire.collectives.link_cost import LinkCost
 from fullwire.collectives.registry import open_to
 
 AUTO = "auto"
+LIBRARY = "library"  # for each size what the library of a fitted cluster takes, by its tables
 Times: TypeAlias = Callable[[Floats], Mapping[str, Floats]]  # of sizes, by algorithm
 _LEAST_BYTES, MOST_BYTES = 1, 2**34
 

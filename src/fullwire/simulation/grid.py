@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from fullwire.clusters.cluster import Cluster, one_switch, with_workers
 from fullwire.collectives.closed_form import host_load
 from fullwire.collectives.cost import AddTimes, Floats
+from fullwire.collectives.library import has_tables
 from fullwire.collectives.registry import names, of_one_switch, open_to, with_formula
-from fullwire.collectives.tuning import AUTO
+from fullwire.collectives.tuning import AUTO, LIBRARY
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.run.kinds import Kind
@@ -92,6 +93,8 @@ class Grid:
         is_cluster = self.cluster is not None and not self.cluster.is_flat
         formulas = (*with_formula("allreduce"), AUTO)
         known = (*names("allreduce"), AUTO) if is_cluster else formulas
+        if self.cluster is not None and has_tables(self.cluster, is_scattered=self.is_scattered):
+            known = (*known, LIBRARY)
         for algorithm, transport in itertools.product(self.algorithms, self.transports):
             if algorithm not in known:
                 raise UsageError(f"algorithm: expected {' or '.join(known)}, got {algorithm!r}")

@@ -19,14 +19,17 @@ from numpy.typing import ArrayLike
 from fullwire.clusters.cluster import Cluster, scattered, with_workers
 from fullwire.collectives.closed_form import recorded_as
 from fullwire.collectives.cost import AddTimes, Cost, Floats
-from fullwire.collectives.library import FITTED_OPS, by_protocols, library_times_s
+from fullwire.collectives.library import FITTED_OPS, by_protocols, has_tables, library_times_s
 from fullwire.collectives.link_cost import LinkCost, collective_cost
 from fullwire.collectives.placed import placed
 from fullwire.collectives.plan import plan_on
 from fullwire.collectives.playing import played_times_s
+from fullwire.collectives.registry import usual_algorithm
+from fullwire.collectives.tuning import LIBRARY
 from fullwire.compression.compressor import Combining
 
 _PLAYED_BYTES = [2**power for power in range(10, 33)]
+_FASTEST_BPS = 1e24  # of links that take no time beside those inside nodes
 _MOST_PLAYED = 30_000  # transfers for each size
 _MOST_PLAYED_IN_CHUNKS = 10_000  # More of them go on at once, so that each takes longer.
 
@@ -52,7 +55,8 @@ class LibraryCost(LinkCost):
         total = np.empty(size.shape)
         for bit_s in np.unique(bits_s).tolist():
             here = bits_s == bit_s
-            nics = replace(self.cluster.nics, rate_bps=1 / bit_s)
+            # A target asks what a line without end would give, with no time for a bit.
+            nics = replace(self.cluster.nics, rate_bps=1 / max(bit_s, 1 / _FASTEST_BPS))
             at_rate = replace(self.cluster, nics=nics)
             times_s = library_times_s(self.op, at_rate, self.workers, size[here])
             ways = times_s if self.way is None else {self.way: times_s[self.way]}
@@ -181,6 +185,8 @@ class OnLinks:
         On a fitted cluster an algorithm of its library takes as long as the tables say, and another
         one is sent by the quickest of its protocols.
         """
+        if algorithm == LIBRARY:
+            return self._of_library(op, usual_algorithm(op, self.cluster), workers)
         cluster = with_workers(self.cluster, workers)
         by_protocol = tuple(
             _believed_cost(op, algorithm, each, workers, self.is_scattered)
@@ -201,7 +207,16 @@ class OnLinks:
         The library of a fitted cluster takes its quickest way.
         """
         known_op, algorithm = recorded_as(op)
-        cost = self.cost(known_op, algorithm, workers)
+        return self._of_library(op, algorithm, workers, known_op)
+
+    def _of_library(
+        self, op: str, algorithm: str, workers: int, known_op: str | None = None
+    ) -> LinkCost:
+        """Return the cost by the library's quickest way; by this algorithm where it has no tables.
+
+        Bytes and hops are those of the algorithm.
+        """
+        cost = self.cost(known_op or op, algorithm, workers)
         if not self._has_tables(op, workers):
             return cost
         return _by_library(cost, op, with_workers(self.cluster, workers), workers, None)
@@ -214,8 +229,8 @@ class OnLinks:
 
     def _has_tables(self, op: str, workers: int) -> bool:
         """Say whether tables of the cluster give a collective's time; they are of packed ranks."""
-        is_fitted = self.cluster.measured is not None and not self.cluster.is_torus
-        return is_fitted and op in FITTED_OPS and workers > 1 and not self.is_scattered
+        is_fitted = has_tables(self.cluster, is_scattered=self.is_scattered)
+        return is_fitted and op in FITTED_OPS and workers > 1
 
 
 def _by_library(

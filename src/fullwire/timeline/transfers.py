@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from fullwire.collectives.closed_form import gradient_cost, observed_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.collectives.link_cost import collective_cost
-from fullwire.collectives.registry import with_formula
+from fullwire.collectives.registry import usual_algorithm, with_formula
+from fullwire.collectives.tuning import AUTO, LIBRARY
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
 from fullwire.run.placement import (
@@ -259,11 +260,14 @@ def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
 def _on_links(text: str, algorithm: str, workers: int, size: Floats) -> Cost:
     """Return the cost of an all-reduce by an algorithm that has a cost only on described links.
 
-    Its bytes are as many as the NICs would carry in the time that the busiest links take.
+    Its bytes are as many as the NICs would carry in the time that the busiest links take. Where the
+    algorithm depends on the size, they are those of the usual one.
     """
     from fullwire.clusters.description import described  # here: most runs have none
 
     cluster = described(text, "the run's cluster")
+    if algorithm in (AUTO, LIBRARY):
+        algorithm = usual_algorithm("allreduce", cluster)
     cost, rate_bps = (
         collective_cost("allreduce", algorithm, cluster, workers=workers),
         cluster.nics.rate_bps,
