@@ -29,6 +29,8 @@ from tests.builders import a_run, steps_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
+DATA = Path(__file__).parents[1] / "data"
+
 
 def noisy(median_ms: float, seed: int, steps: int = 60) -> list[float]:
     spread = 0.03 * np.random.default_rng(seed).standard_normal(steps)
@@ -125,6 +127,25 @@ def test_steps_of_other_work_are_compared_by_the_pass() -> None:
     parts = changed([Opened(one)], [Opened(four)])
     assert parts is not None
     assert sum(parts.after.values()) == pytest.approx(0.137)
+
+
+def test_steps_of_a_capture_are_longer_and_never_slower() -> None:
+    """It shows the bytes of steps, and no computing whose passes could be counted."""
+    before = fw.read(DATA / "format-1" / "capture.run")
+    spans = before.spans
+    origin_ns = spans.start_ns.min()
+    stretched = dataclasses.replace(
+        spans,
+        start_ns=origin_ns + 2 * (spans.start_ns - origin_ns),
+        end_ns=origin_ns + 2 * (spans.end_ns - origin_ns),
+    )
+    found = fw.compare(before, dataclasses.replace(before, spans=stretched))
+    assert found.has_unknown_passes
+    said = " ".join(sentences(found.findings))
+    assert "Steps are 2x longer, more than noise" in said
+    assert "longer steps may be more work" in said
+    assert "slower" not in said
+    assert "unless a step does more work" in sentence(found.gate("5%").finding)
 
 
 def test_other_samples_in_a_pass_are_compared_by_the_sample() -> None:

@@ -151,7 +151,7 @@ class Comparison(Result):
     differing_facts: tuple[tuple[str, str, str], ...]
     workers: tuple[int, int]
     passes: tuple[float, float] | None  # Of a step, if they differ: then times are of one pass.
-    has_unknown_passes: bool  # Of a run that shows its computing: then steps may be other work.
+    has_unknown_passes: bool  # Of a run: then its steps may be other work.
     samples: tuple[int, int] | None  # Of a worker in a pass, if they differ: then times are scaled.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
     sent_nothing: Literal["before", "after"] | None  # The side, where the other has collectives.

@@ -40,12 +40,14 @@ def passes_of_step(run: Run) -> float | None:
 
 
 def hides_passes(run: Run) -> bool:
-    """Say whether a run shows computing and not its passes, as a trace without autograd's marks.
+    """Say whether a run hides the passes of its steps, as a trace without autograd's marks does.
 
-    The recorder names each pass. A modelled step is known whole.
+    So does what another program saw of communication alone: a capture, or a log of collectives. The
+    recorder names each pass, unless the job computes none. A modelled step is known whole.
     """
     names = run.spans.name[run.spans.lane == "compute"]
-    if not len(names) or run.provenance.basis == "modelled":
+    is_silent = not len(names) and run.provenance.origin != "imported"
+    if is_silent or run.provenance.basis == "modelled":
         return False
     has_names = bool(((names == LAST) | (names == EARLIER)).any())
     return not has_names and run.facts.marked_passes is None
@@ -97,7 +99,7 @@ class EqualWork:
     """How the work of a step differs between two sides, and what makes their times comparable."""
 
     passes: tuple[float, float] | None  # of a step, if they differ
-    has_unknown_passes: bool  # of a run that shows its computing: then steps may be other work
+    has_unknown_passes: bool  # of a run: then its steps may be other work
     samples: tuple[int, int] | None  # of a worker in a pass, if they differ
     scales: tuple[tuple[float, ...], tuple[float, ...]]  # of each recording's step
 
