@@ -490,3 +490,48 @@ def test_a_job_that_sums_in_each_pass_is_told_to_sum_once_a_step() -> None:
     on_one_host = with_facts(job, hosts="a,a", line_rate_bps=None)
     [once] = [fix for fix in fw.explain(on_one_host).fixes if fix.kind == "accumulation"]
     assert once.step_s == pytest.approx(0.125, rel=0.02)
+
+
+def every_third_waits(host_ms: int) -> Run:
+    """Make a job in which every third step writes something for so long, at its end."""
+    run = with_facts(a_trained_job(steps=30), line_rate_bps=1e9)
+    spans, sums, gradients = run.spans, run.collectives, run.gradients
+
+    def later(step: Any, times_ns: Any) -> Any:
+        return times_ns + step // 3 * host_ms * MS
+
+    writes = np.where((spans.step % 3 == 2) & (spans.name == "step"), host_ms * MS, 0)
+    return dataclasses.replace(
+        run,
+        spans=dataclasses.replace(
+            spans,
+            start_ns=later(spans.step, spans.start_ns),
+            end_ns=later(spans.step, spans.end_ns) + writes,
+        ),
+        collectives=dataclasses.replace(
+            sums,
+            issue_ns=later(sums.step, sums.issue_ns),
+            start_ns=later(sums.step, sums.start_ns),
+            end_ns=later(sums.step, sums.end_ns),
+        ),
+        gradients=dataclasses.replace(
+            gradients, ready_ns=later(gradients.step, gradients.ready_ns)
+        ),
+    )
+
+
+def test_long_steps_that_one_worker_has_too_leave_t1_with_the_step() -> None:
+    """The verdict is of the mean of all steps: T1 of a fixed step is of the same steps."""
+    plain, run = fw.explain(every_third_waits(0)), fw.explain(every_third_waits(300))
+    assert run.verdict.kind == "host"
+    assert run.is_of_all_steps
+    known = {fix.kind: fix for fix in run.fixes}
+    usual = known["host"]
+    assert usual.step_s == pytest.approx(plain.step_s)
+    assert usual.scaling_factor == pytest.approx(plain.scaling_factor, rel=0.01)
+    others = {fix.kind: fix for fix in plain.fixes}
+    mean_longer_s = 0.100
+    fix = known["link"]
+    assert fix.step_s == pytest.approx(others["link"].step_s + mean_longer_s, rel=0.02)
+    alone_s = plain.baseline_step_s + mean_longer_s
+    assert fix.scaling_factor == pytest.approx(alone_s / fix.step_s, rel=0.02)

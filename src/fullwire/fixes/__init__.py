@@ -84,20 +84,23 @@ class NoLongSteps(Fix):
 def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     """Predict all fixes that could help this job, the best first."""
     from fullwire.simulation.forecast import Forecast
+    from fullwire.timeline.account import Part
 
     part, rare = _few_steps_with_the_loss(account)
+    is_of_one = part in (Part.INPUT, Part.HOST)  # one worker has it too
     beyond_s = 0.0 if rare is None else max(account.step_s - job.measured_s, 0.0)
     from_s = job.measured_s + beyond_s
     considered = [
-        _longer(fix, beyond_s, part)
+        _longer(fix, beyond_s, part, is_of_one=is_of_one)
         for kind in fix_kinds().values()
         for fix in kind.predict(run, job, account)
     ]
     if rare is not None:
         usual = rare.usual_s
+        gone_s = max(job.measured_s - usual.value, 0.0) if is_of_one else 0.0
         all_usual = Forecast(
             step_s=usual.value,
-            scaling_factor=min(job.alone_s / usual.value, 1.0),
+            scaling_factor=min((job.alone_s - gone_s) / usual.value, 1.0),
             low_s=usual.low * (1 - _REPEATS),
             high_s=usual.high * (1 + _REPEATS),
         )
@@ -154,8 +157,11 @@ def _no_long_steps(
     return NoLongSteps(kind=part.key, few=rare.few, of=rare.of, how=setting, forecast=all_usual)
 
 
-def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
-    """Return a fix of the usual step as one of the mean of all, which a part makes longer."""
+def _longer(fix: Fix, beyond_s: float, part: Part, *, is_of_one: bool) -> Fix:
+    """Return a fix of the usual step as one of the mean of all, which a part makes longer.
+
+    `is_of_one` says that one worker has the part too: its step is then as much longer.
+    """
     from fullwire.timeline.account import Part
 
     step_s = fix.step_s + beyond_s
@@ -166,6 +172,6 @@ def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
         step_s=step_s,
         low_s=fix.low_s + surely_s,
         high_s=fix.high_s + beyond_s,
-        scaling_factor=fix.scaling_factor * fix.step_s / step_s,
+        scaling_factor=(fix.scaling_factor * fix.step_s + beyond_s * is_of_one) / step_s,
     )
     return replace(fix, forecast=longer)
