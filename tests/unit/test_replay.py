@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.run.facts import Facts
+from fullwire.run.run import Collectives
 from tests.builders import a_run
-from tests.jobs_by_hand import a_job_of_experts
+from tests.jobs_by_hand import a_job_of_experts, a_trained_job
 
 
 def test_a_replay_has_the_step_that_the_table_predicts() -> None:
@@ -90,3 +94,35 @@ def test_a_replay_needs_one_value_of_each_condition() -> None:
         fw.replay(a_run(), workers=8, bandwidth="10Gbps", target=0.9)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="expected accumulate 1"):
         fw.replay(a_run(), workers=8, bandwidth="10Gbps", accumulate=4)
+
+
+def a_sharded_job() -> fw.Run:
+    """Gather each of four shards before the pass, and scatter its sum when the pass is over."""
+    job = a_trained_job()
+    sums = dataclasses.replace(job.collectives, op=np.full(len(job.collectives), "reducescatter"))
+    early_ns = 200_000_000
+    gathers = dataclasses.replace(
+        sums,
+        op=np.full(len(sums), "allgather"),
+        sequence=sums.sequence + 1000,
+        issue_ns=np.maximum(sums.issue_ns - early_ns, 0),
+        start_ns=np.maximum(sums.start_ns - early_ns, 0),
+        end_ns=np.maximum(sums.end_ns - early_ns, 0),
+    )
+    return dataclasses.replace(
+        job,
+        collectives=Collectives.joined([gathers, sums]),
+        facts=job.facts.without(["buckets"]) | Facts(line_rate_bps=1e9, backend="nccl"),
+    )
+
+
+def test_a_replay_of_shards_gathers_and_scatters_them() -> None:
+    job = a_sharded_job()
+    one = (job.collectives.rank == 0) & (job.collectives.step == 2)
+    sent = job.collectives.rows(one)
+    found = fw.replay(job, bandwidth="1Gbps").collectives
+    assert sorted(found.op.tolist()) == sorted(sent.op.tolist())
+    assert "allreduce" not in found.op.tolist()
+    for op in ("allgather", "reducescatter"):
+        recorded, played = sent.bytes[sent.op == op], found.bytes[found.op == op]
+        assert sorted(played.tolist()) == sorted(recorded.tolist())

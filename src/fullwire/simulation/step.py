@@ -50,6 +50,11 @@ class Step:
         return self.step_ns - self.crowded_ns
 
     @property
+    def sends_no_buckets(self) -> bool:
+        """Say whether other collectives go in place of buckets, as shards of parameters do."""
+        return self.sends_nothing or self.others.sum_gradients
+
+    @property
     def own_s(self) -> float:
         """Return a rank's own processor time in a step: at most that of its threads, alone.
 

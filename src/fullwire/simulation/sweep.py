@@ -340,7 +340,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     messages = messages_of(subject, policy, algorithm, latency_s, point)
     asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
     step = subject.step
-    if step.sends_nothing:
+    if step.sends_no_buckets:
         timeline = messages.instead_timeline(asked[1], transport)
         conditions = Facts()
     else:
@@ -404,7 +404,7 @@ def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
     if rest_ns > 0:
         rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns))
     starts_s, ends_s = _on_the_lane(timeline)
-    ops = step.others.op if step.sends_nothing and starts_s else ("allreduce",) * len(starts_s)
+    ops = step.others.op if step.sends_no_buckets and starts_s else ("allreduce",) * len(starts_s)
     for op, start_s, end_s in zip(ops, starts_s, ends_s, strict=True):
         start_ns, end_ns = begin_ns + _whole_ns(start_s), begin_ns + _whole_ns(end_s)
         rows.append(("communication", op, start_ns, end_ns))
@@ -432,7 +432,7 @@ def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collecti
     start_ns = step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts])
     ops, sizes = _all("allreduce", count), messages.buckets.bytes
     issue_ns = step.forward_ns + messages.buckets.ready_ns
-    if step.sends_nothing:  # where the script issues them is not known
+    if step.sends_no_buckets:  # where the script issues them is not known
         ops, sizes = np.array(step.others.op, object), np.array(step.others.bytes, np.int64)
         issue_ns = start_ns
     return Collectives(
