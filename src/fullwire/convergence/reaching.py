@@ -93,14 +93,16 @@ def reach(curve: Curve, goal: Goal, run: str) -> Reach:
     """Return when the curve reaches the goal: as recorded, or else by a forecast."""
     if _begins_there(curve, goal):
         raise UsageError(
-            f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at step "
+            f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at {curve.unit} "
             f"{curve.steps[0]}: expected a target that takes training"
         )
     found = _crossing_of(curve, goal)
     if found is None:
         return _forecast(curve, goal, f"{run}: {goal}")
     if found.at <= 0:
-        raise UsageError(f"{run}: {goal} is reached at step {found.at:g}, expected steps above 0")
+        raise UsageError(
+            f"{run}: {goal} is reached at {curve.unit} {found.at:g}, expected {curve.unit}s above 0"
+        )
     fewest = max(found.low, min(found.at, 1.0))  # not even one step at the first value
     return Reach(steps=found.at, low=fewest, high=found.high, recorded=int(curve.steps[-1]))
 
@@ -395,7 +397,7 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     if float(found.weight[~gets_there].sum()) > MOST_NOT_REACHING:
         flat = found.level[np.argmax(found.weight)]
         raise UsageError(
-            f"{where} is not reached by step {last:.0f}. The curve may flatten at "
+            f"{where} is not reached by {curve.unit} {last:.0f}. The curve may flatten at "
             f"{abs(flat):.3g}, before it gets there"
         )
     needed = found.last * (found.scale[gets_there] / (wanted - found.level[gets_there])) ** (
@@ -407,8 +409,8 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     middle, low, high = np.maximum(np.exp(ends), last).tolist()
     if high > WIDEST * low:
         raise UsageError(
-            f"{where} is not reached by step {last:.0f}. The forecast is too wide to use: "
-            f"steps {low:,.0f} to {show_number(high)}"
+            f"{where} is not reached by {curve.unit} {last:.0f}. The forecast is too wide to use: "
+            f"{curve.unit}s {low:,.0f} to {show_number(high)}"
         )
     return Reach(steps=middle, low=low, high=high, recorded=int(last), is_forecast=True)
 
