@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -567,6 +568,24 @@ def test_a_forecast_holds_the_truth_though_neighbours_share_their_noise(kept: fl
     found = [each for each in forecasts_with_shared_noise(kept, 0.005) if each is not None]
     assert len(found) >= 18
     assert sum(each.low <= 2500 <= each.high for each in found) >= 0.85 * len(found)
+
+
+def test_a_little_shared_noise_beside_each_values_own_widens_a_forecast() -> None:
+    """A correlation of 0.1 counted as none: 64 % of the intervals held the truth."""
+    steps, found = np.arange(1, 1001), []
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        slow = random.normal(size=len(steps))
+        for at in range(1, len(steps)):
+            slow[at] = 0.99 * slow[at - 1] + np.sqrt(1 - 0.99**2) * slow[at]
+        noise = 0.01 * slow + 0.03 * random.normal(size=len(steps))
+        curve = curve_of(metrics(steps, 0.1 + 1.5 * steps**-0.3 + noise), "loss", "a")
+        with contextlib.suppress(UsageError):
+            found.append(reach(curve, read_goal("loss<=0.26"), "a"))
+    found = [each for each in found if each.is_forecast]
+    truth = (1.5 / 0.16) ** (1 / 0.3)
+    assert len(found) >= 20
+    assert sum(each.low <= truth <= each.high for each in found) >= 0.85 * len(found)
 
 
 @pytest.mark.parametrize(("count", "goal"), [(300, "loss<=0.45"), (600, "loss<=0.25")])
