@@ -53,6 +53,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
+from fullwire.run.centre import NORMAL_90
 from fullwire.run.run import Noise, Whole
 
 # From MLPerf's 17 benchmarks (validation/reference_points.py). A point lies so far from its curve,
@@ -70,8 +71,7 @@ BEYOND = 0.08
 FAR = 4.0  # times the largest recorded batch
 COVERED = 0.90
 _CANDIDATES, _WIDEST = 121, 4.0  # of Bc, within so many standard deviations
-_90 = 1.645  # standard deviations
-_UNLIKELY = _90**2 / 2  # by so much of the log-likelihood, runs refuse a law: 95 % of one side
+_UNLIKELY = NORMAL_90**2 / 2  # of the log-likelihood: runs refuse such a law, 95 % of one side
 _PLACES, _REACH = 801, 8.0  # where the density of a prediction is computed
 _MOST_BATCHES = 64  # more are read off between these
 PRIOR_FACTOR = 2.5  # between the noise scale and the critical batch of a training
@@ -226,7 +226,7 @@ def fit_batches(points: Sequence[Point], known: Critical | None = None) -> Batch
         centre = float(np.log(batches).mean()) + _USUAL_PLACE
         width = _USUAL_RANGE
     else:
-        centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / _90
+        centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / NORMAL_90
     points, run_variance = merged(points)
     critical = np.exp(centre + width * np.linspace(-_WIDEST, _WIDEST, _CANDIDATES))
     law, likely = _of_criticals(points, critical, run_variance)
@@ -408,7 +408,7 @@ def excess(*, replicas: int, steps: int, parameters: float) -> Excess:
     more *= (steps / 30) ** _BY_STEPS
     asked = ((replicas, REPLICAS), (parameters, PARAMETERS), (steps, STEPS))
     is_beyond = any(not low <= value <= high for value, (low, high) in asked)
-    half = _90 * SCATTER + (more / 2 if is_beyond else 0)
+    half = NORMAL_90 * SCATTER + (more / 2 if is_beyond else 0)
     middle = max(more - _OFFSET, 0.0)
     return Excess(
         ratio=math.exp(middle),

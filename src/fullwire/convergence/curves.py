@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
+from fullwire.run.centre import NORMAL_90
 from fullwire.run.run import Metrics, Whole
 from fullwire.units import NUMBER, shown
 
@@ -29,7 +30,6 @@ _LIKE = 5  # values on each side of a fall of the steps, that are compared
 FAR = 4.0  # times the recorded steps
 _LATE = 3.0  # steps: a value may be reported a little after its step, or before it
 _OF_A_PACE = 0.05  # its usual scatter between a metric's steps and the run's
-NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
 _BLOCKS = 24  # of a curve, each with its mean batch
 _STEADY = 0.02  # of all samples, by which those of a constant batch may lie beside a line
 

@@ -26,8 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fullwire.collectives.cost import Floats
-from fullwire.convergence.curves import FEWEST, NORMAL_90, Curve, Goal, Reach
+from fullwire.convergence.curves import FEWEST, Curve, Goal, Reach
 from fullwire.errors import UsageError
+from fullwire.run.centre import NORMAL_90
 from fullwire.units import show_number
 
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
