@@ -17,20 +17,25 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.clusters.cluster import Cluster, Inside, Nics
+from fullwire.clusters.description import as_toml
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
 from fullwire.findings.plans import (
     DataParallelFills,
+    DevicesLeftOut,
     NotInRecording,
     OnHalfTheBandwidth,
     OptimizerOnly,
     OtherDevice,
+    OtherNodes,
     ProcessorsNotTold,
     ProcessorsShared,
     ProcessorsStay,
+    ScatteredRanks,
     SplitByMesh,
     UnlikeGroup,
+    UnlikeHosts,
     UsualMlp,
 )
 from fullwire.importers.kineto import scan
@@ -165,6 +170,69 @@ def test_nodes_that_nobody_described_are_told_and_odd_ones_are_taken_as_describe
     assert (described.described.nodes, described.described.devices_per_node) == (2, 3)
     assert described.best.step_s == pytest.approx(step_s, rel=0.01)
     assert told not in " ".join(plan_data(described)["assumed"])
+
+
+NODES = Cluster(
+    name="nodes of 8",
+    nodes=4,
+    devices_per_node=8,
+    inside=Inside(kind="switch", rate_bps=8e11),
+    nics=Nics(rate_bps=8e9, per_node=8),
+)
+
+
+def on_hosts(job: Run, hosts: str, cluster: Cluster | None = None) -> Run:
+    """Return the job as one of these hosts, which may be nodes of a described cluster."""
+    told = None if cluster is None else as_toml(cluster)
+    return replace(job, facts=replace(job.facts, hosts=hosts, cluster=told))
+
+
+def test_messages_are_priced_between_the_hosts_that_the_run_names(job: Run) -> None:
+    """Two ranks on each of two hosts send over NICs, though a node could have all four."""
+    step_s = recognised(job).step_s
+    here, apart = (
+        fw.plan(recorded=on_hosts(job, hosts), cluster=NODES, nodes=2, to="tp=2,dp=8").best
+        for hosts in ("a,a,a,a", "a,a,b,b")
+    )
+    assert here.exposed.dp_s > 3 * apart.exposed.dp_s
+    again = fw.plan(recorded=on_hosts(job, "a,a,b,b", NODES), to="tp=2,dp=2")
+    assert again.described is not None
+    assert (again.described.nodes, again.described.devices_per_node) == (2, 2)
+    assert again.best.step_s == pytest.approx(step_s, rel=0.01)
+    assert DevicesLeftOut(used=2, whole=8, is_chosen=False) in again.assumed
+
+
+def test_hosts_that_contradict_the_nodes_are_told_or_refused(job: Run) -> None:
+    small = replace(NODES, devices_per_node=2, nics=replace(NODES.nics, per_node=2))
+    elsewhere = fw.plan(recorded=on_hosts(job, "a,a,a,a"), cluster=small, nodes=2, to="tp=2,dp=2")
+    assert OtherNodes(cluster=small.name, ranks=4, devices=2) in elsewhere.assumed
+    both = fw.plan(recorded=on_hosts(job, "a,a,a,a"), cluster=[small, NODES], nodes=2, to="tp=2")
+    assert not any(isinstance(note, OtherNodes) for note in both.assumed)
+    with pytest.raises(UsageError, match=r"from: expected nodes of at least 4 devices.*got 2"):
+        fw.plan(recorded=on_hosts(job, "a,a,a,a", small), to="tp=2,dp=2")
+    for hosts, note in {
+        "a,a,a,b": UnlikeHosts(least=1, most=3),
+        "a,b,a,b": ScatteredRanks(),
+    }.items():
+        assert note in fw.plan(recorded=on_hosts(job, hosts), cluster=NODES, nodes=1).assumed
+    even = fw.plan(recorded=on_hosts(job, "a,a,b,b"), cluster=NODES, nodes=1).assumed
+    assert not any(isinstance(note, UnlikeHosts | ScatteredRanks) for note in even)
+
+
+def test_idle_devices_of_the_recorded_cluster_are_told_and_paid_for(job: Run) -> None:
+    odd = replace(NODES, devices_per_node=3, nics=Nics(rate_bps=8e9))
+    for to, nodes, used in (("tp=2,dp=4", 4, 2), ("tp=2,dp=2", 2, 2), ("tp=2,dp=1", 1, 2)):
+        answer = fw.plan(recorded=on_hosts(job, "a,a,a,b", odd), to=to)
+        assert answer.described is not None
+        assert (answer.described.nodes, answer.described.devices_per_node) == (nodes, used)
+        assert [note.whole for note in answer.assumed if isinstance(note, DevicesLeftOut)] == [3]
+        hours = nodes * 3 * answer.best.step_s / 3600 / (BATCH * SEQUENCE) * 1e6
+        assert answer.best.device_hours == pytest.approx(hours)
+    part = fw.plan(
+        recorded=replace(job, facts=replace(job.facts, cluster=as_toml(NODES))), to="tp=2"
+    )
+    assert part.described is not None
+    assert (part.described.nodes, part.described.devices_per_node) == (1, 4)
 
 
 def test_what_a_trace_leaves_open_is_told_in_the_terminal_and_in_json(
