@@ -699,3 +699,21 @@ def test_a_trace_that_is_cut_before_a_whole_step_is_told_as_damaged(
         path.write_bytes(whole[: whole.index(first) - 200])
     with pytest.raises(DamagedInput, match=rf"expected {lacking}.*ends in the middle"):
         fw.plan(recorded=tmp_path / "cut", to="pp=2")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.45, 0.6, 0.8])
+def test_a_step_that_is_cut_in_its_middle_tells_no_layers(share: float, tmp_path: Path) -> None:
+    """Each step has half of the trace: the first one, if it is whole, tells the plan."""
+    step_s = traced(tmp_path / "cut", dp=2)
+    for path in (tmp_path / "cut").iterdir():
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(share * len(whole))])
+    if share < 0.5:
+        needed = r"a whole step of each rank: .*A trace needs a whole step .* forward and backward$"
+        with pytest.raises(DamagedInput, match=needed):
+            fw.plan(recorded=tmp_path / "cut", to="dp=2")
+        return
+    found = fw.plan(recorded=tmp_path / "cut", to="dp=2").recorded
+    assert found is not None
+    assert (found.layers, found.global_batch) == (LAYERS, BATCH)
+    assert found.step_s == pytest.approx(step_s, rel=0.01)

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.run.run import Run, Whole
-from fullwire.run.usual import marks_of_steps, usual_steps
+from fullwire.run.gaps import has_lost_its_end
+from fullwire.run.run import Run
+from fullwire.run.usual import marks_of_steps
 from fullwire.simulation.described_groups import degrees_of, descriptions_of
 from fullwire.simulation.traced_work import (
     ATTENTION,
@@ -32,6 +33,8 @@ from fullwire.simulation.traced_work import (
     WORK,
     TracedMessages,
     TracedTimes,
+    steps_of_all,
+    whole_steps,
 )
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
@@ -91,20 +94,6 @@ def _values_of_keys(own: Iterable[int], cp: int) -> frozenset[int]:
     return frozenset(each * ways * parts for each in own for ways in (1, cp) for parts in (1, 2))
 
 
-def _usual(run: Run, steps: Whole) -> list[int]:
-    """Return the numbers of the usual steps that all ranks have: the profiler disturbs some."""
-    marks = marks_of_steps(run)
-    steps = steps[steps >= 0]
-    marks = marks.rows(np.isin(marks.step, steps))
-    if not len(marks):
-        return sorted(set(steps.tolist()))
-    numbers, place, count = np.unique(marks.step, return_inverse=True, return_counts=True)
-    total_ns = np.bincount(place, (marks.end_ns - marks.start_ns).astype(np.float64))
-    is_shared = count == count.max()
-    length_ns = np.asarray(total_ns / count)[is_shared]
-    return [int(number) for number in numbers[is_shared][usual_steps(length_ns)]]
-
-
 class _Recognising:
     """The operations of a run by rank; each method recognises one part of the plan."""
 
@@ -117,7 +106,9 @@ class _Recognising:
         self.open_vocabulary: int | None = None
         self.only_kernels: list[str] = []  # classes of work that kernels show, and no operation
         table = run.operations
-        self.steps = _usual(run, table.step)
+        self.steps = steps_of_all(run, table.step)
+        whole = whole_steps(run, self.steps)
+        self.has_whole_step, self.steps = bool(whole), whole or self.steps
         if not len(table) or not self.steps:
             expected = "a trace of whole steps with the shapes of operations"
             if not len(marks_of_steps(run)):
@@ -146,8 +137,11 @@ class _Recognising:
     def _lacks(self, expected: str, given: str) -> FullwireError:
         """Return why a part of the plan is unknown: of a damaged trace, that part may be lost."""
         if self.run.missing:
-            lost = "; ".join(self.run.missing)
-            return DamagedInput(self.run.provenance.source, f"expected {expected}: {lost}")
+            needed = ""
+            if has_lost_its_end(self.run.gaps):
+                needed = ". A trace needs a whole step of each rank, forward and backward"
+            problem = f"expected {expected}: {'; '.join(self.run.missing)}{needed}"
+            return DamagedInput(self.run.provenance.source, problem)
         return UsageError(f"from: expected {expected}, got {given}")
 
     def answer(self) -> Recognised:
@@ -303,6 +297,8 @@ class _Recognising:
             layers = max(1, round(of_stage * pp))
             # Recomputation runs a layer's attention twice for each backward pass of it.
             again = self._passes(self.ranks[0], backward=False) / (passes[0] * micro)
+        if not self.has_whole_step:
+            raise self._lacks("a whole step of each rank", "a part of one")
         products = sum(calls for rank in self.ranks for _, calls in self._shapes(rank, *PRODUCTS))
         if products < 3 * of_stage * micro * len(self.steps) * len(self.ranks):
             self.only_kernels.append("matmul")
