@@ -26,6 +26,7 @@ from fullwire.findings.plans import (
     DevicesLeftOut,
     NotInRecording,
     OnHalfTheBandwidth,
+    OpenTensorParallelism,
     OptimizerOnly,
     OtherDevice,
     OtherNodes,
@@ -558,6 +559,40 @@ def test_sums_of_activations_tell_tensor_parallelism_where_heads_are_wide_or_few
             assert bool(found.messages["dp"]) == (dp > 1)
 
 
+def without_names(run: Run) -> Run:
+    """Return a run whose groups nobody describes."""
+    return replace(run, facts=replace(run.facts, groups=None, group_names=None))
+
+
+def without_losses(run: Run) -> Run:
+    """Return a run whose loss is no operation of its own."""
+    return replace(run, operations=run.operations.rows(run.operations.name != LOSS))
+
+
+LOSS = "aten::nll_loss_forward"
+
+
+@pytest.mark.parametrize(
+    ("heads", "tp", "dp", "other"), [(16, 4, 2, 2), (16, 4, 4, 2), (4, 2, 4, 4), (4, 4, 4, 8)]
+)
+def test_the_vocabulary_of_a_rank_tells_tensor_parallelism_or_its_degree_is_open(
+    tmp_path: Path, heads: int, tp: int, dp: int, other: int
+) -> None:
+    """All heads together are twice as wide as the hidden vector, or half."""
+    traced(tmp_path / "job", tp=tp, dp=dp, heads=heads, is_plain=True)
+    run = without_names(fw.read(tmp_path / "job"))
+    found = recognised(run)
+    assert (found.layout.tp, found.layout.dp, found.other_tp) == (tp, dp, ())
+    found = recognised(without_losses(run))
+    assert found.layout.tp == other
+    assert tp in found.other_tp
+    told = fw.plan(recorded=without_losses(run), to={"tp": 1, "dp": 1}).recorded
+    assert told is not None
+    assert OpenTensorParallelism(tp=other, others=found.other_tp) in told.not_recognised
+    model = replace(found.model, heads=heads, kv_heads=heads)
+    assert recognised(without_losses(run), model).layout.tp == tp
+
+
 def test_a_degree_that_neither_sums_nor_heads_tell_is_refused_or_the_models(tmp_path: Path) -> None:
     """Of 8 ranks that sum activations, and gradients besides, 2 or 4 share a layer."""
     traced(tmp_path / "job", tp=4, dp=2, heads=32, is_plain=True)
@@ -567,7 +602,9 @@ def test_a_degree_that_neither_sums_nor_heads_tell_is_refused_or_the_models(tmp_
     traced(tmp_path / "narrow", tp=2, dp=2, heads=4)
     narrow = fw.read(tmp_path / "narrow")
     assert recognised(narrow).layout.tp == 2
-    hidden_groups = replace(narrow, facts=replace(narrow.facts, groups=None, group_names=None))
+    hidden_groups = without_names(narrow)
+    assert recognised(hidden_groups).layout.tp == 2  # the loss has twice as many words as the head
+    hidden_groups = without_losses(hidden_groups)
     with pytest.raises(UsageError, match=r"description of the group of tensor parallelism.*of 4 "):
         recognised(hidden_groups)  # gradients of 128 rows may be what 128 tokens sum
     traced(tmp_path / "stages", pp=2, heads=4)

@@ -65,6 +65,7 @@ from fullwire.findings.plans import (
     DevicesLeftOut,
     OnlyKernels,
     OpenRecomputation,
+    OpenTensorParallelism,
     OpenVocabulary,
     OptimizerOnly,
     OtherDevice,
@@ -459,6 +460,8 @@ def _from_run(known: Recorded) -> FromRun:
         not_recognised.append(UsualMlp())
     if found.open_vocabulary is not None:
         not_recognised.append(OpenVocabulary(rows=found.open_vocabulary))
+    if found.other_tp:
+        not_recognised.append(OpenTensorParallelism(tp=layout.tp, others=found.other_tp))
     for kind, ranks in found.other_groups.items():
         not_recognised.append(OtherParallelism(kind=_KINDS[kind], ranks=ranks))
     not_recognised += [OnlyKernels(work=work) for work in found.only_kernels]

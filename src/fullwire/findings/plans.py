@@ -341,6 +341,18 @@ class OpenVocabulary(Finding):
     rows: int
 
 
+class OpenTensorParallelism(Finding):
+    """Ranks sum activations, and nothing in the trace tells among how many of them."""
+
+    template = (
+        "the degree of tensor parallelism: {tp} makes all heads as wide as the hidden vector, "
+        "{others:list} {others:is|are} possible too, and a given model tells (plan MODEL --from)"
+    )
+
+    tp: int
+    others: tuple[int, ...]
+
+
 class OnlyKernels(Finding):
     """No operation of the trace shows a class of work."""
 

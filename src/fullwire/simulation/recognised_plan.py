@@ -65,6 +65,7 @@ class Recognised:
     other_groups: Mapping[str, int]  # ranks of expert or sequence parallelism: ep, sp
     has_mesh: bool  # groups of PyTorch's DeviceMesh
     open_vocabulary: int | None  # the embedding's rows, if a rank may hold a part of them
+    other_tp: tuple[int, ...]  # degrees of tensor parallelism that the trace leaves as possible
     only_kernels: tuple[str, ...]  # classes of work that no operation shows
     missing: tuple[str, ...]  # data of the run
     source: str
@@ -104,6 +105,7 @@ class _Recognising:
         self.unlike_group: int | None = None
         self.has_usual_mlp = False
         self.open_vocabulary: int | None = None
+        self.other_tp: tuple[int, ...] = ()
         self.only_kernels: list[str] = []  # classes of work that kernels show, and no operation
         table = run.operations
         self.steps = steps_of_all(run, table.step)
@@ -214,12 +216,11 @@ class _Recognising:
             unlike_group=self.unlike_group,
             has_usual_mlp=self.has_usual_mlp,
             other_groups={
-                kind: ranks
-                for kind, ranks in self.told.of.items()
-                if kind in ("ep", "sp") and ranks > 1
+                kind: self.told.of[kind] for kind in ("ep", "sp") if self.told.of.get(kind, 1) > 1
             },
             has_mesh="mesh_" in (self.run.facts.groups or ""),
             open_vocabulary=self.open_vocabulary,
+            other_tp=self.other_tp,
             only_kernels=tuple(WORK[work] for work in self.only_kernels),
             missing=self.run.missing,
             source=self.run.provenance.source,
@@ -432,16 +433,43 @@ class _Recognising:
         has_dp = messages.gradient_bytes_of_step() > gradients_bytes / 2
         least = 1 if has_dp and sums < alike + 1.5 else 2
         possible = [tp for tp in range(least, ways + 1) if ways % tp == 0 and (tp < ways) == has_dp]
-        wanted = by_shape
-        if self.model is not None and self._is_given(hidden, head_dim):
-            wanted = self.model.heads // heads
-        if wanted in possible or len(possible) == 1:
-            return wanted if wanted in possible else possible[0]
+        told = [self._ways_of_vocabulary(tokens, hidden), messages.ranks_of_activations(self.world)]
+        is_given = self._is_given(hidden, head_dim)
+        if self.model is not None and is_given:
+            told = [self.model.heads // heads]
+        told += possible if len(possible) == 1 else []
+        if found := [tp for tp in told if tp in possible]:
+            return found[0]
+        if by_shape in possible and not is_given:
+            self.other_tp = tuple(tp for tp in possible if tp != by_shape)
+            return by_shape
         raise UsageError(
             "from: expected a description of the group of tensor parallelism (mesh_tp), or the "
             f"model: layers sum activations, and {heads} heads of {head_dim} on a rank do not tell "
             f"among how many of {ways} ranks"
         )
+
+    def _ways_of_vocabulary(self, tokens: int, hidden: int) -> int:
+        """Return among how many ranks the words of the loss are; 0 if the trace does not tell.
+
+        A rank that holds a part of them has fewer rows in its embedding, or in its head: the one
+        matrix that a microbatch has three products of, forward and backward.
+        """
+        passes = 3 * self._microbatches() * len(self.steps)
+        parts = {self._embedding(tokens)[0][0]}
+        for rank in self.ranks:
+            sides = self._sides(rank, tokens, hidden).items()
+            parts |= {side for side, calls in sides if calls == passes}
+        words = max(self._words_of_losses(), default=0)
+        ways = {words // part for part in parts if 0 < part < words and words % part == 0}
+        return ways.pop() if len(ways) == 1 else 0
+
+    def _words_of_losses(self) -> list[int]:
+        return [
+            sizes[0][-1]
+            for rank in self.ranks
+            for sizes, _ in self._shapes(rank, "aten::nll_loss_forward")
+        ]
 
     def _degrees(
         self, messages: TracedMessages, hidden: int, heads: int, head_dim: int, cp: int
@@ -530,11 +558,7 @@ class _Recognising:
 
         The loss shows all words, or the head's product shows those of a rank.
         """
-        losses = [
-            sizes[0][-1]
-            for rank in self.ranks
-            for sizes, _ in self._shapes(rank, "aten::nll_loss_forward")
-        ]
+        losses = self._words_of_losses()
         heads = {side for rank in self.ranks for side in self._sides(rank, tokens, hidden)}
         if tp == 1 or rows in losses:
             return rows

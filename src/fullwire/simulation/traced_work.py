@@ -141,6 +141,22 @@ class TracedMessages:
         is_wanted = self._is_open("tp", _SUMS) & np.isin(self.table.bytes, sorted(sizes_bytes))
         return self._most_in_a_step(is_wanted, np.ones(len(self.table)))
 
+    def ranks_of_activations(self, world: int) -> int:
+        """Return how many ranks the groups have that sum activations; 0 if the trace does not tell.
+
+        All ranks' traces together show who takes part in a group.
+        """
+        if len(set(self.table.rank.tolist())) < world:
+            return 0
+        sizes_bytes = _sizes_bytes([self.activation]) - _sizes_bytes(self.keys)
+        is_wanted = self._is_open("tp", _SUMS) & np.isin(self.table.bytes, sorted(sizes_bytes))
+        members: dict[str, set[int]] = defaultdict(set)
+        groups = self.table.group[is_wanted].tolist()
+        for group, rank in zip(groups, self.table.rank[is_wanted].tolist(), strict=True):
+            members[group].add(rank)
+        found = {len(ranks) for ranks in members.values()}
+        return found.pop() if len(found) == 1 else 0
+
     def gradient_bytes_of_step(self) -> float:
         """Return the bytes of a step's sums that are of no activations and of no keys."""
         others_bytes = _sizes_bytes([self.activation, *self.keys])
