@@ -398,7 +398,7 @@ class NodesOfBest(Finding):
     """How much of the cluster the best plan takes, where parts of it were tried."""
 
     template = (
-        "{nodes} of {all_nodes} nodes, {devices:,} devices: {device_hours:.4g} device-hours a "
+        "{nodes} of {all_nodes} nodes, {devices:,} devices: {device_hours:number} device-hours a "
         "million tokens"
     )
 
