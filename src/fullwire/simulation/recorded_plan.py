@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fullwire.clusters.cluster import Cluster, Floats, Inside, Ints, Nics, OneSwitch
 from fullwire.errors import UsageError
 from fullwire.run.centre import NORMAL_90
+from fullwire.run.placement import Hosts
 from fullwire.simulation.group_times import GroupTimes, Hops
 from fullwire.simulation.habits import MEASURED_FAMILIES, Habits, habits_of
 from fullwire.simulation.plan_columns import Plans, plans_of
@@ -97,6 +98,8 @@ class Recorded:
     recorded_on: Accelerator | None = None  # where `device` is another one
     processors: int | None = None  # that all ranks share, if it is known
     crowd: float = 1.0  # of the recorded plan, see `crowded`
+    hosts: Hosts | None = None  # of its ranks, where the run names them all
+    whole_node: int = 0  # devices of a node of the described cluster; 0 where nobody described it
 
     def as_recorded(self, plans: Plans, fixed: Mapping[str, int | str]) -> Plans:
         """Return plans with the recorded job's other choices, such as sequence parallelism."""
@@ -172,6 +175,11 @@ class Recorded:
     def is_on_processors(self) -> bool:
         """Return whether nobody tells the device of the recording."""
         return self.device.family == _PROCESSOR
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether a host had more ranks than a node of the described cluster can have."""
+        return self.hosts is not None and 0 < self.whole_node < max(self.hosts.ranks)
 
     @property
     def splits_by_mesh(self) -> bool:
