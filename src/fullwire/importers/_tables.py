@@ -28,6 +28,15 @@ _TAGS = re.compile(
     r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^ {0,6}\d{1,7}:"
     r"|^\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?) ?"
 )
+# How mpirun and srun are told the ranks, the nodes, and the ranks of a node. `-N` is the number of
+# nodes for srun, and that of ranks of a node for mpirun.
+_RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})(?=\s)")
+_NODES = re.compile(r"\s--n?nodes[ =](\d{1,6})(?=\s)")
+_OF_A_NODE = re.compile(
+    r"\s(?:--?(?:ntasks-per-node|npernode|ppn|perhost)[ =]?|--?map-by[ =]ppr:)(\d{1,6})(?=\s|:node)"
+)
+_NODES_OR_OF_A_NODE = re.compile(r"\s-N[ =]?(\d{1,6})(?=\s)")
+_MOST_RANKS = 100_000
 _MOST_PREFIXES = 16
 _LONGEST_PREFIX = 200
 _LAST_DIGIT = 0.01  # the last printed digit of bandwidths
@@ -64,6 +73,39 @@ class Prefixes:
             pattern = re.sub(r"\d+", r"\\d+", re.escape(prefix.rstrip()))
             if pattern not in self._known and len(self._known) < _MOST_PREFIXES:
                 self._known[pattern] = re.compile(pattern, re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The ranks that a command starts, its hosts, and the ranks of the fullest; 0 if unknown."""
+
+    ranks: int
+    nodes: int = 0
+    fullest: int = 0
+
+
+def placement_of(command: str) -> Placement | None:
+    """Return how a command of mpirun or srun places its ranks, or None if it tells no number."""
+    text = f" {command} "
+    parts = (_RANKS.search(f" {part} ") for part in text.split(" : "))  # mpirun may start several
+    ranks = sum(int(told[1]) for told in parts if told is not None)
+    nodes, fullest = _number_of(_NODES, text), _number_of(_OF_A_NODE, text)
+    if fullest or re.search(r"\bsrun\s", text) is not None:
+        nodes = nodes or _number_of(_NODES_OR_OF_A_NODE, text)
+    else:
+        fullest = _number_of(_NODES_OR_OF_A_NODE, text)
+    ranks = ranks or nodes * fullest
+    if not 0 < ranks <= _MOST_RANKS:
+        return None
+    fullest = min(fullest, ranks)
+    if not nodes and fullest:
+        nodes = -(-ranks // fullest)
+    return Placement(ranks=ranks, nodes=nodes, fullest=fullest)
+
+
+def _number_of(option: re.Pattern[str], text: str) -> int:
+    """Return the number that a command gives with an option; 0 if it has none."""
+    return int(found[1]) if (found := option.search(text)) is not None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
