@@ -661,6 +661,15 @@ def test_a_line_rate_that_a_bench_states_is_that_of_the_cluster(tmp_path: Path) 
         fw.fit_cluster(paths[:1], cluster=other)
 
 
+@pytest.mark.parametrize("rows", [[], [{"bytes": 2**20, "ours_s": 2e-3, "wire": "bf16"}]])
+def test_a_bench_without_a_plain_row_is_left_out_for_that(
+    tmp_path: Path, rows: list[dict[str, object]]
+) -> None:
+    path = written(tmp_path / "bench.json", json.dumps({"workers": 2, "rows": rows}))
+    with pytest.raises(fw.UsageError, match=r"bench\.json has no row of float32$"):
+        fw.fit_cluster([path], devices_per_node=1)
+
+
 @pytest.mark.parametrize(("least", "most"), [(2**10, 2**20), (2**24, 2**32)])
 def test_sizes_that_no_table_shows_are_told_and_less_sure(least: int, most: int) -> None:
     machine = a_machine()
@@ -736,6 +745,31 @@ def test_a_table_that_fills_half_more_than_the_links_in_a_node_is_refused(tmp_pa
     with pytest.raises(fw.UsageError, match=r"line \d+: allreduce of .*inside.rate of dgx-h100"):
         fw.fit_cluster([ours], cluster=slower)
     fw.fit_cluster([ours], cluster="dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("op", "program", "field"),
+    [
+        ("allreduce", "all_reduce", "inside.rate"),
+        ("allreduce", "all_reduce", "nics.rate"),
+        ("alltoall", "alltoall", "nics.rate"),
+    ],
+)
+def test_a_table_of_several_nodes_contradicts_links_that_are_too_slow(
+    tmp_path: Path, op: str, program: str, field: str
+) -> None:
+    """All bytes of a device leave it by the links of its node or by its share of the NICs."""
+    text = nccl_text(a_table(a_machine(), 16, op)).replace("all_reduce_perf", f"{program}_perf")
+    path = written(tmp_path / f"{op}.log", text)
+    where = cluster("dgx-h100")
+    assert where.inside is not None
+    if field == "inside.rate":
+        slow = replace(where, inside=replace(where.inside, rate_bps=8e9))
+    else:
+        slow = replace(where, nics=replace(where.nics, rate_bps=8e9))
+    with pytest.raises(fw.UsageError, match=rf"line \d+: {op} of .*{field} of dgx-h100"):
+        fw.fit_cluster([path], cluster=slow)
+    fw.fit_cluster([path], cluster="dgx-h100")
 
 
 def test_the_picture_of_a_fit_shows_errors_by_size_and_device_counts_in_order(

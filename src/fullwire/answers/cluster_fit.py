@@ -33,6 +33,7 @@ _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may ad
 # Of the bus bandwidth that a ring has at the line rate. Switches that add reached 1.07 on eight
 # H100. Public tables have at most this.
 _MOST_BY_ADDING = 1.3
+_BENCH_DTYPE = "float32"  # of the rows of our own bench that are read: others compress
 _FROM_BYTES, _TO_BYTES = 2**10, 2**33  # The sizes of the choices.
 
 
@@ -71,7 +72,7 @@ class ClusterFit:
 class _BenchRow(msgspec.Struct):
     bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)]
     ours_s: Annotated[float, msgspec.Meta(ge=1e-9, le=1e6)]
-    wire: str = "float32"
+    wire: str = _BENCH_DTYPE
 
 
 class _Bench(msgspec.Struct):
@@ -174,6 +175,7 @@ class _Shown:
     line_rate_bps: float | None = None  # of each rank's link, where the file states it
     fullest: int = 0  # ranks of the host with the most; 0 if unknown
     lines: Mapping[int, int] = field(default_factory=dict)  # of each size, where files have lines
+    of_dtype: str = ""  # the only one whose rows are read, where a file has rows of several
 
     @property
     def why_unused(self) -> str:
@@ -187,6 +189,8 @@ class _Shown:
             )
         if self.workers < 2:
             return "has one rank, which sends nothing"
+        if not self.points and self.of_dtype:
+            return f"has no row of {self.of_dtype}"
         if not any(size >= LEAST_BYTES for size, _ in self.points):
             return f"has only sizes below {show_bytes(LEAST_BYTES)}"
         return ""
@@ -232,13 +236,20 @@ def _of_bench(path: Path) -> list[_Shown]:
         raise DamagedInput(path, f"expected JSON of fullwire bench transport: {error}") from None
     points: dict[int, float] = {}  # of a repeated size, the slower time
     for row in bench.rows:
-        if row.wire == "float32":
+        if row.wire == _BENCH_DTYPE:
             points[row.bytes] = max(row.ours_s, points.get(row.bytes, 0.0))
     workers = bench.workers
     curve = tuple(sorted(points.items()))
     return [
         _Shown(
-            "allreduce", workers, workers, curve, path, name_of(path), line_rate_bps=bench.rate_bps
+            "allreduce",
+            workers,
+            workers,
+            curve,
+            path,
+            name_of(path),
+            line_rate_bps=bench.rate_bps,
+            of_dtype=_BENCH_DTYPE,
         )
     ]
 
@@ -337,27 +348,38 @@ def _check_against(where: Cluster, table: _Shown) -> None:
             f"{table.path}: rate_bps is {show_rate(rate_bps)}, and {nics.per_node} NICs a node of "
             f"{show_rate(nics.rate_bps)} are stated (nics.rate of {where.name})"
         )
-    if nodes > 1:
-        field, allowed_bps = "nics.rate", nics.rate_bps * nics.per_node
-        told = f"{nics.per_node} NICs a node of {show_rate(nics.rate_bps)} allow"
-        share = (nodes - 1) / nodes
-    elif inside is not None:
-        field, allowed_bps = "inside.rate", inside.rate_bps
-        told, share = f"{show_rate(inside.rate_bps)} a device allow", 1 - 1 / table.workers
-    else:
-        return
     # The least bytes that leave a node or a device: switches that add send no vector twice.
-    least = share if table.op in ("allgather", "reducescatter", "alltoall") else 1.0
-    if table.op == "allreduce" and nodes == 1:
-        least = max(least, bus_factor(table.op, table.workers) / _MOST_BY_ADDING)
-    if table.op == "alltoall" and nodes > 1:
-        least *= where.devices_per_node / table.workers
+    parted = table.op in ("allgather", "reducescatter", "alltoall")
+    of_device = 1 - 1 / table.workers if parted else 1.0
+    if nodes > 1:
+        told = f"{nics.per_node} NICs a node of {show_rate(nics.rate_bps)}"
+        of_node = (nodes - 1) / nodes if parted else 1.0
+        if table.op == "alltoall":  # each device has a vector of its own to send
+            here = where.devices_per_node
+            of_node = here * (table.workers - here) / table.workers
+        _refuse_beyond(where, table, of_node, nics.rate_bps * nics.per_node, "nics.rate", told)
+    elif table.op == "allreduce":
+        of_device = max(of_device, bus_factor(table.op, table.workers) / _MOST_BY_ADDING)
+    if inside is None:
+        return
+    allowed_bps, told = inside.rate_bps, f"{show_rate(inside.rate_bps)} a device"
+    if nodes > 1 and inside.kind == "switch":  # NICs are beside such links, and not behind them
+        allowed_bps += nics.rate_bps * nics.per_node / where.devices_per_node
+        told += " and its share of the NICs"
+    _refuse_beyond(where, table, of_device, allowed_bps, "inside.rate", told)
+
+
+def _refuse_beyond(
+    where: Cluster, table: _Shown, share: float, allowed_bps: float, key: str, told: str
+) -> None:
+    """Refuse a table that moves this share of its bytes faster than the stated links can."""
     for size, time_s in table.points:
-        if 8 * size * least / time_s > _MOST_PAST_LINE_RATE * allowed_bps:
+        moved_bps = 8 * size * share / time_s
+        if moved_bps > _MOST_PAST_LINE_RATE * allowed_bps:
             raise UsageError(
                 f"{table.place(table.lines.get(size, 0))}: {table.op} of {show_bytes(size)} "
-                f"among {table.workers} moves {show_rate(8 * size * least / time_s)}, and {told} "
-                f"{show_rate(allowed_bps)} ({field} of {where.name})"
+                f"among {table.workers} moves {show_rate(moved_bps)}, and {told} allow "
+                f"{show_rate(allowed_bps)} ({key} of {where.name})"
             )
 
 
