@@ -77,14 +77,14 @@ def nccl_text(table: Table, per_host: int = 8, whole: bool = True) -> str:
         f"{rank % per_host} [0x00] H100"
         for rank in range(table.workers)
     ]
-    rows = [
-        f"{size:12} {size // 4:12} float sum -1 {time_s * 1e6:.2f} {size / time_s / 1e9:.2f} "
-        f"{bus_factor(table.op, table.workers) * size / time_s / 1e9:.2f} "
-        f"0 {time_s * 1e6:.2f} 1.0 1.0 0"
-        for size, time_s in table.points
-    ]
+    rows, bus_gb_s = [], []
+    for size, time_s in table.points:
+        bus_gb_s.append(bus_factor(table.op, table.workers) * size / time_s / 1e9)
+        place = f"{time_s * 1e6:.2f} {size / time_s / 1e9:.2f} {bus_gb_s[-1]:.2f} 0"
+        rows.append(f"{size:12} {size // 4:12} float sum -1 {place} {place}")
     head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
-    end = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1"] if whole else []
+    average = f"# Avg bus bandwidth    : {np.mean(bus_gb_s):g}"
+    end = ["# Out of bounds values : 0 OK", average] if whole else []
     lines = ["# nThread 1 nGpus 1", *ranks, "# all_reduce_perf", head, *rows, *end]
     return "\n".join(lines) + "\n"
 
@@ -631,7 +631,7 @@ def test_tables_that_cannot_be_fitted_are_named_with_their_reason(tmp_path: Path
     pairs = tmp_path / "pairs.log"
     row = "1048576 262144 float none -1 104.9 10.00 10.00 0 104.9 10.00 10.00 0"
     head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
-    text = f"# nThread 1 nGpus 1\n# sendrecv_perf\n{head}\n{row}\n# Avg bus bandwidth    : 1\n"
+    text = f"# nThread 1 nGpus 1\n# sendrecv_perf\n{head}\n{row}\n# Avg bus bandwidth    : 10\n"
     written(pairs, text)
     short = replace(a_table(a_machine(), 8), points=((512, 1e-5),))
     tiny = written(tmp_path / "tiny.log", nccl_text(short))

@@ -113,16 +113,17 @@ class _Reading:
         time_us = (size / value if value else 0.0) if self.is_bandwidth else value
         if self.is_bandwidth and not value:
             return  # too slow for its decimals
+        decimals = len(number.partition(".")[2])
         if not self._is_next(size):
             # The benchmarks print sizes in ascending order. So this row is at a wrong place if it
             # looks like the others, and else it is of the output after the table.
-            if self.op != "barrier" and self._looks_like_the_others(text, number):
+            looks_alike = (decimals, len(text.split())) == (self.decimals, self.words)
+            if looks_alike and self.op != "barrier":
                 self.damaged.append(line)
             return
         if not 0 < time_us <= _LONGEST_US or size > _MOST_BYTES:
             self.damaged.append(line)
             return
-        decimals = len(number.partition(".")[2])
         if self.decimals is None:
             self.decimals, self.words = decimals, len(text.split())
         if decimals == self.decimals:
@@ -131,11 +132,6 @@ class _Reading:
             self.suspects.clear()
         else:  # The benchmarks print as many decimals in each row: this number is cut.
             self.damaged.append(line)
-
-    def _looks_like_the_others(self, text: str, number: str) -> bool:
-        """Say whether a row has as many words and decimals as the rows before it."""
-        decimals = len(number.partition(".")[2])
-        return decimals == self.decimals and len(text.split()) == self.words
 
     def _is_next(self, size: int) -> bool:
         """Say whether sizes go on with this one; else a line is of the output after the table."""
