@@ -556,7 +556,7 @@ def test_tests_that_name_themselves_at_their_start_and_end_are_told_apart(tmp_pa
     assert not any(table.is_damaged for table in found)
 
 
-def test_an_average_that_is_not_that_of_the_rows_is_damage(tmp_path: Path) -> None:
+def test_an_average_that_is_not_that_of_the_rows_is_told(tmp_path: Path) -> None:
     rows = [
         f"{size} {size // 4} float sum -1 {size / rate / 1e3:.2f} {rate} {rate} 0 "
         f"{size / rate / 1e3:.2f} {rate} {rate} 0\n"
@@ -565,11 +565,11 @@ def test_an_average_that_is_not_that_of_the_rows_is_damage(tmp_path: Path) -> No
     path = a_log(tmp_path, "".join(rows))
     assert not read_table(path).problems
     path.write_text(path.read_text().replace(rows[2], ""))
-    with pytest.raises(DamagedInput, match=r"is 8\.33333 GB/s, and that of its rows 6\.5, so rows"):
-        fullwire.fit_cluster([path])
+    *_, doubt = fullwire.fit_cluster([path], devices_per_node=8).doubts
+    assert "is 8.33333 GB/s, and that of its rows 6.5, so rows are missing or changed." in doubt
     path.write_text(HEAD + "".join(rows) + tail("".join(rows)).replace(": 8", ": 98"))
-    with pytest.raises(DamagedInput, match=r"its average bus bandwidth is 98\.3333 GB/s"):
-        fullwire.fit_cluster([path])
+    *_, doubt = fullwire.fit_cluster([path], devices_per_node=8).doubts
+    assert "its average bus bandwidth is 98.3333 GB/s" in doubt
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ class ClusterFit:
     residuals: tuple[Residual, ...]
     choices: tuple[Choice, ...]
     unused: tuple[str, ...] = ()  # tables that no protocol was fitted to, with the reason
+    problems: tuple[str, ...] = ()  # of the tables that it was fitted to
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ class ClusterFit:
             )
         if self.cluster.inside is not None and self.cluster.inside.rate_is_least:
             doubts.append(RestsOnLeastRate())
-        return tuple(map(sentence, doubts))
+        return (*map(sentence, doubts), *(f"{problem}." for problem in self.problems))
 
     @property
     def protocols(self) -> tuple[Protocol, ...]:
@@ -197,6 +198,7 @@ def fit_cluster(
         residuals=tuple(residuals(fitted_cluster, rows)),
         choices=tuple(_choices(fitted_cluster, rows)),
         unused=unused,
+        problems=tuple(dict.fromkeys(problem for curve in kept for problem in curve.problems)),
     )
 
 
@@ -216,6 +218,7 @@ class _Shown:
     fullest: int = 0  # ranks of the host with the most; 0 if unknown
     lines: Mapping[int, int] = field(default_factory=dict)  # of each size, where files have lines
     of_dtype: str = ""  # the only one whose rows are read, where a file has rows of several
+    problems: tuple[str, ...] = ()
 
     @property
     def why_unused(self) -> str:
@@ -310,6 +313,7 @@ def _printed(path: Path, table: Printed) -> _Shown:
         table.line,
         fullest=table.fullest,
         lines={size: row.line for size, row in slowest.items()},
+        problems=table.problems,
     )
 
 

@@ -310,8 +310,9 @@ class _Reading:
                 problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
-            problems = problems or off_average(self._averages_gb_s, self._rows)
             is_damaged = bool(problems)
+            # The rows that are left are good: their reader may have taken others away.
+            problems = problems or off_average(self._averages_gb_s, self._rows)
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             problems += split
