@@ -22,13 +22,13 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.convergence.batches import excess
 from fullwire.errors import DamagedInput
+from fullwire.run.centre import NORMAL_90
 from validation import arguments, results
 
 FILES = ("diloco_loss_by_M_N.csv", "streaming_diloco_loss_M_H.csv")
 USUAL_STEPS = 30  # between synchronisations, in the table by size
 _UNITS = {"M": 1e6, "B": 1e9}
 _COLUMN = re.compile(r"s?diloco(?:_fp4)?_M(\d+)(?:_H(\d+))?")
-_90 = 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def judged(those: list[Case]) -> tuple[list[float], list[bool]]:
         shape = replicas ** law[1] * sizes ** law[2] * steps ** law[3]
         away = law[0] * shape - law[4] - truth
         errors += away.tolist()
-        held += (np.abs(away) <= _90 * scatter).tolist()
+        held += (np.abs(away) <= NORMAL_90 * scatter).tolist()
     return errors, held
 
 

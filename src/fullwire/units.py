@@ -10,6 +10,7 @@ Text is read exactly: "0.007GB" is 7,000,000 bytes, without the error of binary 
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 import re
@@ -28,6 +29,7 @@ _BITS = ("bps", "bit/s", "b/s")
 _BYTES_PER_SECOND = ("B/s", "Bps")
 _NANOSECOND = Fraction(1, 10**9)
 _MOST_NAMED = 8  # ranks, in a sentence
+_LEAST_PLAIN = 1e-9  # a smaller number has more zeros than people count
 
 
 class _Kind(NamedTuple):
@@ -162,6 +164,8 @@ def show_duration(time_s: float) -> str:
 def show_number(number: float) -> str:
     """Return a number with four digits, whole from 1000 on: 16852.3 is "16,850"."""
     rounded = float(f"{number:.4g}")
+    if _LEAST_PLAIN <= abs(rounded) < 1e-4:  # where Python would print an exponent
+        return f"{rounded:.{3 - math.floor(math.log10(abs(rounded)))}f}".rstrip("0")
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.4g}"
 
 

@@ -1008,7 +1008,7 @@ def test_devices_of_a_node_that_no_plan_uses_are_told_and_paid_for() -> None:
     result = fw.plan(
         "qwen3-30b-a3b", cluster="gb200-nvl72", nodes=1, global_batch=256, seq=4096, hours=1, top=1
     )
-    assert DevicesLeftOut(used=64, whole=72) in result.assumed
+    assert DevicesLeftOut(used=64, whole=72, is_chosen=True) in result.assumed
     tokens, best = 256 * 4096, result.best
     assert best.device_hours == pytest.approx(72 * best.step_s / 3600 / tokens * 1e6)
     assert result.lasting is not None

@@ -17,20 +17,26 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.clusters.cluster import Cluster, Inside, Nics
+from fullwire.clusters.description import as_toml
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.notes import EmulationSendsGradientsOnly
 from fullwire.findings.plans import (
     DataParallelFills,
+    DevicesLeftOut,
     NotInRecording,
     OnHalfTheBandwidth,
+    OpenTensorParallelism,
     OptimizerOnly,
     OtherDevice,
+    OtherNodes,
     ProcessorsNotTold,
     ProcessorsShared,
     ProcessorsStay,
+    ScatteredRanks,
     SplitByMesh,
     UnlikeGroup,
+    UnlikeHosts,
     UsualMlp,
 )
 from fullwire.importers.kineto import scan
@@ -165,6 +171,69 @@ def test_nodes_that_nobody_described_are_told_and_odd_ones_are_taken_as_describe
     assert (described.described.nodes, described.described.devices_per_node) == (2, 3)
     assert described.best.step_s == pytest.approx(step_s, rel=0.01)
     assert told not in " ".join(plan_data(described)["assumed"])
+
+
+NODES = Cluster(
+    name="nodes of 8",
+    nodes=4,
+    devices_per_node=8,
+    inside=Inside(kind="switch", rate_bps=8e11),
+    nics=Nics(rate_bps=8e9, per_node=8),
+)
+
+
+def on_hosts(job: Run, hosts: str, cluster: Cluster | None = None) -> Run:
+    """Return the job as one of these hosts, which may be nodes of a described cluster."""
+    told = None if cluster is None else as_toml(cluster)
+    return replace(job, facts=replace(job.facts, hosts=hosts, cluster=told))
+
+
+def test_messages_are_priced_between_the_hosts_that_the_run_names(job: Run) -> None:
+    """Two ranks on each of two hosts send over NICs, though a node could have all four."""
+    step_s = recognised(job).step_s
+    here, apart = (
+        fw.plan(recorded=on_hosts(job, hosts), cluster=NODES, nodes=2, to="tp=2,dp=8").best
+        for hosts in ("a,a,a,a", "a,a,b,b")
+    )
+    assert here.exposed.dp_s > 3 * apart.exposed.dp_s
+    again = fw.plan(recorded=on_hosts(job, "a,a,b,b", NODES), to="tp=2,dp=2")
+    assert again.described is not None
+    assert (again.described.nodes, again.described.devices_per_node) == (2, 2)
+    assert again.best.step_s == pytest.approx(step_s, rel=0.01)
+    assert DevicesLeftOut(used=2, whole=8, is_chosen=False) in again.assumed
+
+
+def test_hosts_that_contradict_the_nodes_are_told_or_refused(job: Run) -> None:
+    small = replace(NODES, devices_per_node=2, nics=replace(NODES.nics, per_node=2))
+    elsewhere = fw.plan(recorded=on_hosts(job, "a,a,a,a"), cluster=small, nodes=2, to="tp=2,dp=2")
+    assert OtherNodes(cluster=small.name, ranks=4, devices=2) in elsewhere.assumed
+    both = fw.plan(recorded=on_hosts(job, "a,a,a,a"), cluster=[small, NODES], nodes=2, to="tp=2")
+    assert not any(isinstance(note, OtherNodes) for note in both.assumed)
+    with pytest.raises(UsageError, match=r"from: expected nodes of at least 4 devices.*got 2"):
+        fw.plan(recorded=on_hosts(job, "a,a,a,a", small), to="tp=2,dp=2")
+    for hosts, note in {
+        "a,a,a,b": UnlikeHosts(least=1, most=3),
+        "a,b,a,b": ScatteredRanks(),
+    }.items():
+        assert note in fw.plan(recorded=on_hosts(job, hosts), cluster=NODES, nodes=1).assumed
+    even = fw.plan(recorded=on_hosts(job, "a,a,b,b"), cluster=NODES, nodes=1).assumed
+    assert not any(isinstance(note, UnlikeHosts | ScatteredRanks) for note in even)
+
+
+def test_idle_devices_of_the_recorded_cluster_are_told_and_paid_for(job: Run) -> None:
+    odd = replace(NODES, devices_per_node=3, nics=Nics(rate_bps=8e9))
+    for to, nodes, used in (("tp=2,dp=4", 4, 2), ("tp=2,dp=2", 2, 2), ("tp=2,dp=1", 1, 2)):
+        answer = fw.plan(recorded=on_hosts(job, "a,a,a,b", odd), to=to)
+        assert answer.described is not None
+        assert (answer.described.nodes, answer.described.devices_per_node) == (nodes, used)
+        assert [note.whole for note in answer.assumed if isinstance(note, DevicesLeftOut)] == [3]
+        hours = nodes * 3 * answer.best.step_s / 3600 / (BATCH * SEQUENCE) * 1e6
+        assert answer.best.device_hours == pytest.approx(hours)
+    part = fw.plan(
+        recorded=replace(job, facts=replace(job.facts, cluster=as_toml(NODES))), to="tp=2"
+    )
+    assert part.described is not None
+    assert (part.described.nodes, part.described.devices_per_node) == (1, 4)
 
 
 def test_what_a_trace_leaves_open_is_told_in_the_terminal_and_in_json(
@@ -490,6 +559,40 @@ def test_sums_of_activations_tell_tensor_parallelism_where_heads_are_wide_or_few
             assert bool(found.messages["dp"]) == (dp > 1)
 
 
+def without_names(run: Run) -> Run:
+    """Return a run whose groups nobody describes."""
+    return replace(run, facts=replace(run.facts, groups=None, group_names=None))
+
+
+def without_losses(run: Run) -> Run:
+    """Return a run whose loss is no operation of its own."""
+    return replace(run, operations=run.operations.rows(run.operations.name != LOSS))
+
+
+LOSS = "aten::nll_loss_forward"
+
+
+@pytest.mark.parametrize(
+    ("heads", "tp", "dp", "other"), [(16, 4, 2, 2), (16, 4, 4, 2), (4, 2, 4, 4), (4, 4, 4, 8)]
+)
+def test_the_vocabulary_of_a_rank_tells_tensor_parallelism_or_its_degree_is_open(
+    tmp_path: Path, heads: int, tp: int, dp: int, other: int
+) -> None:
+    """All heads together are twice as wide as the hidden vector, or half."""
+    traced(tmp_path / "job", tp=tp, dp=dp, heads=heads, is_plain=True)
+    run = without_names(fw.read(tmp_path / "job"))
+    found = recognised(run)
+    assert (found.layout.tp, found.layout.dp, found.other_tp) == (tp, dp, ())
+    found = recognised(without_losses(run))
+    assert found.layout.tp == other
+    assert tp in found.other_tp
+    told = fw.plan(recorded=without_losses(run), to={"tp": 1, "dp": 1}).recorded
+    assert told is not None
+    assert OpenTensorParallelism(tp=other, others=found.other_tp) in told.not_recognised
+    model = replace(found.model, heads=heads, kv_heads=heads)
+    assert recognised(without_losses(run), model).layout.tp == tp
+
+
 def test_a_degree_that_neither_sums_nor_heads_tell_is_refused_or_the_models(tmp_path: Path) -> None:
     """Of 8 ranks that sum activations, and gradients besides, 2 or 4 share a layer."""
     traced(tmp_path / "job", tp=4, dp=2, heads=32, is_plain=True)
@@ -499,7 +602,9 @@ def test_a_degree_that_neither_sums_nor_heads_tell_is_refused_or_the_models(tmp_
     traced(tmp_path / "narrow", tp=2, dp=2, heads=4)
     narrow = fw.read(tmp_path / "narrow")
     assert recognised(narrow).layout.tp == 2
-    hidden_groups = replace(narrow, facts=replace(narrow.facts, groups=None, group_names=None))
+    hidden_groups = without_names(narrow)
+    assert recognised(hidden_groups).layout.tp == 2  # the loss has twice as many words as the head
+    hidden_groups = without_losses(hidden_groups)
     with pytest.raises(UsageError, match=r"description of the group of tensor parallelism.*of 4 "):
         recognised(hidden_groups)  # gradients of 128 rows may be what 128 tokens sum
     traced(tmp_path / "stages", pp=2, heads=4)
@@ -631,3 +736,21 @@ def test_a_trace_that_is_cut_before_a_whole_step_is_told_as_damaged(
         path.write_bytes(whole[: whole.index(first) - 200])
     with pytest.raises(DamagedInput, match=rf"expected {lacking}.*ends in the middle"):
         fw.plan(recorded=tmp_path / "cut", to="pp=2")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.45, 0.6, 0.8])
+def test_a_step_that_is_cut_in_its_middle_tells_no_layers(share: float, tmp_path: Path) -> None:
+    """Each step has half of the trace: the first one, if it is whole, tells the plan."""
+    step_s = traced(tmp_path / "cut", dp=2)
+    for path in (tmp_path / "cut").iterdir():
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(share * len(whole))])
+    if share < 0.5:
+        needed = r"a whole step of each rank: .*A trace needs a whole step .* forward and backward$"
+        with pytest.raises(DamagedInput, match=needed):
+            fw.plan(recorded=tmp_path / "cut", to="dp=2")
+        return
+    found = fw.plan(recorded=tmp_path / "cut", to="dp=2").recorded
+    assert found is not None
+    assert (found.layers, found.global_batch) == (LAYERS, BATCH)
+    assert found.step_s == pytest.approx(step_s, rel=0.01)

@@ -187,6 +187,25 @@ def test_a_description_may_name_several_kinds(
     assert kind_of_messages(description) == messages
 
 
+def test_the_ranks_of_a_group_without_a_description_tell_tensor_parallelism(
+    tmp_path: Path,
+) -> None:
+    run = run_of(tmp_path, Job(framework="megatron", tp=4, shard=2))
+    unnamed = replace(run, facts=replace(run.facts, groups=None, group_names=None))
+    # Twice as many heads as the hidden vector is wide.
+    shapes = unnamed.operations.shapes.copy()
+    local = HEADS // 4
+    shapes[:] = [
+        text.replace(f"1x{local}x", f"1x{2 * local}x") if "_scaled_dot" in name else text
+        for name, text in zip(unnamed.operations.name.tolist(), shapes.tolist(), strict=True)
+    ]
+    wide = replace(unnamed, operations=replace(unnamed.operations, shapes=shapes))
+    found = recognised(wide)
+    assert (found.layout.tp, found.layout.dp, found.other_tp) == (4, 2, ())
+    some = wide.collectives.rank < 4
+    assert recognised(replace(wide, collectives=wide.collectives.rows(some))).other_tp == (4,)
+
+
 def test_a_group_that_does_not_fit_the_degrees_is_told(tmp_path: Path) -> None:
     run = run_of(tmp_path, Job(framework="torchtitan", tp=2, shard=4))
     odd = replace(run, facts=replace(run.facts, groups="mesh_tp 2, mesh_dp_shard_cp 3"))

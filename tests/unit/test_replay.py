@@ -12,9 +12,9 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
-from fullwire.run.run import Collectives
+from fullwire.run.run import Collectives, Gradients
 from tests.builders import a_run
-from tests.jobs_by_hand import a_job_of_experts, a_trained_job
+from tests.jobs_by_hand import Rank, a_job, a_job_of_experts, a_trained_job
 
 
 def test_a_replay_has_the_step_that_the_table_predicts() -> None:
@@ -126,3 +126,29 @@ def test_a_replay_of_shards_gathers_and_scatters_them() -> None:
     for op in ("allgather", "reducescatter"):
         recorded, played = sent.bytes[sent.op == op], found.bytes[found.op == op]
         assert sorted(played.tolist()) == sorted(recorded.tolist())
+
+
+def test_shards_that_the_passes_wait_for_are_played_within_them() -> None:
+    """Each rank gathers amid its forward pass, waits 40 ms for it, and computes on."""
+    late = Rank(
+        120.0,
+        [("compute", "forward", 0.0, 10.0), ("compute", "backward", 50.0, 100.0)],
+        [(32_000_000, 10.0, 50.0), (32_000_000, 100.0, 120.0)],
+    )
+    job = a_job(late, late, facts={"line_rate_bps": 12.8e9, "backend": "nccl"})
+    sums = job.collectives
+    is_gather = sums.sequence % 2 == 0
+    gathered = dataclasses.replace(sums, op=np.where(is_gather, "allgather", "reducescatter"))
+    marks = job.spans.rows(job.spans.name == "backward")
+    made = Gradients(
+        rank=marks.rank,
+        step=marks.step,
+        order=np.zeros(len(marks), np.int64),
+        bytes=np.full(len(marks), 32_000_000),
+        ready_ns=marks.end_ns,
+    )
+    job = dataclasses.replace(job, collectives=gathered, gradients=made)
+    played = fw.replay(job, bandwidth="12.8Gbps")
+    end_ns = played.spans.end_ns[played.spans.name == "backward"][0]
+    assert set(played.collectives.op.tolist()) == {"allgather", "reducescatter"}
+    assert played.collectives.end_ns.max() <= end_ns

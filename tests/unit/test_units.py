@@ -281,9 +281,13 @@ def test_what_is_shown_fits_a_line() -> None:
         (225.64, "225.6"),
         (2.5e6, "2,500,000"),
         (0.05, "0.05"),
+        (3.2e-05, "0.000032"),
+        (-1.23456e-07, "-0.0000001235"),
+        (1.5e-12, "1.5e-12"),
+        (0.0, "0"),
     ],
 )
-def test_large_numbers_have_no_exponent(number: float, shown: str) -> None:
+def test_numbers_have_no_exponent(number: float, shown: str) -> None:
     assert show_number(number) == shown
 
 

@@ -25,6 +25,7 @@ from fullwire.answers.plan_networks import (
     found_each,
     named_device,
     networks_of,
+    on_devices,
     on_half,
     training_of,
     with_devices,
@@ -36,6 +37,7 @@ from fullwire.answers.plan_search import (
     Searched,
     best_first,
     calibration_of,
+    part_of_nodes,
     planned,
     usable,
 )
@@ -63,6 +65,7 @@ from fullwire.findings.plans import (
     DevicesLeftOut,
     OnlyKernels,
     OpenRecomputation,
+    OpenTensorParallelism,
     OpenVocabulary,
     OptimizerOnly,
     OtherDevice,
@@ -72,9 +75,9 @@ from fullwire.findings.plans import (
     UnlikeGroup,
     UsualMlp,
 )
-from fullwire.run.placement import host_of_rank
+from fullwire.run.placement import host_of_rank, hosts_of
 from fullwire.run.run import Run
-from fullwire.simulation.recognised_plan import recognised
+from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
 from fullwire.units import bits_per_second, ratio, seconds
@@ -151,14 +154,14 @@ def plan(
     if devices is not None:
         cluster = with_devices(_clusters(cluster), nodes, devices, {**fixed_degrees(fix), **other})
     known = None if recorded is None else _known(recorded, cluster, nodes, model, device)
+    idle = 0  # devices of each node that a recording leaves out
     if known is not None:
-        layout = known.recognised.layout
-        model = known.recognised.model if model is None else model
+        layout, model = known.recognised.layout, model or known.recognised.model
         global_batch = layout.global_batch if global_batch is None else global_batch
         seq = layout.sequence if seq is None else seq
         precision = layout.precision if precision == "bf16" else precision
-        cluster, nodes = _target(known, cluster, nodes, other)
-    asked = model, nodes, global_batch, seq, precision, device, objective, fix, known, other
+        cluster, nodes, idle = _target(known, cluster, nodes, other)
+    asked = model, nodes, global_batch, seq, precision, device, objective, fix, known, other, idle
     questions = [_asked(here, *asked) for here in _clusters(cluster)] or [_asked(None, *asked)]
     troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
     training = training_of(hours, price, troubles, objective)
@@ -259,6 +262,7 @@ def _asked(
     fix: OneOrMany | Mapping[str, int | str],
     recorded: Recorded | None,
     to: Mapping[str, int | str],
+    idle: int,
 ) -> Question:
     if model is None or cluster is None or global_batch is None:
         missing = "model" if model is None else "cluster" if cluster is None else "global batch"
@@ -274,8 +278,12 @@ def _asked(
     asked = {**fixed, **to}
     used = usable(machine, asked if recorded is None else _degrees_on(recorded, asked))
     notes: list[Finding] = []
-    if used.devices_per_node < machine.devices_per_node:
-        notes.append(DevicesLeftOut(used=used.devices_per_node, whole=machine.devices_per_node))
+    whole_node = machine.devices_per_node + idle
+    if used.devices_per_node < whole_node:
+        is_chosen = used.devices_per_node < machine.devices_per_node
+        notes.append(
+            DevicesLeftOut(used=used.devices_per_node, whole=whole_node, is_chosen=is_chosen)
+        )
     if recorded is None:
         target = device_of(machine, device)
     else:
@@ -307,7 +315,7 @@ def _asked(
         fixed=fixed,
         objective=objective,
         recorded=recorded,
-        idle_of_node=machine.devices_per_node - used.devices_per_node,
+        idle_of_node=whole_node - used.devices_per_node,
         notes=tuple(notes),
     )
 
@@ -344,25 +352,60 @@ def _known(
     run = opened(recorded).run
     seen = recognised(run, model)
     given = None if device is None else accelerator(device)
-    here_device, here = device_in(seen, given), None
-    if run.facts.cluster is not None:
-        here = described(run.facts.cluster, "the run's cluster")
-    for one in _clusters(cluster) if here is None else ():
-        machine = described_cluster(one, None)
-        told = named_device(machine) or given
-        if told is None or here_device is None or told.family == here_device.family:
-            needed = max(1, -(-seen.layout.devices // machine.devices_per_node))
-            here = described_cluster(machine, needed)
-            break
-    here = None if here is None else usable(here, {"dp": seen.layout.devices})
+    here_device, hosts = device_in(seen, given), hosts_of(run)
+    here, whole_node = _recorded_on(run, seen, _clusters(cluster), here_device, given)
     processors = _processors_of_this_host(run) if cluster is None else None
     known = by_recording(seen, here, here_device, processors)
+    known = replace(known, hosts=hosts, whole_node=whole_node)
+    if known.is_elsewhere:  # the pace of an unknown network tells nothing of the given one
+        known = replace(known, pace=(1.0, 0.0))
     if not seen.device and known.ratios[0].ratio > _SIMILAR:
         raise UsageError(
             f"device: expected the device of the trace, got {device}: products of the trace took "
             f"{known.ratios[0].ratio:,.0f} times as long as on this one"
         )
     return known
+
+
+def _recorded_on(
+    run: Run,
+    seen: Recognised,
+    clusters: Sequence[ClusterLike],
+    device: Accelerator | None,
+    given: Accelerator | None,
+) -> tuple[Cluster | None, int]:
+    """Return the cluster of a recording, as far as its ranks used it, and the devices of a node.
+
+    A node has as many devices in use as a host had ranks. None is a cluster that nobody described,
+    or one whose nodes have fewer devices than that.
+    """
+    hosts, devices = hosts_of(run), seen.layout.devices
+    most = 1 if hosts is None else max(hosts.ranks)
+    machines = [described_cluster(one, None) for one in clusters]
+    if run.facts.cluster is not None:
+        machines = [described(run.facts.cluster, "the run's cluster")]
+        if machines[0].devices_per_node < most:
+            raise UsageError(
+                f"from: expected nodes of at least {most} devices in the cluster that the run "
+                f"describes, as one of its hosts had {most} ranks, got "
+                f"{machines[0].devices_per_node}"
+            )
+    else:
+        families = [named_device(machine) or given for machine in machines]
+        machines = [
+            machine
+            for machine, told in zip(machines, families, strict=True)
+            if told is None or device is None or told.family == device.family
+        ]
+    fitting = [machine for machine in machines if machine.devices_per_node >= most]
+    if not fitting:
+        return None, machines[0].devices_per_node if machines else 0
+    [here, *_], whole_node = fitting, fitting[0].devices_per_node
+    if hosts is not None:
+        return described_cluster(part_of_nodes(here, most), len(hosts.ranks)), whole_node
+    if run.facts.cluster is None:
+        here = described_cluster(here, max(1, -(-devices // whole_node)))
+    return usable(here, {"dp": devices}), whole_node
 
 
 def _processors_of_this_host(run: Run) -> int | None:
@@ -377,17 +420,26 @@ def _target(
     cluster: ClusterLike | Sequence[ClusterLike] | None,
     nodes: str | int | None,
     to: Mapping[str, int | str],
-) -> tuple[ClusterLike | Sequence[ClusterLike], str | int | None]:
-    """Return the cluster of other plans: the given one, else that of the recording."""
+) -> tuple[ClusterLike | Sequence[ClusterLike], str | int | None, int]:
+    """Return the cluster of other plans, its nodes, and devices of each that it leaves out.
+
+    It is the given one, else that of the recording with nodes for the plan.
+    """
     if cluster is not None:
-        return cluster, nodes
-    here, devices = known.cluster, math.prod(_degrees_on(known, to).values())
-    if here.nodes > 1:
-        here = here if devices % here.devices_per_node == 0 else usable(here, {})
-        return here, -(-devices // here.devices_per_node)
-    devices = devices if to else known.recognised.layout.devices
-    nics = replace(here.nics, per_node=devices)
-    return replace(here, devices_per_node=devices, nics=nics), None
+        return cluster, nodes, 0
+    here, degrees = known.cluster, _degrees_on(known, to)
+    devices = math.prod(degrees.values())
+    if not known.is_network_told:
+        devices = devices if to else known.recognised.layout.devices
+        nics = replace(here.nics, per_node=devices)
+        return replace(here, devices_per_node=devices, nics=nics), None, 0
+    if devices % here.devices_per_node == 0:
+        here = described_cluster(here, devices // here.devices_per_node)
+    elif devices < here.devices_per_node:
+        here = described_cluster(part_of_nodes(here, devices), 1)
+    else:
+        here = on_devices(here, devices, degrees)
+    return here, None, known.whole_node - here.devices_per_node
 
 
 def _degrees_on(known: Recorded, to: Mapping[str, int | str]) -> dict[str, int]:
@@ -408,6 +460,8 @@ def _from_run(known: Recorded) -> FromRun:
         not_recognised.append(UsualMlp())
     if found.open_vocabulary is not None:
         not_recognised.append(OpenVocabulary(rows=found.open_vocabulary))
+    if found.other_tp:
+        not_recognised.append(OpenTensorParallelism(tp=layout.tp, others=found.other_tp))
     for kind, ranks in found.other_groups.items():
         not_recognised.append(OtherParallelism(kind=_KINDS[kind], ranks=ranks))
     not_recognised += [OnlyKernels(work=work) for work in found.only_kernels]

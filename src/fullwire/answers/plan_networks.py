@@ -33,15 +33,18 @@ from fullwire.findings.plans import (
     MemoryOfAnother,
     NearestFamily,
     NotInRecording,
+    OtherNodes,
     ProcessorsNotTold,
     ProcessorsShared,
+    ScatteredRanks,
     SplitByMesh,
+    UnlikeHosts,
     UsualMemory,
     UsualShareOfLinks,
 )
 from fullwire.simulation.goodput import CHECKPOINT_BYTES
 from fullwire.simulation.habits import habits_of
-from fullwire.simulation.recorded_plan import SPLITTING_S
+from fullwire.simulation.recorded_plan import SPLITTING_S, Recorded
 from fullwire.units import ratio, seconds, shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.stage_memory import GIB
@@ -80,10 +83,10 @@ def with_devices(
     if not given:
         raise UsageError("devices: expected a cluster that has them (--cluster)")
     number = count(devices, "devices")
-    return [_with_devices(described_cluster(one), number, degrees) for one in given]
+    return [on_devices(described_cluster(one), number, degrees) for one in given]
 
 
-def _with_devices(machine: Cluster, devices: int, degrees: Mapping[str, int | str]) -> Cluster:
+def on_devices(machine: Cluster, devices: int, degrees: Mapping[str, int | str]) -> Cluster:
     """Return a cluster with so many devices in use: a part of each node's, or all of them."""
     if there := _nodes_for(machine, devices, degrees):
         return there
@@ -152,10 +155,28 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
                     devices=math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp")),
                     recorded=question.recorded.recognised.layout.devices,
                 )
+        yield from _about_hosts(question.recorded, question)
         if question.recorded.splits_by_mesh and degrees["tp"] > 1:
             yield SplitByMesh(milliseconds=1e3 * SPLITTING_S)
         if question.recorded.processors is not None:
             yield ProcessorsShared(processors=question.recorded.processors)
+
+
+def _about_hosts(recorded: Recorded, question: Question) -> Iterator[Finding]:
+    """Yield how the hosts of a recording differ from the nodes that its messages are priced on."""
+    hosts = recorded.hosts
+    if hosts is None or not recorded.whole_node:
+        return
+    least, most = min(hosts.ranks), max(hosts.ranks)
+    if recorded.is_elsewhere:
+        if recorded.recorded_on is None:
+            devices = question.cluster.devices_per_node + question.idle_of_node
+            yield OtherNodes(cluster=question.cluster.name, ranks=most, devices=devices)
+        return
+    if least < most:
+        yield UnlikeHosts(least=least, most=most)
+    if not hosts.are_in_row:
+        yield ScatteredRanks()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

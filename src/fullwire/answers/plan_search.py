@@ -107,14 +107,20 @@ def usable(cluster: Cluster, degrees: Mapping[str, int | str]) -> Cluster:
     """Return a cluster whose nodes have a power of two of devices: few degrees divide others.
 
     - `degrees`: decided ones. Nodes stay whole if these divide all devices, and not those in use.
-
-    Devices that are left out send nothing, so the others have each NIC whole. A NIC that only such
-    devices use is idle. Of NICs that would serve unlike numbers of devices, the busiest counts.
     """
     used = _power_of_two(cluster.devices_per_node)
     ranks = math.prod(int(degrees.get(name, 1)) for name in ("tp", "pp", "cp", "dp"))
     is_whole = cluster.devices % ranks == 0 and cluster.nodes * used % ranks > 0
-    if is_whole or used == cluster.devices_per_node:
+    return cluster if is_whole else part_of_nodes(cluster, used)
+
+
+def part_of_nodes(cluster: Cluster, used: int) -> Cluster:
+    """Return a cluster of which so many devices of each node are in use.
+
+    Devices that are left out send nothing, so the others have each NIC whole. A NIC that only such
+    devices use is idle. Of NICs that would serve unlike numbers of devices, the busiest counts.
+    """
+    if used == cluster.devices_per_node:
         return cluster
     if isinstance(cluster.network, Torus):  # every device uses every NIC
         return replace(cluster, devices_per_node=used)
@@ -122,7 +128,9 @@ def usable(cluster: Cluster, degrees: Mapping[str, int | str]) -> Cluster:
     busiest = 1  # devices of a NIC, where those that are left out are chosen well
     while np.minimum(served, busiest).sum() < used:
         busiest += 1
-    nics = replace(cluster.nics, per_node=_power_of_two(used // busiest), of_device=())
+    most = used // busiest
+    even = next(number for number in range(most, 0, -1) if used % number == 0)
+    nics = replace(cluster.nics, per_node=even, of_device=())
     return replace(cluster, devices_per_node=used, nics=nics)
 
 

@@ -1,14 +1,15 @@
 """What recorded runs show of a training: the samples to a goal, by batch, and the critical batch.
 
-The samples come from the metric's curve in each run. The critical batch comes from runs at several
-batches, from gradient noise, or from the user.
+The samples come from the metric's curve in each run: its steps times the batch, or the samples that
+were taken where the batch changes during the training. The critical batch comes from runs at
+several batches, from gradient noise, or from the user.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fullwire.answers.subjects import gradient_bytes
+from fullwire.collectives.cost import Floats
 from fullwire.compression.codec import named_in
 from fullwire.convergence.batches import (
     BatchLaw,
@@ -25,11 +27,12 @@ from fullwire.convergence.batches import (
     fit_batches,
     noise_scale,
 )
-from fullwire.convergence.curves import Curve, Goal, Reach, curve_of
+from fullwire.convergence.curves import FEWEST, Curve, Goal, Reach, Taken, curve_of
 from fullwire.convergence.reaching import reach
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
+    BatchChanges,
     BatchContradictsRun,
     CriticalAsGiven,
     CriticalAtLeast,
@@ -42,8 +45,9 @@ from fullwire.findings.targets import (
     NoiseTellsNothing,
     SamplesLostToTheBatch,
 )
+from fullwire.run.kinds import kinds_of
 from fullwire.run.run import Noise, Run
-from fullwire.run.usual import local_steps_of
+from fullwire.run.usual import local_steps_of, marks_of_steps, shared_steps
 from fullwire.simulation.subject import plain_subject
 from fullwire.timeline.passes import passes_of_step
 
@@ -54,6 +58,7 @@ _EXACT_HOOKS = re.compile(
     r"|(\w*_)?(all_?reduce|sum|summing|mean|average)(_\w+)?",
     re.IGNORECASE,
 )
+_ALIKE = 0.1  # of the batch, by which the samples of a step of the curve may differ from it
 _ANY = 12.0  # the factor within which a critical batch lies near any recorded one
 
 
@@ -67,20 +72,72 @@ class Averaged(NamedTuple):
 EACH_STEP = Averaged(1, 1)  # and so is any number of workers that add up in each step
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Recorded:
     """A metric's curve in one run, and the batch of the whole job there."""
 
     run: str
-    batch: int
-    curve: Curve
+    batch: int  # the mean, where it changes
+    curve: Curve  # over samples where the batch changes, and else over steps
     averaged: Averaged | None  # None where nothing tells it, as of an imported curve
+    step_samples: float  # of a step of the curve: a metric may count other steps than the job
+    taken: Taken | None = None  # where the batch changes
+
+    @classmethod
+    def of(cls, name: str, run: Run, metric: str, batch: int) -> Recorded:
+        """Read a metric's curve, of a job with this batch."""
+        curve = curve_of(run.metrics, metric, name)
+        taken = curve.taken()
+        averaged, step_samples = _averaged(run), float(batch)
+        if taken is None:
+            return cls(name, batch, curve, averaged, step_samples)
+        scale = batch / (
+            run.facts.step_samples or taken.mean
+        )  # the user may count other samples than the job's loader
+        taken = taken.scaled(scale)
+        if taken.is_steady:
+            is_batch = abs(taken.mean / batch - 1) <= _ALIKE
+            return cls(name, batch, curve, averaged, step_samples if is_batch else taken.mean)
+        return cls(name, batch, curve.over_samples(scale), averaged, step_samples, taken)
+
+    def as_read(self) -> Iterator[Finding]:
+        """Say what was left out of the curve, and that the batch changes."""
+        curve = self.curve
+        if curve.repeated or curve.not_numbers:
+            cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
+            yield CurveWasCleaned(run=self.run, metric=curve.name, **cleaned)
+        if self.taken is not None:
+            first, last = float(self.taken.batches[0]), float(self.taken.batches[-1])
+            yield BatchChanges(run=self.run, first=first, last=last, mean=float(self.batch))
 
     def point(self, goal: Goal) -> tuple[Point, Reach]:
-        """Return the samples to a goal, and the way there."""
+        """Return the samples to a goal, and the way there in steps."""
+        if self.taken is not None and self.taken.begins_late:
+            raise UsageError(
+                f"{self.run}: its batch changes, and its samples before step "
+                f"{self.taken.steps[0]:,.0f} are unknown: expected a recording from the beginning "
+                "of the training"
+            )
         reached = reach(self.curve, goal, self.run)
-        samples = reached.steps * self.batch
-        return Point(batch=self.batch, samples=samples, reading=reached.spread), reached
+        if self.taken is None:
+            samples = reached.steps * self.step_samples
+            return Point(batch=self.batch, samples=samples, reading=reached.spread), reached
+        samples, at = reached.steps, self.taken.step_at
+        steps = at(samples)
+        point = Point(
+            batch=samples / steps,
+            samples=samples,
+            reading=reached.spread,
+            stages=self.taken.stages(samples),
+        )
+        in_steps = replace(
+            reached,
+            steps=steps,
+            low=at(reached.low),
+            high=at(reached.high),
+            recorded=int(self.taken.steps[-1]),
+        )
+        return point, in_steps
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -134,11 +191,8 @@ def evidence(
         if number == 0 and many[1:] and goal.metric not in set(run.metrics.name.tolist()):
             continue  # the predicted run may be a workload, and the curves others' runs
         whole = recorded_batch[number] if recorded_batch else global_batch(name, run)
-        curve = curve_of(run.metrics, goal.metric, name)
-        if curve.repeated or curve.not_numbers:
-            cleaned = {"repeated": curve.repeated, "not_numbers": curve.not_numbers}
-            notes.append(CurveWasCleaned(run=name, metric=goal.metric, **cleaned))
-        shown = Recorded(run=name, batch=whole, curve=curve, averaged=_averaged(run))
+        shown = Recorded.of(name, run, goal.metric, whole)
+        notes += shown.as_read()
         try:
             point, reached = shown.point(goal)
         except UsageError as error:
@@ -155,11 +209,9 @@ def evidence(
                     is_far=reached.is_far,
                 )
             )
-        if curve.lost_at is not None:
+        if (lost_at := shown.curve.lost_at) is not None:
             notes.append(
-                CurveIsLostLater(
-                    run=name, goal=str(goal), metric=goal.metric, lost_at=curve.lost_at
-                )
+                CurveIsLostLater(run=name, goal=str(goal), metric=goal.metric, lost_at=lost_at)
             )
         recorded.append(shown)
         points.append(point)
@@ -218,14 +270,40 @@ class OwnWork:
     @classmethod
     def of(cls, name: str, run: Run, whole: int | None) -> OwnWork:
         """Divide the step of a run by its passes; `whole` is its batch where it knows none."""
-        batch = global_batch(name, run) if whole is None else whole
+        batch = float(global_batch(name, run) if whole is None else whole)
         passes = passes_of_step(run) or 1
+        if (changed := _changed_batch(run)) is not None:
+            numbers, length_ns, _ = shared_steps(run)
+            batch *= float(changed[kinds_of(run).usual(numbers, length_ns)].mean())
         return cls(
             run=name,
             passes=passes,
             samples=batch / _passes(run),
             time_s=plain_subject(name, run).step.alone_ns * 1e-9 / passes,
         )
+
+
+def _changed_batch(run: Run) -> Floats | None:
+    """Return the batch of each step in relation to the mean; None where it is not seen to change.
+
+    The metrics tell the samples so far at their times, and steps lie between.
+    """
+    order = np.argsort(run.metrics.time_ns, kind="stable")
+    rows = run.metrics.rows(order[np.isfinite(run.metrics.samples[order])])
+    numbers, _, ranks = shared_steps(run)
+    if len(rows) < FEWEST or len(numbers) < FEWEST:
+        return None
+    marks = marks_of_steps(run)
+    marks = marks.rows(np.isin(marks.step, numbers))
+    place = np.searchsorted(numbers, marks.step)
+    end_ns = np.bincount(place, marks.end_ns.astype(float)) / ranks
+    so_far = np.maximum.accumulate(rows.samples)
+    so_far = np.interp(end_ns, rows.time_ns, so_far, left=np.nan, right=np.nan)
+    taken = Curve("", numbers, end_ns, end_ns.astype(np.int64), samples=so_far).taken()
+    if taken is None or taken.is_steady:
+        return None
+    block = np.searchsorted(taken.steps[1:-1], numbers, side="left")
+    return taken.batches[block] / taken.mean
 
 
 def own_work(many: Sequence[tuple[str, Run]], recorded_batch: Sequence[int]) -> list[OwnWork]:
@@ -296,6 +374,10 @@ def _noise_scale(name: str, run: Run, noise: Noise) -> NoiseScale:
             f"{name}: its gradient noise tells no critical batch, as the communication hook {hook} "
             "may change the mean gradient: expected a run without it"
         )
+    if (changed := _changed_batch(run)) is not None:  # a run notes the mean of all steps
+        numbers, *_ = shared_steps(run)
+        at = np.minimum(np.searchsorted(numbers, noise.step), len(numbers) - 1)
+        noise = replace(noise, samples=np.rint(noise.samples * changed[at]).astype(np.int64))
     return noise_scale(noise, run.facts.workers, name)
 
 

@@ -1,6 +1,7 @@
 """Samples to a target by batch: E(B) = E0 (1 + B/Bc).
 
-A tiny batch needs E0 samples. At the critical batch Bc a training needs twice as many. Few batches
+A tiny batch needs E0 samples. At the critical batch Bc a training needs twice as many. A training
+that changes its batch is the sum of its parts: each sample brings it on by 1 / E(B). Few batches
 are ever recorded, mostly two to five. So the fit keeps every Bc that they allow, each with its
 weight, and the interval of a prediction comes from all of them.
 
@@ -46,11 +47,13 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
+from fullwire.run.centre import NORMAL_90
 from fullwire.run.run import Noise, Whole
 
 # From MLPerf's 17 benchmarks (validation/reference_points.py). A point lies so far from its curve,
@@ -68,8 +71,7 @@ BEYOND = 0.08
 FAR = 4.0  # times the largest recorded batch
 COVERED = 0.90
 _CANDIDATES, _WIDEST = 121, 4.0  # of Bc, within so many standard deviations
-_90 = 1.645  # standard deviations
-_UNLIKELY = _90**2 / 2  # by so much of the log-likelihood, runs refuse a law: 95 % of one side
+_UNLIKELY = NORMAL_90**2 / 2  # of the log-likelihood: runs refuse such a law, 95 % of one side
 _PLACES, _REACH = 801, 8.0  # where the density of a prediction is computed
 _MOST_BATCHES = 64  # more are read off between these
 PRIOR_FACTOR = 2.5  # between the noise scale and the critical batch of a training
@@ -94,12 +96,26 @@ class Point:
     # and of reading its samples from a curve.
     spread: float | None = None
     reading: float = 0.0
+    # The batches of a training that changed its batch, each with its share of the samples; `batch`
+    # is then their mean.
+    stages: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch", "samples"):
             value = getattr(self, name)
             if not (0 < value < math.inf):
                 raise UsageError(f"{name}: expected a number above 0, got {value:g}")
+
+    def lost(self, critical: Floats) -> Floats:
+        """Return the logarithm of E(B) / E0 at each critical batch.
+
+        A sample in a batch B brings a training by 1 / E(B) of its way. So the samples of several
+        batches take the harmonic mean of what each batch alone would take.
+        """
+        if not self.stages:
+            return np.asarray(np.log1p(self.batch / critical))
+        batches, shares = np.array(self.stages).T
+        return np.asarray(-np.log((shares / (1 + batches / critical[:, None])).sum(axis=1)))
 
     @property
     def variance(self) -> float:
@@ -210,7 +226,7 @@ def fit_batches(points: Sequence[Point], known: Critical | None = None) -> Batch
         centre = float(np.log(batches).mean()) + _USUAL_PLACE
         width = _USUAL_RANGE
     else:
-        centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / _90
+        centre, width = math.log(known.batch), max(math.log(known.factor), 1e-6) / NORMAL_90
     points, run_variance = merged(points)
     critical = np.exp(centre + width * np.linspace(-_WIDEST, _WIDEST, _CANDIDATES))
     law, likely = _of_criticals(points, critical, run_variance)
@@ -231,7 +247,7 @@ def _of_criticals(
     batches, samples = np.array([(point.batch, point.samples) for point in points], float).T
     observed = np.log(samples)
     share = 1 / (1 + np.array([point.variance for point in points]) / MISFIT**2)
-    lost = np.log1p(batches / critical[:, None])
+    lost = np.stack([point.lost(critical) for point in points], axis=1)
     least = ((observed - lost) * share).sum(axis=1) / share.sum()
     squares = (share * np.square(observed - lost - least[:, None])).sum(axis=1)
     freedom = MISFIT_COUNTS + len(points) - 1
@@ -256,13 +272,13 @@ def merged(points: Sequence[Point]) -> tuple[list[Point], float]:
     How far runs of one batch are apart shows their spread, beside the usual one. Points that know
     their spread stay as they are.
     """
-    by_batch: dict[float, list[Point]] = defaultdict(list)
+    by_batch: dict[Any, list[Point]] = defaultdict(list)
     for point in points:
         if point.spread is None:
-            by_batch[point.batch].append(point)
+            by_batch[point.batch, point.stages].append(point)
     squares, freedom = 0.0, 0
     joined = [point for point in points if point.spread is not None]
-    for batch, alike in by_batch.items():
+    for (batch, stages), alike in by_batch.items():
         runs = np.array([point.runs for point in alike])
         read = np.square([point.reading for point in alike])
         logs = np.log([point.samples for point in alike])
@@ -272,7 +288,10 @@ def merged(points: Sequence[Point]) -> tuple[list[Point], float]:
         freedom += len(alike) - 1
         reading = math.sqrt(float(np.average(read, weights=runs)))
         count = int(runs.sum())
-        joined.append(Point(batch=batch, samples=math.exp(mean), runs=count, reading=reading))
+        mean_samples = math.exp(mean)
+        joined.append(
+            Point(batch=batch, samples=mean_samples, runs=count, reading=reading, stages=stages)
+        )
     variance = (_SPREAD_COUNTS * USUAL_SPREAD**2 + squares) / (_SPREAD_COUNTS + freedom)
     spread = math.sqrt(variance)
     return [
@@ -389,7 +408,7 @@ def excess(*, replicas: int, steps: int, parameters: float) -> Excess:
     more *= (steps / 30) ** _BY_STEPS
     asked = ((replicas, REPLICAS), (parameters, PARAMETERS), (steps, STEPS))
     is_beyond = any(not low <= value <= high for value, (low, high) in asked)
-    half = _90 * SCATTER + (more / 2 if is_beyond else 0)
+    half = NORMAL_90 * SCATTER + (more / 2 if is_beyond else 0)
     middle = max(more - _OFFSET, 0.0)
     return Excess(
         ratio=math.exp(middle),

@@ -3,6 +3,10 @@
 Steps that begin anew in each epoch are counted on. A restarted job goes back to a checkpoint: the
 values of the attempt before, from there on, are left out. Of values at the same step the later
 counts. Values that are no number are left out and counted.
+
+A recording tells the samples that a job took up to each value. Where the batch changes during a
+training, as in a warm-up of the batch, steps are no measure of its way: the curve is then read over
+samples.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
+from fullwire.run.centre import NORMAL_90
 from fullwire.run.run import Metrics, Whole
 from fullwire.units import NUMBER, shown
 
@@ -25,7 +30,8 @@ _LIKE = 5  # values on each side of a fall of the steps, that are compared
 FAR = 4.0  # times the recorded steps
 _LATE = 3.0  # steps: a value may be reported a little after its step, or before it
 _OF_A_PACE = 0.05  # its usual scatter between a metric's steps and the run's
-NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
+_BLOCKS = 24  # of a curve, each with its mean batch
+_STEADY = 0.02  # of all samples, by which those of a constant batch may lie beside a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,8 @@ class Curve:
     repeated: int = 0  # values that a restart gave up, or that were reported again
     not_numbers: int = 0
     lost_at: int | None = None  # the step from which on the metric is no number
+    samples: Floats | None = None  # that the job took up to each value; NaN where unknown
+    unit: str = "step"  # that `steps` counts
 
     def steps_early(self, ended_ns: Whole) -> int | None:
         """Return by how many steps its clock runs behind that of the steps; None if none shows.
@@ -91,6 +99,89 @@ class Curve:
         blur = float(np.median(np.diff(steps))) + _LATE
         ahead, without = float(np.median(steps - ended)), len(ended_ns) - int(ended[-1])
         return without if without > blur and abs(ahead - without) <= blur else None
+
+    def taken(self) -> Taken | None:
+        """Return the samples that the job took by its steps; None where they are unknown."""
+        if self.samples is None:
+            return None
+        known = np.flatnonzero(np.isfinite(self.samples))
+        if len(known) < FEWEST:
+            return None
+        steps = self.steps[known].astype(float)
+        samples = np.maximum.accumulate(self.samples[known])
+        if samples[-1] <= samples[0]:
+            return None
+        edges = np.unique(np.linspace(0, len(known) - 1, _BLOCKS + 1).astype(int))
+        line = np.interp(steps, steps[[0, -1]], samples[[0, -1]])
+        # A value may be told a step before or after the samples of its own.
+        blur = _LATE * (samples[-1] - samples[0]) / (steps[-1] - steps[0])
+        off = float(np.abs(samples - line).max())
+        return Taken(
+            steps=steps[edges],
+            samples=samples[edges],
+            spacing=float(np.median(np.diff(steps))),
+            is_steady=off <= blur + _STEADY * (samples[-1] - samples[0]),
+        )
+
+    def over_samples(self, scale: float) -> Curve:
+        """Return the curve over the samples that the job took, times a scale."""
+        assert self.samples is not None
+        known = np.isfinite(self.samples)
+        samples = np.rint(np.maximum.accumulate(self.samples[known]) * scale).astype(np.int64)
+        is_new = np.append(samples[1:] != samples[:-1], [True])
+        return replace(
+            self,
+            steps=samples[is_new],
+            values=self.values[known][is_new],
+            times_ns=self.times_ns[known][is_new],
+            samples=samples[is_new].astype(float),
+            unit="sample",
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Taken:
+    """The samples that a job took by its steps, at the edges of blocks of values."""
+
+    steps: Floats
+    samples: Floats
+    spacing: float  # of the values, in steps
+    is_steady: bool  # whether the batch stays the same
+
+    @property
+    def batches(self) -> Floats:
+        """The mean batch of each block; the last one goes on."""
+        return np.asarray(np.diff(self.samples) / np.diff(self.steps))
+
+    @property
+    def mean(self) -> float:
+        """The mean batch."""
+        return float((self.samples[-1] - self.samples[0]) / (self.steps[-1] - self.steps[0]))
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether the job had taken steps before the recorded ones."""
+        return bool(self.steps[0] - self.samples[0] / self.batches[0] > self.spacing + _LATE)
+
+    def scaled(self, scale: float) -> Taken:
+        """Return it with so many times the samples."""
+        return replace(self, samples=self.samples * scale)
+
+    def step_at(self, samples: float) -> float:
+        """Return the step at which the job has taken so many samples; its last batch goes on."""
+        beyond = max(samples - float(self.samples[-1]), 0.0) / float(self.batches[-1])
+        edges = np.append(0.0, self.samples), np.append(min(0.0, self.steps[0]), self.steps)
+        return float(np.interp(samples, *edges)) + beyond
+
+    def stages(self, samples: float) -> tuple[tuple[float, float], ...]:
+        """Return the batches up to so many samples, each with its share of them."""
+        edges = np.append(0.0, np.minimum(self.samples, samples))
+        edges[-1] = samples
+        first = self.samples[0] / self.steps[0] if min(self.steps[0], self.samples[0]) > 0 else 0.0
+        batches = np.append(first or self.batches[0], self.batches)
+        shares = np.diff(edges) / samples
+        is_there = (shares > 0) & (batches > 0)
+        return tuple(zip(batches[is_there].tolist(), shares[is_there].tolist(), strict=True))
 
 
 def read_goal(text: str) -> Goal:
@@ -133,6 +224,7 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
         repeated=len(chosen) - int(is_last.sum()),
         not_numbers=int((is_last & ~is_number).sum()),
         lost_at=_lost_at(steps[is_last], is_number[is_last]),
+        samples=kept.samples[order][counts],
     )
 
 

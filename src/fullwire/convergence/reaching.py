@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fullwire.collectives.cost import Floats
-from fullwire.convergence.curves import FEWEST, NORMAL_90, Curve, Goal, Reach
+from fullwire.convergence.curves import FEWEST, Curve, Goal, Reach
 from fullwire.errors import UsageError
-from fullwire.run.run import Whole
+from fullwire.run.centre import NORMAL_90
 from fullwire.units import show_number
 
 MOST_NOT_REACHING = 0.05  # of the forecast's weight
@@ -51,11 +51,11 @@ _SIDE = 0.25  # of a window, by which its parabola is believed beyond the window
 _SURE_OF_DIP = 3.0  # standard errors
 _DIPS = 40  # blocks, of which one may be a dip
 _MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
-_LEAST_SHARED = 0.1  # correlation, below which noise counts as each value's own
-_FEWEST_LENGTHS = 8  # of the longest lag, in all values
-_MOST_KEPT = 0.999
-_OF_LAW = 3  # numbers that are fitted
-_MOST_TAKEN = 0.5  # of the noise, by the law
+_SLOWEST = 2  # of the changes, in turns over the curve: the mean, and what the law follows
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)  # of the noise, by neighbours
+_QUICKEST, _FADES = 0.7, 12  # of the shared noise, that fades from one value to the next
+_FEWEST_LENGTHS = 4  # of the slowest fading, in all values
+_NOISES = 8
 _POWERS = np.geomspace(0.1, 2.0, 100)
 _LEVELS = np.geomspace(1e-3, 3.0, 120)  # below the least value, in spans of the curve
 
@@ -93,14 +93,16 @@ def reach(curve: Curve, goal: Goal, run: str) -> Reach:
     """Return when the curve reaches the goal: as recorded, or else by a forecast."""
     if _begins_there(curve, goal):
         raise UsageError(
-            f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at step "
+            f"{run}: {goal} is reached at its first value, {curve.values[0]:g} at {curve.unit} "
             f"{curve.steps[0]}: expected a target that takes training"
         )
     found = _crossing_of(curve, goal)
     if found is None:
         return _forecast(curve, goal, f"{run}: {goal}")
     if found.at <= 0:
-        raise UsageError(f"{run}: {goal} is reached at step {found.at:g}, expected steps above 0")
+        raise UsageError(
+            f"{run}: {goal} is reached at {curve.unit} {found.at:g}, expected {curve.unit}s above 0"
+        )
     fewest = max(found.low, min(found.at, 1.0))  # not even one step at the first value
     return Reach(steps=found.at, low=fewest, high=found.high, recorded=int(curve.steps[-1]))
 
@@ -258,6 +260,11 @@ class _Noise:
     shared: float  # of the variance; the rest is each value's own
     kept: float  # of the shared noise, from one value to the next
 
+    @property
+    def in_a_mean(self) -> float:
+        """How much more it adds to the variance of a long mean than each value's own noise."""
+        return self.shared * (1 + self.kept) / (1 - self.kept) + 1 - self.shared
+
     def apart(self, counts: Floats) -> tuple[Floats, Floats]:
         """Return what takes the correlation of neighbouring means away, and their weights.
 
@@ -281,32 +288,33 @@ class _Noise:
 _ALONE = _Noise(shared=0.0, kept=0.0)
 
 
-def _noise_of(off: Floats) -> _Noise:
-    """Tell the noise from what values miss their law by, from its correlation at several lags."""
-    off = off - off.mean()
-    variance = float(off @ off)
-    if variance <= 0:
-        return _ALONE
-    lags = np.unique(np.geomspace(1, max(1, len(off) // _FEWEST_LENGTHS), 24).astype(int))
-    found = np.array([float(off[lag:] @ off[:-lag]) / variance for lag in lags])
-    noise = _fading(lags, found, len(off))
-    # The law follows some of the shared noise, which then misses here: as much as the mean of so
-    # many values with this noise varies, for each number of the law.
-    taken = _OF_LAW * noise.shared * (1 + noise.kept) / (1 - noise.kept) / len(off)
-    taken = min(taken, _MOST_TAKEN)
-    return _fading(lags, found + taken * (1 - found), len(off))
+def _noises_of(off: Floats) -> list[_Noise]:
+    """Tell the noise from what values miss their law by: a few that are likely, each as much.
 
-
-def _fading(lags: Whole, found: Floats, count: int) -> _Noise:
-    """Fit a correlation that fades by the same factor from each value to the next."""
-    small = np.flatnonzero(found < max(_LEAST_SHARED, 2 / count**0.5))
-    use = slice(0, small[0] if len(small) else len(lags))
-    lags, found = lags[use], found[use]
-    if len(found) < 2:
-        return _Noise(shared=1.0, kept=float(found[0])) if len(found) else _ALONE
-    slope, begin = np.polyfit(lags, np.log(found), 1, w=found)
-    kept = min(float(np.exp(slope)), _MOST_KEPT)
-    return _Noise(shared=min(float(np.exp(begin)), 1.0), kept=kept)
+    Shared noise is strong in slow changes, and each value's own is the same in all. So a little
+    shared noise shows, though it hardly correlates two values. The law follows the slowest changes
+    itself, which are left out. Few values do not tell their noise well: the few that are taken
+    spread over all that are likely, by how much they add to a long mean.
+    """
+    power = np.square(np.abs(np.fft.rfft(off - off.mean())))[_SLOWEST:]
+    if len(power) < FEWEST or not power.any():
+        return [_ALONE]
+    turn = np.cos(2 * np.pi * np.arange(_SLOWEST, _SLOWEST + len(power)) / len(off))
+    fades = np.geomspace(_QUICKEST, min(_QUICKEST, max(_FEWEST_LENGTHS / len(off), 1e-3)), _FADES)
+    noises = [_ALONE] + [
+        _Noise(shared=shared, kept=1 - float(fade)) for shared in _SHARES for fade in fades
+    ]
+    likely = np.empty(len(noises))
+    for place, noise in enumerate(noises):
+        kept = noise.kept
+        shape = 1 - noise.shared + noise.shared * (1 - kept**2) / (1 - 2 * kept * turn + kept**2)
+        likely[place] = -np.log(shape).sum() - len(power) * np.log((power / shape).mean())
+    weight = np.exp(likely - likely.max())
+    weight[0] *= len(noises) - 1  # noise without neighbours is as usual as all other
+    order = np.argsort([noise.in_a_mean for noise in noises])
+    reached = np.cumsum(weight[order]) / weight.sum()
+    middles = (np.arange(_NOISES) + 0.5) / _NOISES
+    return [noises[order[place]] for place in np.searchsorted(reached, middles).tolist()]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -333,41 +341,64 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     if not span > 2 * scatter or span <= 0:
         return None
     power, below = (values.reshape(-1) for values in np.meshgrid(_POWERS, _LEVELS))
+    late_steps = np.maximum(steps[late], 1.0)
+    laws = _Laws(
+        shapes=(times[None, :] / times[-1]) ** -power[:, None],
+        heights=(means - means.min())[None, :] + span * below[:, None],
+        counts=counts,
+        least=(_MISFIT * span) ** 2,
+        # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.
+        alone=float(np.square(_noise(steps[late], values[late])) * np.mean(1 / counts)),
+    )
     level = means.min() - span * below
-    shapes = (times[None, :] / times[-1]) ** -power[:, None]
-    heights = means[None, :] - level[:, None]
-    noise = _ALONE
-    for last in (False, True):  # a fit tells the noise, and the noise weighs the next fit
-        apart, share = noise.apart(counts)
-        fitted, left = ((rows * np.sqrt(share)) @ apart.T for rows in (shapes, heights))
-        scale = (fitted * left).sum(axis=1) / np.square(fitted).sum(axis=1)
-        squares = np.square(left - scale[:, None] * fitted).sum(axis=1)
-        best = int(np.argmin(squares))
-        if last:
-            break
-        law = scale[best] * (np.maximum(steps[late], 1.0) / times[-1]) ** -power[best]
-        noise = _noise_of(values[late] - level[best] - law)
-    # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.
-    alone = np.square(_noise(steps[late], values[late])) * np.mean(1 / counts)
-    off = heights[best] - scale[best] * shapes[best]
-    squared = float(share @ np.square(off)) / float(share.sum())
-    misses = max(squared - _OF_NOISE * alone, 0.0)
-    least = (_MISFIT * span) ** 2
-    # Neighbours that miss alike tell less than their number.
-    off = apart @ off
-    shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > least else 0.0
-    told = (1 - max(shared, 0.0)) / (1 + max(shared, 0.0))
-    likely = -told * (len(means) - 3) / 2 * np.log(squares + least * len(means))
-    weight = np.exp(likely - likely.max())
-    weight /= weight.sum()
+    first = laws.fitted(_ALONE)  # a fit tells the noise, and the noise weighs the next fits
+    best = first.best
+    law = first.scale[best] * (late_steps / times[-1]) ** -power[best]
+    fits = [laws.fitted(noise) for noise in _noises_of(values[late] - level[best] - law)]
     return _Extended(
-        level=level,
-        scale=scale,
-        power=power,
-        weight=weight,
-        misses=misses**0.5 / span,
+        level=np.tile(level, len(fits)),
+        scale=np.concatenate([fit.scale for fit in fits]),
+        power=np.tile(power, len(fits)),
+        weight=np.concatenate([fit.weight for fit in fits]) / len(fits),
+        misses=fits[len(fits) // 2].misses / span,
         last=float(times[-1]),
     )
+
+
+class _Fitted(NamedTuple):
+    scale: Floats
+    weight: Floats  # of each law, adds up to 1
+    best: int
+    misses: float  # of the best one
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Laws:
+    """The means of a curve, and the shapes that they may have."""
+
+    shapes: Floats  # a row for each law
+    heights: Floats  # of the means above the level of each law
+    counts: Floats
+    least: float  # the variance that no training falls below
+    alone: float  # the variance of the means by noise that neighbours do not share
+
+    def fitted(self, noise: _Noise) -> _Fitted:
+        """Weigh the laws as this noise tells."""
+        apart, share = noise.apart(self.counts)
+        fitted, left = ((rows * np.sqrt(share)) @ apart.T for rows in (self.shapes, self.heights))
+        scale = (fitted * left).sum(axis=1) / np.square(fitted).sum(axis=1)
+        squares = np.square(left - scale[:, None] * fitted).sum(axis=1)
+        best, count = int(np.argmin(squares)), len(self.counts)
+        off = self.heights[best] - scale[best] * self.shapes[best]
+        squared = float(share @ np.square(off)) / float(share.sum())
+        misses = max(squared - _OF_NOISE * self.alone, 0.0)
+        # Neighbours that miss alike tell less than their number.
+        off = apart @ off
+        shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > self.least else 0.0
+        told = (1 - max(shared, 0.0)) / (1 + max(shared, 0.0))
+        likely = -told * (count - 3) / 2 * np.log(squares + self.least * count)
+        weight = np.exp(likely - likely.max())
+        return _Fitted(scale, weight / weight.sum(), best, misses**0.5)
 
 
 def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
@@ -395,7 +426,7 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     if float(found.weight[~gets_there].sum()) > MOST_NOT_REACHING:
         flat = found.level[np.argmax(found.weight)]
         raise UsageError(
-            f"{where} is not reached by step {last:.0f}. The curve may flatten at "
+            f"{where} is not reached by {curve.unit} {last:.0f}. The curve may flatten at "
             f"{abs(flat):.3g}, before it gets there"
         )
     needed = found.last * (found.scale[gets_there] / (wanted - found.level[gets_there])) ** (
@@ -407,8 +438,8 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     middle, low, high = np.maximum(np.exp(ends), last).tolist()
     if high > WIDEST * low:
         raise UsageError(
-            f"{where} is not reached by step {last:.0f}. The forecast is too wide to use: "
-            f"steps {low:,.0f} to {show_number(high)}"
+            f"{where} is not reached by {curve.unit} {last:.0f}. The forecast is too wide to use: "
+            f"{curve.unit}s {low:,.0f} to {show_number(high)}"
         )
     return Reach(steps=middle, low=low, high=high, recorded=int(last), is_forecast=True)
 

@@ -153,6 +153,43 @@ class OtherDevice(Finding):
     is_network_told: bool
 
 
+class OtherNodes(Finding):
+    """A host of the recording had more ranks than a node of the given cluster has devices."""
+
+    template = (
+        "the trace is not of {cluster}: a host had {ranks} ranks, and its nodes have {devices} "
+        "{devices:device|devices}. Messages take the time of the modelled network"
+    )
+    is_assumption = True
+
+    cluster: str
+    ranks: int
+    devices: int
+
+
+class UnlikeHosts(Finding):
+    """The hosts of the recording had unlike numbers of ranks."""
+
+    template = (
+        "hosts of the recording had {least} to {most} ranks: its messages are priced as if each "
+        "host but the last had {most}"
+    )
+    is_assumption = True
+
+    least: int
+    most: int
+
+
+class ScatteredRanks(Finding):
+    """Ranks of one host of the recording do not follow each other."""
+
+    template = (
+        "ranks of a host do not follow each other in the recording: its messages are priced as if "
+        "they did"
+    )
+    is_assumption = True
+
+
 class OtherType(Finding):
     """The device cannot multiply in the precision that the user asks for."""
 
@@ -203,13 +240,14 @@ class DevicesLeftOut(Finding):
     """Nodes have more devices than the plans use."""
 
     template = (
-        "plans use {used} of the {whole} devices of a node, a power of two; device-hours and cost "
-        "count all {whole}"
+        "plans use {used} of the {whole} devices of a node{is_chosen:, a power of two|}; "
+        "device-hours and cost count all {whole}"
     )
     is_assumption = True
 
     used: int
     whole: int
+    is_chosen: bool  # few degrees divide another number; else the recorded job left them out
 
 
 class OnOtherCluster(Finding):
@@ -303,6 +341,18 @@ class OpenVocabulary(Finding):
     rows: int
 
 
+class OpenTensorParallelism(Finding):
+    """Ranks sum activations, and nothing in the trace tells among how many of them."""
+
+    template = (
+        "the degree of tensor parallelism: {tp} makes all heads as wide as the hidden vector, "
+        "{others:list} {others:is|are} possible too, and a given model tells (plan MODEL --from)"
+    )
+
+    tp: int
+    others: tuple[int, ...]
+
+
 class OnlyKernels(Finding):
     """No operation of the trace shows a class of work."""
 
@@ -348,7 +398,7 @@ class NodesOfBest(Finding):
     """How much of the cluster the best plan takes, where parts of it were tried."""
 
     template = (
-        "{nodes} of {all_nodes} nodes, {devices:,} devices: {device_hours:.4g} device-hours a "
+        "{nodes} of {all_nodes} nodes, {devices:,} devices: {device_hours:number} device-hours a "
         "million tokens"
     )
 

@@ -290,6 +290,22 @@ class CurveIsLeftOut(Finding):
     why: str  # As the curve's reader put it.
 
 
+class BatchChanges(Finding):
+    """A job changed its batch during the training."""
+
+    is_assumption = True
+    template = (
+        "{run}: its batch changes from {first:,.0f} to {last:,.0f} samples during the training. "
+        "Samples count as they were taken, and after the recorded steps the last batch goes on. A "
+        "predicted training has one batch in all its steps; the recorded mean is {mean:,.0f}."
+    )
+
+    run: str
+    first: float
+    last: float
+    mean: float
+
+
 class BatchContradictsRun(Finding):
     """The user gives another batch than a run knows."""
 

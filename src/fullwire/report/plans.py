@@ -35,7 +35,7 @@ from fullwire.findings.plans import (
 )
 from fullwire.report.terminal import print_table, say
 from fullwire.simulation.recorded_plan import UNKNOWN_CLUSTER
-from fullwire.units import show_duration, show_memory, show_rate
+from fullwire.units import show_duration, show_memory, show_number, show_rate
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def _row_of_network(there: OnNetwork) -> dict[str, str]:
         "oversubscription": f"{there.oversubscription:g}",
         "step (90 %)": _time(one) if one else "-",
         "tokens/s a device": f"{one.tokens_per_s_per_device:,.0f}" if one else "-",
-        "device-hours": f"{one.device_hours:.4g}" if one else "-",
+        "device-hours": show_number(one.device_hours) if one else "-",
         "same training": show_duration(lasting.wall_s) if lasting else "-",
         "cost": _cost(lasting) if lasting else "-",
         "best plan there": _degrees(one) if one else "does not fit",
@@ -331,7 +331,7 @@ def _print_parts(result: PlanAnswer) -> None:
             f"{part.nodes:,}",
             f"{part.plan.devices:,}",
             _time(part.plan) + (" =" if part.plan.equal and part.plan != best else ""),
-            f"{part.plan.device_hours:.4g}",
+            show_number(part.plan.device_hours),
             _degrees(part.plan),
         ]
         for part in result.parts

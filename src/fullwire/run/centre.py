@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
+
 
 @dataclass(frozen=True, slots=True)
 class Centre:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 NOT_SEEN = "not seen"  # how the sentence about collectives ends that the recorder missed
+# The beginnings of sentences about a file whose rest is lost.
+ENDS_IN_THE_MIDDLE, DAMAGED = "it ends in the middle", "damaged at byte"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,12 @@ class Gap:
 def gaps_of(said: Iterable[str | Gap], *, table: str | None = None) -> tuple[Gap, ...]:
     """Make gaps of sentences, all about one table if `table` is given; gaps stay as they are."""
     return tuple(reason if isinstance(reason, Gap) else Gap(reason, table) for reason in said)
+
+
+def has_lost_its_end(gaps: Iterable[Gap]) -> bool:
+    """Say whether the rest of a file that was read is lost."""
+    lost = ENDS_IN_THE_MIDDLE, DAMAGED
+    return any(words in gap.reason for gap in gaps for words in lost)
 
 
 def reasons(gaps: Iterable[Gap], tables: Collection[str]) -> tuple[str, ...]:

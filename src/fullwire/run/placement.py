@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,25 @@ def host_of_rank(run: Run) -> dict[int, str]:
     """Return the host of each rank, where it is known."""
     hosts = (run.facts.hosts or "").split(",")
     return {rank: host for rank, host in enumerate(hosts) if host}
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """How many ranks each host of a job had, in the order of their first ranks."""
+
+    ranks: tuple[int, ...]
+    are_in_row: bool  # the ranks of each host follow each other
+
+
+def hosts_of(run: Run) -> Hosts | None:
+    """Return how many ranks each host had; None unless the run tells the host of every rank."""
+    hosts = host_of_rank(run)
+    if not hosts or len(hosts) != (run.facts.workers or 0):
+        return None
+    names = list(hosts.values())
+    ranks = Counter(names)
+    changes = sum(before != after for before, after in pairwise(names))
+    return Hosts(tuple(ranks.values()), are_in_row=changes == len(ranks) - 1)
 
 
 def host_line_rates_bps(run: Run) -> dict[str, float]:

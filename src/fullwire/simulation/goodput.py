@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.errors import UsageError
+from fullwire.run.centre import NORMAL_90
 from fullwire.run.run import Events
 
 # Device-hours between interruptions of published trainings: OPT-175B 15,300, RSC-1 29,500, Llama 3
@@ -194,7 +195,6 @@ class ElasticGoodput:
 
 
 _MOST_SPREAD = 0.5  # of what a failure costs, where the run saw one alone
-_NORMAL = 1.645  # 90 % of a normal distribution lie within so many deviations
 
 
 def with_failures(events: Events, between_s: float) -> ElasticGoodput | None:
@@ -222,7 +222,7 @@ def with_failures(events: Events, between_s: float) -> ElasticGoodput | None:
     spread_s = _MOST_SPREAD * mean_s
     if count > 1:
         variance = sum((each - mean_s) ** 2 for each in losses_s) / (count - 1)
-        spread_s = _NORMAL * math.sqrt(variance / count)
+        spread_s = NORMAL_90 * math.sqrt(variance / count)
     checkpoint_share = course.checkpoint_s / course.work_s if course.work_s else 0.0
 
     def share(lost_s: float) -> float:

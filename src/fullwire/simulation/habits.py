@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Floats
+from fullwire.run.centre import NORMAL_90
 
 Framework: TypeAlias = Literal["megatron", "fsdp", "deepspeed"]
 
@@ -121,7 +122,6 @@ _ASSUMED = {
     "sequence": 0.25,
     "devices": 0.25,
 }
-_WIDTH = 1.645  # standard deviations on each side of a 90 % interval
 
 
 # How far times may be off, as variances of logarithms: each part of a step by a factor of its own,
@@ -279,7 +279,7 @@ def interval_factor(
     own = _SPREAD[is_moe] if calibrated_spread is None else calibrated_spread
     share = 1.0 if calibrated_spread is None else 0.3
     terms = [share * _ASSUMED.get(gap, 0.02) for gap in set(assumed)]
-    return math.exp(_WIDTH * math.hypot(own, *terms))
+    return math.exp(NORMAL_90 * math.hypot(own, *terms))
 
 
 # The families whose runs stand for others; the rest take operations as they are.

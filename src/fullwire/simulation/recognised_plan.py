@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.run.run import Run, Whole
-from fullwire.run.usual import marks_of_steps, usual_steps
+from fullwire.run.gaps import has_lost_its_end
+from fullwire.run.run import Run
+from fullwire.run.usual import marks_of_steps
 from fullwire.simulation.described_groups import degrees_of, descriptions_of
 from fullwire.simulation.traced_work import (
     ATTENTION,
@@ -32,6 +33,8 @@ from fullwire.simulation.traced_work import (
     WORK,
     TracedMessages,
     TracedTimes,
+    steps_of_all,
+    whole_steps,
 )
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
@@ -62,6 +65,7 @@ class Recognised:
     other_groups: Mapping[str, int]  # ranks of expert or sequence parallelism: ep, sp
     has_mesh: bool  # groups of PyTorch's DeviceMesh
     open_vocabulary: int | None  # the embedding's rows, if a rank may hold a part of them
+    other_tp: tuple[int, ...]  # degrees of tensor parallelism that the trace leaves as possible
     only_kernels: tuple[str, ...]  # classes of work that no operation shows
     missing: tuple[str, ...]  # data of the run
     source: str
@@ -91,20 +95,6 @@ def _values_of_keys(own: Iterable[int], cp: int) -> frozenset[int]:
     return frozenset(each * ways * parts for each in own for ways in (1, cp) for parts in (1, 2))
 
 
-def _usual(run: Run, steps: Whole) -> list[int]:
-    """Return the numbers of the usual steps that all ranks have: the profiler disturbs some."""
-    marks = marks_of_steps(run)
-    steps = steps[steps >= 0]
-    marks = marks.rows(np.isin(marks.step, steps))
-    if not len(marks):
-        return sorted(set(steps.tolist()))
-    numbers, place, count = np.unique(marks.step, return_inverse=True, return_counts=True)
-    total_ns = np.bincount(place, (marks.end_ns - marks.start_ns).astype(np.float64))
-    is_shared = count == count.max()
-    length_ns = np.asarray(total_ns / count)[is_shared]
-    return [int(number) for number in numbers[is_shared][usual_steps(length_ns)]]
-
-
 class _Recognising:
     """The operations of a run by rank; each method recognises one part of the plan."""
 
@@ -115,9 +105,12 @@ class _Recognising:
         self.unlike_group: int | None = None
         self.has_usual_mlp = False
         self.open_vocabulary: int | None = None
+        self.other_tp: tuple[int, ...] = ()
         self.only_kernels: list[str] = []  # classes of work that kernels show, and no operation
         table = run.operations
-        self.steps = _usual(run, table.step)
+        self.steps = steps_of_all(run, table.step)
+        whole = whole_steps(run, self.steps)
+        self.has_whole_step, self.steps = bool(whole), whole or self.steps
         if not len(table) or not self.steps:
             expected = "a trace of whole steps with the shapes of operations"
             if not len(marks_of_steps(run)):
@@ -146,8 +139,11 @@ class _Recognising:
     def _lacks(self, expected: str, given: str) -> FullwireError:
         """Return why a part of the plan is unknown: of a damaged trace, that part may be lost."""
         if self.run.missing:
-            lost = "; ".join(self.run.missing)
-            return DamagedInput(self.run.provenance.source, f"expected {expected}: {lost}")
+            needed = ""
+            if has_lost_its_end(self.run.gaps):
+                needed = ". A trace needs a whole step of each rank, forward and backward"
+            problem = f"expected {expected}: {'; '.join(self.run.missing)}{needed}"
+            return DamagedInput(self.run.provenance.source, problem)
         return UsageError(f"from: expected {expected}, got {given}")
 
     def answer(self) -> Recognised:
@@ -220,12 +216,11 @@ class _Recognising:
             unlike_group=self.unlike_group,
             has_usual_mlp=self.has_usual_mlp,
             other_groups={
-                kind: ranks
-                for kind, ranks in self.told.of.items()
-                if kind in ("ep", "sp") and ranks > 1
+                kind: self.told.of[kind] for kind in ("ep", "sp") if self.told.of.get(kind, 1) > 1
             },
             has_mesh="mesh_" in (self.run.facts.groups or ""),
             open_vocabulary=self.open_vocabulary,
+            other_tp=self.other_tp,
             only_kernels=tuple(WORK[work] for work in self.only_kernels),
             missing=self.run.missing,
             source=self.run.provenance.source,
@@ -303,6 +298,8 @@ class _Recognising:
             layers = max(1, round(of_stage * pp))
             # Recomputation runs a layer's attention twice for each backward pass of it.
             again = self._passes(self.ranks[0], backward=False) / (passes[0] * micro)
+        if not self.has_whole_step:
+            raise self._lacks("a whole step of each rank", "a part of one")
         products = sum(calls for rank in self.ranks for _, calls in self._shapes(rank, *PRODUCTS))
         if products < 3 * of_stage * micro * len(self.steps) * len(self.ranks):
             self.only_kernels.append("matmul")
@@ -436,16 +433,43 @@ class _Recognising:
         has_dp = messages.gradient_bytes_of_step() > gradients_bytes / 2
         least = 1 if has_dp and sums < alike + 1.5 else 2
         possible = [tp for tp in range(least, ways + 1) if ways % tp == 0 and (tp < ways) == has_dp]
-        wanted = by_shape
-        if self.model is not None and self._is_given(hidden, head_dim):
-            wanted = self.model.heads // heads
-        if wanted in possible or len(possible) == 1:
-            return wanted if wanted in possible else possible[0]
+        told = [self._ways_of_vocabulary(tokens, hidden), messages.ranks_of_activations(self.world)]
+        is_given = self._is_given(hidden, head_dim)
+        if self.model is not None and is_given:
+            told = [self.model.heads // heads]
+        told += possible if len(possible) == 1 else []
+        if found := [tp for tp in told if tp in possible]:
+            return found[0]
+        if by_shape in possible and not is_given:
+            self.other_tp = tuple(tp for tp in possible if tp != by_shape)
+            return by_shape
         raise UsageError(
             "from: expected a description of the group of tensor parallelism (mesh_tp), or the "
             f"model: layers sum activations, and {heads} heads of {head_dim} on a rank do not tell "
             f"among how many of {ways} ranks"
         )
+
+    def _ways_of_vocabulary(self, tokens: int, hidden: int) -> int:
+        """Return among how many ranks the words of the loss are; 0 if the trace does not tell.
+
+        A rank that holds a part of them has fewer rows in its embedding, or in its head: the one
+        matrix that a microbatch has three products of, forward and backward.
+        """
+        passes = 3 * self._microbatches() * len(self.steps)
+        parts = {self._embedding(tokens)[0][0]}
+        for rank in self.ranks:
+            sides = self._sides(rank, tokens, hidden).items()
+            parts |= {side for side, calls in sides if calls == passes}
+        words = max(self._words_of_losses(), default=0)
+        ways = {words // part for part in parts if 0 < part < words and words % part == 0}
+        return ways.pop() if len(ways) == 1 else 0
+
+    def _words_of_losses(self) -> list[int]:
+        return [
+            sizes[0][-1]
+            for rank in self.ranks
+            for sizes, _ in self._shapes(rank, "aten::nll_loss_forward")
+        ]
 
     def _degrees(
         self, messages: TracedMessages, hidden: int, heads: int, head_dim: int, cp: int
@@ -534,11 +558,7 @@ class _Recognising:
 
         The loss shows all words, or the head's product shows those of a rank.
         """
-        losses = [
-            sizes[0][-1]
-            for rank in self.ranks
-            for sizes, _ in self._shapes(rank, "aten::nll_loss_forward")
-        ]
+        losses = self._words_of_losses()
         heads = {side for rank in self.ranks for side in self._sides(rank, tokens, hidden)}
         if tp == 1 or rows in losses:
             return rows

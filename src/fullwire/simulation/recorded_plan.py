@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster, Floats, Inside, Ints, Nics, OneSwitch
 from fullwire.errors import UsageError
+from fullwire.run.centre import NORMAL_90
+from fullwire.run.placement import Hosts
 from fullwire.simulation.group_times import GroupTimes, Hops
 from fullwire.simulation.habits import MEASURED_FAMILIES, Habits, habits_of
 from fullwire.simulation.plan_columns import Plans, plans_of
@@ -35,7 +37,7 @@ SPLITTING_S = 9e-3
 # recording shows (on devices, traces that were played), for each part that it does not show, and
 # where more ranks may share the processors. Those of processors are of the jobs above: half of
 # them set these numbers, and the other half is judged.
-_WIDTH, _SPREAD, _ON_PROCESSORS, _UNSEEN, _OPEN_PROCESSORS = 1.645, 0.12, 0.25, 0.25, 0.5
+_SPREAD, _ON_PROCESSORS, _UNSEEN, _OPEN_PROCESSORS = 0.12, 0.25, 0.25, 0.5
 # Of the step on another device: the prices of both are off on their own, each by 0.12 as the price
 # of any device is. A family that nobody measured adds its own (`habits`).
 _OTHER_DEVICE, _NOBODY_MEASURED = 0.12 * math.sqrt(2), 0.15
@@ -96,6 +98,8 @@ class Recorded:
     recorded_on: Accelerator | None = None  # where `device` is another one
     processors: int | None = None  # that all ranks share, if it is known
     crowd: float = 1.0  # of the recorded plan, see `crowded`
+    hosts: Hosts | None = None  # of its ranks, where the run names them all
+    whole_node: int = 0  # devices of a node of the described cluster; 0 where nobody described it
 
     def as_recorded(self, plans: Plans, fixed: Mapping[str, int | str]) -> Plans:
         """Return plans with the recorded job's other choices, such as sequence parallelism."""
@@ -173,6 +177,11 @@ class Recorded:
         return self.device.family == _PROCESSOR
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Return whether a host had more ranks than a node of the described cluster can have."""
+        return self.hosts is not None and 0 < self.whole_node < max(self.hosts.ranks)
+
+    @property
     def splits_by_mesh(self) -> bool:
         """Return whether tensor parallelism would take the host's time, which no trace shows."""
         found = self.recognised
@@ -208,7 +217,7 @@ class Recorded:
         if self.recorded_on is not None:
             is_measured = self.device.family in MEASURED_FAMILIES
             terms += [_OTHER_DEVICE] if is_measured else [_OTHER_DEVICE, _NOBODY_MEASURED]
-        return math.exp(_WIDTH * math.hypot(*terms))
+        return math.exp(NORMAL_90 * math.hypot(*terms))
 
     def crowded(self, priced: Priced, ranks: Ints) -> Floats:
         """Return how many times as long plans take since their ranks share processors.

@@ -20,6 +20,7 @@ from fullwire.clusters.cluster import with_workers
 from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
+from fullwire.run.centre import NORMAL_90
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.run.usual import Alone
@@ -49,7 +50,6 @@ MOST_POINTS = 100_000_000  # 4 GB of measures
 _PLACE_OF_WORKERS = 4  # among the axes of a piece, which has no run, buckets and the like
 _LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
 _T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
-_ENDS = 1.645  # standard deviations from the middle to the ends of a 90 % interval
 _LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
 
@@ -168,7 +168,7 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     if crowding.is_by_time:
         beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
         whole = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
-        t1_off = sum(off) / 2 / _ENDS  # a device's T1 has an interval of its own
+        t1_off = sum(off) / 2 / NORMAL_90  # a device's T1 has an interval of its own
     if not beside + others_s or beside + others_s < _LEAST_BESIDE * whole:
         return crowded
     beside = beside / apart + others_s  # in a step

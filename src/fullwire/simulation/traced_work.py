@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Floats
 from fullwire.errors import UsageError
+from fullwire.run.gaps import has_lost_its_end
 from fullwire.run.intervals import union, within
-from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Whole
+from fullwire.run.usual import marks_of_steps, usual_steps
 from fullwire.simulation.described_groups import kind_of_messages
 from fullwire.units import shown
 
 TRANSFERS = ("send", "recv", "sendrecv")
+_MOST_IDLE = 0.1  # of a whole step, at its end
 _SMALL_BYTES = 1024  # sums of a loss or of norms
 _SUMS = ("allreduce", "reducescatter", "allgather")  # of activations; gathers where they are split
 _VALUE_BYTES = (1, 2, 4)
@@ -38,6 +41,41 @@ ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_atten
 _ATTENTION_KERNEL = re.compile(r"fmha|flash|attn|attention|sdpa", re.IGNORECASE)
 _PRODUCT_KERNEL = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|cijk_", re.IGNORECASE)
 WORK = {"matmul": "matrix products", "attention": "attention"}
+
+
+def steps_of_all(run: Run, steps: Whole) -> list[int]:
+    """Return the numbers of the usual steps that all ranks have: the profiler disturbs some."""
+    marks = marks_of_steps(run)
+    steps = steps[steps >= 0]
+    marks = marks.rows(np.isin(marks.step, steps))
+    if not len(marks):
+        return sorted(set(steps.tolist()))
+    numbers, place, count = np.unique(marks.step, return_inverse=True, return_counts=True)
+    total_ns = np.bincount(place, (marks.end_ns - marks.start_ns).astype(np.float64))
+    is_shared = count == count.max()
+    length_ns = np.asarray(total_ns / count)[is_shared]
+    return [int(number) for number in numbers[is_shared][usual_steps(length_ns)]]
+
+
+def whole_steps(run: Run, steps: Sequence[int]) -> list[int]:
+    """Return the steps that are whole on each rank, where the end of a trace may be lost.
+
+    In a step that was cut, nothing is told of its end: no operator, kernel or message.
+    """
+    if not has_lost_its_end(run.gaps):
+        return list(steps)
+    spans, marks = run.spans, marks_of_steps(run)
+    marks = marks.rows(np.isin(marks.step, steps))
+    is_work = ~((spans.lane == "host") & (spans.name == "step"))
+    cut = set()
+    for rank, step, start_ns, end_ns in zip(
+        *(column.tolist() for column in (marks.rank, marks.step, marks.start_ns, marks.end_ns)),
+        strict=True,
+    ):
+        ends_ns = spans.end_ns[is_work & (spans.rank == rank) & (spans.step == step)]
+        if end_ns - int(ends_ns.max(initial=start_ns)) > _MOST_IDLE * (end_ns - start_ns):
+            cut.add(step)
+    return [step for step in steps if step not in cut]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +140,22 @@ class TracedMessages:
         sizes_bytes = _sizes_bytes([self.activation]) - _sizes_bytes(self.keys)
         is_wanted = self._is_open("tp", _SUMS) & np.isin(self.table.bytes, sorted(sizes_bytes))
         return self._most_in_a_step(is_wanted, np.ones(len(self.table)))
+
+    def ranks_of_activations(self, world: int) -> int:
+        """Return how many ranks the groups have that sum activations; 0 if the trace does not tell.
+
+        All ranks' traces together show who takes part in a group.
+        """
+        if len(set(self.table.rank.tolist())) < world:
+            return 0
+        sizes_bytes = _sizes_bytes([self.activation]) - _sizes_bytes(self.keys)
+        is_wanted = self._is_open("tp", _SUMS) & np.isin(self.table.bytes, sorted(sizes_bytes))
+        members: dict[str, set[int]] = defaultdict(set)
+        groups = self.table.group[is_wanted].tolist()
+        for group, rank in zip(groups, self.table.rank[is_wanted].tolist(), strict=True):
+            members[group].add(rank)
+        found = {len(ranks) for ranks in members.values()}
+        return found.pop() if len(found) == 1 else 0
 
     def gradient_bytes_of_step(self) -> float:
         """Return the bytes of a step's sums that are of no activations and of no keys."""

@@ -32,6 +32,7 @@ from fullwire.packed import (
     has_no_end,
     unpacker,
 )
+from fullwire.run.gaps import DAMAGED, ENDS_IN_THE_MIDDLE
 from fullwire.run.intervals import union, without
 from fullwire.run.run import Whole
 
@@ -330,12 +331,12 @@ def scanned(path: Path) -> Trace:
     shapes.feed(b"")
     if scanner.damage:
         problems.append(
-            f"damaged at byte {scanner.bytes_read:,} ({scanner.damage}); "
+            f"{DAMAGED} {scanner.bytes_read:,} ({scanner.damage}); "
             f"the {scanner.events:,} events before are read"
         )
     elif not scanner.is_whole:
         problems.append(
-            f"it ends in the middle, as a killed job leaves it, after {scanner.events:,} events"
+            f"{ENDS_IN_THE_MIDDLE}, as a killed job leaves it, after {scanner.events:,} events"
         )
     if unusable := scanner.unusable:
         problems.append(f"{unusable:,} events lack a possible time and are left out")
