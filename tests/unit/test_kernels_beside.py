@@ -141,8 +141,8 @@ def test_where_no_kernel_tells_contention_t1_may_be_shorter_and_the_verdict_is_l
     assert "kernels beside communication may lose up to" in doubts
 
 
-@pytest.mark.parametrize("rate", ["60Gbps", "90Gbps", "100Gbps", "110Gbps"])
-def test_collectives_of_32_kib_whose_time_is_fixed_are_latency_at_any_line_rate(
+@pytest.mark.parametrize("rate", ["80Gbps", "100Gbps", "110Gbps", "400Gbps"])
+def test_collectives_of_32_kib_whose_time_is_fixed_are_latency_at_rates_nearby(
     tmp_path: Path, rate: str
 ) -> None:
     for rank in range(4):

@@ -58,7 +58,7 @@ SMALL_BYTES = 16 * 1024  # of a collective that shows the cost of a message with
 # Without such collectives, larger ones serve whose bytes take a small share of their time. Joining
 # 120 of 32 KiB into 30 took two thirds off a step. A line five times as fast took a tenth off it.
 # Where the bytes take more of their time, less of the rest is taken for the cost of messages.
-RATHER_SMALL_BYTES, OF_THEIR_TIME = 64 * 1024, (0.1, 0.5)
+RATHER_SMALL_BYTES, OF_THEIR_TIME = 64 * 1024, (0.1, 0.2)
 FEWEST_SMALL = 5  # stretches of small collectives, to believe their times of messages
 UNDISTURBED = 0.25  # of them: on busy processors the others take up to ten times as long
 
