@@ -33,6 +33,8 @@ from fullwire.workloads.layout import (
     nearest_divisor,
     nearest_multiple,
     sequence_step,
+    tensor_ways,
+    undivided,
 )
 from fullwire.workloads.stage_memory import BESIDE_BYTES, stages
 
@@ -312,7 +314,7 @@ def _degrees(
         is_sure = is_sure or _divides(is_open[0], left, model)
         degrees[is_open[0]] = left if is_sure else 1
     elif is_open == ["tp", "pp"]:
-        inside = divisors(math.gcd(left, model.heads))
+        inside = [ways for ways in tensor_ways(model) if left % ways == 0]
         tp = max(ways for ways in inside if ways <= machine_of(family)[0])
         pp = left // tp
         degrees |= {"tp": tp, "pp": pp if _divides("pp", pp, model) else 1}
@@ -328,7 +330,7 @@ def _degrees(
 def _divides(name: str, ways: int, model: Architecture) -> bool:
     """Return whether so many ways of TP or PP divide a model."""
     if name == "tp":
-        return model.heads % ways == 0
+        return not undivided(model, ways)
     return even_layers(model.layers, model.mtp_layers, ways) is not None
 
 

@@ -33,6 +33,7 @@ from fullwire.findings.plans import (
 )
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.run.run import Collectives
+from fullwire.simulation.plan_space import Space, every_plan
 from fullwire.words import sentence
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
@@ -1002,6 +1003,26 @@ def test_the_nearest_value_of_a_degree_has_a_plan(model: str, batch: int, fix: s
     other = [part for part in fix.split(",") if not part.startswith(name)]
     result = fw.plan(model, **asked, fix=[*other, f"{name}={nearest}"])
     assert str(getattr(result.best, name)) == nearest
+
+
+@pytest.mark.parametrize("kv_heads", [8, 24])
+def test_the_search_keeps_to_tensor_parallelism_that_divides_all_heads_and_nodes(
+    kv_heads: int,
+) -> None:
+    model = replace(architecture("llama3-8b"), heads=24, kv_heads=kv_heads, ffn=9216)
+    job: dict[str, Any] = {"model": model, "global_batch": 48, "sequence": 12288}
+    space = Space(**job, devices=24, devices_per_node=8, precision="bf16")
+    # Three neighbours of eight would reach from one node into the next.
+    assert set(every_plan(space, {}).tp.tolist()) == {1, 2, 4, 8}
+    one_node = Space(**job, devices=6, devices_per_node=6, precision="bf16")
+    assert set(every_plan(one_node, {}).tp.tolist()) == ({1, 2} if kv_heads == 8 else {1, 2, 3, 6})
+
+
+def test_tensor_parallelism_that_divides_no_heads_of_keys_is_refused() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 7, "global_batch": 56, "seq": 7168}
+    line = "tp: expected a divisor of 2 heads of keys and values, or a multiple of them, got 7. "
+    with pytest.raises(UsageError, match=f"{line}The nearest is 2"):
+        fw.plan("qwen2.5-0.5b", **asked, fix="tp=7")
 
 
 def test_devices_of_a_node_that_no_plan_uses_are_told_and_paid_for() -> None:

@@ -230,12 +230,11 @@ def _changes(layout: Layout, model: Architecture) -> Iterator[tuple[str, Layout]
     if layout.recompute != "full":
         full = {"recompute": "full", "recompute_layers": None}
         wanted.append(("full recomputation", full))
-    experts = 0 if model.moe is None else model.moe.experts
     for name, change in wanted:
         try:
             tried = replace(layout, **change)
             whole = even_layers(model.layers, model.mtp_layers, tried.pp) or model.layers
-            check_model(tried, layers=whole, heads=model.heads, experts=experts)
+            check_model(tried, model, layers=whole)
         except UsageError:  # the batch or the model cannot be divided so
             continue
         yield name, tried
