@@ -169,19 +169,21 @@ class Architecture:
 
     def _latent_matrices(self, mla: Mla) -> tuple[Matrix, ...]:
         query = self.heads * (mla.nope_dim + mla.rope_dim)
+        # What goes down to a latent vector has a bias, and what comes up from it has none.
+        has_down_bias, has_output_bias = self.biases != "none", self.biases in ("attention", "all")
         if mla.query_rank is None:
             queries: tuple[Matrix, ...] = (Matrix("query", self.hidden, query, "column"),)
         else:
             queries = (
-                Matrix("query_down", self.hidden, mla.query_rank, "none"),
+                Matrix("query_down", self.hidden, mla.query_rank, "none", has_down_bias),
                 Matrix("query_up", mla.query_rank, query, "column"),
             )
         up = self.heads * (mla.nope_dim + mla.value_dim)
         return (
             *queries,
-            Matrix("kv_down", self.hidden, mla.kv_rank + mla.rope_dim, "none"),
+            Matrix("kv_down", self.hidden, mla.kv_rank + mla.rope_dim, "none", has_down_bias),
             Matrix("kv_up", mla.kv_rank, up, "column"),
-            Matrix("output", self.heads * mla.value_dim, self.hidden, "row"),
+            Matrix("output", self.heads * mla.value_dim, self.hidden, "row", has_output_bias),
         )
 
     @property
