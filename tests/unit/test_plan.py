@@ -268,7 +268,8 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
     narrow, wide = result.best.interval, best.interval
     assert narrow.high_s / narrow.low_s < wide.high_s / wide.low_s
     for wrong, said in (
-        ("TP,step_time_s\n8,7\n", "expected columns among tp, .*, got 'TP'"),
+        ("TP,tp,step_time_s\n8,8,7\n", "expected one column tp"),
+        ("mbs,microbatch,step_time_s\n1,1,7\n", "expected one column microbatch"),
         ("micro_batch,step_time_s\n1,7\n", "expected columns among tp, .*, got 'micro_batch'"),
         ("tp,notes,step_time_s\n8,x,7,9\n", "measured.csv:2: expected 3 cells in a row"),
         ("tp,step_time_s\n8,7\nx,7\n", "measured.csv:3: tp: expected a whole number"),
@@ -323,11 +324,26 @@ def test_odd_measured_steps_are_told(tmp_path: Path) -> None:
     in_ms = told(heads, f"8,4,2,1,{1000 * step_s}")
     assert "line 2 of the measured steps is right, though " in in_ms
     assert "times as long as priced: step_time_s is in seconds" in in_ms
-    assert "times as short as priced" in told(heads, f"8,4,2,1,{step_s / 1000}")
+    between_nodes = told(heads, f"64,1,1,1,{0.7 * step_s}")
+    assert "times as short as priced" in between_nodes
+    with pytest.raises(DamagedInput, match=r"csv:2: step_time_s: expected seconds, .* at the peak"):
+        told(heads, f"8,4,2,1,{step_s / 1000}")
     differ = told(heads, f"8,4,2,1,{step_s}", f"8,4,2,1,{2 * step_s}")
     assert "the measured steps of dp=2,microbatch=1,pp=4,tp=8 count alike, though" in differ
     unread = told("tp,foo,gbs,step_time_s", f"8,4,256,{step_s}")
     assert "column foo of the measured steps tells nothing of a plan" in unread
+
+
+def test_measured_steps_name_columns_as_tables_of_runs_do(tmp_path: Path) -> None:
+    table, steps_s = tmp_path / "measured.csv", set()
+    for heads in (
+        "tp,pp,dp,microbatch,step_time_s",
+        "TP,PP,DP,Microbatch,Step_time_s",
+        "tp,pp,dp,mbs,step_time_s",
+    ):
+        table.write_text(f"{heads}\n8,4,2,1,{usual().best.step_s}\n")
+        steps_s.add(fw.plan("llama3-70b", **ASKED, calibrate=table, top=1).best.step_s)
+    assert len(steps_s) == 1
 
 
 def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path) -> None:
