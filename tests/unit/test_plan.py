@@ -215,6 +215,54 @@ def test_failures_make_a_training_longer() -> None:
     assert rare.cost is None
 
 
+def test_failures_may_be_a_range_and_each_number_is_named() -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "tp=8,pp=4,dp=2", "top": 1, "hours": 1000}
+    told = [
+        fw.plan("llama3-70b", **asked, failures=given).lasting
+        for given in (1000, "500-2000", " 800 - 1250.0")
+    ]
+    wide, same, narrow = told
+    assert wide is not None
+    assert same is not None
+    assert narrow is not None
+    assert (same.wall_s, same.wall_interval) == (wide.wall_s, wide.wall_interval)
+    assert narrow.wall_s == pytest.approx(wide.wall_s)
+    assert narrow.wall_interval.high_s < wide.wall_interval.high_s
+    for wrong in ("often", "2000-500", "1-2-3", "0"):
+        with pytest.raises(UsageError, match="failures: expected device-hours between two of them"):
+            fw.plan("llama3-70b", **asked, failures=wrong)
+
+
+def test_a_training_that_may_never_end_has_no_date(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "tp=1,pp=1,zero=3", "top": 1, "hours": 10}
+
+    def said(failures: float) -> str:
+        print_plan(fw.plan("llama3-8b", **asked, failures=failures, price=2))
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "likely, it may never end. Expected losses" in said(3)
+    assert "days (19.2 h or more): goodput" in said(3)
+    assert "may never end" not in said(1000)
+    never = said(0.6)
+    assert "10 hours of training may never end: with a failure each 33.8 s, less" in never
+    assert "Cost" not in never
+
+
+def test_oversubscription_of_a_job_below_one_leaf_changes_nothing_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "All nodes of dgx-h100 lie below one leaf, so oversubscription changes nothing."
+    for nodes, is_said in ((32, True), (64, False)):
+        asked = {**ASKED, "nodes": nodes, "fix": "tp=8,pp=4", "top": 1}
+        result = fw.plan("llama3-70b", **asked, oversubscription="1,8")
+        print_plan(result)
+        assert (line in capsys.readouterr().out) == is_said
+        steps_s = {there.plan.step_s for there in result.networks if there.plan}
+        assert (len(steps_s) == 1) == is_said
+    print_plan(fw.plan("llama3-70b", **{**asked, "nodes": 8}, bandwidth="200Gbps,400Gbps"))
+    assert line not in capsys.readouterr().out
+
+
 def test_the_cheapest_plan_needs_no_more_device_hours_than_the_fastest() -> None:
     asked = {**ASKED, "nodes": 32}
     cheap = fw.plan("llama3-8b", **asked, objective="cost").best
