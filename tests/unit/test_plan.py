@@ -1271,7 +1271,7 @@ def test_degrees_that_are_searched_divide_the_sequence() -> None:
 @pytest.mark.parametrize(
     ("model", "nodes", "sequence", "fix", "leanest"),
     [
-        ("deepseek-v3", 4, 4096, None, "tp 8, pp 1, dp 1, cp 4, ep 32, zero 3,"),
+        ("deepseek-v3", 4, 4096, None, "tp 4, pp 1, dp 2, cp 4, ep 32, zero 3,"),
         (
             "llama3-8b",
             1,

@@ -131,8 +131,7 @@ def plan(
     - `why`: also tell the worth of each choice of the best plan.
     - `bandwidth`, `oversubscription`: other NICs and networks, each with its own best plan.
     - `hours`: of training without failures on the best cluster. `failures` are device-hours between
-      two of them, or a range, `"15000-60000"`. `storage` is the rate of writing checkpoints,
-      `restart` the time to start again.
+      two, `"15000-60000"`, `storage` the rate of writing checkpoints, `restart` a restart's time.
     - `synchronous_checkpoints`: training waits while a checkpoint is written.
     - `price`: of a device, `"2.10 EUR/device-hour"`; a number has no currency.
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
