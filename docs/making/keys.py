@@ -255,6 +255,7 @@ MEANINGS: Mapping[str, str] = {
     "networks.plan.device_hours": "Device-hours of a million tokens.",
     "networks.plan.fits": "Whether the plan fits into the device's memory.",
     "networks.assumed": "Assumptions there, a clause each.",
+    "networks.is_below_one_leaf": "Whether no message passes the spine of leaves there.",
     "networks.does_not_fit": "Why no plan fits there; null if one does.",
     "other_clusters.cluster": "A compared cluster that is not the best.",
     "other_clusters.times": "The objective there, in times of the best one; null without a plan.",
