@@ -473,7 +473,7 @@ def _points(result: PlanAnswer) -> Iterator[dict[str, Any]]:
 def _by_bandwidth(result: PlanAnswer) -> Any:
     import altair as alt
 
-    points = [
+    points: list[dict[str, Any]] = [
         {
             "rate": there.bandwidth_bps / 1e9,
             "step": there.plan.step_s,
