@@ -20,6 +20,7 @@ from fullwire.findings.tuning import Faster
 from fullwire.findings.verdicts import drawn_parts
 from fullwire.fixes.fix import HostWork
 from fullwire.report.page import contents, page, write_page
+from fullwire.report.recording import recording_lines
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Provenance, Run, Spans
@@ -305,6 +306,10 @@ def test_the_page_says_of_which_steps_a_step_is_the_mean_as_the_command_does(
     fw.write(run, tmp_path / "a.run")
     printed = " ".join(cli("explain", tmp_path / "a.run").stdout.split())
     assert f"({found['of_which_steps']})" in printed
+    # The summary at the end of a recording has the same rule.
+    is_of_all = "mean of all" in found["of_which_steps"]
+    summary = " ".join(recording_lines(tmp_path / "a.run"))
+    assert ("(mean of all" if is_of_all else "(mean of the middle half") in summary
 
 
 def test_the_page_is_dark_where_that_is_wanted_and_light_on_paper(
