@@ -666,8 +666,11 @@ def test_a_question_that_cannot_be_answered_is_refused(
 def test_words_of_a_metrics_target_are_refused_with_a_scaling_factor(
     jobs: tuple[Run, Run],
 ) -> None:
-    with pytest.raises(UsageError, match="expected a metric as the target with them"):
+    with pytest.raises(UsageError, match=r"^price: expected a metric as the target with it"):
         fw.whatif(jobs[0], target=0.9, price="2/device-hour")
+    several = r"^global batch, price: [^,]*, like --target 'loss<=0.3'$"
+    with pytest.raises(UsageError, match=several):
+        fw.whatif(jobs[0], global_batch=64, price="2/device-hour")
 
 
 def test_a_run_without_its_batch_asks_for_it() -> None:

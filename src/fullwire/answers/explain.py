@@ -439,7 +439,7 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     if known is not None:
         if given is not None and given != known:
             raise UsageError(
-                f"bandwidth: expected {show_rate(known)}, the line rate in this run, "
+                f"line rate: expected {show_rate(known)}, the line rate in this run, "
                 f"got {show_rate(given)}"
             )
         given = known

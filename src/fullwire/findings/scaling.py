@@ -230,7 +230,7 @@ class CompressionOf(Finding):
 class MoreThanAnyCompression(Finding):
     """No compression ratio reaches the target."""
 
-    template = "more than any compression (best {best:.4f})"
+    template = "more than compression can reach ({best:.4f} at best)"
 
     best: float
 
@@ -264,7 +264,7 @@ class NextToNoBandwidth(Finding):
 class MoreThanAnyBandwidth(Finding):
     """No line reaches the target."""
 
-    template = "more than any bandwidth {how} (best {best:.4f})"
+    template = "more than bandwidth can reach {how} ({best:.4f} at best)"
 
     how: Finding
     best: float

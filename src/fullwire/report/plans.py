@@ -494,7 +494,7 @@ def _points(result: PlanAnswer) -> Iterator[dict[str, Any]]:
 def _by_bandwidth(result: PlanAnswer) -> Any:
     import altair as alt
 
-    points = [
+    points: list[dict[str, Any]] = [
         {
             "rate": there.bandwidth_bps / 1e9,
             "step": there.plan.step_s,
@@ -514,5 +514,17 @@ def _by_bandwidth(result: PlanAnswer) -> Any:
         y=alt.Y("step:Q", title="step (s)", scale=alt.Scale(zero=False))
     )
     band = chart.mark_area(opacity=0.12).encode(y="low:Q", y2="high:Q")
-    words = chart.mark_text(dy=-12, fontSize=11).encode(y="step:Q", text="plan:N")
-    return (band + line + words).properties(width=620, height=320)
+    # At the ends of the axis a word begins or ends at its point, so that none lies over the axis.
+    first, last = (end(point["rate"] for point in points) for end in (min, max))
+    sides = (
+        ("left", 6, f"datum.rate == {first}"),
+        ("right", -6, f"datum.rate == {last}"),
+        ("center", 0, f"datum.rate > {first} && datum.rate < {last}"),
+    )
+    words = [
+        chart.transform_filter(where)
+        .mark_text(align=side, dx=dx, dy=-12, fontSize=11)
+        .encode(y="step:Q", text="plan:N")
+        for side, dx, where in sides
+    ]
+    return alt.layer(band, line, *words).properties(width=620, height=320)
