@@ -476,6 +476,15 @@ def test_a_restart_from_the_beginning_is_no_epoch() -> None:
     assert curve.repeated == 100
 
 
+def test_epochs_without_numbers_are_counted_on() -> None:
+    """The epochs before one that begins with NaN were taken for attempts that it gave up."""
+    values = 0.25 + 2 * np.arange(1, 301) ** -0.5
+    values[150:] = np.nan
+    table = metrics(np.tile(np.arange(100), 3), values, times_ns=np.arange(300))
+    curve = curve_of(table, "loss", "a")
+    assert (curve.lost_at, curve.repeated, len(curve.values)) == (150, 0, 150)
+
+
 def test_values_without_a_step_of_their_own_are_refused() -> None:
     """As those of MLflow, whose step is 0 unless the script gives one."""
     values = 0.2 + 3 * np.arange(1, 61) ** -0.5
