@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from fullwire.convergence.curves import Curve, Goal, Reach, curve_of
 from fullwire.convergence.reaching import reach
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
+from fullwire.findings.predictions import NamedRunIsPartial
 from fullwire.findings.targets import (
     BatchContradictsRun,
     CriticalAsGiven,
@@ -125,7 +126,7 @@ def evidence(
         )
     recorded: list[Recorded] = []
     points: list[Point] = []
-    notes: list[Finding] = []
+    notes: list[Finding] = list(_lacking(many[1:]))  # the first one's gaps are told with its step
     refusals: list[UsageError] = []
     for number, (name, run) in enumerate(many):
         if recorded_batch and _own_pass_samples(run) is not None:
@@ -183,6 +184,14 @@ def evidence(
     return Evidence(
         goal=goal, law=law, notes=tuple(notes), recorded=tuple(recorded), critical=known
     )
+
+
+def _lacking(many: Sequence[tuple[str, Run]]) -> Iterator[Finding]:
+    """Yield what may lack in the metrics of runs."""
+    for name, run in many:
+        for gap in run.gaps:
+            if gap.table in (None, "metrics"):
+                yield NamedRunIsPartial(run=name, what=str(gap))
 
 
 def _averaged(run: Run) -> Averaged | None:
