@@ -230,7 +230,8 @@ def _answer(
         other_clusters=others,
         parts=tuple(
             OnPart(nodes=one.question.cluster.nodes, plan=_against(ranked[0][0], value, one, row))
-            for value, one, row in (map(_best_of, searches) if len(searches) > 1 else ())
+            for each in (searches if len(searches) > 1 else ())
+            for value, one, row in [next(best_first([each]))]
         ),
         half_bandwidth=on_half(best.question),
         lasting=lasting,
@@ -244,10 +245,6 @@ def _answer(
 def _against(best: float, value: float, searched: Searched, row: int) -> Planned:
     """Return a plan with whether the objective's value can be told from the best one."""
     return replace(planned(searched, row), equal=value <= (1 + ALIKE) * best)
-
-
-def _best_of(searched: Searched) -> tuple[float, Searched, int]:
-    return next(best_first([searched]))
 
 
 def _asked(

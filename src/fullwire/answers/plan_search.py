@@ -108,7 +108,7 @@ def usable(cluster: Cluster, degrees: Mapping[str, int | str]) -> Cluster:
 
     - `degrees`: decided ones. Nodes stay whole if these divide all devices, and not those in use.
     """
-    used = _power_of_two(cluster.devices_per_node)
+    used = 1 << (cluster.devices_per_node.bit_length() - 1)  # a power of two
     ranks = math.prod(int(degrees.get(name, 1)) for name in ("tp", "pp", "cp", "dp"))
     is_whole = cluster.devices % ranks == 0 and cluster.nodes * used % ranks > 0
     return cluster if is_whole else part_of_nodes(cluster, used)
@@ -132,10 +132,6 @@ def part_of_nodes(cluster: Cluster, used: int) -> Cluster:
     even = next(number for number in range(most, 0, -1) if used % number == 0)
     nics = replace(cluster.nics, per_node=even, of_device=())
     return replace(cluster, devices_per_node=used, nics=nics)
-
-
-def _power_of_two(most: int) -> int:
-    return 1 << (most.bit_length() - 1)
 
 
 def search_each(question: Question, those: Crew) -> list[Searched]:

@@ -434,7 +434,11 @@ def _time_by(
     off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers, unsettled))
     may_be_cloud = cluster.measured is None and workers > cluster.devices_per_node
     inside_s, between_s = of_algorithms[algorithm].byte_s(measured, protocol)
-    low_s, rests_on_least = time_s / off, _rests_on_least(measured, op, cluster, workers)
+    low_s = time_s / off
+    # A rate within a node may be higher, and no table is like this one.
+    is_least = cluster.inside is not None and cluster.inside.rate_is_least and workers > 1
+    tables = _of_this_side(measured, cluster, workers)
+    rests_on_least = is_least and not any(table.op == op for table in tables)
     if rests_on_least:
         among = needs(op, with_fastest_inside(cluster), workers)
         low_s = min(low_s, float(ways_s(measured, among, sizes)[1].min()) / off)
@@ -448,13 +452,6 @@ def _time_by(
         lacks=_lacks(measured, op, cluster, workers, unsettled),
         rests_on_least=rests_on_least,
     )
-
-
-def _rests_on_least(measured: Measured, op: str, cluster: Cluster, workers: int) -> bool:
-    """Say whether a time is by a rate within a node that may be higher, and no table is like it."""
-    alike = (table.op == op for table in _of_this_side(measured, cluster, workers))
-    inside = cluster.inside
-    return inside is not None and inside.rate_is_least and workers > 1 and not any(alike)
 
 
 def with_fastest_inside(cluster: Cluster) -> Cluster:

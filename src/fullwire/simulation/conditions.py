@@ -63,10 +63,6 @@ def _number(value: Any) -> str:
     return f"{value:g}"
 
 
-def _passes(value: Any) -> str:
-    return f"{value:.4g}" if value < 10**4 else f"{value:,.0f}"
-
-
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Condition:
     """One condition: its column, and how its values are shown."""
@@ -219,7 +215,7 @@ _TABLE = (
         axis="accumulate",
         heading="passes",
         title="passes between sends",
-        show=_passes,
+        show=lambda value: f"{value:.4g}" if value < 10**4 else f"{value:,.0f}",
         words="gradients of {} passes",
         words_of_one="gradients of 1 pass",
         usual=1,

@@ -90,7 +90,9 @@ def _of_one_kind(
     variance = variance + _of_contention(subjects, grid, step_s, crew)
     variance = variance + _of_lateness(subjects, grid, step_s, crew)
     own_s = [subject.step.alone_ns * 1e-9 for subject in subjects]  # of a worker, at the least
-    below, above = _shares_of_median(subjects)
+    # How far below and above the measured step its median may be, as shares of it.
+    off = np.array([subject.step.measured_off for subject in subjects]).T
+    below, above = (shares.reshape(shaped(run=len(subjects))) for shares in off)
     sooner_s, later_s = step_s * below, step_s * above
     if calibration is not None:
         busier = [
@@ -203,12 +205,6 @@ def further_recording(
         return Further(row=row, rate_bps=None, share=quiet, lab_workers=lab_workers)
     share, rate_bps = next(share for share in shares if share[0] <= _NEAR_BEST * best)
     return Further(row=row, rate_bps=rate_bps, share=share, lab_workers=lab_workers)
-
-
-def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
-    """Return how far below and above the measured step its median may be, as shares of it."""
-    below, above = np.array([subject.step.measured_off for subject in subjects]).T
-    return below.reshape(shaped(run=len(subjects))), above.reshape(shaped(run=len(subjects)))
 
 
 def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:

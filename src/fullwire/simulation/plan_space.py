@@ -261,7 +261,9 @@ def _with_fixed(
 
 def _splits(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, int, int]]:
     """Yield TP, PP and CP that divide the devices and the sequence."""
-    choices = product(_tensor(space, fixed), _stages(space.model), _context(space, fixed))
+    counts = range(1, min(MOST_STAGES, space.model.layers) + 1)
+    stages = [ways for ways in counts if _most_layers(space.model, ways)]
+    choices = product(_tensor(space, fixed), stages, _context(space, fixed))
     is_parallel = space.sequence_parallel
     for tp, pp, cp in choices:
         named = {"tp": tp, "pp": pp, "cp": cp}
@@ -275,18 +277,12 @@ def _splits(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int,
 def _tensor(space: Space, fixed: Mapping[str, int | str]) -> list[int]:
     """List the degrees that divide the model: those that stay within a node, and a fixed one."""
     ways = tensor_ways(space.model)
-    usual = [way for way in ways if way <= 64 and _is_within_node(space, way)]
+    # No group of neighbours may reach from one node into the next.
+    is_one_node = space.devices <= space.devices_per_node
+    usual = [
+        way for way in ways if way <= 64 and (is_one_node or space.devices_per_node % way == 0)
+    ]
     return [way for way in ways if way in usual or way == fixed.get("tp")]
-
-
-def _is_within_node(space: Space, ways: int) -> bool:
-    """Return whether no group of neighbours reaches from one node into the next."""
-    return space.devices <= space.devices_per_node or space.devices_per_node % ways == 0
-
-
-def _stages(model: Architecture) -> list[int]:
-    most = min(MOST_STAGES, model.layers)
-    return [ways for ways in range(1, most + 1) if _most_layers(model, ways)]
 
 
 def _most_layers(model: Architecture, pp: int) -> int:
