@@ -254,7 +254,7 @@ def test_hosts_with_unequal_numbers_of_ranks_count_like_the_fullest_one() -> Non
     asked: dict[str, Any] = {"workers": "4,8", "bandwidth": "100Tbps", "transport": "measured"}
 
     def on(hosts: str) -> Run:
-        facts = run.facts | Facts(hosts=hosts, machines=2, processors=1, **computing(0.065))
+        facts = run.facts | Facts(hosts=hosts, machines=2, processors=1)
         return dataclasses.replace(run, facts=facts)
 
     uneven, even = placement_of(on("one,one,one,two")), placement_of(on("one,one,two,two"))
