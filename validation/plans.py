@@ -91,12 +91,12 @@ def one_run_given(rows: Sequence[Measured], predicted_s: Floats, parts: Floats) 
             told = Calibration(
                 log,
                 parts[[known]],
-                (given.architecture.name,),
+                (_kind_of_step(given),),
                 is_moe=given.is_moe,
                 is_unlike="device" in given.assumed,
                 guessed=guessed_variance(given.assumed),
             )
-            models = tuple(rows[number].architecture.name for number in others)
+            models = tuple(_kind_of_step(rows[number]) for number in others)
             guessed = np.array([guessed_variance(rows[number].assumed) for number in others])
             factors = told.factors(parts[others], models)
             spreads = told.spreads(parts[others], models, guessed)
@@ -115,6 +115,11 @@ def one_run_given(rows: Sequence[Measured], predicted_s: Floats, parts: Floats) 
                     )
                 )
     return judged
+
+
+def _kind_of_step(row: Measured) -> tuple[str, str]:
+    """Return the model and the software of a run: one source compares two kinds of software."""
+    return row.architecture.name, row.framework
 
 
 def figures(judged: Sequence[Judged]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fullwire.clusters import cluster
 from fullwire.collectives.closed_form import host_load
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
+from fullwire.findings.predictions import MoreHostsAlike
 from fullwire.fixes.straggler import Straggler
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.placement import Placement, placement_of
@@ -246,6 +247,26 @@ def test_hosts_without_a_number_of_processors_have_their_ranks() -> None:
     apart = placement_of(run)
     assert apart is not None
     assert apart.ranks_per_processor([2, 8]).tolist() == [1, 1]
+
+
+def test_hosts_with_unequal_numbers_of_ranks_count_like_the_fullest_one() -> None:
+    run = a_trained_job(a_transport(), workers=4)
+    asked: dict[str, Any] = {"workers": "4,8", "bandwidth": "100Tbps", "transport": "measured"}
+
+    def on(hosts: str) -> Run:
+        facts = run.facts | Facts(hosts=hosts, machines=2, processors=1)
+        return dataclasses.replace(run, facts=facts)
+
+    uneven, even = placement_of(on("one,one,one,two")), placement_of(on("one,one,two,two"))
+    assert uneven is not None
+    assert even is not None
+    assert uneven.ranks_per_processor([2, 4, 8]).tolist() == [2, 3, 3]
+    assert even.ranks_per_processor([2, 4, 8]).tolist() == [2, 2, 2]
+    said = "each with 3 ranks as the fullest of them on 1 processor. --ranks-per-host"
+    assert any(said in line for line in fw.whatif(on("one,one,one,two"), **asked).warnings)
+    assert any("each with 2 ranks on 1" in line for line in fw.whatif(on(""), **asked).warnings)
+    in_the_mean = sentence(MoreHostsAlike(at=Placement(ranks=3, machines=2, processors=1)))
+    assert "each with 1.5 ranks in the mean on 1 processor" in in_the_mean
 
 
 def test_more_workers_are_more_hosts_like_the_recorded_one() -> None:

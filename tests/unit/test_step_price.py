@@ -490,13 +490,34 @@ def test_a_step_that_is_far_off_tells_most_of_its_own_plan() -> None:
         return float(np.log(given.factors(0.9 * step))[0] / np.log(ratio))
 
     assert carried(1.05) == pytest.approx(carried(1.1))
-    assert carried(4.0) < 0.5 * carried(1.1)
+    assert carried(4.0) < 0.5 < carried(1.1)
+    assert carried(4.0) < carried(2.0) < carried(1.3) < carried(1.1)
     # Two unequal steps of one plan are between themselves, and move others in their direction.
     both = Calibration(np.log([4.0, 1.1]), np.repeat(step, 2, axis=0))
     assert 1.1 < both.factors(step)[0] < 4.0
     assert 1.0 < both.factors(0.9 * step)[0] < both.factors(step)[0]
     # Nobody has measured such a device: all of its steps may be that far off.
-    assert carried(4.0, is_unlike=True) > 1.5 * carried(4.0)
+    assert carried(4.0, is_unlike=True) > 1.2 * carried(4.0)
+
+
+def test_the_longer_a_step_was_measured_the_longer_and_the_less_sure_others_are() -> None:
+    step, other = np.zeros((2, 1, len(DOUBTED)))
+    for name, share, others in (("products_s", 0.6, 0.62), ("sums_s", 0.05, 0.15)):
+        step[0, DOUBTED.index(name)], other[0, DOUBTED.index(name)] = share, others
+
+    def after(ratio: float, model: str = "a model") -> tuple[float, float]:
+        given = Calibration(np.log([ratio]), step, ("a model",))
+        factors, spreads = given.factors(other, (model,)), given.spreads(other, (model,))
+        return float(factors[0]), float(spreads[0])
+
+    ratios = (1.1, 1.2, 1.3, 1.5, 2.0, 3.0)
+    factors, spreads = zip(*map(after, ratios), strict=True)
+    assert list(factors) == sorted(factors)
+    assert list(spreads) == sorted(spreads)
+    assert 1.0 < factors[-1] < 2.0
+    assert np.log(factors[2]) > 0.4 * np.log(1.3)
+    # Another model may be on other software, so it shares nothing of what is odd.
+    assert after(3.0, "another model")[0] < after(1.3, "another model")[0]
 
 
 def test_a_measured_step_of_a_guessed_model_tells_of_that_model() -> None:

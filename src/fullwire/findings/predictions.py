@@ -157,7 +157,8 @@ class MoreHostsAlike(Finding):
     is_assumption = True
     template = (
         "More workers are more hosts like the recorded {at.machines:one|ones}{runs:? of {runs:and}}"
-        ", each with {at.ranks_of_each:g} {at.ranks_of_each:rank|ranks}{at.processors:? on "
+        ", each with {at.ranks_of_each:.3g} {at.ranks_of_each:rank|ranks}{at.are_means:? in the "
+        "mean}{at.are_unequal:? as the fullest of them}{at.processors:? on "
         "{at.processors} {at.processors:processor|processors}}. --ranks-per-host changes that."
     )
 

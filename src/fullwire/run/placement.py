@@ -27,11 +27,25 @@ class Placement:
     ranks: int = 1
     machines: int = 1
     processors: int | None = None  # of each machine; else each rank is taken to have its own
+    fullest: int | None = None  # ranks of the machine that had most of them, where that is told
 
     @property
     def ranks_of_each(self) -> float:
-        """Return how many ranks each machine had."""
-        return self.ranks / self.machines
+        """Return how many ranks the fullest machine had, or the mean where no machine is told.
+
+        All ranks wait for those of the fullest machine, which share its processors with most.
+        """
+        return self.ranks / self.machines if self.fullest is None else self.fullest
+
+    @property
+    def are_means(self) -> bool:
+        """Say whether machines must have had unequal numbers of ranks, which nothing tells."""
+        return self.fullest is None and self.ranks % self.machines != 0
+
+    @property
+    def are_unequal(self) -> bool:
+        """Say whether the fullest machine is known to have had more ranks than others."""
+        return self.fullest is not None and self.fullest * self.machines > self.ranks
 
     @property
     def shares_processors(self) -> bool:
@@ -44,12 +58,14 @@ class Placement:
         """Return how many of so many ranks there are for each processor; it may be less than one.
 
         More ranks are more hosts like the recorded ones, each with the ranks that it had, or with
-        so many. The hosts of a lab share a machine, and count as one.
+        so many. Hosts that had unequal numbers of ranks count like the fullest one. The hosts of a
+        lab share a machine, and count as one.
         """
         if self.processors is None:
             return np.ones(len(ranks))
         if per_host is None and self.machines > 1:
-            return np.full(len(ranks), self.ranks_of_each / self.processors)
+            fullest = np.minimum(ranks, self.ranks_of_each)
+            return np.maximum(fullest, self.ranks / self.machines) / self.processors
         most = self.ranks if per_host is None else per_host
         return np.minimum(ranks, most) / self.processors
 
@@ -64,8 +80,11 @@ def placement_of(run: Run) -> Placement | None:
     are_told = len(hosts) == ranks
     if ranks < 2 or (processors is None and not are_told):
         return None
-    machines = run.facts.machines or (len(set(hosts.values())) if are_told else ranks)
-    return Placement(ranks=ranks, machines=machines, processors=processors)
+    of_hosts = Counter(hosts.values()) if are_told else Counter[str]()
+    machines = run.facts.machines or (len(of_hosts) if are_told else ranks)
+    # Several hosts of a lab are on one machine, so their ranks are not those of a machine.
+    fullest = max(of_hosts.values()) if len(of_hosts) == machines else None
+    return Placement(ranks=ranks, machines=machines, processors=processors, fullest=fullest)
 
 
 def host_of_rank(run: Run) -> dict[int, str]:

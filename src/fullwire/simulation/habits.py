@@ -140,6 +140,10 @@ _EXPERTS = 0.1, 0.02, 0.02  # alike, of one model, alone
 _UNLIKE = 0.1  # more of what is alike, on a family of devices that nobody measured
 _TAILS = 4.0  # degrees of freedom: few, so a step far off says little of others
 _SAME = 1e-9  # shares that differ by less are those of one plan
+# How much of what makes a step odd is of its machine, which other plans there share. Were it
+# nothing, a step that is off far would make other plans faster the further it is off. With each
+# laboratory left out, the runs of data/llm are about as likely from 0.2 to 0.5, and less so at 0.
+_ODD_IN_COMMON = 0.3
 # So far apart in their shares, plans of one model have a third of what is alone in common: by the
 # likelihood of the runs of data/llm with `split=fit`, each given one other.
 _FAR = 0.05
@@ -154,12 +158,13 @@ class Calibration:
     plan as far as both consist of the same parts. The less alike two plans are, the less of what
     one shows alone carries over. A step of a model whose dimensions are guessed tells of that
     model. If a step is off far more than steps usually are, most of its difference stays with the
-    plans that are like its own.
+    plans that are like its own. Plans of its model that consist of the same parts share the rest.
     """
 
     logs: Floats  # of measured over predicted times, for each measured step
     shares: Floats  # of its predicted step, a column for each doubted part
-    models: tuple[object, ...] = ()  # the model of each measured step; none: that of all others
+    # The model of each measured step, and its software where that differs; none: that of all others
+    models: tuple[object, ...] = ()
     is_moe: bool = False
     is_unlike: bool = False  # the device is of a family that no constant has seen
     guessed: Floats | float = 0.0  # variance of each measured step by guesses of its model
@@ -180,7 +185,8 @@ class Calibration:
         """
         one = self._of_means()
         across, near = one._covariance(shares, models), one._likeness(shares, models)
-        before = one._before(shares, guessed) + near**4 @ one._odd
+        odd = (1 - _ODD_IN_COMMON) * near**4 + _ODD_IN_COMMON * one._alike(shares, models) ** 2
+        before = one._before(shares, guessed) + odd @ one._odd
         known = one._covariance(one.shares, one.models)
         told = (across * np.linalg.solve(known, across.T).T).sum(axis=1)
         # The measured step may be that of a plan that is only like this one.
@@ -230,6 +236,18 @@ class Calibration:
         apart = np.linalg.norm(shares[:, None] - self.shares, axis=2)
         return np.asarray(np.exp(-apart / _FAR) * self._of_one_model(len(shares), models))
 
+    def _alike(self, shares: Floats, models: tuple[object, ...]) -> Floats:
+        """Return how much of what a measured step shares with others each step shares: 1 for all.
+
+        Steps of other models share nothing of what is odd.
+        """
+        in_all, in_model, _ = self._variances
+        shared = in_all + in_model + self.guessed
+        of_parts = shares * _PARTS @ self.shares.T
+        whole = shared + self.shares**2 @ _PARTS
+        is_alike = self._of_one_model(len(shares), models)
+        return np.asarray(np.minimum((shared + of_parts) / whole, 1.0) * is_alike)
+
     def _of_one_model(self, count: int, models: tuple[object, ...]) -> NDArray[np.bool_]:
         """Say which steps are of the model of each measured one."""
         if models and self.models:
@@ -243,7 +261,11 @@ class Calibration:
         near, own = self._likeness(shares, models), self._likeness(self.shares, self.models)
         alike = self._of_one_model(len(shares), models)
         # What is odd about one plan, others share less.
-        of_measured = near**2 * (self._odd + self.unsure) @ (own**2).T
+        own_odd, common_odd = (1 - _ODD_IN_COMMON) * self._odd, _ODD_IN_COMMON * self._odd
+        of_measured = near**2 * (own_odd + self.unsure) @ (own**2).T
+        of_measured += (
+            self._alike(shares, models) * common_odd @ self._alike(self.shares, self.models).T
+        )
         measuring = _MEASURED * _same_plans(shares, self.shares) * alike
         return np.asarray(
             both + (in_model + self.guessed) * alike + in_plan * near + of_measured + measuring
