@@ -536,6 +536,21 @@ def test_a_gate_fails_on_a_slowdown_beyond_noise_and_beyond_the_limit(
     assert gate.recordings is None
 
 
+def test_the_gate_names_the_reason_for_which_steps_are_within_the_limit() -> None:
+    quiet = fw.compare(steps_run(noisy(100, 1)), steps_run(noisy(100, 2)))
+    gate = quiet.gate("5%")
+    assert gate.sentence.endswith(f"A slowdown of {quiet.unseen:.1%} would show.")
+    scattered = fw.compare(drifting(0), steps_run(noisy(50, 1)))
+    assert scattered.unseen is not None
+    assert scattered.high is not None
+    assert scattered.unseen > 0.05
+    gate = scattered.gate("5%")
+    assert gate.state == "kept"
+    assert "would show" not in gate.sentence
+    worst = f"{1 - scattered.high:.1%} shorter"
+    assert gate.sentence.endswith(f"the 95 % interval is within the limit: {worst}.")
+
+
 def test_a_gate_that_cannot_decide_says_how_many_recordings_would() -> None:
     found = fw.compare(steps_run(noisy(100, 1)), steps_run(noisy(101, 2)))
     gate = found.gate("2%")

@@ -39,8 +39,10 @@ from fullwire.findings.comparisons import (
     OtherSamples,
     PassesAreUnknown,
     SlowdownMayHide,
+    SlowdownWouldShow,
     SlowerThanAllowed,
     SoManyDecide,
+    WorstIsWithinLimit,
     about_means,
     about_recordings,
     bytes_and_time,
@@ -223,9 +225,15 @@ class Comparison(Result):
         if self.is_significant and self.ratio > 1 + allowed:
             finding = SlowerThanAllowed(**told, has_unknown_passes=self.has_unknown_passes)
             return Gate(limit=allowed, state="slower", recordings=None, finding=finding)
-        if self.unseen <= allowed or (self.high or math.inf) <= 1 + allowed:
+        worst = math.inf if self.high is None else self.high
+        if self.unseen <= allowed or worst <= 1 + allowed:
+            reason = (
+                SlowdownWouldShow(unseen=self.unseen)
+                if self.unseen <= allowed
+                else WorstIsWithinLimit(worst=size_of_change(worst))
+            )
             finding = NotSlowerThanAllowed(
-                **told, has_unknown_passes=self.has_unknown_passes, unseen=self.unseen
+                **told, has_unknown_passes=self.has_unknown_passes, reason=reason
             )
             return Gate(limit=allowed, state="kept", recordings=None, finding=finding)
         needed = self.noise.recordings_for(allowed)
