@@ -429,10 +429,20 @@ def test_a_small_change_is_told_as_a_share() -> None:
 
 def test_the_parts_that_changed_most_come_first() -> None:
     parts = [("compute", 0.2, 0.2), ("host", 0.1, 0.16), ("line rate", 0.7, 0.3)]
-    [told] = sentences(list(about_changes((), parts, 1.0, of_passes=False)))
+    [told] = sentences(list(about_changes((), parts, (1.0, 0.66), of_passes=False)))
     assert told.startswith("Of a step: line rate 700 ms -> 300 ms, host 100 ms -> 160 ms. Every")
-    [same] = sentences(list(about_changes((), parts[:1], 1.0, of_passes=True)))
-    assert same == "Each part of a pass changed by less than 5% of it."
+    [same] = sentences(list(about_changes((), parts[:1], (1.0, 1.0), of_passes=True)))
+    assert same == "Each part of a pass changed by less than 5% of the shorter pass."
+
+
+def test_the_same_parts_are_named_whichever_run_comes_first() -> None:
+    parts = [("line rate", 0.9, 0.35), ("compute", 0.03, 0.07), ("host", 0.07, 0.08)]
+    swapped = [(label, after_s, before_s) for label, before_s, after_s in parts]
+    [told] = sentences(list(about_changes((), parts, (1.0, 0.5), of_passes=False)))
+    [back] = sentences(list(about_changes((), swapped, (0.5, 1.0), of_passes=False)))
+    rest = "Every other part changed by less than 5% of the shorter step."
+    assert told == f"Of a step: line rate 900 ms -> 350 ms, compute 30 ms -> 70 ms. {rest}"
+    assert back == f"Of a step: line rate 350 ms -> 900 ms, compute 70 ms -> 30 ms. {rest}"
 
 
 def test_no_part_of_a_step_changed_because_rows_of_a_recording_are_lost() -> None:
