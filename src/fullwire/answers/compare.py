@@ -25,7 +25,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fullwire.answers.believable import check_steps
-from fullwire.answers.opening import RunLike, many, name_of_run, opened, with_own_time
+from fullwire.answers.opening import (
+    RunLike,
+    many,
+    name_of_run,
+    opened,
+    refuse_copies,
+    refuse_one_on_both_sides,
+    with_own_time,
+)
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
@@ -289,7 +297,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
     """
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
-    _refuse_copies(sides)
+    refuse_copies(sides)
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
     work = equal_work(*sides)
@@ -297,6 +305,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         [step_lengths_s(run) * scale for run, scale in zip(side, scales, strict=True)]
         for side, scales in zip(sides, work.scales, strict=True)
     ]
+    refuse_one_on_both_sides(*sides)
     found = [
         tuple(Recording(steps=len(lengths), step_s=usual_length_s(lengths)) for lengths in side)
         for side in lengths_s
@@ -370,20 +379,6 @@ def _sent_nothing(before: Sequence[Run], after: Sequence[Run]) -> Literal["befor
     if sends_before == sends_after or not is_known:
         return None
     return "after" if sends_before else "before"
-
-
-def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
-    """Refuse copies of a recording, which would show less noise than there is."""
-    for side, which in zip(sides, ("before", "after"), strict=True):
-        seen: dict[bytes, int] = {}
-        for number, run in enumerate(side, 1):
-            marks = (run.spans.lane == "host") & (run.spans.name == "step")
-            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
-            if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
-                raise UsageError(
-                    f"compare: recordings {once} and {number} {which} are one and the same: "
-                    "expected each once, since a copy tells nothing about noise"
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
