@@ -28,6 +28,8 @@ from fullwire.words import lines_to_paste, sentence, sentences, setting
 from tests.builders import a_run, recorded_again, steps_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
+from tests.trained_jobs import a_trained_job as a_job_on_a_transport
+from tests.trained_jobs import a_transport
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -495,6 +497,24 @@ def test_one_recording_given_several_times_is_no_evidence_of_noise() -> None:
     run, other = a_trained_job(), a_trained_job(late_ms=30.0)
     with pytest.raises(UsageError, match="recordings 1 and 3 after are one and the same"):
         fw.compare(run, [other, run, other])
+
+
+def test_a_simulated_step_verifies_no_prediction(cli: Cli, tmp_path: Path) -> None:
+    job = a_job_on_a_transport(a_transport())
+    played = fw.replay(job, bandwidth="2Gbps")
+    assert verify(job, a_job_on_a_transport(a_transport(), rate_bps=2e9)) is not None
+    assert verify(job, played) is None
+    assert verify(played, job) is None
+    told = sentences(fw.compare(job, played).findings)
+    assert told[-1] == ("The second run is simulated: its steps were computed and not measured.")
+    slower = fw.replay(job, bandwidth="500Mbps")
+    told = sentences(fw.compare(played, slower).findings)
+    assert told[-1] == "Both runs are simulated: their steps were computed and not measured."
+    places = [fw.write(run, tmp_path / f"{n}.run") for n, run in enumerate((job, played))]
+    shown = " ".join(cli("compare", *places).stdout.split())
+    assert "The second run is simulated" in shown
+    assert "Predicted" not in shown
+    assert "compression" not in shown  # neither run compresses
 
 
 def test_one_recording_on_both_sides_tells_no_change() -> None:

@@ -37,7 +37,7 @@ from fullwire.answers.opening import (
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.changes import SentNothing
+from fullwire.findings.changes import SentNothing, SidesAreComputed
 from fullwire.findings.comparisons import (
     SMALL,
     LongerDecide,
@@ -165,6 +165,7 @@ class Comparison(Result):
     samples: tuple[int, int] | None  # Of a worker in a pass, if they differ: then times are scaled.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
     sent_nothing: Literal["before", "after"] | None  # The side, where the other has collectives.
+    are_computed: tuple[bool, ...]  # The sides, if a model made the times of a run there.
     recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
     noise: Noise | None  # Of a recording's usual step; None with too few steps.
     notes: tuple[Finding, ...]  # The notes on the comparison.
@@ -208,6 +209,10 @@ class Comparison(Result):
             findings.append(bytes_and_time(self.edge_bytes, self.ratio))
         if self.sent_nothing is not None:
             findings.append(SentNothing(is_first=self.sent_nothing == "before"))
+        if any(self.are_computed):
+            findings.append(
+                SidesAreComputed(is_first=self.are_computed[0], are_both=all(self.are_computed))
+            )
         return tuple(findings)
 
     @property
@@ -344,6 +349,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         samples=work.samples,
         edge_bytes=edge_bytes,
         sent_nothing=_sent_nothing(*sides),
+        are_computed=tuple(any(run.provenance.is_computed for run in side) for side in sides),
         recordings_for_small=None if noise is None else noise.recordings_for(SMALL),
         noise=noise,
         notes=(

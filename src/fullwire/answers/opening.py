@@ -15,7 +15,7 @@ from fullwire.errors import UsageError
 from fullwire.files import name_of, path_of
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
-from fullwire.run.run import Run, Spans, Whole
+from fullwire.run.run import TABLES, Run, Spans, Whole
 from fullwire.units import bits_per_second, show_rate
 
 if TYPE_CHECKING:
@@ -164,9 +164,8 @@ def refuse_one_on_both_sides(before: Sequence[Run], after: Sequence[Run]) -> Non
 
 def _are_one(run: Run, other: Run) -> bool:
     """Say whether two runs hold the same facts and the same rows."""
-    tables = ((each.spans, each.gradients, each.collectives) for each in (run, other))
     return (run.facts, run.gaps) == (other.facts, other.gaps) and all(
-        np.array_equal(column, others.columns()[name])
-        for table, others in zip(*tables, strict=True)
-        for name, column in table.columns().items()
+        np.array_equal(column, getattr(other, table).columns()[name])
+        for table in TABLES
+        for name, column in getattr(run, table).columns().items()
     )

@@ -133,6 +133,18 @@ class SentNothing(Finding):
     is_first: bool
 
 
+class SidesAreComputed(Finding):
+    """The times of one side, or of both, come from a model."""
+
+    template = (
+        "{are_both:Both runs are|{is_first:The first run is|The second run is}} simulated: "
+        "{are_both:their|its} steps were computed and not measured."
+    )
+
+    is_first: bool
+    are_both: bool
+
+
 class PartsChanged(Finding):
     """The parts of a step that became much shorter or longer."""
 
