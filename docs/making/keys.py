@@ -142,6 +142,8 @@ MEANINGS: Mapping[str, str] = {
     "differing_facts": "Facts in which the runs differ, with the text of each side: none where a "
     "run has no such thing, unknown where it does not tell.",
     "sent_nothing": "The side that sent nothing, before or after; null where both or neither did.",
+    "are_computed": "Whether a run of the side has the times of a model, before and after. These "
+    "verify no prediction.",
     "passes": "Passes of a step before and after, if they differ. Times are then of one pass.",
     "has_unknown_passes": "Whether a run shows its computing and not its passes. Then longer steps "
     "may be more work.",

@@ -25,11 +25,19 @@ from typing import Any, Literal
 import numpy as np
 
 from fullwire.answers.believable import check_steps
-from fullwire.answers.opening import RunLike, many, name_of_run, opened, with_own_time
+from fullwire.answers.opening import (
+    RunLike,
+    many,
+    name_of_run,
+    opened,
+    refuse_copies,
+    refuse_one_on_both_sides,
+    with_own_time,
+)
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.changes import SentNothing
+from fullwire.findings.changes import SentNothing, SidesAreComputed
 from fullwire.findings.comparisons import (
     SMALL,
     LongerDecide,
@@ -39,8 +47,10 @@ from fullwire.findings.comparisons import (
     OtherSamples,
     PassesAreUnknown,
     SlowdownMayHide,
+    SlowdownWouldShow,
     SlowerThanAllowed,
     SoManyDecide,
+    WorstIsWithinLimit,
     about_means,
     about_recordings,
     bytes_and_time,
@@ -155,6 +165,7 @@ class Comparison(Result):
     samples: tuple[int, int] | None  # Of a worker in a pass, if they differ: then times are scaled.
     edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
     sent_nothing: Literal["before", "after"] | None  # The side, where the other has collectives.
+    are_computed: tuple[bool, ...]  # The sides, if a model made the times of a run there.
     recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
     noise: Noise | None  # Of a recording's usual step; None with too few steps.
     notes: tuple[Finding, ...]  # The notes on the comparison.
@@ -198,6 +209,10 @@ class Comparison(Result):
             findings.append(bytes_and_time(self.edge_bytes, self.ratio))
         if self.sent_nothing is not None:
             findings.append(SentNothing(is_first=self.sent_nothing == "before"))
+        if any(self.are_computed):
+            findings.append(
+                SidesAreComputed(is_first=self.are_computed[0], are_both=all(self.are_computed))
+            )
         return tuple(findings)
 
     @property
@@ -223,9 +238,15 @@ class Comparison(Result):
         if self.is_significant and self.ratio > 1 + allowed:
             finding = SlowerThanAllowed(**told, has_unknown_passes=self.has_unknown_passes)
             return Gate(limit=allowed, state="slower", recordings=None, finding=finding)
-        if self.unseen <= allowed or (self.high or math.inf) <= 1 + allowed:
+        worst = math.inf if self.high is None else self.high
+        if self.unseen <= allowed or worst <= 1 + allowed:
+            reason = (
+                SlowdownWouldShow(unseen=self.unseen)
+                if self.unseen <= allowed
+                else WorstIsWithinLimit(worst=size_of_change(worst))
+            )
             finding = NotSlowerThanAllowed(
-                **told, has_unknown_passes=self.has_unknown_passes, unseen=self.unseen
+                **told, has_unknown_passes=self.has_unknown_passes, reason=reason
             )
             return Gate(limit=allowed, state="kept", recordings=None, finding=finding)
         needed = self.noise.recordings_for(allowed)
@@ -281,7 +302,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
     """
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
-    _refuse_copies(sides)
+    refuse_copies(sides)
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
     work = equal_work(*sides)
@@ -289,6 +310,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         [step_lengths_s(run) * scale for run, scale in zip(side, scales, strict=True)]
         for side, scales in zip(sides, work.scales, strict=True)
     ]
+    refuse_one_on_both_sides(*sides)
     found = [
         tuple(Recording(steps=len(lengths), step_s=usual_length_s(lengths)) for lengths in side)
         for side in lengths_s
@@ -327,6 +349,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         samples=work.samples,
         edge_bytes=edge_bytes,
         sent_nothing=_sent_nothing(*sides),
+        are_computed=tuple(any(run.provenance.is_computed for run in side) for side in sides),
         recordings_for_small=None if noise is None else noise.recordings_for(SMALL),
         noise=noise,
         notes=(
@@ -362,20 +385,6 @@ def _sent_nothing(before: Sequence[Run], after: Sequence[Run]) -> Literal["befor
     if sends_before == sends_after or not is_known:
         return None
     return "after" if sends_before else "before"
-
-
-def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
-    """Refuse copies of a recording, which would show less noise than there is."""
-    for side, which in zip(sides, ("before", "after"), strict=True):
-        seen: dict[bytes, int] = {}
-        for number, run in enumerate(side, 1):
-            marks = (run.spans.lane == "host") & (run.spans.name == "step")
-            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
-            if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
-                raise UsageError(
-                    f"compare: recordings {once} and {number} {which} are one and the same: "
-                    "expected each once, since a copy tells nothing about noise"
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,12 +94,8 @@ def verify(
     A prediction needs a change that the predictor knows. Other recordings of the first run show
     more of its transport. Other recordings of the second run are further measurements of it.
     """
-    if before.facts.hook is not None and before.facts.hook != after.facts.hook:
-        return None  # the predictor cannot undo the first run's hook
-    if before.facts.dilation != after.facts.dilation:
-        return None  # its processors were other ones
-    if equal_work([before], [after]).samples is not None:
-        return None  # nobody recorded what other samples take
+    if _tells_nothing_of(before, after):
+        return None
     passes = passes_of_step(before), passes_of_step(after)
     is_other_work = None not in passes and passes[0] != passes[1]
     # A prediction replays whole steps of the first run. The answer is then of one pass.
@@ -165,6 +161,21 @@ def verify(
         high_s=found.high_s / passes_before,
         full_s=None if full_s is None else full_s / passes_before,
         measured_s=float(np.mean(np.array(measured_s, np.float64))) / passes_after,
+    )
+
+
+def _tells_nothing_of(before: Run, after: Run) -> bool:
+    """Say whether no prediction from the first run can be held against the second one."""
+    return (
+        # A model's times verify no prediction.
+        before.provenance.is_computed
+        or after.provenance.is_computed
+        # The predictor cannot undo the first run's hook.
+        or (before.facts.hook is not None and before.facts.hook != after.facts.hook)
+        # Its processors were other ones.
+        or before.facts.dilation != after.facts.dilation
+        # Nobody recorded what other samples take.
+        or equal_work([before], [after]).samples is not None
     )
 
 

@@ -133,12 +133,24 @@ class SentNothing(Finding):
     is_first: bool
 
 
+class SidesAreComputed(Finding):
+    """The times of one side, or of both, come from a model."""
+
+    template = (
+        "{are_both:Both runs are|{is_first:The first run is|The second run is}} simulated: "
+        "{are_both:their|its} steps were computed and not measured."
+    )
+
+    is_first: bool
+    are_both: bool
+
+
 class PartsChanged(Finding):
     """The parts of a step that became much shorter or longer."""
 
     template = (
         "Of a {of_passes:pass|step}: {parts:list}. Every other part changed by less than "
-        "{rest:.0%} of it."
+        "{rest:.0%} of the shorter {of_passes:pass|step}."
     )
 
     parts: tuple[PartChanged, ...]
@@ -149,7 +161,10 @@ class PartsChanged(Finding):
 class PartsAsBefore(Finding):
     """No part of a step became much shorter or longer."""
 
-    template = "Each part of a {of_passes:pass|step} changed by less than {rest:.0%} of it."
+    template = (
+        "Each part of a {of_passes:pass|step} changed by less than {rest:.0%} of the shorter "
+        "{of_passes:pass|step}."
+    )
 
     rest: float
     of_passes: bool
@@ -158,14 +173,15 @@ class PartsAsBefore(Finding):
 def about_changes(
     facts: Sequence[tuple[str, str, str]],
     parts: Sequence[tuple[str, float, float]],
-    step_s: float,
+    steps_s: tuple[float, float],
     *,
     of_passes: bool,
 ) -> Iterator[Finding]:
     """Yield what differs between two runs: facts of the jobs, and parts of the step.
 
-    `facts` and `parts` are names or labels, with the values before and after. `step_s` is the
-    step before.
+    `facts` and `parts` are names or labels, with the values before and after. `steps_s` are the
+    steps before and after. The shorter one is the measure of a part, so the same parts are named
+    whichever run comes first.
     """
     told = [
         FactChanged(name=name, before=shown_text(name, old), after=shown_text(name, new))
@@ -180,7 +196,7 @@ def about_changes(
             yield kind(facts=first, more=len(named) - len(first))
     if not parts:
         return
-    much = [part for part in parts if abs(part[2] - part[1]) >= SMALL * step_s]
+    much = [part for part in parts if abs(part[2] - part[1]) >= SMALL * min(steps_s)]
     if not much:
         yield PartsAsBefore(rest=SMALL, of_passes=of_passes)
         return

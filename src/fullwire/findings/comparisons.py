@@ -205,19 +205,34 @@ class SlowerThanAllowed(Finding):
 
 
 class NotSlowerThanAllowed(Finding):
-    """The change is within the limit, and a larger one would show in these recordings."""
+    """The change is within the limit, and the recordings are sure enough of it."""
 
     template = (
         "Within the limit of {limit:.1%}{has_unknown_passes:, unless a step does less work than "
-        "before (its passes are unknown)|}: {of_passes:passes|steps} are {change}. A slowdown of "
-        "{unseen:.1%} would show."
+        "before (its passes are unknown)|}: {of_passes:passes|steps} are {change}. {reason}"
     )
 
     of_passes: bool
     has_unknown_passes: bool
     change: Finding
     limit: float
+    reason: Finding
+
+
+class SlowdownWouldShow(Finding):
+    """A slowdown of the limit's size would be more than noise in these recordings."""
+
+    template = "A slowdown of {unseen:.1%} would show."
+
     unseen: float
+
+
+class WorstIsWithinLimit(Finding):
+    """The interval of the change ends below the limit, however wide it is."""
+
+    template = "Even the upper end of the 95 % interval is within the limit: {worst}."
+
+    worst: Finding
 
 
 class SlowdownMayHide(Finding):

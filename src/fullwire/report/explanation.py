@@ -395,7 +395,7 @@ def _print_changes(result: Comparison, parts: Changed | None) -> None:
     changes = about_changes(
         result.differing_facts,
         [(labels[part], before_s, after_s) for part, before_s, after_s in pairs],
-        result.before_s,
+        (result.before_s, result.after_s),
         of_passes=result.passes is not None,
     )
     for change in changes:

@@ -440,6 +440,11 @@ class Provenance:
         """Whether the run is the step of a plan; it holds no communication that computing hides."""
         return self.origin == "simulated" and self.source.startswith(OF_A_PLAN)
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether the run's times are a model's: nobody measured them."""
+        return self.origin in ("modelled", "simulated")
+
     def __post_init__(self) -> None:
         for name, value, known in (
             ("origin", self.origin, get_args(Origin)),

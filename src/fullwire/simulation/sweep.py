@@ -350,7 +350,9 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
         conditions = Facts(
             buckets=str(policy),
             algorithm=algorithm,
-            compression=str(compressor),
+            compression=str(compressor)
+            if compressor.ratio != 1 or not compressor.is_free
+            else None,
             lane=point.lane,
         )
     overhead_s = messages.overhead_s(
