@@ -700,6 +700,21 @@ def test_a_job_that_exchanges_tokens_has_experts(tmp_path: Path) -> None:
         recognised(fw.read(tmp_path / "job"))
 
 
+def test_sends_in_each_layer_that_no_group_describes_are_refused(tmp_path: Path) -> None:
+    """Keys go around a ring of context parallelism, or a pipeline interleaves its stages."""
+    traced(tmp_path / "job", dp=2, is_exchanging=True)
+    run = fw.read(tmp_path / "job")
+    operations, sent = run.collectives.op.copy(), run.collectives.group.copy()
+    is_exchange = operations == "alltoall"
+    operations[is_exchange], sent[is_exchange] = "send", ""
+    ring = replace(run, collectives=replace(run.collectives, op=operations, group=sent))
+    with pytest.raises(UsageError, match=r"sends of rank 0 in a step .*ring of context parallel"):
+        recognised(ring)
+    # One pass of a pipeline's first stage sends once, however few layers the stage has.
+    traced(tmp_path / "stages", pp=LAYERS)
+    assert recognised(without_names(fw.read(tmp_path / "stages"))).layout.pp == LAYERS
+
+
 def test_attention_over_more_tokens_than_a_rank_embeds_is_ulysses(tmp_path: Path) -> None:
     traced(tmp_path / "job", dp=2, is_exchanging=True)
     run = fw.read(tmp_path / "job")

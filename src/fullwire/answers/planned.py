@@ -340,7 +340,8 @@ def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:
 def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[str, float]:
     """Return the bytes of each kind of communication in one pass of a microbatch, or of a step.
 
-    A gather and a scatter of the same bytes count as one all-reduce.
+    A gather and a scatter of the same bytes count as one all-reduce. Data parallelism counts each
+    gradient once, however often ZeRO sends it and whatever shard groups sum besides.
     """
     layers = model.layers / plan.pp / plan.vpp
     with_experts = layers * model.moe_layers / model.layers

@@ -150,7 +150,8 @@ class _Recognising:
         """Recognise one part after the other."""
         batch, sequence, local_heads, local_kv, head_dim = self._attention()
         tokens = batch * sequence
-        self._refuse_exchanges(tokens)
+        micro = self._microbatches()
+        self._refuse_exchanges(tokens, micro)
         [rows, hidden], _ = self._embedding(tokens)
         cp = self.told.of.get("cp") or self._keys_of_a_query(sequence, head_dim)
         kv_heads = self._kv_heads(tokens, hidden, local_heads, local_kv, head_dim)
@@ -161,7 +162,6 @@ class _Recognising:
         )
         tp, pp, dp = self._degrees(messages, hidden, local_heads, head_dim, cp)
         messages = replace(messages, tp=tp)
-        micro = self._microbatches()
         layers, again = self._layers(pp, micro)
         self._compare(hidden, local_heads * tp, head_dim)
         if self.model is not None and self.only_kernels:
@@ -226,8 +226,12 @@ class _Recognising:
             source=self.run.provenance.source,
         )
 
-    def _refuse_exchanges(self, tokens: int) -> None:
-        """Refuse a model with experts, and attention that exchanges heads for tokens (Ulysses)."""
+    def _refuse_exchanges(self, tokens: int, micro: int) -> None:
+        """Refuse a model with experts, rings that nobody describes, and Ulysses."""
+        if self.told.of.get("cp", 1) == 1:
+            first = [rank for rank in self.ranks if any(self._shapes(rank, "aten::embedding"))]
+            forward = {rank: self._passes(rank, backward=False) for rank in first}
+            self.messages.refuse_rings(forward, micro)
         has_experts = any(
             "_grouped_mm" in name for rank in self.ranks for name, _ in self.calls[rank]
         )

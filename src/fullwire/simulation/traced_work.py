@@ -168,6 +168,27 @@ class TracedMessages:
         """Return how many all-to-alls of a step belong to groups that nobody describes."""
         return self._most_in_a_step(self._is_open("", ("alltoall",)), np.ones(len(self.table)))
 
+    def refuse_rings(self, passes: Mapping[int, float], microbatches: int) -> None:
+        """Refuse transfers in each layer, which no group describes, as of keys around a ring.
+
+        A pipeline's first stage sends once in a microbatch. Around a ring each rank sends in most
+        calls of attention, forward and backward.
+
+        - `passes`: forward calls of attention in a step, of each rank that embeds.
+        """
+        is_sent = self._is_open("", ("send", "sendrecv"))
+        for rank, calls in passes.items():
+            sent = self._most_in_a_step(
+                is_sent & (self.table.rank == rank), np.ones(len(self.table))
+            )
+            if sent > 2 * microbatches and sent >= calls > 0:
+                raise UsageError(
+                    "from: expected groups that tell what ranks send to each other in each layer, "
+                    f"got {sent:.3g} sends of rank {rank} in a step and no description of their "
+                    "group (a ring of context parallelism, or interleaved stages). "
+                    'new_group(..., group_desc="cp") describes one'
+                )
+
     def _is_open(self, kind: str, ops: Sequence[str]) -> NDArray[np.bool_]:
         """Say which messages may be of a kind: these operations of its groups, or of unnamed."""
         table = self.table
