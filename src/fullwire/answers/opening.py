@@ -15,7 +15,7 @@ from fullwire.errors import UsageError
 from fullwire.files import name_of, path_of
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
-from fullwire.run.run import TABLES, Run, Spans, Whole
+from fullwire.run.run import TABLES, Run, Spans
 from fullwire.units import bits_per_second, show_rate
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
     for side, which in zip(sides, ("before", "after"), strict=True):
         seen: dict[bytes, int] = {}
         for number, run in enumerate(side, 1):
-            times_ns = _times_of_steps(run)
+            marks = (run.spans.lane == "host") & (run.spans.name == "step")
+            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
             if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
                 raise UsageError(
                     f"compare: recordings {once} and {number} {which} are one and the same: "
@@ -142,30 +143,21 @@ def refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
                 )
 
 
-def _times_of_steps(run: Run) -> Whole:
-    marks = (run.spans.lane == "host") & (run.spans.name == "step")
-    return np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
-
-
 def refuse_one_on_both_sides(before: Sequence[Run], after: Sequence[Run]) -> None:
     """Refuse a recording that is on both sides: it differs from itself by nothing, noise included.
 
-    Equal times of steps make no copy here. Simulations of two networks may have equal steps.
+    Equal times of steps make no copy here, since simulations of two networks may have them. All
+    facts and all rows have to be equal.
     """
     for (number, one), (other, again) in itertools.product(
         enumerate(before, 1), enumerate(after, 1)
     ):
-        if np.array_equal(_times_of_steps(one), _times_of_steps(again)) and _are_one(one, again):
+        if (one.facts, one.gaps) == (again.facts, again.gaps) and all(
+            np.array_equal(column, getattr(again, table).columns()[name])
+            for table in TABLES
+            for name, column in getattr(one, table).columns().items()
+        ):
             raise UsageError(
                 f"compare: recording {number} before and recording {other} after are one and the "
                 "same: expected a recording on one side only"
             )
-
-
-def _are_one(run: Run, other: Run) -> bool:
-    """Say whether two runs hold the same facts and the same rows."""
-    return (run.facts, run.gaps) == (other.facts, other.gaps) and all(
-        np.array_equal(column, getattr(other, table).columns()[name])
-        for table in TABLES
-        for name, column in getattr(run, table).columns().items()
-    )
