@@ -116,6 +116,7 @@ def test_a_replay_has_the_t1_of_the_answer_that_made_it(
     assert again["step_s"][0] == pytest.approx(told["step_s"][0], abs=2e-9)
     assert found.account["straggler"] > 0.01
     assert (found.account["contention"] > 0.01) is is_crowded
+    assert (found.detail.crowding.source == "the simulation") is is_crowded
 
 
 def a_sharded_job() -> fw.Run:

@@ -35,7 +35,9 @@ from fullwire.run.processors import share_of_others, used_share
 from fullwire.run.run import SLOWED, Run, Spans, Whole
 from fullwire.timeline.timeline import Timeline
 
-CrowdingSource: TypeAlias = Literal["probe steps", "run delay", "kernels", "the plan", "none"]
+CrowdingSource: TypeAlias = Literal[
+    "probe steps", "run delay", "kernels", "the plan", "the simulation", "none"
+]
 
 FEWEST_PROBES = 2  # of a rank, to believe their times
 LEAST_COMPARED = 0.2  # of the time beside communication: kernels that also ran alone
@@ -145,7 +147,8 @@ def crowding_of(
     if slowed_ns or run.provenance.is_plan:
         each = zip(ranks, computed_ns, strict=True)
         slowed_shares = [slowed_ns.get(rank, 0) / max(computed.sum(), 1) for rank, computed in each]
-        return Crowding("the plan", np.clip(slowed_shares, 0.0, 1.0))
+        source: CrowdingSource = "the plan" if run.provenance.is_plan else "the simulation"
+        return Crowding(source, np.clip(slowed_shares, 0.0, 1.0))
     if facts.kernels_slowed_share is not None:
         slowed, compared = dict(facts.kernels_slowed_share), compared_kernels(run)
         if compared is None or compared < LEAST_COMPARED:
