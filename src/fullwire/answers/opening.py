@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -129,6 +128,24 @@ def with_line_rate(run: Run, rate_bps: float | None) -> Run:
     return replace(run, facts=run.facts | Facts(line_rate_bps=rate_bps))
 
 
+def are_one_recording(run: Run, other: Run) -> bool:
+    """Say whether two runs that were opened apart hold the same facts and the same rows.
+
+    Equal times of steps are not enough: simulations of two networks may have them.
+    """
+    return (
+        run is not other
+        and (run.facts, run.gaps) == (other.facts, other.gaps)
+        and all(
+            np.array_equal(
+                column, getattr(other, table).columns()[name], equal_nan=column.dtype.kind == "f"
+            )
+            for table in TABLES
+            for name, column in getattr(run, table).columns().items()
+        )
+    )
+
+
 def refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
     """Refuse copies of a recording, which would show less noise than there is."""
     for side, which in zip(sides, ("before", "after"), strict=True):
@@ -141,23 +158,3 @@ def refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
                     f"compare: recordings {once} and {number} {which} are one and the same: "
                     "expected each once, since a copy tells nothing about noise"
                 )
-
-
-def refuse_one_on_both_sides(before: Sequence[Run], after: Sequence[Run]) -> None:
-    """Refuse a recording that is on both sides: it differs from itself by nothing, noise included.
-
-    Equal times of steps make no copy here, since simulations of two networks may have them. All
-    facts and all rows have to be equal.
-    """
-    for (number, one), (other, again) in itertools.product(
-        enumerate(before, 1), enumerate(after, 1)
-    ):
-        if (one.facts, one.gaps) == (again.facts, again.gaps) and all(
-            np.array_equal(column, getattr(again, table).columns()[name])
-            for table in TABLES
-            for name, column in getattr(one, table).columns().items()
-        ):
-            raise UsageError(
-                f"compare: recording {number} before and recording {other} after are one and the "
-                "same: expected a recording on one side only"
-            )
