@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +47,6 @@ def a_run(
             ready_ns=begin + ready_ns,
         ),
     )
-
-
-def recorded_again(run: Run) -> Run:
-    """Return another recording in which everything took as long, from one nanosecond later on."""
-    later = {name: getattr(run.spans, name) + 1 for name in ("start_ns", "end_ns")}
-    return replace(run, spans=replace(run.spans, **later))
 
 
 def spans(*rows: tuple[str, str, int, int], rank: int = 0, step: int = 0) -> Spans:

@@ -46,7 +46,6 @@ from fullwire.studies.papers.trials import Trial as PaperTrial
 from fullwire.studies.recording import overhead
 from fullwire.workloads.accelerators import accelerator
 from tests import trained_jobs
-from tests.builders import recorded_again
 from tests.jobs_by_hand import a_job_by_turns, a_trained_job
 from tests.unit.test_observed_goodput import in_a_course
 
@@ -62,11 +61,10 @@ def answers() -> Iterator[tuple[str, Any]]:
 
 def _answers() -> Iterator[tuple[str, Any]]:
     with tempfile.TemporaryDirectory() as place:
-        run, again, capture = f"{place}/one.run", f"{place}/two.run", f"{place}/ring.pcap"
+        run, capture = f"{place}/one.run", f"{place}/ring.pcap"
         before, after = f"{place}/before", f"{place}/after"
         elastic, by_turns = f"{place}/elastic", f"{place}/by_turns"
         _write_runs(run, before, after)
-        write(recorded_again(a_trained_job()), again)
         write(dataclasses.replace(a_trained_job(), events=in_a_course()), elastic)
         write(a_job_by_turns([1, 3] * 12), by_turns)
         _write_capture(Path(capture))
@@ -78,7 +76,7 @@ def _answers() -> Iterator[tuple[str, Any]]:
             f"whatif {by_turns} --bandwidth 10Gbps",
             f"explain {run}",
             f"explain {elastic}",
-            f"compare {run} {again} --fail-if-slower 5%",
+            f"compare {run} {run} --fail-if-slower 5%",
             f"compare {before} {after} --until loss<=1.8",
             "collective allreduce --bytes 64MiB --workers 8 --bandwidth 10Gbps",
             "collective allreduce --bytes 64MiB --cluster dgx-h100 --workers 8 --algorithm auto",

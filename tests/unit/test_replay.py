@@ -96,6 +96,29 @@ def test_a_replay_needs_one_value_of_each_condition() -> None:
         fw.replay(a_run(), workers=8, bandwidth="10Gbps", accumulate=4)
 
 
+@pytest.mark.parametrize("is_crowded", [False, True])
+@pytest.mark.parametrize("conditions", [{"bandwidth": "500Mbps"}, {"workers": 4}])
+def test_a_replay_has_the_t1_of_the_answer_that_made_it(
+    tmp_path: Path, conditions: dict[str, Any], is_crowded: bool
+) -> None:
+    """The passes of several ranks hold waiting and contention, which one worker has not."""
+    job = a_trained_job(late_ms=40.0, by_turns=True)
+    if is_crowded:
+        delay, ran = (tuple((rank, time_s) for rank in range(3)) for time_s in (0.02, 0.08))
+        crowded = Facts(backend="gloo", run_delay_s=delay, run_s=ran)
+        job = dataclasses.replace(job, facts=job.facts | crowded)
+    told = fw.whatif(job, **conditions)
+    played = fw.read(fw.write(fw.replay(job, **conditions), tmp_path / "x.run"))
+    found, again = fw.explain(played), fw.whatif(played)
+    for factor in (found.scaling_factor, again["scaling_factor"][0]):
+        assert factor == pytest.approx(told["scaling_factor"][0], rel=1e-4)
+    assert found.baseline_step_s == pytest.approx(told["baseline_step_s"][0], rel=1e-4)
+    assert again["step_s"][0] == pytest.approx(told["step_s"][0], abs=2e-9)
+    assert found.account["straggler"] > 0.01
+    assert (found.account["contention"] > 0.01) is is_crowded
+    assert (found.detail.crowding.source == "the simulation") is is_crowded
+
+
 def a_sharded_job() -> fw.Run:
     """Gather each of four shards before the pass, and scatter its sum when the pass is over."""
     job = a_trained_job()

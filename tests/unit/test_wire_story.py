@@ -25,7 +25,6 @@ from fullwire.packets.usual_iteration import usual_iteration
 from fullwire.packets.wire_steps import with_steps
 from fullwire.run.run import Flows, Messages, Run, Spans
 from fullwire.words import sentence, sentences
-from tests.builders import recorded_again
 from tests.conftest import Cli
 from tests.strategies import cases, tables
 from tests.traffic_by_hand import MS, Sent, ring, told, traffic
@@ -259,7 +258,7 @@ def test_packets_make_steps_that_other_questions_take(tmp_path: Path) -> None:
     assert found.step_s == pytest.approx(0.052, rel=0.02)
     assert 0.003 < found.account["straggler"] < 0.006
     assert any("This run holds no computation" in each for each in found.warnings)
-    assert compare(again, recorded_again(again)).ratio == 1
+    assert compare(again, again).ratio == 1
     assert count(analysed(again)) == 9
     fw.write_page([again], tmp_path / "x.html")
     assert "This run holds no computation" in (tmp_path / "x.html").read_text()

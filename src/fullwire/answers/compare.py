@@ -16,6 +16,7 @@ passes, longer steps may be more work. They are then called longer, and not slow
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,17 +28,17 @@ import numpy as np
 from fullwire.answers.believable import check_steps
 from fullwire.answers.opening import (
     RunLike,
+    are_one_recording,
     many,
     name_of_run,
     opened,
     refuse_copies,
-    refuse_one_on_both_sides,
     with_own_time,
 )
 from fullwire.collectives.cost import Floats
 from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.changes import SentNothing, SidesAreComputed
+from fullwire.findings.changes import OneOnBothSides, SentNothing, SidesAreComputed
 from fullwire.findings.comparisons import (
     SMALL,
     LongerDecide,
@@ -310,7 +311,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         [step_lengths_s(run) * scale for run, scale in zip(side, scales, strict=True)]
         for side, scales in zip(sides, work.scales, strict=True)
     ]
-    refuse_one_on_both_sides(*sides)
+    are_one = any(itertools.starmap(are_one_recording, itertools.product(*sides)))
     found = [
         tuple(Recording(steps=len(lengths), step_s=usual_length_s(lengths)) for lengths in side)
         for side in lengths_s
@@ -356,6 +357,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
             *comparison_notes(
                 sides, [sorted(names) if names - {"warnings"} else [] for names in differing]
             ),
+            *([OneOnBothSides()] if are_one else []),
             *_too_few_of_a_kind(sides),
             *about_means(lengths_s, ratio),
         ),

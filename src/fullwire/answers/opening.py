@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from fullwire.errors import UsageError
 from fullwire.files import name_of, path_of
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
-from fullwire.run.run import TABLES, Run, Spans, Whole
+from fullwire.run.run import TABLES, Run, Spans
 from fullwire.units import bits_per_second, show_rate
 
 if TYPE_CHECKING:
@@ -129,43 +128,33 @@ def with_line_rate(run: Run, rate_bps: float | None) -> Run:
     return replace(run, facts=run.facts | Facts(line_rate_bps=rate_bps))
 
 
+def are_one_recording(run: Run, other: Run) -> bool:
+    """Say whether two runs that were opened apart hold the same facts and the same rows.
+
+    Equal times of steps are not enough: simulations of two networks may have them.
+    """
+    return (
+        run is not other
+        and (run.facts, run.gaps) == (other.facts, other.gaps)
+        and all(
+            np.array_equal(
+                column, getattr(other, table).columns()[name], equal_nan=column.dtype.kind == "f"
+            )
+            for table in TABLES
+            for name, column in getattr(run, table).columns().items()
+        )
+    )
+
+
 def refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
     """Refuse copies of a recording, which would show less noise than there is."""
     for side, which in zip(sides, ("before", "after"), strict=True):
         seen: dict[bytes, int] = {}
         for number, run in enumerate(side, 1):
-            times_ns = _times_of_steps(run)
+            marks = (run.spans.lane == "host") & (run.spans.name == "step")
+            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
             if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
                 raise UsageError(
                     f"compare: recordings {once} and {number} {which} are one and the same: "
                     "expected each once, since a copy tells nothing about noise"
                 )
-
-
-def _times_of_steps(run: Run) -> Whole:
-    marks = (run.spans.lane == "host") & (run.spans.name == "step")
-    return np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
-
-
-def refuse_one_on_both_sides(before: Sequence[Run], after: Sequence[Run]) -> None:
-    """Refuse a recording that is on both sides: it differs from itself by nothing, noise included.
-
-    Equal times of steps make no copy here. Simulations of two networks may have equal steps.
-    """
-    for (number, one), (other, again) in itertools.product(
-        enumerate(before, 1), enumerate(after, 1)
-    ):
-        if np.array_equal(_times_of_steps(one), _times_of_steps(again)) and _are_one(one, again):
-            raise UsageError(
-                f"compare: recording {number} before and recording {other} after are one and the "
-                "same: expected a recording on one side only"
-            )
-
-
-def _are_one(run: Run, other: Run) -> bool:
-    """Say whether two runs hold the same facts and the same rows."""
-    return (run.facts, run.gaps) == (other.facts, other.gaps) and all(
-        np.array_equal(column, getattr(other, table).columns()[name])
-        for table in TABLES
-        for name, column in getattr(run, table).columns().items()
-    )

@@ -19,12 +19,11 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.run.facts import Facts
 from fullwire.run.placement import INSIDE_A_NODE
-from fullwire.run.run import OF_A_PLAN, Collectives, Provenance, Run, Spans
+from fullwire.run.run import OF_A_PLAN, SLOWED, Collectives, Provenance, Run, Spans
 from fullwire.simulation.group_times import as_seen
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
 from fullwire.simulation.schedule import meeting
-from fullwire.timeline.contention import SLOWED
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, passes

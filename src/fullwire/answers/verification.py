@@ -94,8 +94,12 @@ def verify(
     A prediction needs a change that the predictor knows. Other recordings of the first run show
     more of its transport. Other recordings of the second run are further measurements of it.
     """
-    if _tells_nothing_of(before, after):
-        return None
+    if any(run.provenance.is_computed for run in (before, after)):
+        return None  # a model's times verify no prediction
+    if before.facts.hook is not None and before.facts.hook != after.facts.hook:
+        return None  # the predictor cannot undo the first run's hook
+    if before.facts.dilation != after.facts.dilation or equal_work([before], [after]).samples:
+        return None  # its processors were other ones, or nobody recorded what other samples take
     passes = passes_of_step(before), passes_of_step(after)
     is_other_work = None not in passes and passes[0] != passes[1]
     # A prediction replays whole steps of the first run. The answer is then of one pass.
@@ -161,21 +165,6 @@ def verify(
         high_s=found.high_s / passes_before,
         full_s=None if full_s is None else full_s / passes_before,
         measured_s=float(np.mean(np.array(measured_s, np.float64))) / passes_after,
-    )
-
-
-def _tells_nothing_of(before: Run, after: Run) -> bool:
-    """Say whether no prediction from the first run can be held against the second one."""
-    return (
-        # A model's times verify no prediction.
-        before.provenance.is_computed
-        or after.provenance.is_computed
-        # The predictor cannot undo the first run's hook.
-        or (before.facts.hook is not None and before.facts.hook != after.facts.hook)
-        # Its processors were other ones.
-        or before.facts.dilation != after.facts.dilation
-        # Nobody recorded what other samples take.
-        or equal_work([before], [after]).samples is not None
     )
 
 

@@ -133,6 +133,12 @@ class SentNothing(Finding):
     is_first: bool
 
 
+class OneOnBothSides(Finding):
+    """A recording was given before the change and after it."""
+
+    template = "One recording is on both sides, so this tells nothing about a change."
+
+
 class SidesAreComputed(Finding):
     """The times of one side, or of both, come from a model."""
 

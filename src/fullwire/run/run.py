@@ -425,6 +425,7 @@ class Events(Table):
 
 
 OF_A_PLAN = "plan of "  # begins the source of a plan's step
+SLOWED = "slowed by communication"  # names this computing in a step that was simulated
 
 
 @dataclass(frozen=True, kw_only=True)

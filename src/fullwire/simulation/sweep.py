@@ -22,7 +22,7 @@ from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.run.centre import NORMAL_90
 from fullwire.run.facts import Facts
-from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
+from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.run.usual import Alone
 from fullwire.simulation.grid import (
     AXES,
@@ -355,9 +355,12 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             else None,
             lane=point.lane,
         )
+    exposed = messages.exposed(*asked)
     overhead_s = messages.overhead_s(
-        messages.exposed(*asked), slice(None), transport, subject.residues[0], 1, 1, jitter
+        exposed, slice(None), transport, subject.residues[0], 1, 1, jitter
     )
+    others_s = 0.0 if step.sends_no_buckets else float(np.max(exposed.by_others_s))
+    others_ns = _whole_ns(others_s)
     is_alone = workers == 1
     length_ns = step.alone_ns + _whole_ns(float(overhead_s[0, 0, 0]))
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
@@ -381,7 +384,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             cluster=description,
         )
         | conditions,
-        spans=_spans(step, length_ns, None if is_alone else timeline),
+        spans=_spans(step, length_ns, None if is_alone else timeline, others_ns),
         gradients=Gradients(
             rank=first,
             step=first,
@@ -393,7 +396,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     )
 
 
-def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
+def _spans(step: Step, length_ns: int, timeline: Timeline | None, others_ns: int) -> Spans:
     """Lay the step out from time 0: forward, backward, and the messages beside and after it."""
     begin_ns = step.forward_ns
     backward_end_ns = begin_ns + step.backward_ns
@@ -410,6 +413,8 @@ def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
     for op, start_s, end_s in zip(ops, starts_s, ends_s, strict=True):
         start_ns, end_ns = begin_ns + _whole_ns(start_s), begin_ns + _whole_ns(end_s)
         rows.append(("communication", op, start_ns, end_ns))
+    if timeline is not None:
+        rows += _besides(step, rows, others_ns)
     lanes, names, starts, ends = zip(*rows, strict=True)
     none = np.zeros(len(rows), np.int64)
     return Spans(
@@ -420,6 +425,48 @@ def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
         start_ns=np.array(starts),
         end_ns=np.array(ends),
     )
+
+
+def _besides(
+    step: Step, rows: Sequence[tuple[Lane, str, int, int]], others_ns: int
+) -> Iterator[tuple[Lane, str, int, int]]:
+    """Yield what a step has beyond T1 and its messages, so that its account gives back this T1.
+
+    After the last message come collectives that are no buckets, and packing. The rest of the time
+    is contention, as far as the subject has it, and waiting for late ranks. The passes are those of
+    all ranks together, so they hold waiting as well.
+    """
+    _, _, begin_ns, until_ns = rows[0]
+    computed_ns = rows[2][3]
+    if rows[3:] and rows[3][1] == "optimizer":
+        until_ns = rows[3][2]
+    sent = sorted((start, end) for lane, _, start, end in rows if lane == "communication")
+    busy_ns, reached_ns = 0, computed_ns
+    for start_ns, end_ns in sent:
+        start_ns, end_ns = max(start_ns, reached_ns), min(end_ns, until_ns)
+        busy_ns += max(end_ns - start_ns, 0)
+        reached_ns = max(reached_ns, end_ns)
+    named: tuple[tuple[Lane, str, int], ...] = (
+        ("communication", "other collectives", others_ns),
+        ("host", "codec", step.packing_ns),
+    )
+    for lane, name, time_ns in named:
+        end_ns = min(reached_ns + time_ns, until_ns)
+        if end_ns > reached_ns:
+            yield lane, name, reached_ns, end_ns
+            busy_ns, reached_ns = busy_ns + end_ns - reached_ns, end_ns
+    left_ns = max(rows[0][3] - begin_ns - busy_ns - step.alone_ns, 0)
+    slowed_ns = min(step.crowded_ns, left_ns, step.backward_ns)
+    if slowed_ns > 0:
+        yield "compute", SLOWED, computed_ns - slowed_ns, computed_ns
+    late_ns = left_ns - slowed_ns
+    after_ns = min(late_ns, max(until_ns - reached_ns, 0))
+    # A wait within the passes is before the first message, beside which it would count as transfer.
+    sends_ns = min([computed_ns, *(start_ns for start_ns, _ in sent)])
+    within_ns = min(late_ns - after_ns, sends_ns)
+    for time_ns, end_ns in ((after_ns, until_ns), (within_ns, sends_ns)):
+        if time_ns > 0:
+            yield "host", "wait", end_ns - time_ns, end_ns
 
 
 def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:

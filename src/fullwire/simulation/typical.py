@@ -72,7 +72,8 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     forward_ns = middle(begin_ns - origin_ns)
     backward_ns = middle(table.computed_ns.max(axis=0) - begin_ns)
     apart_ns = others.exposed_ns + sent.amidst_ns + sent.unpacking_ns  # of the step, with others
-    alone_ns = table.computed_ns - table.start_ns + tail_ns - apart_ns
+    waited_ns = _waited_ns(run, table)  # for ranks that are not in the run
+    alone_ns = table.computed_ns - table.start_ns + tail_ns - apart_ns - waited_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
     step_ns = middle(usual_rank_ns)
@@ -105,7 +106,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         ready_ns=np.maximum.accumulate(np.round(ready_ns).astype(np.int64)),
         bytes=sizes,
         is_estimated=own_workers > 1,
-        waiting_ns=waiting_ns if len(table.ranks) > 1 else 0,
+        waiting_ns=waiting_ns if len(table.ranks) > 1 or waited_ns.any() else 0,
         lasting_share=_lasting_share(late_ns),
         others=others,
         packing_ns=sent.amidst_ns + sent.packed_late_ns,
@@ -124,6 +125,16 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         spread=spread.reshape(-1),
     )
     return step.on_processors_of_its_own(ranks_per_processor(run))
+
+
+def _waited_ns(run: Run, table: _Steps) -> Whole:
+    """Return how long each rank waits in each step for late ranks, as a simulated step tells it."""
+    rows = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "wait"))
+    rows = rows.rows(_is_in(rows, table.ranks, table.numbers))
+    waited_ns = np.zeros(table.start_ns.shape, np.int64)
+    place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
+    np.add.at(waited_ns, place, rows.end_ns - rows.start_ns)
+    return waited_ns
 
 
 def _lasting_share(late_ns: Whole) -> float:

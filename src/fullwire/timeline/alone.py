@@ -52,7 +52,7 @@ def _alone(run: Run, usual: Account) -> Alone:
     alone_s, crowding = usual.alone_s, usual.crowding
     if world(run) == 1:
         below, above = REPEATS, REPEATS
-    elif crowding.source in ("kernels", "the plan") or not (
+    elif crowding.source in ("kernels", "the plan", "the simulation") or not (
         crowding.is_told or sums_on_processors(run)
     ):
         # Kernels that never ran alone may be slowed twice as much as the others, or not at all.

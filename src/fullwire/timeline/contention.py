@@ -16,7 +16,7 @@ On devices, an imported trace tells how much longer kernels take beside communic
 kernels alone. All computing beside communication is taken to be slowed as much as the kernels that
 ran on both sides. If these are few, contention is not told.
 
-The step of a plan names the computing by which communication makes it longer.
+The step of a plan, and a simulated step, name the computing by which communication makes it longer.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fullwire.collectives.cost import Floats
 from fullwire.run.kinds import Kinds
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others, used_share
-from fullwire.run.run import Run, Spans, Whole
+from fullwire.run.run import SLOWED, Run, Spans, Whole
 from fullwire.timeline.timeline import Timeline
 
-CrowdingSource: TypeAlias = Literal["probe steps", "run delay", "kernels", "the plan", "none"]
-
-SLOWED = "slowed by communication"  # names this computing in the step of a plan
+CrowdingSource: TypeAlias = Literal[
+    "probe steps", "run delay", "kernels", "the plan", "the simulation", "none"
+]
 
 FEWEST_PROBES = 2  # of a rank, to believe their times
 LEAST_COMPARED = 0.2  # of the time beside communication: kernels that also ran alone
@@ -144,11 +144,12 @@ def crowding_of(
     facts = run.facts
     if (facts.workers or 0) < 2:
         return Crowding("none", none)
-    if run.provenance.is_plan:
-        slowed_ns = slowed_in_plan_ns(run)
+    slowed_ns = slowed_as_simulated_ns(run)
+    if slowed_ns or run.provenance.is_plan:
         each = zip(ranks, computed_ns, strict=True)
         slowed_shares = [slowed_ns.get(rank, 0) / max(computed.sum(), 1) for rank, computed in each]
-        return Crowding("the plan", np.clip(slowed_shares, 0.0, 1.0))
+        source: CrowdingSource = "the plan" if run.provenance.is_plan else "the simulation"
+        return Crowding(source, np.clip(slowed_shares, 0.0, 1.0))
     if facts.kernels_slowed_share is not None:
         slowed, compared = dict(facts.kernels_slowed_share), compared_kernels(run)
         if compared is None or compared < LEAST_COMPARED:
@@ -202,8 +203,10 @@ def crowding_of(
     return Crowding("run delay", np.clip(delayed, 0.0, MOST_DELAYED))
 
 
-def slowed_in_plan_ns(run: Run) -> dict[int, int]:
-    """Return by how much communication makes the computing of each rank of a plan longer."""
+def slowed_as_simulated_ns(run: Run) -> dict[int, int]:
+    """Return by how much communication makes the computing of each simulated rank longer."""
+    if run.provenance.origin != "simulated":
+        return {}
     slowed = run.spans.rows((run.spans.lane == "compute") & (run.spans.name == SLOWED))
     lengths_ns = (slowed.end_ns - slowed.start_ns).tolist()
     return dict(zip(slowed.rank.tolist(), lengths_ns, strict=True))

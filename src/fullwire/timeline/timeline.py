@@ -11,6 +11,7 @@ whose transfer cannot be told from waiting counts second, and waiting last.
     ("host", "step")             the step; other spans in the host lane are no activity of their own
     ("host", "backward")         the backward pass, of which the kernels are spans of their own
     ("communication", "wait")    blocked on a collective
+    ("host", "wait")             waiting for late ranks that are not in the run, as in a simulation
     ("host", "codec")            a hook that packs or unpacks gradients, also amidst computing
     ("communication", "codec")   packing or unpacking gradients beside it
     ("communication", others)    communication that is in no table of collectives: the part of
@@ -63,6 +64,7 @@ class Kind(IntEnum):
     OTHER = 6
     MARK = 7
     PACKING = 8
+    LATE = 9  # other ranks are
 
 
 _KIND_OF_LANE = {
@@ -74,6 +76,7 @@ _KIND_OF = {  # lane and name, where the name changes the kind
     ("host", "step"): Kind.STEP,
     ("host", "backward"): Kind.MARK,
     ("host", "codec"): Kind.PACKING,
+    ("host", "wait"): Kind.LATE,
     ("communication", "wait"): Kind.BLOCKED,
     ("communication", "codec"): Kind.CODEC,
 }
@@ -263,7 +266,7 @@ def _timeline(
     of_pipeline = transfers.is_of_pipeline[collectives]
     is_between_stages = _covers(moments, issue[of_pipeline], end[of_pipeline])
     is_untold = _covers(moments, *untold) | covered[Kind.SENDING]
-    is_at_work = covered[Kind.COMPUTE] & ~covered[Kind.BLOCKED]
+    is_at_work = covered[Kind.COMPUTE] & ~covered[Kind.BLOCKED] & ~covered[Kind.LATE]
     is_computing = is_at_work & ~covered[Kind.PACKING]
     is_packing = covered[Kind.PACKING] | covered[Kind.CODEC]
     is_communicating = outstanding | covered[Kind.SENDING]
@@ -277,7 +280,7 @@ def _timeline(
             is_held_up & (period >= 0),
             is_held_up & is_untold,
             is_held_up & is_between_stages,
-            is_held_up & outstanding,
+            (is_held_up & outstanding) | covered[Kind.LATE],
             is_packing,
             covered[Kind.INPUT],
         ],
