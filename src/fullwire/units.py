@@ -98,6 +98,9 @@ _SHARE = _Kind(
 # ASCII digits only, and a bounded number of them: float() itself takes far more than people type.
 NUMBER = r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?"
 _QUANTITY = re.compile(rf"({NUMBER})\s*([^\s0-9.]*)")
+NO_NUMBER = r"[+-]?(?:[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?)"  # as programs print it
+_PRINTED = re.compile(rf"{NUMBER}|{NO_NUMBER}")
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3}){1,10}(?:\.[0-9]{0,40})?")
 
 
 def bits_per_second(value: str | float, what: str = "rate") -> float:
@@ -126,6 +129,17 @@ def ratio(value: str | float, what: str = "ratio") -> float:
 def share(value: str | float, what: str = "share") -> float:
     """Read a share above zero: "5%", or the number 0.05."""
     return float(_quantity(value, _SHARE, what))
+
+
+def printed(text: str) -> float | None:
+    """Read a number that a program printed, also "NaN" or "-Infinity"; None if it is none.
+
+    It may have commas between thousands, and the end of a sentence behind it.
+    """
+    text = text.strip().rstrip(".,")
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    return float(text) if _PRINTED.fullmatch(text) else None
 
 
 def show_rate(rate_bps: float) -> str:

@@ -141,6 +141,18 @@ def test_a_folder_of_mlflow_becomes_metrics(tmp_path: Path) -> None:
     assert "eval/acc: 1 lines are no value" in run.missing[0]
 
 
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "+inf", "NAN"])
+def test_a_value_that_is_no_number_has_many_spellings(tmp_path: Path, word: str) -> None:
+    """Lines of Java's clients of MLflow were left out, and the curve seemed to go on."""
+    folder = tmp_path / "run" / "metrics"
+    folder.mkdir(parents=True)
+    (folder / "loss").write_text(f"1795409435913 2.0 0\n1795409435914 {word} 1\n")
+    rows = (row(item(b"loss", b"2.0")), row(item(b"loss", word.encode())))
+    for run in (fw.read(tmp_path / "run"), fw.read(a_wandb(tmp_path / "run-a.wandb", *rows))):
+        assert run.metrics.value.tolist() == pytest.approx([2.0, float(word)], nan_ok=True)
+        assert not run.missing
+
+
 def test_several_runs_of_mlflow_are_refused(tmp_path: Path) -> None:
     for name in ("1a", "2b"):
         folder = tmp_path / name / "metrics"

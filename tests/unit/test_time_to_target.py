@@ -147,6 +147,21 @@ def test_runs_at_two_batches_show_what_computing_costs_anyway(jobs: tuple[Run, R
     assert any("for each sample" in sentence(note) for note in table.all_notes)
 
 
+def test_the_first_screen_tells_a_forecast_and_where_the_critical_batch_comes_from(
+    jobs: tuple[Run, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Notes on the recording stood before those on the target, which only -v showed."""
+    short = [
+        dataclasses.replace(job, metrics=job.metrics.rows(job.metrics.value > 0.32)) for job in jobs
+    ]
+    asked: dict[str, Any] = {"bandwidth": "10Gbps", "workers": 4, "global_batch": 256}
+    table = fw.whatif(short[0], target=GOAL, curve=short[1], **asked)
+    print_whatif(table, is_full=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "note: At the critical batch" in shown
+    assert shown.count("ends before loss<=0.3: its curve goes on to step") == 2
+
+
 def test_a_curve_without_a_usual_step_still_has_its_metric(jobs: tuple[Run, Run]) -> None:
     spans = jobs[1].spans
     large = dataclasses.replace(jobs[1], spans=spans.rows(spans.name == "step"))
@@ -476,6 +491,15 @@ def test_a_restart_from_the_beginning_is_no_epoch() -> None:
     curve = curve_of(table, "loss", "a")
     assert curve.steps.tolist() == steps.tolist()
     assert curve.repeated == 100
+
+
+def test_epochs_without_numbers_are_counted_on() -> None:
+    """The epochs before one that begins with NaN were taken for attempts that it gave up."""
+    values = 0.25 + 2 * np.arange(1, 301) ** -0.5
+    values[150:] = np.nan
+    table = metrics(np.tile(np.arange(100), 3), values, times_ns=np.arange(300))
+    curve = curve_of(table, "loss", "a")
+    assert (curve.lost_at, curve.repeated, len(curve.values)) == (150, 0, 150)
 
 
 def test_values_without_a_step_of_their_own_are_refused() -> None:

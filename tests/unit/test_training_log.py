@@ -13,9 +13,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fullwire
+from fullwire.convergence.curves import curve_of, read_goal
+from fullwire.convergence.reaching import reach
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from tests.conftest import Cli
@@ -160,3 +163,79 @@ def test_a_log_without_steps_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"traceEvents": [], "schemaVersion": 1}')
     with pytest.raises(UsageError, match="--pattern belongs to logs of training scripts"):
         read(tmp_path / "x.json", pattern="(?P<s>1)", format="kineto")
+
+
+def nanogpt(path: Path, steps: list[int], losses: list[float]) -> Path:
+    path.write_text(
+        "".join(
+            f"iter {n}: loss {loss:.4f}, time 100.00ms, mfu 1.0%\n"
+            for n, loss in zip(steps, losses, strict=True)
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize("goes_back_to", [0, 1000])
+@pytest.mark.parametrize(
+    "pattern", [None, r"iter (?P<step>\d+).*loss (?P<loss>\S+), .* (?P<ms>\S+)ms"]
+)
+def test_a_job_that_was_started_again_takes_its_steps_once(
+    tmp_path: Path, goes_back_to: int, pattern: str | None
+) -> None:
+    """The steps of both attempts were added up: 2,499 and 3,499 steps to a goal of 2,000."""
+    steps = [*range(1, 1501), *range(goes_back_to + 1, 3001)]
+    losses = [0.1 + 0.2 * (n / 2000) ** -0.5 for n in steps]
+    run = read(nanogpt(tmp_path / "train.log", steps, losses), pattern=pattern)
+    curve = curve_of(run.metrics, "loss", "a")
+    assert curve.steps.tolist() == list(range(1, 3001))
+    assert curve.repeated == 1500 - goes_back_to
+    assert reach(curve, read_goal("loss<=0.3"), "a").steps == pytest.approx(2000, abs=1)
+    assert len(np.unique(run.spans.step)) == len(steps)  # the job took all of them
+
+
+def test_epochs_of_one_length_are_counted_on_though_their_values_scatter(tmp_path: Path) -> None:
+    steps = [*range(1000)] * 3
+    losses = (0.5 + 0.1 * np.random.default_rng(1).normal(size=3000)).tolist()
+    run = read(nanogpt(tmp_path / "train.log", steps, losses))
+    curve = curve_of(run.metrics, "loss", "a")
+    assert curve.steps.tolist() == list(range(3000))
+    assert curve.repeated == 0
+
+
+@pytest.mark.parametrize("script", ["nanogpt", "megatron", "pattern"])
+@pytest.mark.parametrize("word", ["nan", "NaN", "-nan", "NAN", "inf", "-Infinity"])
+def test_a_training_that_lost_its_numbers_is_read_to_its_end(
+    tmp_path: Path, script: str, word: str
+) -> None:
+    """The lines without numbers were passed over, and the curve went on to its goal."""
+    losses = [f"{0.1 + 2 * n**-0.5:.4f}" for n in range(1, 301)] + [word] * 100
+    line, pattern = {
+        "nanogpt": ("iter {n}: loss {loss}, time 100.00ms, mfu 1.0%", None),
+        "megatron": (
+            " iteration {n:8d}/ 5000 | elapsed time per iteration (ms): 100.0 | lm loss: {loss} |",
+            None,
+        ),
+        "pattern": (
+            "{n} loss={loss}, took 0.1",
+            r"^(?P<step>\d+) loss=(?P<loss>\S+) .* (?P<s>\S+)",
+        ),
+    }[script]
+    text = "\n".join(line.format(n=n, loss=loss) for n, loss in enumerate(losses, 1))
+    run = read(written(tmp_path, text + "\n"), pattern=pattern)
+    assert len(run.spans) == 400
+    curve = curve_of(run.metrics, "loss", "a")
+    assert (curve.lost_at, curve.not_numbers) == (301, 100)
+    with pytest.raises(UsageError, match="loss is not a number from step 301 on"):
+        reach(curve, read_goal("loss<=0.15"), "a")
+
+
+def test_a_log_whose_loss_is_never_a_number_is_one_of_a_training(tmp_path: Path) -> None:
+    run = read(nanogpt(tmp_path / "train.log", [1, 2, 3], [np.nan] * 3))
+    with pytest.raises(UsageError, match="expected values of loss that are numbers, got none"):
+        curve_of(run.metrics, "loss", "a")
+
+
+def test_if_a_line_tells_no_step_the_lines_are_counted(tmp_path: Path) -> None:
+    text = "".join(f"{'' if n == 30 else f'step {n} '}took 100 ms\n" for n in range(1, 61))
+    run = read(written(tmp_path, text), pattern=r"(?:step (?P<step>\d+) )?took (?P<ms>\d+) ms")
+    assert run.spans.step.tolist() == list(range(60))

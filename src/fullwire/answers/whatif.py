@@ -152,8 +152,12 @@ class WhatIf(Result):
 
     @property
     def all_notes(self) -> tuple[Finding, ...]:
-        """Return the notes on the predictions, and those on the metric's target."""
-        return self.notes if self.to_target is None else (*self.notes, *self.to_target.notes)
+        """Return the notes on the metric's target, and those on the predictions behind them.
+
+        The steps to a target rest on a forecast and a critical batch. A first screen has a few
+        notes only, and these say most about its answer.
+        """
+        return self.notes if self.to_target is None else (*self.to_target.notes, *self.notes)
 
     @property
     def answer(self) -> Finding:

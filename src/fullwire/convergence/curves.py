@@ -26,6 +26,7 @@ from fullwire.units import NUMBER, shown
 
 _GOAL = re.compile(rf"\s*([^<>=]*[^\s<>=])\s*(<=|>=|<|>)\s*({NUMBER})\s*")
 FEWEST = 8  # values, for a forecast, or to hold their clock against that of the steps
+_SOURCES = "record --metric, fullwire.log, or a named group of import --pattern"
 _LIKE = 5  # values on each side of a fall of the steps, that are compared
 FAR = 4.0  # times the recorded steps
 _LATE = 3.0  # steps: a value may be reported a little after its step, or before it
@@ -199,7 +200,7 @@ def curve_of(metrics: Metrics, name: str, run: str) -> Curve:
     chosen = metrics.rows(metrics.name == name)
     if not len(chosen):
         known = ", ".join(sorted(set(metrics.name.tolist())))
-        has = f"it has {known}" if known else "it has no metrics: record --metric, or fullwire.log"
+        has = f"it has {known}" if known else f"it has no metrics: {_SOURCES} gives them"
         raise UsageError(f"{run}: expected the metric {name!r}, {has}")
     chosen = _counted_on(chosen)
     kept = chosen.rows(_stands(chosen))
@@ -232,18 +233,22 @@ def _counted_on(metrics: Metrics) -> Metrics:
     """Count the steps of one metric on where they begin anew in each epoch.
 
     A restart from the beginning begins with the values of the beginning. An epoch goes on with the
-    values of the one before.
+    values of the one before. Where the scatter of the values hides this, epochs of one length are
+    known by it.
     """
     order = np.lexsort((metrics.step, metrics.time_ns))
     steps, values = metrics.step[order], metrics.value[order]
     falls = _fall_backs(steps)
+    are_alike = _are_alike(np.split(steps, falls))
     each = np.split(values, falls)
     for begin, (before, after) in zip([0, *falls], pairwise(each), strict=False):
-        end, first, now = (
-            float(np.median(part)) for part in (before[-_LIKE:], each[0][:_LIKE], after[:_LIKE])
-        )
+        parts = each[0][:_LIKE], before[-_LIKE:], after[:_LIKE]
+        first, end, now = (float(np.median(part)) for part in parts)
+        is_hidden = parts[0].min() <= parts[1].max() and parts[1].min() <= parts[0].max()
         is_from_start = steps[begin + len(before)] <= steps[begin]
-        if not is_from_start or not abs(now - end) < abs(now - first):
+        # No restart begins without numbers. One may follow a training that lost its numbers.
+        goes_on = abs(now - end) < abs(now - first) or not np.isfinite(now)
+        if not is_from_start or not (goes_on or (are_alike and is_hidden)):
             return metrics
     counted = metrics.step.copy()
     for at in falls:
@@ -251,6 +256,15 @@ def _counted_on(metrics: Metrics) -> Metrics:
         steps[at:] += steps[:at].max() + max(apart, 1) - steps[at]
     counted[order] = steps
     return replace(metrics, step=counted)
+
+
+def _are_alike(parts: list[Whole]) -> bool:
+    """Return whether parts of the steps end at one step; the last may end before it."""
+    ends, last = [int(part.max()) for part in parts[:-1]], int(parts[-1].max())
+    blur = int(np.median(np.diff(parts[0]))) if len(parts[0]) > 1 else 0
+    if not ends or max(ends) - min(ends) > blur or last > max(ends) + blur:
+        return False
+    return len(ends) > 1 or last >= ends[0] - blur
 
 
 def _fall_backs(steps: Whole) -> list[int]:

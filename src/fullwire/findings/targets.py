@@ -94,6 +94,7 @@ class CriticalAsGiven(Finding):
 class GoalIsForecast(Finding):
     """A recorded curve ends above the goal."""
 
+    is_assumption = True
     template = (
         "{run} ends before {goal}: its curve goes on to step {steps:,.0f} ({low:,.0f} to "
         "{high:,.0f}){is_far:?, more than four times what was recorded}."

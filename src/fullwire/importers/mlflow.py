@@ -23,10 +23,11 @@ from fullwire.importers._format import (
     run_of_metrics,
 )
 from fullwire.run.run import Run
+from fullwire.units import NO_NUMBER, NUMBER
 
 _LINE = re.compile(
     rb"(?P<ms>[1-8]?\d{12}) "
-    rb"(?P<value>[-+]?(?:\d{1,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?|nan|inf))"
+    rb"(?P<value>" + rf"{NUMBER}|{NO_NUMBER}".encode() + rb")"
     rb" (?P<step>-?\d{1,18})(?: [^\r\n]{0,200})?\r?\n?"
 )
 _NO_STEP = re.compile(rb"[1-8]?\d{12} [-+\d.eE]{1,60}\r?")

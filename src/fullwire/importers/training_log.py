@@ -8,13 +8,13 @@ Other scripts' lines are read by a pattern that the user gives: a regular expres
 have names. One of s, ms, us and per_s (steps in a second) is the length of a step. step is its
 number, and input_s is its wait for data. Any other group is a metric, such as loss.
 
-The steps of the lines stand one after another. A log does not show the work within a step. A line
+The steps of the lines stand one after another. A job that was started again tells some steps twice:
+its metrics keep the steps that the lines tell. A log does not show the work within a step. A line
 stands for all steps since the line before, so metrics have the time of all these steps.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from itertools import chain
 from pathlib import Path
@@ -35,30 +35,31 @@ from fullwire.importers.nccl_log import Log
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Metrics, Provenance, Run, Spans, Whole
-from fullwire.units import shown
+from fullwire.units import NO_NUMBER, printed, shown
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 50_000_000
 _MOST_STEPS = 10_000_000
 _LONGEST_S = 86_400 * 30
 _NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
+_VALUE = rf"(?:{_NUMBER}|{NO_NUMBER})"  # a diverged training prints on
 _KNOWN = (
     re.compile(
         rf"\biteration +(?P<step>\d+)/ *\d+ \|.{{0,400}}?"
         rf"\belapsed time per iteration \(ms\): (?P<ms>{_NUMBER})"
-        rf"(?:.{{0,400}}?\blm loss: (?P<loss>{_NUMBER}))?"
+        rf"(?:.{{0,400}}?\blm loss: (?P<loss>{_VALUE}))?"
     ),
-    re.compile(rf"\biter (?P<step>\d+): loss (?P<loss>{_NUMBER}), time (?P<ms>{_NUMBER})ms\b"),
+    re.compile(rf"\biter (?P<step>\d+): loss (?P<loss>{_VALUE}), time (?P<ms>{_NUMBER})ms\b"),
     re.compile(
         rf"\bEpoch: \[(?P<_epoch>\d{{1,9}})\]\[ *(?P<_batch>\d{{1,9}})/(?P<_batches>\d{{1,9}})\]"
         rf"\s+Time +(?P<s>{_NUMBER}) \([^)]{{1,20}}\)"
-        rf"\s+Data +(?P<input_s>{_NUMBER}) \([^)]{{1,20}}\)(?:\s+Loss +(?P<loss>{_NUMBER}))?"
+        rf"\s+Data +(?P<input_s>{_NUMBER}) \([^)]{{1,20}}\)(?:\s+Loss +(?P<loss>{_VALUE}))?"
     ),
 )
 _OF_EPOCH = ("epoch", "batch", "batches")  # instead of a step's number
 _LENGTHS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "per_s": 1.0}  # in seconds; per_s is a rate
 _BEGINS = re.compile(
-    rb"elapsed time per iteration \(ms\): \d|iter \d{1,9}: loss [\d.]{1,18}, time [\d.]{1,18}ms"
+    rb"elapsed time per iteration \(ms\): \d|iter \d{1,9}: loss [-\w.]{1,18}, time [\d.]{1,18}ms"
     rb"|Epoch: \[\d{1,6}\]\[ {0,8}\d{1,9}/\d{1,9}\]\s{1,4}Time {1,4}\d"
 )
 
@@ -91,10 +92,10 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
         told = next((found for pattern in known if (found := pattern.search(text))), None)
         if told is None:
             continue
-        values = {name: _number(value) for name, value in told.groupdict().items()}
+        values = {name: printed(value or "") for name, value in told.groupdict().items()}
         unit = next(name for name in _LENGTHS if name in values)
         told_length = values[unit] or 0.0
-        length_s = 0.0
+        length_s = 0.0  # also where it is no number
         if told_length > 0:
             length_s = 1 / told_length if unit == "per_s" else told_length * _LENGTHS[unit]
         if not 1e-9 <= length_s <= _LONGEST_S or len(steps) >= _MOST_STEPS:
@@ -103,7 +104,8 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
         epoch, batch, batches = (values.pop(f"_{name}", 0.0) or 0.0 for name in _OF_EPOCH)
         number = values.get("step", epoch * batches + batch if batches else None)
         is_whole = number is not None and number.is_integer() and 0 <= number < 2**53
-        input_s = min(max(values.get("input_s") or 0.0, 0.0), length_s)
+        waited_s = values.get("input_s") or 0.0
+        input_s = min(waited_s, length_s) if waited_s > 0 else 0.0
         metrics += [
             (len(steps), name, value)
             for name, value in values.items()
@@ -117,8 +119,7 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
             else "of a known script; --pattern REGEX finds others"
         )
         raise DamagedInput(path, f"no line tells the length of a step: expected lines {lacks}")
-    numbers = np.array([number for number, _, _ in steps], np.int64)
-    numbers, stands_for = counted(numbers)
+    told_numbers, numbers, stands_for = counted(np.array([number for number, _, _ in steps]))
     told_ns = np.array([length_s for _, length_s, _ in steps]) * 1e9
     reported_ns = np.rint(np.cumsum(told_ns * stands_for)).astype(np.int64)
     end_ns = np.rint(np.cumsum(told_ns)).astype(np.int64)
@@ -148,7 +149,7 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
             end_ns=np.concatenate([end_ns, start_ns[waits] + input_ns[waits]]),
         ),
         metrics=Metrics(
-            step=numbers[place],
+            step=told_numbers[place],
             name=np.array([name for _, name, _ in metrics], object),
             value=np.array([value for _, _, value in metrics], np.float64),
             time_ns=reported_ns[place],
@@ -157,16 +158,22 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
     return log.added_to(run)
 
 
-def counted(numbers: Whole) -> tuple[Whole, Whole]:
-    """Return rising numbers of the steps, and for how many steps the line of each stands."""
-    apart = np.diff(numbers)
+def counted(told: Whole) -> tuple[Whole, Whole, Whole]:
+    """Return the steps that the lines tell, rising ones, and for how many steps each line stands.
+
+    The steps of a job that was started again fall back, and so do those that begin anew in each
+    epoch. The metrics keep what the lines tell: their values show which of the two it is. The
+    steps of the job itself are counted on, for it took all of them. If a line tells no step, the
+    lines are counted.
+    """
+    told = np.arange(len(told)) if (told < 0).any() else told
+    apart = np.diff(told)
     usual = int(np.median(apart[apart > 0])) if (apart > 0).any() else 1
     # A count that begins, or begins anew, tells no line before it.
     stands_for = np.append(0, apart)
-    stands_for = np.where(stands_for > 0, stands_for, np.clip(numbers + 1, 1, usual))
-    if numbers[0] < 0 or (apart <= 0).any():  # no numbers, or a new count in each epoch
-        numbers = np.cumsum(stands_for) - 1
-    return numbers, stands_for
+    stands_for = np.where(stands_for > 0, stands_for, np.clip(told + 1, 1, usual))
+    rising = np.cumsum(stands_for) - 1 if (apart <= 0).any() else told
+    return told, rising, stands_for
 
 
 def _asked_for(pattern: str) -> re.Pattern[str]:
@@ -178,14 +185,6 @@ def _asked_for(pattern: str) -> re.Pattern[str]:
             r"'step time: (?P<ms>[\d.]+)', got " + shown(pattern)
         )
     return found
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text.replace(",", "")) if text is not None else math.nan
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 FORMAT = Format(

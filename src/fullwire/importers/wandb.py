@@ -33,6 +33,7 @@ from fullwire.importers._format import (
     read_metrics,
 )
 from fullwire.run.run import Run
+from fullwire.units import NO_NUMBER
 
 _MARK = b":W&B\xe1\xbe"
 _HEAD_BYTES = 7  # the mark, and the version of the log
@@ -42,7 +43,7 @@ _WHOLE, _FIRST, _LAST = 1, 2, 4
 _MOST_RECORD_BYTES = 64 * 2**20
 _MOST_ROWS = 10_000_000
 _MOST_COLUMNS = 4096  # of a row
-_NO_JSON = {b"NaN": math.nan, b"Infinity": math.inf, b"-Infinity": -math.inf}
+_NO_JSON = re.compile(NO_NUMBER.encode())
 _LATEST_S = 9e9  # the year 2255: later nanoseconds are no int64
 _OWN_STEP = re.compile(r"(?:.*[./])?global_step")  # parts of a nested name have points between
 # Numbers of fields: of a record, of its history, of an item, and of the item's step.
@@ -133,8 +134,8 @@ def _item(message: bytes) -> tuple[str, object]:
         elif number == _JSON:
             value = field
     name = name or ".".join(nested)
-    if value.strip(b'"') in _NO_JSON:
-        return name, _NO_JSON[value.strip(b'"')]
+    if _NO_JSON.fullmatch(word := value.strip(b'"')):
+        return name, float(word)
     try:
         return name, msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -36,7 +36,7 @@ from typing import IO, Any
 
 from fullwire.errors import UsageError
 from fullwire.recorder.inside.metrics import MOST_STEPS
-from fullwire.units import NUMBER
+from fullwire.units import printed
 
 SUFFIX = ".printed"
 TOLD_BY = 15  # steps: a pattern without a match is told before the twentieth
@@ -52,8 +52,6 @@ _PART = re.compile(  # of a pattern
     re.DOTALL,
 )
 _WORD = re.compile(r"[A-Za-z_][\w-]*(?:[./][\w-]+)*")
-_NUMBER = re.compile(NUMBER)
-_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3}){1,10}(?:\.[0-9]{0,40})?")
 _EXPONENT = re.compile(r"[eE][+-]?[0-9]{1,3}(?!\w)")
 _MORE_THOUSANDS = re.compile(r"(?:,[0-9]{3}){1,10}(?:\.[0-9]{0,40})?(?![\w,])")
 _TELL = b"tell\n"
@@ -115,11 +113,7 @@ def _number(found: re.Match[str], group: int) -> float | None:
         elif found.end(group) == found.end() and text.lstrip("+-").isdigit():
             thousands = _MORE_THOUSANDS.match(behind)
             text += "" if thousands is None else thousands[0]
-    text = text.rstrip(".,")  # of the sentence
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    is_number = _NUMBER.fullmatch(text) or text.lower() in ("nan", "inf", "-inf")
-    return float(text) if is_number else None
+    return printed(text)
 
 
 def _words_before_groups(pattern: str) -> list[str]:
