@@ -40,7 +40,7 @@ from fullwire.run.usual import Alone, means_of_rounds
 from fullwire.simulation import sweep
 from fullwire.simulation.buckets import DdpBuckets, fragment_shares
 from fullwire.simulation.grid import Grid
-from fullwire.simulation.messages import messages_of
+from fullwire.simulation.messages import COPIES, messages_of
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import with_contention
 from fullwire.simulation.transport import FullTransport
@@ -1499,7 +1499,10 @@ def test_the_recorded_sums_of_fragments_count_once() -> None:
 
 
 def test_each_round_has_work_of_its_own() -> None:
-    """Workers copy their state at its beginning: 8 fragments have that 8 times as often as one."""
+    """Workers copy all their state at its beginning, and change only the parameters that are due.
+
+    8 fragments copy 8 times as often as one, and change each parameter once, as one does.
+    """
     rounds = in_rounds(a_job(32), 3, Metrics.empty())
     sums = rounds.collectives
     marks = rounds.spans
@@ -1530,7 +1533,7 @@ def test_each_round_has_work_of_its_own() -> None:
         local_steps=(3,),
     )
     with_work, without = (sweep.sweep([each], here)["step_s"][0] for each in (often, rare))
-    assert with_work - without == pytest.approx(subject.round_s * (1 - 1 / 3))
+    assert with_work - without == pytest.approx(subject.round_s * COPIES * 2 / 3)
     assert plain_subject("a job", a_job(32)).round_s == 0
 
 

@@ -152,11 +152,7 @@ class WhatIf(Result):
 
     @property
     def all_notes(self) -> tuple[Finding, ...]:
-        """Return the notes on the metric's target, and those on the predictions behind them.
-
-        The steps to a target rest on a forecast and a critical batch. A first screen has a few
-        notes only, and these say most about its answer.
-        """
+        """Return the notes on a metric's target, which say most, and then the predictions'."""
         return self.notes if self.to_target is None else (*self.to_target.notes, *self.notes)
 
     @property

@@ -67,8 +67,9 @@ def plain_subject(
 def _round_s(run: Run) -> float:
     """Return what a rank does once in a round beyond the work of a step; 0 where none shows.
 
-    It copies its state, writes its changes, and takes the outer optimizer's step. Fragments do that
-    while a sum travels, and a round of one step has no step without it.
+    It copies its state, writes its changes, and takes the outer optimizer's step. A round of one
+    step has no step without it. With fragments a step that a sum is beside is longer for its
+    contention, too, and nothing tells the two apart: predictions keep both as recorded.
     """
     every, sums = run.facts.local_steps or 1, run.collectives
     if every == 1 or (run.facts.fragments or 1) > 1 or not len(sums):
