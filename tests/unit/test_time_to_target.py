@@ -28,7 +28,7 @@ from fullwire.convergence.batches import BatchLaw, computing, excess, fit_batche
 from fullwire.convergence.curves import Reach, curve_of, read_goal
 from fullwire.convergence.reaching import has_reached, reach
 from fullwire.errors import UsageError
-from fullwire.findings.predictions import FragmentsLeftOut
+from fullwire.findings.predictions import FragmentsLeftOut, FragmentsTakenAlike
 from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
@@ -1431,6 +1431,26 @@ def test_fragments_end_between_parameters(
     """A job with one large parameter took 60 ms a step, where 34.6 were predicted of even parts."""
     found = fragment_shares(np.array(mib) * 2**20, count)
     assert found.tolist() == pytest.approx(shares)
+
+
+def test_buckets_of_a_trace_do_not_limit_fragments(jobs: tuple[Run, Run]) -> None:
+    """A trace of 4 buckets refused 8 fragments of a model with more parameters."""
+    small, _ = jobs
+    traced = dataclasses.replace(
+        small,
+        provenance=dataclasses.replace(small.provenance, origin="imported", source="a trace"),
+        facts=small.facts | Facts(buckets="none"),
+    )
+    asked: dict[str, Any] = {"bandwidth": "100Mbps", "local_steps": 40, "fragments": [1, 4, 8]}
+    table = fw.whatif(traced, **asked)
+    assert table["fragments"].tolist() == [1, 4, 8]
+    [note] = [note for note in table.notes if isinstance(note, FragmentsTakenAlike)]
+    assert sentence(note).startswith("a trace: the trace shows buckets of gradients")
+    assert plain_subject("a", traced).shares_of(8).tolist() == [1 / 8] * 8
+    with pytest.raises(UsageError, match="expected a divisor of 40 local steps, got 7"):
+        fw.whatif(traced, bandwidth="100Mbps", local_steps=40, fragments=7)
+    with pytest.raises(UsageError, match="expected at most 4, one for each parameter"):
+        fw.whatif(small, **asked)
 
 
 def test_unrecorded_fragments_may_hide_nothing(jobs: tuple[Run, Run]) -> None:

@@ -22,7 +22,7 @@ from fullwire.answers.conditions import (
     taken,
 )
 from fullwire.answers.fragments import (
-    left_out,
+    about_fragments,
     only_reachable,
     only_runnable,
     only_shown,
@@ -477,7 +477,7 @@ def _predicted(
         targets=reaching,
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
-        notes=(*left_out(fragments, grid.local_steps), *notes),
+        notes=(*about_fragments(fragments, grid.local_steps, whole), *notes),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
         whole=tuple(whole),

@@ -24,7 +24,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.errors import UsageError
-from fullwire.simulation.buckets import BucketPolicy, Buckets, fragment_shares
+from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.grid import Grid, Order, Residue, Subject, tried
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.schedule import (
@@ -201,9 +201,9 @@ class Messages:
         parts = min(self.subject.fragments, local_steps)
         if parts > 1:
             step_s = self.subject.step.step_ns * 1e-9 * accumulate
-            shares = fragment_shares(self.subject.step.bytes, parts)
             overhead_s = running_sum(
-                np.maximum(exposed.busy_s * share - step_s, 0.0) for share in shares.tolist()
+                np.maximum(exposed.busy_s * share - step_s, 0.0)
+                for share in self.subject.shares_of(parts).tolist()
             )
         overhead_s = overhead_s + exposed.by_others_s
         overhead_s = overhead_s + self.subject.step.packing_ns * 1e-9

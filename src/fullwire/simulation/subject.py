@@ -59,6 +59,8 @@ def plain_subject(
         is_on_devices=not sums_on_processors(run),
         is_of_lab=has_links_in_a_machine(run),
         fragments=fragments,
+        # A profiler's trace shows messages, which are taken for gradients that go alone.
+        has_parameters=run.provenance.origin != "imported" or run.facts.buckets != "none",
         round_s=_round_s(run),
         recorded_rounds=fragments / local_steps_of(run) if run.facts.local_steps else 0.0,
     )
